@@ -1,0 +1,218 @@
+"""Element-wise operations: one class each, made from the table FUNCTIONS, the same from level 0 to level 4.
+
+All operands are scalars of one type, or tiles of one type (same shape, element and, from level 1 on, layout):
+
+    %c = tile.add %a, %b : !tile.tile<128x64xf32>          %q = tile.lt %a, %b : i32       (gives i1)
+    %d = tile.select %q, %a, %b : i32                      %h = tile.cast %c : !tile.tile<128x64xf32> to !tile.tile<128x64xbf16>
+
+Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of float32 is within 2 ulp,
+`div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in float32 and rounded once.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, result_def, traits_def
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import Pure
+from xdsl.utils.exceptions import VerifyException
+
+from tkc.ir.syntax import TileOperation
+from tkc.ir.types import PointerType, TileType, element_of, is_bool, is_float, is_integer, like
+
+
+@dataclass(frozen=True)
+class Function:
+    """An element-wise function: number of operands, the element types it takes, and whether it gives a truth value."""
+    name: str
+    arity: int
+    domain: str                 # "number", "float", "integer", "bits" (integer or bool), "any" (also bool and pointers)
+    truth: bool = False
+
+    def accepts(self, t: Attribute) -> bool:
+        match self.domain:
+            case "float": return is_float(t)
+            case "integer": return is_integer(t)
+            case "bits": return is_integer(t) or is_bool(t)
+            case "number": return is_float(t) or is_integer(t)
+            case _: return True
+
+
+def _table(arity: int, domain: str, names: str, truth: bool = False) -> list[Function]:
+    return [Function(name, arity, domain, truth) for name in names.split()]
+
+
+FUNCTIONS: dict[str, Function] = {f.name: f for f in [
+    *_table(1, "number", "neg abs"),
+    *_table(1, "float", "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tanh erf floor ceil round trunc reciprocal"),
+    *_table(1, "float", "isnan isinf", truth=True),
+    *_table(1, "bits", "not"),
+    *_table(1, "integer", "popcount clz"),
+    *_table(2, "number", "add sub mul max min"),
+    *_table(2, "float", "div div_rn pow atan2"),
+    *_table(2, "number", "floordiv mod"),
+    *_table(2, "bits", "and or xor"),
+    *_table(2, "integer", "shl shr mulhi"),
+    *_table(2, "any", "eq ne lt le gt ge", truth=True),
+    *_table(3, "float", "fma"),
+]}
+
+
+class Elementwise(TileOperation):
+    """Base of the generated classes: `fn` is the row of FUNCTIONS; operands `args`, one result."""
+    fn: ClassVar[Function]
+    traits = traits_def(Pure())
+    result = result_def()
+
+    def __init__(self, *args: SSAValue):
+        t = SSAValue.get(args[0]).type
+        super().__init__(operands=list(args), result_types=[like(t, i1) if self.fn.truth else t])
+
+    @property
+    def args(self) -> tuple[SSAValue, ...]: return tuple(self.operands)
+
+    def verify_(self) -> None:
+        first = self.operands[0].type
+        for other in self.operands[1:]:
+            if other.type != first: raise VerifyException(f"'{self.name}' takes operands of one type, got {first} and {other.type}")
+        if not self.fn.accepts(element_of(first)): raise VerifyException(f"'{self.name}' does not take {element_of(first)}")
+        want = like(first, i1) if self.fn.truth else first
+        if self.result.type != want: raise VerifyException(f"'{self.name}' gives {want}, not {self.result.type}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_ssa_value)
+        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
+        printer.print_string(" : "); printer.print_attribute(self.operands[0].type)
+
+    @classmethod
+    def parse(cls, parser: Parser):
+        names = [parser.parse_unresolved_operand()]
+        for _ in range(cls.fn.arity - 1): parser.parse_punctuation(","); names.append(parser.parse_unresolved_operand())
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        t = parser.parse_type()
+        op = cls(*parser.resolve_operands(names, [t] * len(names), parser.pos))
+        op.attributes |= attributes
+        return op
+
+
+class Unary(Elementwise): arg = operand_def()
+class Binary(Elementwise): lhs, rhs = operand_def(), operand_def()
+
+
+class Ternary(Elementwise):
+    first = operand_def()
+    second = operand_def()
+    third = operand_def()
+
+
+def _define(fn: Function) -> type[Elementwise]:
+    base = {1: Unary, 2: Binary, 3: Ternary}[fn.arity]
+    title = "".join(part.capitalize() for part in fn.name.split("_"))
+    return irdl_op_definition(type(title, (base,), {"name": f"tile.{fn.name}", "fn": fn, "__doc__": f"`{fn.name}`, element by element.",
+                                                   "__module__": __name__}))
+
+
+CLASSES: dict[str, type[Elementwise]] = {name: _define(fn) for name, fn in FUNCTIONS.items()}
+"""The operation class of each function: CLASSES["add"](a, b) builds a `tile.add`."""
+
+
+@irdl_op_definition
+class Select(TileOperation):
+    """`where`: the second operand where the condition holds, else the third."""
+    name = "tile.select"
+    condition, if_true, if_false, result = operand_def(), operand_def(), operand_def(), result_def()
+    traits = traits_def(Pure())
+
+    def __init__(self, condition: SSAValue, if_true: SSAValue, if_false: SSAValue):
+        super().__init__(operands=[condition, if_true, if_false], result_types=[SSAValue.get(if_true).type])
+
+    def verify_(self) -> None:
+        t = self.result.type
+        if self.if_true.type != t or self.if_false.type != t: raise VerifyException(f"'tile.select' gives {t} from operands of another type")
+        if self.condition.type not in (like(t, i1), i1): raise VerifyException(f"'tile.select' of {t} takes a condition of {like(t, i1)}, got {self.condition.type}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_list(self.operands, printer.print_ssa_value)
+        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
+        if self.condition.type == i1 and isinstance(self.result.type, TileType): printer.print_string(" : i1, ")
+        else: printer.print_string(" : ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser):
+        names = [parser.parse_unresolved_operand()]
+        for _ in range(2): parser.parse_punctuation(","); names.append(parser.parse_unresolved_operand())
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        t = parser.parse_type()
+        condition = like(t, i1)
+        if parser.parse_optional_punctuation(","): condition, t = t, parser.parse_type()
+        op = cls(*parser.resolve_operands(names, [condition, t, t], parser.pos))
+        op.attributes |= attributes
+        return op
+
+
+class _Conversion(TileOperation):
+    arg, result = operand_def(), result_def()
+    traits = traits_def(Pure())
+
+    def __init__(self, arg: SSAValue, result: Attribute): super().__init__(operands=[arg], result_types=[result])
+
+    def verify_(self) -> None:
+        if like(self.arg.type, i1) != like(self.result.type, i1): raise VerifyException(f"'{self.name}' keeps the shape and layout: {self.arg.type} to {self.result.type}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" "); printer.print_ssa_value(self.arg)
+        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
+        printer.print_string(" : "); printer.print_attribute(self.arg.type)
+        printer.print_string(" to "); printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser):
+        arg = parser.parse_unresolved_operand()
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        t = parser.parse_type()
+        parser.parse_keyword("to")
+        op = cls(parser.resolve_operand(arg, t), parser.parse_type())
+        op.attributes |= attributes
+        return op
+
+
+@irdl_op_definition
+class Cast(_Conversion):
+    """Another element type, by value: floats round to nearest even, float to integer truncates, to bool is `!= 0`."""
+    name = "tile.cast"
+
+
+@irdl_op_definition
+class Bitcast(_Conversion):
+    """Another element type of the same width, by bits; also a pointer from or to a 64-bit integer."""
+    name = "tile.bitcast"
+
+
+@irdl_op_definition
+class PointerAdd(TileOperation):
+    """Pointers moved by a number of elements (any integer type; the sum is a mathematical integer)."""
+    name = "tile.pointer_add"
+    form = "pointer offset"
+    pointer, offset, result = operand_def(), operand_def(), result_def()
+    traits = traits_def(Pure())
+
+    def __init__(self, pointer: SSAValue, offset: SSAValue):
+        super().__init__(operands=[pointer, offset], result_types=[SSAValue.get(pointer).type])
+
+    def verify_(self) -> None:
+        if not isinstance(element_of(self.pointer.type), PointerType) or not is_integer(element_of(self.offset.type)):
+            raise VerifyException(f"'tile.pointer_add' takes pointers and integers, got {self.pointer.type} and {self.offset.type}")
+        if like(self.pointer.type, i1) != like(self.offset.type, i1): raise VerifyException("'tile.pointer_add' takes operands of one shape")
+
+
+OPERATIONS = (*CLASSES.values(), Select, Cast, Bitcast, PointerAdd)

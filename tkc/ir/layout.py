@@ -1,0 +1,671 @@
+"""Register layouts: which thread holds which element of a tile, as plain integer arithmetic.
+
+A tile is an n-dimensional box of elements.  The hardware has four places to spread it over: the registers of a
+thread, the 32 lanes of a warp, the warps of a block and the blocks of a cluster.  A `Layout` answers one question,
+
+    (register, lane, warp, block)  ->  coordinates of the element held there
+
+and every other question (who owns an element, may this load be vectorised, does a conversion need shared memory)
+is arithmetic on the answer.  We map from hardware to tile, not back, because an element may have several owners
+(*replication*: a row maximum that every thread of a row holds) but a register holds exactly one element.
+
+
+Digits
+------
+Think of a clock: 3723 seconds are 1 h 2 min 3 s.  Seconds, minutes and hours are *digits* of extent 60, 60 and 24
+and each moves time by its stride 1, 60 and 3600.  A layout does the same to each hardware index: it is written in
+digits, least significant first, and a `Digit(extent, axis, stride)` of value v moves the coordinate on `axis` by
+v * stride.  Extents are any whole number, so twelve warps, 96 columns or wgmma's n = 176 need no special case.
+
+Take the accumulator of `mma.m16n8k16`, a tile of 16 x 8 in one warp, four registers a thread:
+
+    16x8: 2:1@1 2:8@0 | 4:2@1 8:1@0 | -             registers | lanes | warps;   extent:stride@axis
+
+    register r = r0 + 2 r1          row    = 8 r1 + l1
+    lane     l = l0 + 4 l1          column = r0 + 2 l0
+
+Cell by cell, "lane.register":
+
+              col 0    1    2    3    4    5    6    7
+     row  0     0.0  0.1  1.0  1.1  2.0  2.1  3.0  3.1        r0 = the lower bit of the register: next column
+     row  1     4.0  4.1  5.0  5.1  6.0  6.1  7.0  7.1        l0 = lane % 4: two columns on
+       ...                                                    l1 = lane / 4: next row
+     row  7    28.0 28.1 29.0 29.1 30.0 30.1 31.0 31.1
+     row  8     0.2  0.3  1.2  1.3  2.2  2.3  3.2  3.3        r1 = the upper bit of the register: eight rows on
+       ...
+     row 15    28.2 28.3 29.2 29.3 30.2 30.3 31.2 31.3
+
+The whole fragment zoo of NVIDIA's manuals is such one-liners (fragments.py).  A wgmma accumulator of 64 x 256 is
+
+    64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0
+
+the same picture, repeated 32 times to the right by registers and 4 times down by warps.
+
+
+Three rules
+-----------
+*Each axis is a number system.*  Sorted by stride, the digits of one axis are strides 1, e0, e0 e1, ...; so the
+coordinates fill a box (`padded_shape`) and each is reached exactly once, apart from replication.
+
+*Padding.*  `shape` may be smaller than the box: 7 rows live in a box of 8.  Coordinates >= shape are padding; what
+a register holds there is nobody's business.
+
+*Replication.*  A digit `extent:*` (axis -1) moves nothing: its copies hold the same element.  Reducing a tile over
+an axis turns the lane and warp digits of that axis into replication, which is why a row statistic meets its tile
+again without moving any data:
+
+>>> acc = Layout.parse("64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0")
+>>> print(acc.drop(1))
+64: 2:8@0 | 4:* 8:1@0 | 4:16@0
+>>> print(acc.operand_of_broadcast((64, 1)))
+64x1: 2:8@0 | 4:* 8:1@0 | 4:16@0
+>>> acc.coords(register=5, lane=6, warp=2), acc.butterfly(1)
+((33, 13), (1, 2))
+>>> movement(acc, blocked((64, 256), vector=8, warps=4)), movement(acc, acc)
+('warps', 'none')
+
+Coordinates add up: coords(r, l, w, b) = offsets of r + of l + of w + of b, digit by digit, without carries.  Code
+generation leans on that: lane and warp make one runtime base, the register becomes a constant in the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import gcd, prod
+
+import numpy as np
+
+WARP = 32
+SECTIONS = ("registers", "lanes", "warps", "blocks")
+
+
+class LayoutError(ValueError):
+    """A layout that does not exist, or a question that it cannot answer; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One digit of a hardware index: value v in [0, extent) moves the coordinate on `axis` by v * stride."""
+
+    extent: int
+    axis: int  # -1: replication, the value moves nothing
+    stride: int
+
+    def __str__(self) -> str:
+        return f"{self.extent}:*" if self.axis < 0 else f"{self.extent}:{self.stride}@{self.axis}"
+
+
+def copies(extent: int) -> Digit:
+    """A replication digit."""
+    return Digit(extent, -1, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """(register, lane, warp, block of the cluster) -> coordinates of a tile.  The module's docstring teaches it."""
+
+    shape: tuple[int, ...]
+    registers: tuple[Digit, ...]
+    lanes: tuple[Digit, ...]
+    warps: tuple[Digit, ...]
+    blocks: tuple[Digit, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in SECTIONS:
+            object.__setattr__(self, name, _canonical(getattr(self, name), len(self.shape)))
+        if any(extent < 1 for extent in self.shape):
+            raise LayoutError(f"a tile's extents are at least 1, but the shape is {_shape_text(self.shape)}")
+        lanes = _count(self.lanes)
+        if lanes != WARP:
+            raise LayoutError(f"the lane digits must multiply to {WARP}, but {_digits_text(self.lanes)} give {lanes}")
+        for axis, (extent, size) in enumerate(zip(self.shape, self.padded_shape)):
+            if size < extent:
+                raise LayoutError(f"the digits of axis {axis} reach {size} coordinates, but the tile has {extent} of them")
+
+    # ---- sizes ------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def num_registers(self) -> int:
+        return _count(self.registers)
+
+    @cached_property
+    def num_warps(self) -> int:
+        return _count(self.warps)
+
+    @cached_property
+    def num_blocks(self) -> int:
+        return _count(self.blocks)
+
+    @cached_property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The box that the digits fill; raises if an axis is not a number system."""
+        box = []
+        for axis in range(self.rank):
+            size = 1
+            for digit in sorted(self.digits(axis), key=lambda digit: digit.stride):
+                if digit.stride != size:
+                    raise LayoutError(f"digit {digit} leaves a gap or an overlap on axis {axis}: expected stride {size}")
+                size *= digit.extent
+            box.append(size)
+        return tuple(box)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padded_shape != self.shape
+
+    @property
+    def register_replication(self) -> int:
+        return _count(d for d in self.registers if d.axis < 0)
+
+    @property
+    def lane_replication(self) -> int:
+        return _count(d for d in self.lanes if d.axis < 0)
+
+    @property
+    def warp_replication(self) -> int:
+        return _count(d for d in self.warps if d.axis < 0)
+
+    @property
+    def block_replication(self) -> int:
+        return _count(d for d in self.blocks if d.axis < 0)
+
+    def digits(self, axis: int, sections: Iterable[str] = SECTIONS) -> tuple[Digit, ...]:
+        """The digits that move along `axis`, section by section."""
+        return tuple(d for name in sections for d in getattr(self, name) if d.axis == axis)
+
+    # ---- who holds what ---------------------------------------------------------------------------------------
+
+    def coords(self, register: int, lane: int, warp: int, block: int = 0) -> tuple[int, ...]:
+        """The coordinates of the element held there (>= shape: padding)."""
+        at = [0] * self.rank
+        for name, index in zip(SECTIONS, (register, lane, warp, block)):
+            for digit in getattr(self, name):
+                index, value = divmod(index, digit.extent)
+                if digit.axis >= 0:
+                    at[digit.axis] += value * digit.stride
+            if index:
+                raise LayoutError(f"the index into {name} is beyond the {_count(getattr(self, name))} of this layout")
+        return tuple(at)
+
+    def offsets(self, section: str) -> np.ndarray:
+        """[count, rank]: how far each index of one section moves the coordinates; the four sections' offsets add up."""
+        return self._offsets[section]
+
+    @cached_property
+    def _offsets(self) -> dict[str, np.ndarray]:
+        return {name: _offsets(getattr(self, name), self.rank) for name in SECTIONS}
+
+    def table(self) -> np.ndarray:
+        """[blocks * warps, lanes, registers, rank]: `coords` of everything (computed once, read-only)."""
+        return self._table
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        registers, lanes, warps, blocks = (self._offsets[name] for name in SECTIONS)
+        units = (blocks[:, None] + warps[None, :]).reshape(-1, self.rank)
+        table = units[:, None, None] + lanes[None, :, None] + registers[None, None, :]
+        table.flags.writeable = False
+        return table
+
+    def owners(self, coord: Sequence[int]) -> tuple[tuple[int, int, int, int], ...]:
+        """Every (register, lane, warp, block) that holds the element; more than one where it is replicated."""
+        if len(coord) != self.rank or not all(0 <= c < n for c, n in zip(coord, self.padded_shape)):
+            raise LayoutError(f"{tuple(coord)} is no coordinate of a {_shape_text(self.padded_shape)} tile")
+        indices = []
+        for name in SECTIONS:
+            found, weight = [0], 1
+            for digit in getattr(self, name):
+                values = range(digit.extent) if digit.axis < 0 else [coord[digit.axis] // digit.stride % digit.extent]
+                found = [base + value * weight for value in values for base in found]
+                weight *= digit.extent
+            indices.append(found)
+        return tuple(product(*indices))
+
+    def vector(self, axis: int, most: int | None = None, straddle: bool = False) -> int:
+        """How many consecutive registers run contiguously along `axis`: a power of two, at most `most`.
+
+        Registers [i v, (i + 1) v) hold coordinates [c, c + v) with c a multiple of v, for every thread and every i.
+        Unless `straddle`, each such group lies wholly inside the tile or wholly in the padding.
+        """
+        axis %= self.rank
+        run = self.registers[0].extent if self.registers and self.registers[0] == Digit(self.registers[0].extent, axis, 1) else 1
+        run = run if straddle else gcd(run, self.shape[axis])
+        run &= -run
+        return run if most is None else min(run, 1 << most.bit_length() - 1)
+
+    def inside(self, register: int) -> bool | None:
+        """True if a register holds an element in every thread, False if padding in every thread, else None."""
+        real = (self.table()[:, :, register] < np.array(self.shape, int)).all(-1)
+        return bool(real.all()) if real.all() or not real.any() else None
+
+    # ---- what a reduction needs -------------------------------------------------------------------------------
+
+    def butterfly(self, axis: int) -> tuple[int, ...]:
+        """The lane masks of `shfl.bfly` that combine all lanes along `axis`, least first."""
+        masks, weight = [], 1
+        for digit in self.lanes:
+            if digit.axis == axis % self.rank:
+                masks += [weight << bit for bit in range(digit.extent.bit_length() - 1)]
+            weight *= digit.extent
+        return tuple(masks)
+
+    def warps_along(self, axis: int) -> int:
+        """How many different warps share one line along `axis` (1: a reduction stays inside the warp)."""
+        return _count(self.digits(axis % self.rank, ["warps"]))
+
+    def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis."""
+        axis %= self.rank
+        here = self.offsets("registers")
+        line = {tuple(at): i for i, at in enumerate(self.drop(axis).offsets("registers").tolist())}
+        groups: list[list[int]] = [[] for _ in line]
+        for register in sorted(range(len(here)), key=lambda r: here[r, axis]):
+            groups[line[tuple(np.delete(here[register], axis).tolist())]].append(register)
+        return tuple(map(tuple, groups))
+
+    # ---- algebra: each result is the layout of another tile, in the same threads ------------------------------
+
+    def _rebuild(self, shape: Sequence[int], change: Callable[[Digit, str], Iterable[Digit]]) -> Layout:
+        """The layout of `shape` with every digit replaced by `change(digit, section)`."""
+        return Layout(tuple(shape), *(tuple(n for d in getattr(self, name) for n in change(d, name)) for name in SECTIONS))
+
+    def transpose(self, perm: Sequence[int]) -> Layout:
+        """Axis i of the result is axis perm[i] of this tile."""
+        if sorted(perm) != list(range(self.rank)):
+            raise LayoutError(f"{tuple(perm)} does not permute the {self.rank} axes of a {_shape_text(self.shape)} tile")
+        return self._rebuild([self.shape[a] for a in perm],
+                             lambda d, _: [d if d.axis < 0 else replace(d, axis=list(perm).index(d.axis))])
+
+    def drop(self, axis: int) -> Layout:
+        """The result of reducing over `axis`: lanes, warps and blocks along it hold copies; its registers are gone."""
+        axis = self._axis(axis)
+
+        def change(digit: Digit, section: str) -> list[Digit]:
+            if digit.axis == axis:
+                return [] if section == "registers" else [copies(digit.extent)]
+            return [replace(digit, axis=digit.axis - (digit.axis > axis))]
+        registers = tuple(d for d in self.registers if d.axis >= 0)  # one copy is enough
+        return replace(self, registers=registers)._rebuild(self.shape[:axis] + self.shape[axis + 1:], change)
+
+    def expand(self, axis: int) -> Layout:
+        """A new axis of extent 1 in front of `axis`."""
+        axis = axis + self.rank + 1 if axis < 0 else axis
+        if not 0 <= axis <= self.rank:
+            raise LayoutError(f"a {_shape_text(self.shape)} tile cannot get a new axis {axis}")
+        return self._rebuild(self.shape[:axis] + (1,) + self.shape[axis:],
+                             lambda d, _: [replace(d, axis=d.axis + (d.axis >= axis))])
+
+    def broadcast(self, axis: int, extent: int) -> Layout:
+        """`axis` (of extent 1) repeated: every thread holds the repetition in registers of its own."""
+        axis = self._axis(axis)
+        if self.padded_shape[axis] != 1:
+            raise LayoutError(f"axis {axis} of {self} cannot be broadcast: it holds {self.padded_shape[axis]} coordinates, not 1")
+        shape = self.shape[:axis] + (extent,) + self.shape[axis + 1:]
+        return replace(self, shape=shape, registers=(*self.registers, Digit(extent, axis, 1)))
+
+    def operand_of_broadcast(self, operand_shape: Sequence[int]) -> Layout:
+        """The layout in which an operand of that shape meets this result by choosing registers only (`register_map`)."""
+        lead = self.rank - len(operand_shape)
+        if lead < 0 or any(n not in (1, m) for n, m in zip(operand_shape, self.shape[lead:])):
+            raise LayoutError(f"a {_shape_text(operand_shape)} tile does not broadcast to {_shape_text(self.shape)}")
+        kept = [a for a in range(lead, self.rank) if operand_shape[a - lead] == self.shape[a]]
+
+        def change(digit: Digit, section: str) -> list[Digit]:
+            if digit.axis in kept:
+                return [replace(digit, axis=digit.axis - lead)]
+            return [] if section == "registers" else [copies(digit.extent)]
+        return self._rebuild(operand_shape, change)
+
+    def reshape(self, shape: Sequence[int]) -> Layout:
+        """The same elements in row-major order under another shape, each staying in its register."""
+        shape = tuple(shape)
+        if prod(shape) != prod(self.shape):
+            raise LayoutError(f"a {_shape_text(self.shape)} tile cannot be reshaped to {_shape_text(shape)}: the sizes differ")
+        moved: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # axis -> its row-major stride, the new axes of its group
+        for old, new in _groups(self.shape, shape):
+            if old and len(old) == len(new) == 1:
+                moved[old[0]] = 1, [(new[0], self.padded_shape[old[0]])]
+                continue
+            stride = 1
+            for axis in reversed(old):
+                moved[axis] = stride, [(a, shape[a]) for a in reversed(new)]
+                stride *= self.shape[axis]
+                if axis != old[0] and self.padded_shape[axis] != self.shape[axis]:
+                    raise LayoutError(f"axis {axis} of {self} is padded, so it cannot be merged with the axes before it")
+
+        def change(digit: Digit, _: str) -> Iterator[Digit]:
+            if digit.axis < 0:
+                yield digit
+                return
+            scale, axes = moved[digit.axis]
+            stride, left = digit.stride * scale, digit.extent
+            for axis, extent in axes[:-1]:
+                if stride < extent and left > 1:
+                    room = min(left, extent // stride)
+                    if extent % stride or left % room or extent // stride % room:
+                        break
+                    yield Digit(room, axis, stride)
+                    left, stride = left // room, extent
+                if stride % extent and left > 1:
+                    break
+                stride = max(stride // extent, 1)
+            else:
+                if axes or left == 1:
+                    yield from [Digit(left, axes[-1][0], stride)] if left > 1 else []
+                    return
+            raise LayoutError(f"{self} cannot be reshaped to {_shape_text(shape)}: digit {digit} does not divide among the new axes")
+        return self._rebuild(shape, change)
+
+    def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
+        """The sub-tile at `offsets` if it is a choice of registers: its layout, and which register each of its is."""
+        registers = list(self.registers)
+        for axis, (offset, size, extent) in enumerate(zip(offsets, sizes, self.shape, strict=True)):
+            if size < 1 or offset < 0 or offset + size > extent:
+                raise LayoutError(f"the slice [{offset}, {offset + size}) leaves axis {axis} of extent {extent}")
+            if (offset, size) == (0, extent):
+                continue
+            period = self.period(axis)
+            if offset % period:
+                raise LayoutError(f"a slice at {offset} along axis {axis} cuts through lanes or warps: "
+                                  f"it must start at a multiple of {period}")
+            start, count = offset // period, -(-size // period)
+            for digit in sorted((d for d in registers if d.axis == axis and d.stride >= period), key=lambda d: d.stride):
+                whole = start % digit.extent == 0 and count % digit.extent == 0
+                extent = digit.extent if whole else count
+                start, count = (start // extent, count // extent) if whole else (0, 1)
+                registers[registers.index(digit)] = replace(digit, extent=extent)
+        part = replace(self, shape=tuple(sizes), registers=tuple(registers))
+        where = _register_at(self)
+        return part, tuple(where[tuple(at)] for at in (part.offsets("registers") + np.array(offsets, int)).tolist())
+
+    @staticmethod
+    def concat(parts: Sequence[Layout], axis: int) -> tuple[Layout, tuple[tuple[int, int], ...]]:
+        """Tiles side by side along `axis`, joined by registers: the layout, and the (part, register) of each register."""
+        first, axis = parts[0], parts[0]._axis(axis)
+        period = first.period(axis)
+
+        def core(part: Layout) -> Layout:
+            registers = tuple(d for d in part.registers if d.axis != axis or d.stride < period)
+            return replace(part, shape=(*part.shape[:axis], period, *part.shape[axis + 1:]), registers=registers)
+        for part in parts:
+            if part.rank != first.rank or part.period(axis) != period or core(part) != core(first):
+                raise LayoutError(f"{part} and {first} cannot be joined along axis {axis}: their threads differ")
+        if any(part.shape[axis] % period for part in parts[:-1]):
+            raise LayoutError(f"all but the last part must be multiples of {period} along axis {axis} to be joined by registers")
+        extents = [part.shape[axis] for part in parts]
+        if all(part == first for part in parts) and first.padded_shape[axis] == extents[0]:
+            base, digit = first, Digit(len(parts), axis, extents[0])
+        else:
+            base, digit = core(first), Digit(sum(-(-extent // period) for extent in extents), axis, period)
+        shape = (*first.shape[:axis], sum(extents), *first.shape[axis + 1:])
+        whole = replace(base, shape=shape, registers=(*base.registers, digit))
+        starts, where = np.cumsum([0, *extents[:-1]]), [_register_at(part) for part in parts]
+        sources = []
+        for at in whole.offsets("registers").tolist():
+            part = int(np.searchsorted(starts, at[axis], "right")) - 1
+            at[axis] -= int(starts[part])
+            sources.append((part, where[part][tuple(at)]))
+        return whole, tuple(sources)
+
+    def across_blocks(self, count: int, axis: int | None = None) -> Layout:
+        """The tile of `count` blocks of a cluster side by side along `axis`, or copies of one tile in each."""
+        if axis is None:
+            return replace(self, blocks=(*self.blocks, copies(count)))
+        axis = self._axis(axis)
+        if self.padded_shape[axis] != self.shape[axis]:
+            raise LayoutError(f"axis {axis} of {self} is padded, so blocks cannot continue it")
+        shape = (*self.shape[:axis], self.shape[axis] * count, *self.shape[axis + 1:])
+        return replace(self, shape=shape, blocks=(*self.blocks, Digit(count, axis, self.shape[axis])))
+
+    def period(self, axis: int) -> int:
+        """Along `axis`, threads repeat after this many coordinates; beyond it there are only registers."""
+        return max((d.stride * d.extent for d in self.digits(axis, SECTIONS[1:])), default=1)
+
+    def _axis(self, axis: int) -> int:
+        if not -self.rank <= axis < self.rank:
+            raise LayoutError(f"a {_shape_text(self.shape)} tile has no axis {axis}")
+        return axis % self.rank
+
+    # ---- text -------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        sections = [self.registers, self.lanes, self.warps] + [self.blocks] * bool(self.blocks)
+        return f"{_shape_text(self.shape)}: " + " | ".join(map(_digits_text, sections))
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """The inverse of `str`; also reads names: "wgmma 64x256", "blocked 32x128 vector 8 warps 4", ... (NAMED)."""
+        head, colon, body = text.partition(": ")
+        if not colon:
+            return _parse_named(text)
+        sections = [part.split() for part in body.split("|")]
+        if len(sections) not in (3, 4):
+            raise LayoutError(f"a layout has sections 'registers | lanes | warps [| blocks]', but {text!r} has {len(sections)}")
+        return Layout(parse_shape(head), *(tuple(map(_parse_digit, part)) if part != ["-"] else () for part in sections))
+
+
+# ---- between two layouts of one tile --------------------------------------------------------------------------
+
+@lru_cache(4096)
+def register_map(src: Layout, dst: Layout) -> tuple[int, ...] | None:
+    """For each register of `dst` the register of `src` with the same element in the same thread; None if data must move.
+
+    The tile of `src` may broadcast to that of `dst`.  Padding in `dst` asks for nothing.
+    """
+    held, wanted = _elements(src, dst)
+    ignored = wanted < 0
+    both = min(src.num_registers, dst.num_registers)
+    stays = ((held[:, :both] == wanted[:, :both]) | ignored[:, :both]).all(0)
+    found: dict[int, dict[int, int]] = {}
+    answer = []
+    for register, thread in enumerate((~ignored).argmax(0).tolist()):
+        if register < both and stays[register] or ignored[thread, register]:
+            answer.append(register if register < both else 0)
+            continue
+        if thread not in found:
+            found[thread] = {e: r for r, e in reversed(list(enumerate(held[thread].tolist())))}
+        answer.append(found[thread].get(int(wanted[thread, register]), -1))
+    if -1 in answer or not ((held[:, answer] == wanted) | ignored).all():
+        return None
+    return tuple(answer)
+
+
+@lru_cache(4096)
+def movement(src: Layout, dst: Layout) -> str:
+    """The least scope in which a conversion finds its data: "none", "registers", "lanes", "warps" (or "blocks")."""
+    chosen = register_map(src, dst)
+    if chosen is not None:
+        return "none" if chosen == tuple(range(src.num_registers)) else "registers"
+    held, wanted = _elements(src, dst)
+    for scope, units in ("lanes", dst.num_warps * dst.num_blocks), ("warps", dst.num_blocks):
+        if all(np.isin(need[need >= 0], have).all() for have, need in zip(held.reshape(units, -1), wanted.reshape(units, -1))):
+            return scope
+    return "blocks"
+
+
+def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """[threads, registers] for both: the number, in row-major order of `src`, of the element held or wanted; -1: padding."""
+    if (src.num_warps, src.num_blocks) != (dst.num_warps, dst.num_blocks):
+        raise LayoutError(f"{src} and {dst} live in different threads, so their registers cannot be compared")
+    lead = dst.rank - src.rank
+    if lead < 0 or any(n not in (1, m) for n, m in zip(src.shape, dst.shape[lead:])):
+        raise LayoutError(f"a {_shape_text(src.shape)} tile is not, and does not broadcast to, one of {_shape_text(dst.shape)}")
+    scale = np.array([prod(src.shape[axis + 1:]) for axis in range(src.rank)], int)
+    numbers = []
+    for layout, first in (src, 0), (dst, lead):
+        at = layout.table().reshape(-1, layout.num_registers, layout.rank)
+        real = (at < np.array(layout.shape, int)).all(-1)
+        numbers.append(np.where(real, (at[..., first:] * scale * (np.array(src.shape, int) > 1)).sum(-1), -1))
+    return numbers[0], numbers[1]
+
+
+# ---- constructors -----------------------------------------------------------------------------------------------
+
+@lru_cache(4096)
+def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], order: tuple[int, ...] | None = None,
+            threads_per: tuple[int, ...] | None = None) -> Layout:
+    """A coalesced layout: `vector` neighbours along the fastest axis a thread, then lanes, warps and registers outward.
+
+    `order` names the axes, fastest first (default: the last axis is fastest).  `threads_per` and a tuple of `warps`
+    say how many lanes and warps go along each axis.  Otherwise we take the fewest registers, give or take an eighth,
+    and among those the longest contiguous run: 96 columns in vectors of 8 get 4 lanes three times rather than 16
+    lanes of which 4 idle, but 1000 get 32 lanes.  Threads that a small tile leaves over hold copies.
+    """
+    rank, order = len(shape), order or tuple(reversed(range(len(shape))))
+    if sorted(order) != list(range(rank)):
+        raise LayoutError(f"order {order} does not list the {rank} axes of a {_shape_text(shape)} tile")
+    if rank == 0:
+        return Layout((), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),))
+    vector = min(vector, 1 << (shape[order[0]] - 1).bit_length())
+    vectors = [vector if axis == order[0] else 1 for axis in range(rank)]
+    rest = [-(-n // v) for n, v in zip(shape, vectors)]
+    best = []
+    for lanes in [threads_per] if threads_per else _splits(WARP, rest):
+        left = [-(-n // p) for n, p in zip(rest, lanes)]
+        for units in _splits(warps, left) if isinstance(warps, int) else [warps]:
+            count = prod(-(-n // p) for n, p in zip(left, units))
+            best.append((count, [*(lanes[a] for a in order), *(units[a] for a in order)], lanes, units))
+    least = min(count for count, *_ in best)
+    _, _, lanes, units = max((b for b in best if 8 * b[0] <= 9 * least), key=lambda b: (b[1], -b[0]))
+    registers, lane_digits, warp_digits = [Digit(vector, order[0], 1)], [], []
+    for a in order:
+        step = vectors[a] * lanes[a]
+        lane_digits.append(Digit(lanes[a], a, vectors[a]))
+        warp_digits.append(Digit(units[a], a, step))
+        registers.append(Digit(-(-shape[a] // (step * units[a])), a, step * units[a]))
+    total = warps if isinstance(warps, int) else prod(warps)
+    if WARP % prod(lanes):
+        raise LayoutError(f"{lanes} lanes along the axes do not divide the {WARP} lanes of a warp")
+    return Layout(shape, tuple(registers), (*lane_digits, copies(WARP // prod(lanes))), (*warp_digits, copies(total // prod(units))))
+
+
+def rows(shape: tuple[int, ...], vector: int, warps: int, threads_per_row: int, axis: int = -1) -> Layout:
+    """For reductions over `axis`: that many threads (a power of two up to 32 * warps) share one line along it."""
+    axis %= len(shape)
+    lanes = min(threads_per_row, WARP)
+    along = threads_per_row // lanes
+    if lanes * along != threads_per_row or WARP % lanes or warps % along:
+        raise LayoutError(f"{threads_per_row} threads do not share one row: a power of two up to {WARP * warps} would")
+    order = (axis, *(a for a in reversed(range(len(shape))) if a != axis))
+    others = [n for a, n in enumerate(shape) if a != axis]
+    across = max(_splits(WARP // lanes, others), key=lambda split: tuple(reversed(split)))
+    left = [-(-n // p) for n, p in zip(others, across)]
+    beyond = max(_splits(warps // along, left), key=lambda split: tuple(reversed(split)))
+    layout = blocked(shape, vector, (*beyond[:axis], along, *beyond[axis:]), order, (*across[:axis], lanes, *across[axis:]))
+    return replace(layout, warps=(*layout.warps, copies(warps // layout.num_warps)))
+
+
+def _splits(count: int, extents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The ways to spread `count` threads over axes, none with half or more of its threads idle; the rest hold copies."""
+    if not extents:
+        return [()]
+    return [(p, *more) for p in range(1, count + 1) if count % p == 0 and p < 2 * extents[0]
+            for more in _splits(count // p, extents[1:])]
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+def _parse_named(text: str) -> Layout:
+    """`name shape [option value]...`: the constructors above and those of fragments.py."""
+    from tkc.ir.fragments import NAMED  # fragments are instances of Layout, so they come after it
+
+    name, *words = text.split() or [""]
+    if name not in NAMED or len(words) % 2 == 0:
+        raise LayoutError(f"cannot read the layout {text!r}: expected 'shape: registers | lanes | warps' "
+                          f"or one of {', '.join(NAMED)} with a shape and options")
+    options = {}
+    for key, value in zip(words[1::2], words[2::2]):
+        options[key] = int(value) if value.isdigit() else parse_shape(value)
+    try:
+        return NAMED[name](parse_shape(words[0]), **options)
+    except TypeError as error:
+        raise LayoutError(f"cannot read the layout {text!r}: {error}") from None
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    try:
+        return () if text.strip() == "scalar" else tuple(int(word) for word in text.strip().split("x"))
+    except ValueError:
+        raise LayoutError(f"cannot read the shape {text!r}: expected extents like 64x256") from None
+
+
+def _parse_digit(text: str) -> Digit:
+    extent, colon, place = text.partition(":")
+    stride, _, axis = place.partition("@")
+    try:
+        return copies(int(extent)) if place == "*" else Digit(int(extent), int(axis), int(stride))
+    except ValueError:
+        raise LayoutError(f"cannot read the digit {text!r}: expected extent:stride@axis or extent:*") from None
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _digits_text(digits: Sequence[Digit]) -> str:
+    return " ".join(map(str, digits)) or "-"
+
+
+# ---- small arithmetic ---------------------------------------------------------------------------------------------
+
+def _count(digits: Iterable[Digit]) -> int:
+    return prod(digit.extent for digit in digits)
+
+
+def _canonical(digits: Iterable[Digit], rank: int) -> tuple[Digit, ...]:
+    """Without digits of extent 1, neighbours that continue each other merged: equal functions have equal digits."""
+    merged: list[Digit] = []
+    for digit in digits:
+        if digit.extent < 1 or digit.axis >= rank or digit.axis >= 0 and digit.stride < 1:
+            raise LayoutError(f"{digit} is no digit of a tile of rank {rank}")
+        if digit.axis < 0:
+            digit = copies(digit.extent)
+        last = merged[-1] if merged else None
+        if digit.extent == 1:
+            continue
+        if last and last.axis == digit.axis and last.stride * last.extent == digit.stride:
+            merged[-1] = replace(last, extent=last.extent * digit.extent)
+        else:
+            merged.append(digit)
+    return tuple(merged)
+
+
+def _offsets(digits: Iterable[Digit], rank: int) -> np.ndarray:
+    table = np.zeros((1, rank), int)
+    for digit in digits:
+        step = np.zeros((digit.extent, 1, rank), int)
+        if digit.axis >= 0:
+            step[:, 0, digit.axis] = np.arange(digit.extent) * digit.stride
+        table = (step + table).reshape(-1, rank)
+    table.flags.writeable = False
+    return table
+
+
+def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:
+    """Offset of a register -> the first register with that offset."""
+    return {tuple(at): r for r, at in reversed(list(enumerate(layout.offsets("registers").tolist())))}
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Pairs of runs of axes with equal products, as short as possible: 4x6x5 -> 24x5x1 gives ([0, 1], [0]), ([2], [1]), ([], [2])."""
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
+        if left and right and old[i] != new[j] and 1 in (old[i], new[j]):  # an extent of 1 comes or goes alone
+            left, right = (left, []) if old[i] == 1 else ([], right)
+        i, j = i + len(left), j + len(right)
+        while (a := prod(old[k] for k in left)) != (b := prod(new[k] for k in right)):
+            if a < b:
+                left.append(i)
+                i += 1
+            else:
+                right.append(j)
+                j += 1
+        yield left, right

@@ -1,0 +1,187 @@
+"""Levels 1 to 3: layouts, shared buffers and asynchronous copies, ordered by data flow and tokens alone.
+
+    %r = tile.convert %x : (tile<…, "layout a">) -> tile<…, "layout b">               level 1: the one operation that moves data between layouts
+
+    %ring = tile.alloc : !tile.shared<4, 128x64xbf16, "…">                            level 2: shared memory
+    %s = tile.stage %ring[%i] : (…) -> !tile.shared<1, 128x64xbf16, "…">              views: address arithmetic, no code of their own
+    %t = tile.shared_transpose %s {permutation = …}      %u = tile.shared_slice %s [%row, %col] : …
+    tile.write %s, %x          %x = tile.read %s                                      registers <-> shared (ldmatrix, stmatrix or plain, as the layouts allow)
+    tile.copy %a[%m, %k], %s                                                          global -> shared, complete when it returns
+
+    %tok = tile.copy_async %a[%m, %k], %s after?(%free) -> !tile.token                level 3: in flight until a wait names its token
+    %ready = tile.wait_copies [%tok …] {pending = 2}                                  what is older than the 2 newest groups has arrived: %ready orders reads
+    %x = tile.read %s after(%ready)
+
+A token is a data dependency: a `read` takes the token that says its bytes have arrived, a copy into a stage takes the token
+of the last read of that stage (`done`, the second result of read where it is asked for). So no pass can move one over the other.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def
+from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from tkc.ir.syntax import TileOperation
+from tkc.ir.tile import SEGMENTED, ints, _Shape, _verify_block
+from tkc.ir.types import ArrayType, SharedType, TileType, TokenType
+
+
+@irdl_op_definition
+class Convert(_Shape):
+    """The same tile in another layout."""
+    name = "tile.convert"
+    form = "arg"
+
+    def verify_(self) -> None:
+        if self.arg.type.with_layout(None) != self.result.type.with_layout(None): raise VerifyException(f"'tile.convert' changes the layout alone: {self.arg.type} to {self.result.type}")
+
+
+@irdl_op_definition
+class ReducePartial(TileOperation):
+    """A reduction within each warp alone: the axis keeps one element for each warp (of those that share it).
+
+    The second half of a reduction over warps is a write, a read with the axis in registers, and a tile.reduce.
+    """
+    name = "tile.reduce_partial"
+    form = "@kind arg"
+    arg, result = operand_def(), result_def()
+    kind = prop_def(StringAttr)
+    axis = prop_def(IntegerAttr)
+    traits = traits_def(Pure())
+    def __init__(self, kind: str, arg: SSAValue, axis: int, result: Attribute):
+        super().__init__(operands=[arg], properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)}, result_types=[result])
+
+
+# ---------------------------------------------------------------------------------------------------------- buffers
+@irdl_op_definition
+class Alloc(TileOperation):
+    """Shared memory of a block; `offset` (bytes from the start of dynamic shared memory) is given by allocate-shared."""
+    name = "tile.alloc"
+    form = "@offset?"
+    offset = opt_prop_def(IntegerAttr)
+    result = result_def(SharedType)
+    traits = traits_def(MemoryAllocEffect())
+
+    def __init__(self, result: SharedType, offset: int | None = None):
+        super().__init__(properties={} if offset is None else {"offset": IntegerAttr(offset, i64)}, result_types=[result])
+
+
+@irdl_op_definition
+class Stage(TileOperation):
+    """One buffer of a ring."""
+    name = "tile.stage"
+    form = "ring [index]"
+    ring, index, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
+    traits = traits_def(Pure())
+    def __init__(self, ring: SSAValue, index: SSAValue): super().__init__(operands=[ring, [index]], result_types=[SSAValue.get(ring).type.single()])
+
+
+@irdl_op_definition
+class SharedTranspose(_Shape):
+    """A buffer with its axes permuted (memory stays as it is)."""
+    name = "tile.shared_transpose"
+    form = "arg"
+    permutation = prop_def(DenseArrayBase)
+
+    def __init__(self, arg: SSAValue, permutation: Sequence[int]):
+        t = SSAValue.get(arg).type
+        super().__init__(arg, SharedType(1, [t.extents[p] for p in permutation], t.element, t.memory.transpose(tuple(permutation))), permutation=ints(permutation))
+
+
+@irdl_op_definition
+class SharedSlice(TileOperation):
+    """Part of a buffer at offsets in elements: multiples of the swizzle atom (8 rows, one panel) where they are not constants."""
+    name = "tile.shared_slice"
+    form = "arg [offsets]"
+    arg, offsets, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
+    traits = traits_def(Pure())
+    def __init__(self, arg: SSAValue, offsets: Sequence[SSAValue], result: SharedType): super().__init__(operands=[arg, list(offsets)], result_types=[result])
+
+
+@irdl_op_definition
+class Read(TileOperation):
+    """Shared memory to registers in the result's layout."""
+    name = "tile.read"
+    form = "buffer after*"
+    buffer, after, result = operand_def(SharedType), var_operand_def(TokenType), result_def(TileType)
+    conflicts = opt_prop_def(IntegerAttr)         # bank conflicts a pass computed: the worst degree of one access, 1 = none
+    irdl_options = SEGMENTED
+    traits = traits_def(MemoryReadEffect())
+    def __init__(self, buffer: SSAValue, result: TileType, after: Sequence[SSAValue] = ()): super().__init__(operands=[buffer, list(after)], result_types=[result])
+
+
+@irdl_op_definition
+class Write(TileOperation):
+    """Registers to shared memory."""
+    name = "tile.write"
+    form = "buffer value"
+    buffer, value = operand_def(SharedType), operand_def(TileType)
+    conflicts = opt_prop_def(IntegerAttr)
+    traits = traits_def(MemoryWriteEffect())
+    def __init__(self, buffer: SSAValue, value: SSAValue): super().__init__(operands=[buffer, value])
+
+
+class _Copy(TileOperation):
+    """Operands of a copy from an array's block (as in tile.load) to a buffer."""
+    form = "array [offsets] buffer mask? other? after*"
+    array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
+    extents = prop_def(DenseArrayBase)
+    vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
+    irdl_options = SEGMENTED
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+    def __init__(self, array, offsets, buffer, extents, mask=None, other=None, after=(), vector: int | None = None, **more):
+        properties = {"extents": ints(extents)} | ({"vector": IntegerAttr(vector, i64)} if vector else {})
+        super().__init__(operands=[array, list(offsets), buffer, [mask] if mask else [], [other] if other else [], list(after)], properties=properties, **more)
+
+
+@irdl_op_definition
+class Copy(_Copy):
+    """Global to shared memory, complete (for this thread block's next barrier) when it returns."""
+    name = "tile.copy"
+
+
+@irdl_op_definition
+class CopyAsync(_Copy):
+    """Global to shared memory, in flight until a wait names the token. `after`: tokens of what must be over before."""
+    name = "tile.copy_async"
+    token = result_def(TokenType)
+    def __init__(self, *args, **kwargs): super().__init__(*args, result_types=[TokenType()], **kwargs)
+
+
+@irdl_op_definition
+class JoinTokens(TileOperation):
+    """One token (one commit group) for several copies."""
+    name = "tile.join_tokens"
+    form = "[tokens]"
+    tokens, token = var_operand_def(TokenType), result_def(TokenType)
+    traits = traits_def(Pure())
+    def __init__(self, tokens: Sequence[SSAValue]): super().__init__(operands=[list(tokens)], result_types=[TokenType()])
+
+
+@irdl_op_definition
+class WaitCopies(TileOperation):
+    """Waits until at most `pending` of the groups issued so far are in flight; the tokens listed (oldest first) have then arrived."""
+    name = "tile.wait_copies"
+    form = "[tokens]"
+    tokens, ready = var_operand_def(TokenType), result_def(TokenType)
+    pending = prop_def(IntegerAttr)
+    traits = traits_def(MemoryWriteEffect())
+    def __init__(self, tokens: Sequence[SSAValue], pending: int):
+        super().__init__(operands=[list(tokens)], properties={"pending": IntegerAttr(pending, i64)}, result_types=[TokenType()])
+
+
+@irdl_op_definition
+class NoToken(TileOperation):
+    """The token of nothing: what a loop carries before its first copy."""
+    name = "tile.no_token"
+    token = result_def(TokenType)
+    traits = traits_def(Pure())
+    def __init__(self): super().__init__(result_types=[TokenType()])
+
+
+OPERATIONS = (Convert, ReducePartial, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyAsync, JoinTokens, WaitCopies, NoToken)

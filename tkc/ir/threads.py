@@ -1,0 +1,382 @@
+"""Level 4: threads. Warp roles, barriers, fences, clusters, TMA, asynchronous dots.
+
+A kernel's body is run by every thread of the block. `tile.roles` splits it into concurrent roles, each a group of warps:
+
+    tile.roles {
+      tile.role producer {warps = 4, registers = 40, single} { ^0(%who: i32): … }       one elected thread runs the body
+      tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%who: i32): … }  two instances of 4 warps; %who tells which
+    }
+
+Inside a role every tile is distributed over one instance's warps, and every operation that issues a copy, an arrival or a
+commit does so once for the instance (its first thread), unless it says otherwise. A kernel without roles is one instance
+of all its warps. Scalars are uniform: every thread of the instance has the same value.
+
+    tile.mbarrier_init %full {count = 1}             one thread; made visible by `tile.fence mbarrier_init` and a barrier
+    tile.mbarrier_wait %full[%s], %parity            until the phase of that parity is complete (a fresh barrier: parity 1 is)
+    tile.mbarrier_arrive %empty[%s]                  … to %mask: in each block of the cluster whose bit is set
+    tile.mbarrier_expect %full[%s] {bytes = 49152}   arrive and expect so many bytes
+    tile.tma_load %map[%row, %col] %stage, %full[%s]                  box of %map at coordinates in the array's axes
+    tile.tma_store %map[%row, %col], %slab           then tile.bulk_commit, tile.bulk_wait 1 {read}
+    %p = tile.dot_async %a, %b, %acc {…}             wgmma: a, b shared views (or a in registers), acc a tile or pending
+    tile.dot_commit ; %d = tile.dot_wait 0 [%p]      the only way from pending to a readable tile
+    tile.cp_async %a[…], %stage ; tile.cp_commit ; tile.cp_wait 2
+
+Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips the parity as it wraps.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32, i64
+from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.irdl import (
+    irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, region_def, result_def, traits_def, var_operand_def, var_result_def,
+)
+from xdsl.traits import HasParent, MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from tkc.ir.shared import _Copy
+from tkc.ir.syntax import TileOperation
+from tkc.ir.tile import SEGMENTED, ints, _Shape, _Source
+from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, SharedType, TileType
+
+number = lambda value: IntegerAttr(value, i64)
+flags = lambda **given: {k: UnitAttr() for k, v in given.items() if v}
+EFFECT = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+
+# -------------------------------------------------------------------------------------------------------------- roles
+@irdl_op_definition
+class Roles(TileOperation):
+    """The block's warps part into the roles inside, in order of their warps; what follows runs after all of them."""
+    name = "tile.roles"
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator(), MemoryReadEffect(), MemoryWriteEffect())
+    def __init__(self, roles: Sequence[Role] = ()): super().__init__(regions=[Region(Block(list(roles)))])
+
+
+@irdl_op_definition
+class Role(TileOperation):
+    """`copies` instances of `warps` warps. registers: setmaxnreg. single: one elected thread runs the body."""
+    name = "tile.role"
+    form = "@sym_name"
+    sym_name = prop_def(StringAttr)
+    warps = prop_def(IntegerAttr)
+    copies = opt_prop_def(IntegerAttr)
+    registers = opt_prop_def(IntegerAttr)
+    single = opt_prop_def(UnitAttr)
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator(), HasParent(Roles), MemoryReadEffect(), MemoryWriteEffect())
+
+    def __init__(self, name: str, warps: int, copies: int = 1, registers: int | None = None, single: bool = False, region: Region | None = None):
+        properties = {"sym_name": StringAttr(name), "warps": number(warps), "copies": number(copies)} | flags(single=single)
+        if registers: properties["registers"] = number(registers)
+        super().__init__(properties=properties, regions=[region or Region(Block(arg_types=[i32]))])
+
+    @property
+    def instances(self) -> int: return self.copies.value.data if self.copies else 1
+    @property
+    def who(self) -> SSAValue: return self.body.block.args[0]
+
+
+IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "thread", "warp")
+
+
+@irdl_op_definition
+class Identity(_Source):
+    """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster;
+    thread and warp within the instance (the two that are not uniform)."""
+    name = "tile.identity"
+    form = "@what"
+    what = prop_def(StringAttr)
+    def __init__(self, what: str): super().__init__(properties={"what": StringAttr(what)}, result_types=[i32])
+
+    def verify_(self) -> None:
+        if self.what.data not in IDENTITIES: raise VerifyException(f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}")
+
+
+# ----------------------------------------------------------------------------------------------------------- barriers
+@irdl_op_definition
+class Barrier(TileOperation):
+    """bar.sync: `threads` threads meet at hardware barrier `id`."""
+    name = "tile.barrier"
+    form = "id"
+    id = operand_def(i32)
+    threads = prop_def(IntegerAttr)
+    traits = EFFECT
+    def __init__(self, id: SSAValue, threads: int): super().__init__(operands=[id], properties={"threads": number(threads)})
+
+
+@irdl_op_definition
+class BarrierArrive(TileOperation):
+    """bar.arrive: counts as arrived without waiting."""
+    name = "tile.barrier_arrive"
+    form = "id"
+    id = operand_def(i32)
+    threads = prop_def(IntegerAttr)
+    traits = EFFECT
+    def __init__(self, id: SSAValue, threads: int): super().__init__(operands=[id], properties={"threads": number(threads)})
+
+
+@irdl_op_definition
+class BlockBarrier(TileOperation):
+    """All threads of the instance (of the block, outside roles): __syncthreads."""
+    name = "tile.block_barrier"
+    traits = EFFECT
+    def __init__(self): super().__init__()
+
+
+@irdl_op_definition
+class ClusterArrive(TileOperation):
+    """barrier.cluster.arrive; relaxed: orders nothing (enough after an mbarrier_init fence)."""
+    name = "tile.cluster_arrive"
+    relaxed = opt_prop_def(UnitAttr)
+    traits = EFFECT
+    def __init__(self, relaxed: bool = False): super().__init__(properties=flags(relaxed=relaxed))
+
+
+@irdl_op_definition
+class ClusterWait(TileOperation):
+    name = "tile.cluster_wait"
+    traits = EFFECT
+    def __init__(self): super().__init__()
+
+
+FENCES = ("mbarrier_init", "async_shared", "async_global", "dot", "block", "gpu")
+
+
+@irdl_op_definition
+class Fence(TileOperation):
+    """mbarrier_init: initialised barriers become visible to the cluster and to async copies. async_shared/async_global: this
+    thread's ordinary accesses become visible to the asynchronous proxy. dot: wgmma.fence, before the first dot of a group
+    and wherever registers of a dot were touched since. block, gpu: memory fences."""
+    name = "tile.fence"
+    form = "@kind"
+    kind = prop_def(StringAttr)
+    traits = EFFECT
+    def __init__(self, kind: str): super().__init__(properties={"kind": StringAttr(kind)})
+
+    def verify_(self) -> None:
+        if self.kind.data not in FENCES: raise VerifyException(f"unknown fence {self.kind.data!r}; there are {', '.join(FENCES)}")
+
+
+@irdl_op_definition
+class Barriers(TileOperation):
+    """Room for the mbarriers of a ring; `offset` as in tile.alloc."""
+    name = "tile.mbarriers"
+    form = "@offset?"
+    offset = opt_prop_def(IntegerAttr)
+    result = result_def(BarriersType)
+    traits = traits_def(MemoryAllocEffect())
+    def __init__(self, stages: int, offset: int | None = None):
+        super().__init__(properties={} if offset is None else {"offset": number(offset)}, result_types=[BarriersType(stages)])
+
+
+@irdl_op_definition
+class MbarrierInit(TileOperation):
+    """Every mbarrier of the ring expects `count` arrivals a phase; done by one thread of the block."""
+    name = "tile.mbarrier_init"
+    form = "barriers"
+    barriers = operand_def(BarriersType)
+    count = prop_def(IntegerAttr)
+    traits = EFFECT
+    def __init__(self, barriers: SSAValue, count: int): super().__init__(operands=[barriers], properties={"count": number(count)})
+
+
+@irdl_op_definition
+class MbarrierWait(TileOperation):
+    """Until the phase of that parity has completed. unless: skipped where this earlier test already said so."""
+    name = "tile.mbarrier_wait"
+    form = "barriers [index] parity unless?"
+    barriers, index, parity, unless = operand_def(BarriersType), var_operand_def(), operand_def(i32), opt_operand_def(i1)
+    irdl_options = SEGMENTED
+    traits = EFFECT
+    def __init__(self, barriers, index, parity, unless=None): super().__init__(operands=[barriers, [index], parity, [unless] if unless else []])
+
+
+@irdl_op_definition
+class MbarrierTest(TileOperation):
+    """Whether the phase of that parity has completed, without waiting."""
+    name = "tile.mbarrier_test"
+    form = "barriers [index] parity"
+    barriers, index, parity, result = operand_def(BarriersType), var_operand_def(), operand_def(i32), result_def(i1)
+    traits = EFFECT
+    def __init__(self, barriers, index, parity): super().__init__(operands=[barriers, [index], parity], result_types=[i1])
+
+
+@irdl_op_definition
+class MbarrierArrive(TileOperation):
+    """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the same barrier of each.
+    each "warp": one arrival by every warp of the instance."""
+    name = "tile.mbarrier_arrive"
+    form = "barriers [index] to?"
+    barriers, index, to = operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
+    each = opt_prop_def(StringAttr)
+    irdl_options = SEGMENTED
+    traits = EFFECT
+    def __init__(self, barriers, index, to=None, each: str | None = None):
+        super().__init__(operands=[barriers, [index], [to] if to else []], properties={"each": StringAttr(each)} if each else {})
+
+
+@irdl_op_definition
+class MbarrierExpect(TileOperation):
+    """One arrival that also announces bytes of asynchronous copies to this phase."""
+    name = "tile.mbarrier_expect"
+    form = "barriers [index]"
+    barriers, index = operand_def(BarriersType), var_operand_def()
+    bytes = prop_def(IntegerAttr)
+    traits = EFFECT
+    def __init__(self, barriers, index, bytes: int): super().__init__(operands=[barriers, [index]], properties={"bytes": number(bytes)})
+
+
+@irdl_op_definition
+class RingNext(TileOperation):
+    """The next stage and its parity: stage + steps mod stages, parity flipped for each wrap.
+    `steps`: an operand (i32), 1 where absent."""
+    name = "tile.ring_next"
+    form = "stage parity steps?"
+    stage, parity, steps = operand_def(i32), operand_def(i32), opt_operand_def(i32)
+    next_stage, next_parity = result_def(i32), result_def(i32)
+    stages = prop_def(IntegerAttr)
+    traits = traits_def(Pure())
+    def __init__(self, stage, parity, stages: int, steps=None):
+        super().__init__(operands=[stage, parity, [steps] if steps else []], properties={"stages": number(stages)}, result_types=[i32, i32])
+
+
+# ---------------------------------------------------------------------------------------------------------- TMA copies
+@irdl_op_definition
+class TensorMap(_Shape):
+    """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter."""
+    name = "tile.tensor_map"
+    form = "arg"
+    arg, result = operand_def(ArrayType), result_def(MapType)
+    def __init__(self, arg: SSAValue, result: MapType): super().__init__(arg, result)
+
+
+@irdl_op_definition
+class TmaLoad(TileOperation):
+    """A box to shared memory; completes its bytes on the mbarrier. `to`: multicast to the blocks of that bit mask, at the same
+    offsets and barrier of each. hint: "evict_first" or "evict_last"."""
+    name = "tile.tma_load"
+    form = "map [offsets] buffer barriers [index] to?"
+    map, offsets, buffer, barriers, index, to = operand_def(MapType), var_operand_def(), operand_def(SharedType), operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
+    hint = opt_prop_def(StringAttr)
+    irdl_options = SEGMENTED
+    traits = EFFECT
+
+    def __init__(self, map, offsets, buffer, barriers, index, to=None, hint: str | None = None):
+        super().__init__(operands=[map, list(offsets), buffer, barriers, [index], [to] if to else []], properties={"hint": StringAttr(hint)} if hint else {})
+
+
+@irdl_op_definition
+class TmaStore(TileOperation):
+    """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max", "min" instead of a store."""
+    name = "tile.tma_store"
+    form = "map [offsets] buffer"
+    map, offsets, buffer = operand_def(MapType), var_operand_def(), operand_def(SharedType)
+    reduce = opt_prop_def(StringAttr)
+    traits = EFFECT
+    def __init__(self, map, offsets, buffer, reduce: str | None = None):
+        super().__init__(operands=[map, list(offsets), buffer], properties={"reduce": StringAttr(reduce)} if reduce else {})
+
+
+@irdl_op_definition
+class BulkCommit(TileOperation):
+    """Ends the current group of bulk stores of the issuing thread."""
+    name = "tile.bulk_commit"
+    traits = EFFECT
+    def __init__(self): super().__init__()
+
+
+@irdl_op_definition
+class BulkWait(TileOperation):
+    """The issuing thread waits until at most `pending` groups are in flight; read: until they have read their source."""
+    name = "tile.bulk_wait"
+    form = "@pending"
+    pending = prop_def(IntegerAttr)
+    read = opt_prop_def(UnitAttr)
+    traits = EFFECT
+    def __init__(self, pending: int, read: bool = True): super().__init__(properties={"pending": number(pending)} | flags(read=read))
+
+
+# ----------------------------------------------------------------------------------------------------- cp.async copies
+@irdl_op_definition
+class CpAsync(_Copy):
+    """The instance's threads copy a block by cp.async; part of each thread's current group. Zero fill outside the array."""
+    name = "tile.cp_async"
+    traits = EFFECT
+
+
+@irdl_op_definition
+class CpCommit(TileOperation):
+    name = "tile.cp_commit"
+    traits = EFFECT
+    def __init__(self): super().__init__()
+
+
+@irdl_op_definition
+class CpWait(TileOperation):
+    """Each thread waits until at most `pending` of its groups are in flight. (A barrier makes them visible to the others.)"""
+    name = "tile.cp_wait"
+    form = "@pending"
+    pending = prop_def(IntegerAttr)
+    traits = EFFECT
+    def __init__(self, pending: int): super().__init__(properties={"pending": number(pending)})
+
+
+# --------------------------------------------------------------------------------------------------- asynchronous dots
+@irdl_op_definition
+class DotAsync(TileOperation):
+    """wgmma of one warpgroup: acc + a·b for a: M×K (shared view, or a tile in the A fragment's layout), b: K×N shared view.
+
+    acc is a tile or pending; `reset`: the old value of acc is not used (scale-D 0 on the first instruction; acc may then be
+    left out); `keep`: an i1 operand that says so at run time (false: not used). The result is in the same registers.
+    """
+    name = "tile.dot_async"
+    form = "a b acc? keep?"
+    a, b, acc, keep, result = operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(i1), result_def(PendingType)
+    irdl_options = SEGMENTED
+    traits = EFFECT
+
+    def __init__(self, a, b, acc=None, result: PendingType | None = None, keep=None):
+        if result is None:
+            t = SSAValue.get(acc).type
+            result = t if isinstance(t, PendingType) else PendingType(t)
+        super().__init__(operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result])
+
+    def verify_(self) -> None:
+        a, b, d = self.a.type.extents, self.b.type.extents, self.result.type.tile.extents
+        if len(a) != 2 or len(b) != 2 or a[1] != b[0] or d != (a[0], b[1]): raise VerifyException(f"'tile.dot_async' of {list(a)} and {list(b)} does not give {list(d)}")
+        if self.acc is not None and self.acc.type not in (self.result.type, self.result.type.tile): raise VerifyException(f"accumulator {self.acc.type} of a dot that gives {self.result.type}")
+
+
+@irdl_op_definition
+class DotCommit(TileOperation):
+    """Ends the current group of asynchronous dots."""
+    name = "tile.dot_commit"
+    traits = EFFECT
+    def __init__(self): super().__init__()
+
+
+@irdl_op_definition
+class DotWait(TileOperation):
+    """Waits until at most `pending` groups are in flight. Operands are all dots in flight; those results that are tiles are ready."""
+    name = "tile.dot_wait"
+    form = "@pending [args]"
+    args, results_ = var_operand_def(PendingType), var_result_def()
+    pending = prop_def(IntegerAttr)
+    traits = EFFECT
+
+    def __init__(self, pending: int, args: Sequence[SSAValue], ready: Sequence[bool] | None = None):
+        args = list(args)
+        ready = [pending == 0] * len(args) if ready is None else ready
+        super().__init__(operands=[args], properties={"pending": number(pending)}, result_types=[[a.type.tile if r else a.type for a, r in zip(args, ready)]])
+
+    def verify_(self) -> None:
+        for a, r in zip(self.args, self.results):
+            if r.type not in (a.type, a.type.tile): raise VerifyException(f"'tile.dot_wait' of {a.type} cannot give {r.type}")
+            if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
+
+
+OPERATIONS = (Roles, Role, Identity, Barrier, BarrierArrive, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
+              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, DotCommit, DotWait)

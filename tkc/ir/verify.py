@@ -1,0 +1,57 @@
+"""What makes a module well formed at a level: dominance, no value used outside its region, the operations the level permits.
+
+xDSL's own verifier checks types and terminators; it accepts a use before its definition and a value that leaves its
+region.  `verify(module)` runs everything and raises VerifyError naming the operation and the user's source line.
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from tkc.errors import VerifyError
+from tkc.ir import elementwise, shared, threads, tile
+from tkc.ir.text import location_of
+from tkc.ir.types import TileType
+
+CONTROL = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
+LEVEL_0 = {ModuleOp, *CONTROL, *elementwise.OPERATIONS, *tile.OPERATIONS}
+LEVEL_1 = LEVEL_0 | {shared.Convert}
+LEVEL_2 = LEVEL_1 | {shared.Alloc, shared.Stage, shared.SharedTranspose, shared.SharedSlice, shared.Read, shared.Write, shared.Copy, shared.ReducePartial}
+LEVEL_3 = LEVEL_2 | {shared.CopyAsync, shared.WaitCopies, shared.JoinTokens, shared.NoToken}
+LEVEL_4 = (LEVEL_2 | set(threads.OPERATIONS)) - {shared.Copy}
+LEVELS = (LEVEL_0, LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4)
+NAMES = ("tile", "layout", "shared", "async", "roles")
+
+
+def verify(module: ModuleOp, what: str = "the IR") -> None:
+    """Raises VerifyError if the module, or a kernel in it at its own level, breaks a rule."""
+    try: module.verify()
+    except VerifyException as e: raise VerifyError(f"{what}: {str(e).strip().splitlines()[0]}") from None
+    for op in module.body.block.ops:
+        if not isinstance(op, tile.Kernel): raise VerifyError(f"{what}: a module holds kernels, not '{op.name}'")
+        level = op.level
+        if not 0 <= level < len(LEVELS): raise VerifyError(f"{what}: kernel @{op.sym_name.data} says level {level}; there are 0 to {len(LEVELS) - 1}")
+        _verify_block(op.body.block, set(), level, what)
+        if not isinstance(op.body.block.last_op, tile.Return): _fail(op, what, "a kernel ends with tile.return")
+
+
+def _fail(op: Operation, what: str, message: str) -> None:
+    place = location_of(op)
+    raise VerifyError(f"{what}: {f'{place}: ' if place else ''}'{op.name}': {message}")
+
+
+def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -> None:
+    """Every operand is defined earlier in this block or in a block round it; the level permits every operation."""
+    visible = visible | set(block.args)
+    for op in block.ops:
+        for i, operand in enumerate(op.operands):
+            if operand not in visible: _fail(op, what, f"operand {i} ({operand.name_hint or 'unnamed'}) is used before, or outside the region of, its definition")
+        if type(op) not in LEVELS[level]: _fail(op, what, f"is not permitted at level {level} ({NAMES[level]})")
+        if level >= 1:
+            for value in op.results:
+                if isinstance(value.type, TileType) and value.type.register_layout is None: _fail(op, what, f"result {value.type} has no layout at level {level}")
+        for region in op.regions:
+            for inner in region.blocks: _verify_block(inner, visible, level, what)
+        visible.update(op.results)
