@@ -114,6 +114,7 @@ class Layout:
     blocks: tuple[Digit, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
         for name in SECTIONS:
             object.__setattr__(self, name, _canonical(getattr(self, name), len(self.shape)))
         if any(extent < 1 for extent in self.shape):
@@ -340,27 +341,11 @@ class Layout:
                 if axis != old[0] and self.padded_shape[axis] != self.shape[axis]:
                     raise LayoutError(f"axis {axis} of {self} is padded, so it cannot be merged with the axes before it")
 
-        def change(digit: Digit, _: str) -> Iterator[Digit]:
+        def change(digit: Digit, _: str) -> Iterable[Digit]:
             if digit.axis < 0:
-                yield digit
-                return
+                return [digit]
             scale, axes = moved[digit.axis]
-            stride, left = digit.stride * scale, digit.extent
-            for axis, extent in axes[:-1]:
-                if stride < extent and left > 1:
-                    room = min(left, extent // stride)
-                    if extent % stride or left % room or extent // stride % room:
-                        break
-                    yield Digit(room, axis, stride)
-                    left, stride = left // room, extent
-                if stride % extent and left > 1:
-                    break
-                stride = max(stride // extent, 1)
-            else:
-                if axes or left == 1:
-                    yield from [Digit(left, axes[-1][0], stride)] if left > 1 else []
-                    return
-            raise LayoutError(f"{self} cannot be reshaped to {_shape_text(shape)}: digit {digit} does not divide among the new axes")
+            return _divide(digit.extent, digit.stride * scale, axes)
         return self._rebuild(shape, change)
 
     def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
@@ -523,6 +508,8 @@ def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], o
         raise LayoutError(f"order {order} does not list the {rank} axes of a {_shape_text(shape)} tile")
     if rank == 0:
         return Layout((), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),))
+    if threads_per and WARP % prod(threads_per):
+        raise LayoutError(f"{_shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a warp")
     vector = min(vector, 1 << (shape[order[0]] - 1).bit_length())
     vectors = [vector if axis == order[0] else 1 for axis in range(rank)]
     rest = [-(-n // v) for n, v in zip(shape, vectors)]
@@ -541,8 +528,6 @@ def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], o
         warp_digits.append(Digit(units[a], a, step))
         registers.append(Digit(-(-shape[a] // (step * units[a])), a, step * units[a]))
     total = warps if isinstance(warps, int) else prod(warps)
-    if WARP % prod(lanes):
-        raise LayoutError(f"{lanes} lanes along the axes do not divide the {WARP} lanes of a warp")
     return Layout(shape, tuple(registers), (*lane_digits, copies(WARP // prod(lanes))), (*warp_digits, copies(total // prod(units))))
 
 
@@ -646,6 +631,25 @@ def _offsets(digits: Iterable[Digit], rank: int) -> np.ndarray:
         table = (step + table).reshape(-1, rank)
     table.flags.writeable = False
     return table
+
+
+def _divide(extent: int, stride: int, axes: Sequence[tuple[int, int]]) -> Iterator[Digit]:
+    """A digit of the row-major number of several axes as digits of each axis (fastest first; the last has no end)."""
+    whole = Digit(extent, 0, stride)
+    for axis, size in axes[:-1]:
+        here = min(extent, size // stride) or 1
+        if extent % here or (stride % size if stride > size else size % stride):
+            break
+        if stride < size:
+            yield Digit(here, axis, stride)
+        extent, stride = extent // here, max(stride // size, 1)
+        if extent == 1:
+            return
+    else:
+        if axes:
+            yield Digit(extent, axes[-1][0], stride)
+            return
+    raise LayoutError(f"digit {whole} of the row-major order does not divide among axes of {[size for _, size in axes]}")
 
 
 def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:

@@ -1,0 +1,243 @@
+"""Instruction fragments as data: what tensor-core instructions want in which register, as instances of `Layout`.
+
+With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's manuals has the same shape, eight rows of four lanes:
+
+    accumulator (16 x 8)          A (16 x 16, 16 bits)            B (16 x 8, 16 bits)
+    row g or g + 8,               row g or g + 8,                 k  2q, 2q + 1 or 2q + 8, 2q + 9,
+    column 2q, 2q + 1             k  2q, 2q + 1 or 8 further      column g
+
+In digits a lane is (q, g); what a lane holds next to each other is as many elements as fill a 32-bit register; then
+come the rows + 8, then the second half of k:
+
+    accumulator   2:1@1 2:8@0        | 4:2@1 8:1@0        A, 8 bits    4:1@1 2:8@0 2:16@1 | 4:4@1 8:1@0
+    A, 16 bits    2:1@1 2:8@0 2:8@1  | 4:2@1 8:1@0        A, 32 bits   2:8@0 2:4@1        | 4:1@1 8:1@0
+    B is A turned round, without the second eight rows:   B, 16 bits   2:1@0 2:8@0        | 4:2@0 8:1@1
+
+A wgmma accumulator of 64 x n is four warps of this under each other, so its rows are 16 w + g + 8 i; A from
+registers likewise.  One register of a `Layout` is one element: `pack` consecutive ones share a 32-bit register.
+
+**Order.**  Whole tiles repeat the instruction's fragment.  Registers count, fastest first: inside one instruction;
+the instructions along k (of A and B) or n (of the accumulator); the instructions along m (A, accumulator) or n (B).
+So the operands of instruction (m, n, k) are consecutive registers, starting at a multiple of their number:
+
+    A[(m * K + k) * a :][:a]       B[(n * K + k) * b :][:b]       C[(m * N + n) * c :][:c]     (K, N: how many instructions)
+
+and an accumulator cast to 16 bits *is* the A operand of the next product, register for register (attention's P):
+
+>>> from tkc.ir.layout import movement
+>>> movement(wgmma_accumulator(64, 128), wgmma_a(64, 128)), movement(mma_accumulator(64, 32, 4, 1), mma_a(64, 32, 4, 1))
+('none', 'none')
+
+**Warps.**  A tile of more than one warp (mma) or warpgroup (wgmma) is dealt out in turn: warp w_m + warps_m * w_n has
+the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices of m, n and k are choices of registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tkc.ir.layout import WARP, Digit, Layout, LayoutError, _shape_text, blocked, copies, rows
+from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
+
+
+# ---- fragments of whole tiles -------------------------------------------------------------------------------------
+
+def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layout:
+    """C and D of mma.m16n8kX."""
+    return Layout((m, n), (Digit(2, 1, 1), Digit(2, 0, 8), _repeat(1, n, 8 * warps_n), _repeat(0, m, 16 * warps_m)),
+                  (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(warps_m, 0, 16), Digit(warps_n, 1, 8)))
+
+
+def mma_a(m: int, k: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
+    """A of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along n hold copies."""
+    p = pack(bits)
+    return Layout((m, k), (Digit(p, 1, 1), Digit(2, 0, 8), Digit(2, 1, 4 * p), _repeat(1, k, 8 * p), _repeat(0, m, 16 * warps_m)),
+                  (Digit(4, 1, p), Digit(8, 0, 1)), (Digit(warps_m, 0, 16), copies(warps_n)))
+
+
+def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
+    """B of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along m hold copies."""
+    p = pack(bits)
+    return Layout((k, n), (Digit(p, 0, 1), Digit(2, 0, 4 * p), _repeat(0, k, 8 * p), _repeat(1, n, 8 * warps_n)),
+                  (Digit(4, 0, p), Digit(8, 1, 1)), (copies(warps_m), Digit(warps_n, 1, 8)))
+
+
+def wgmma_accumulator(m: int, n: int, groups: int = 1) -> Layout:
+    """D of wgmma.m64nN: warpgroup i of `groups` has rows 64 i, and every 64 * groups further."""
+    return mma_accumulator(m, n, 4 * groups)
+
+
+def wgmma_a(m: int, k: int, groups: int = 1, bits: int = 16) -> Layout:
+    """A of wgmma in registers: k16 (16 bits), k32 (8 bits), k8 (tf32)."""
+    return mma_a(m, k, 4 * groups, bits=bits)
+
+
+def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
+    """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's registers, no shuffle.
+
+    A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A wants four neighbours.  A sum does not
+    mind in which order its terms come, so slot 4q + e of 16 takes column 2q + e % 2 + 8 (e / 2); B's rows must follow.
+    """
+    return Layout((m, k), (Digit(2, 1, 1), Digit(2, 1, 8), Digit(2, 0, 8), _repeat(1, k, 16), _repeat(0, m, 64 * groups)),
+                  (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4 * groups, 0, 16),))
+
+
+def permuted_k(k: int) -> tuple[int, ...]:
+    """The column in each K slot of `wgmma_a_permuted`."""
+    return tuple(s - s % 16 + 2 * (s % 16 // 4) + s % 2 + 8 * (s % 4 // 2) for s in range(k))
+
+
+def pack(bits: int) -> int:
+    """Elements in a 32-bit register of a fragment."""
+    if bits not in (8, 16, 32):
+        raise LayoutError(f"tensor-core fragments hold elements of 8, 16 or 32 bits, not {bits}")
+    return 32 // bits
+
+
+def _repeat(axis: int, extent: int, stride: int) -> Digit:
+    """As often as it takes to cover the axis (the last time perhaps in part: padding)."""
+    return Digit(-(-extent // stride), axis, stride)
+
+
+def _of_warps(build: Callable[..., Layout]) -> Callable[..., Layout]:
+    """`build` for text: "mma 64x64 warps 2x2"."""
+    def named(shape: tuple[int, ...], warps: int | tuple[int, int] = (1, 1), **options: int) -> Layout:
+        return build(*shape, *((warps, 1) if isinstance(warps, int) else warps), **options)
+    return named
+
+
+NAMED: dict[str, Callable[..., Layout]] = {
+    "blocked": blocked,
+    "rows": rows,
+    "mma": _of_warps(mma_accumulator),
+    "mma_a": _of_warps(mma_a),
+    "mma_b": _of_warps(mma_b),
+    "wgmma": lambda shape, groups=1: wgmma_accumulator(*shape, groups),
+    "wgmma_a": lambda shape, groups=1, bits=16: wgmma_a(*shape, groups, bits),
+    "wgmma_a_permuted": lambda shape, groups=1: wgmma_a_permuted(*shape, groups),
+}
+
+
+# ---- the instructions -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Mma:
+    """A family of tensor-core instructions m x n x k: D = A B + C."""
+
+    name: str                       # of the PTX instruction
+    m: int
+    n: tuple[int, ...]              # the widths that exist
+    k: int
+    a: tuple[str, ...]              # element types of A ...
+    b: tuple[str, ...]              # ... and of B
+    accumulators: tuple[str, ...]   # element types of C and D
+    target: int                     # first sm_ that has it; 90 for wgmma means sm_90a
+    mixed: bool = False             # A and B may differ in type
+    majors: tuple[str, ...] = ("k",)  # of operands in shared memory (mma reads registers)
+
+    def __post_init__(self) -> None:
+        bits = {_bits(t) for t in (*self.a, *self.b)}
+        if len(bits) != 1 or self.k * bits.copy().pop() != 256:
+            raise LayoutError(f"{self.name} with k {self.k} must read 256 bits of each row")
+
+    @property
+    def bits(self) -> int:
+        """Width of an operand's element in its fragment (tf32 takes 32)."""
+        return _bits(self.a[0])
+
+    def takes(self, a: str, b: str, accumulator: str) -> bool:
+        return a in self.a and b in self.b and (a == b or self.mixed) and accumulator in self.accumulators
+
+
+_WGMMA_N = tuple(range(8, 257, 8))
+_WGMMA_N_S8 = tuple(n for n in _WGMMA_N if n <= 32 or n % 16 == 0)
+_FP8, _INT8, _BOTH = ("f8e4m3", "f8e5m2"), ("i8", "u8"), ("k", "mn")
+
+MMA_INSTRUCTIONS: tuple[Mma, ...] = (
+    Mma("mma.m16n8k16", 16, (8,), 16, ("f16",), ("f16",), ("f32", "f16"), 80),
+    Mma("mma.m16n8k16", 16, (8,), 16, ("bf16",), ("bf16",), ("f32",), 80),
+    Mma("mma.m16n8k8", 16, (8,), 8, ("tf32",), ("tf32",), ("f32",), 80),
+    Mma("mma.m16n8k32", 16, (8,), 32, _INT8, _INT8, ("i32",), 80, mixed=True),
+    Mma("mma.m16n8k32", 16, (8,), 32, _FP8, _FP8, ("f32",), 89, mixed=True),
+    Mma("wgmma.m64k16", 64, _WGMMA_N, 16, ("f16",), ("f16",), ("f32", "f16"), 90, majors=_BOTH),
+    Mma("wgmma.m64k16", 64, _WGMMA_N, 16, ("bf16",), ("bf16",), ("f32",), 90, majors=_BOTH),
+    Mma("wgmma.m64k8", 64, _WGMMA_N, 8, ("tf32",), ("tf32",), ("f32",), 90),
+    Mma("wgmma.m64k32", 64, _WGMMA_N, 32, _FP8, _FP8, ("f32", "f16"), 90, mixed=True),
+    Mma("wgmma.m64k32", 64, _WGMMA_N_S8, 32, _INT8, _INT8, ("i32",), 90, mixed=True),
+)
+
+
+def instructions_for(a: str, b: str, accumulator: str, target: int) -> tuple[Mma, ...]:
+    """The instructions of `target` (sm_90a: 90) for these element types; wgmma, which needs exactly sm_90a, first."""
+    fit = [i for i in MMA_INSTRUCTIONS if i.takes(a, b, accumulator)]
+    return tuple(i for i in reversed(fit) if (i.target == target if i.name.startswith("wgmma") else i.target <= target))
+
+
+def _bits(element: str) -> int:
+    return {"f16": 16, "bf16": 16, "tf32": 32}.get(element, 8)
+
+
+# ---- ldmatrix and stmatrix ------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class MatrixPlan:
+    """How ldmatrix or stmatrix moves a tile between registers and shared memory.
+
+    The instructions move matrices of eight rows of 16 bytes.  Instruction i moves `words[i]`, each a 32-bit register
+    of packed elements (register numbers, low half first); lane l gives the address of the chunk whose first element
+    is at `layout.coords(*first[i][l], warp)`, that is `rows[warp, i, l]`.
+    """
+
+    layout: Layout
+    shared: SharedLayout
+    count: int                                             # .x1, .x2 or .x4
+    trans: bool
+    words: tuple[tuple[tuple[int, ...], ...], ...]         # [instruction][count] -> registers
+    first: tuple[tuple[tuple[int, int], ...], ...]         # [instruction][lane] -> (register, lane)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """[blocks * warps, instructions, lanes, rank]: the coordinates of each lane's chunk."""
+        first = np.array(self.first)
+        return self.layout.table()[:, first[..., 1], first[..., 0]]
+
+    def addresses(self) -> np.ndarray:
+        """[blocks * warps, instructions, lanes]: byte offsets of the chunks in shared memory."""
+        return self.shared.offsets(self.rows)
+
+    @property
+    def conflicts(self) -> int:
+        """The worst bank conflict of any matrix; 1 is none."""
+        return conflicts(self.addresses()[..., :8 * self.count], CHUNK)
+
+
+def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool = False) -> MatrixPlan | None:
+    """How ldmatrix (or stmatrix) moves the whole tile, or None if these instructions do not fit the two layouts.
+
+    Lane (q, g) gets word q of row g.  Plain: a word's elements and q run along shared memory's fastest axis, and the
+    eight g may be any rows.  Transposed (16 bits): g runs along the fastest axis, and the word's two elements and q
+    may be any rows.  So either the lower or the upper lanes must fill one chunk; that is the whole condition.
+    """
+    fast, p = shared.fast, 32 // bits if bits in (8, 16, 32) else 0
+    chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])
+    if (not p or bits != shared.bits or not chunked or layout.rank != len(shared.shape) or layout.num_registers % p
+            or any(box > n for box, n in zip(layout.padded_shape, shared.shape))):
+        return None
+    registers, lanes = layout.offsets("registers"), layout.offsets("lanes")
+    step = np.zeros(layout.rank, int)
+    step[fast] = 1
+    low, high = np.arange(4)[:, None] * step, np.arange(8)[:, None] * step
+    plain = bool((lanes[:4] == low * p).all() and (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all())
+    trans = bits == 16 and bool((lanes[::4] == high).all())
+    if not plain and not trans:
+        return None
+    words = [tuple(range(w, w + p)) for w in range(0, layout.num_registers, p)]
+    count = next(c for c in (4, 2, 1) if len(words) % c == 0)
+    groups = tuple(tuple(words[i:i + count]) for i in range(0, len(words), count))
+    first = tuple(tuple((group[lane // 8 % count][0], lane % 8 * 4) if plain else
+                        (group[lane // 8 % count][lane % 2], lane % 8 // 2) for lane in range(WARP)) for group in groups)
+    return MatrixPlan(layout, shared, count, not plain, groups, first)
