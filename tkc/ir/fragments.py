@@ -124,6 +124,10 @@ NAMED: dict[str, Callable[..., Layout]] = {
 
 # ---- the instructions -----------------------------------------------------------------------------------------------
 
+def _bits(element: str) -> int:
+    return {"f16": 16, "bf16": 16, "tf32": 32}.get(element, 8)
+
+
 @dataclass(frozen=True)
 class Mma:
     """A family of tensor-core instructions m x n x k: D = A B + C."""
@@ -175,10 +179,6 @@ def instructions_for(a: str, b: str, accumulator: str, target: int) -> tuple[Mma
     """The instructions of `target` (sm_90a: 90) for these element types; wgmma, which needs exactly sm_90a, first."""
     fit = [i for i in MMA_INSTRUCTIONS if i.takes(a, b, accumulator)]
     return tuple(i for i in reversed(fit) if (i.target == target if i.name.startswith("wgmma") else i.target <= target))
-
-
-def _bits(element: str) -> int:
-    return {"f16": 16, "bf16": 16, "tf32": 32}.get(element, 8)
 
 
 # ---- ldmatrix and stmatrix ------------------------------------------------------------------------------------------
