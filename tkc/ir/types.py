@@ -28,7 +28,7 @@ from xdsl.printer import Printer
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 
-ui8, ui16, ui32, ui64 = (IntegerType(n, Signedness.unsigned) for n in (8, 16, 32, 64))
+ui8, ui16, ui32, ui64 = (IntegerType(n, Signedness.UNSIGNED) for n in (8, 16, 32, 64))
 f8e4m3, f8e5m2 = Float8E4M3FNType(), Float8E5M2Type()
 FLOATS = (f16, bf16, f32, f64, f8e4m3, f8e5m2)
 SIGNED, UNSIGNED = (i8, i16, i32, i64), (ui8, ui16, ui32, ui64)
@@ -39,7 +39,7 @@ _FLOAT_BITS = {Float16Type: 16, BFloat16Type: 16, Float32Type: 32, Float64Type: 
 def is_float(t: Attribute) -> bool: return type(t) in _FLOAT_BITS
 def is_integer(t: Attribute) -> bool: return isinstance(t, IntegerType) and t.width.data > 1
 def is_bool(t: Attribute) -> bool: return isinstance(t, IntegerType) and t.width.data == 1
-def is_unsigned(t: Attribute) -> bool: return isinstance(t, IntegerType) and t.signedness.data is Signedness.unsigned
+def is_unsigned(t: Attribute) -> bool: return isinstance(t, IntegerType) and t.signedness.data is Signedness.UNSIGNED
 
 
 def bits(t: Attribute) -> int:

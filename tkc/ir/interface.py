@@ -1,0 +1,65 @@
+"""What a compiled kernel asks of its host: physical parameters, threads, shared memory, cluster. Plain data, JSON both ways.
+
+The emitter fills it in; the launcher, the exported C code and the simulator read it. The user's arguments are numbered as in
+the kernel's signature; `Parameter` says how to compute each physical parameter from them.
+"""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the PTX entry.
+
+    kind: "pointer", "shape", "stride" (of array argument `argument`, along `axis`), "scalar" (argument itself),
+    "grid" (extent of the user's grid along `axis`), "map" (a 128-byte tensor map of array `argument`),
+    "workspace" (a zeroed buffer of `bytes`, zero again when the kernel ends).
+    """
+    kind: str
+    type: str                           # PTX type: "u64", "u32", "f32", "b8[128]" …
+    argument: int = -1
+    axis: int = -1
+    element: str = ""                   # map: element type of the IR, e.g. "bf16"
+    box: tuple[int, ...] = ()           # map: extents in the array's axes, slowest first
+    swizzle: int = 0                    # map: bytes
+    panelled: bool = False              # map: the last axis split in panels of `swizzle` bytes
+    bytes: int = 0                      # workspace
+
+    @property
+    def size(self) -> int:
+        """Bytes in the parameter buffer."""
+        return 128 if self.kind == "map" else int(self.type[1:]) // 8
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How to launch one compiled kernel."""
+    entry: str
+    target: str
+    threads: int
+    shared_bytes: int = 0
+    cluster: tuple[int, int] = (1, 1)
+    persistent: bool = False            # the physical grid is min(programs, resident blocks), one-dimensional
+    parameters: tuple[Parameter, ...] = field(default=())
+
+    def to_json(self) -> dict: return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict) -> Interface:
+        parameters = tuple(Parameter(**{**p, "box": tuple(p["box"])}) for p in data["parameters"])
+        return Interface(**{**data, "cluster": tuple(data["cluster"]), "parameters": parameters})
+
+
+def map_dimensions(box: tuple[int, ...], bits: int, swizzle: int, panelled: bool) -> list[tuple[int, str]]:
+    """Dimensions of a tensor map, innermost first, as (array axis, part): part "all" for a plain axis, "within" and "panel"
+    for the two halves of a last axis split in panels.
+
+    Order: inside the panel, then the axes whose box is wider than 1 from the last to the first, then the panels, then
+    the axes with a box of 1: so that the box arrives in shared memory as SharedLayout stores it (panel by panel).
+    """
+    last = len(box) - 1
+    wide = [(a, "all") for a in reversed(range(last)) if box[a] > 1]
+    single = [(a, "all") for a in reversed(range(last)) if box[a] == 1]
+    if panelled and swizzle and box[last] * bits // 8 > swizzle: return [(last, "within"), *wide, (last, "panel"), *single]
+    return [(last, "all"), *wide, *single]

@@ -1,0 +1,53 @@
+"""What one specialization of a kernel knows of its arguments. The runtime makes it from real arguments, `trace` reads it."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tkc.ir.types import ArrayFacts
+from tkc.language.dtypes import DType
+
+
+@dataclass(frozen=True)
+class ArrayArgument:
+    """An array: element type, facts of extents, strides (in elements) and alignment; wide: offsets need 64 bits."""
+    dtype: DType
+    facts: ArrayFacts
+    wide: bool = False
+
+    @property
+    def rank(self) -> int: return len(self.facts.shape)
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A number passed at run time, known to be a multiple of `divisor` (integers)."""
+    dtype: DType
+    divisor: int = 1
+
+
+@dataclass(frozen=True)
+class ConstantArgument:
+    """A compile-time value: tkc.constexpr, None, or an integer equal to 1."""
+    value: Any
+
+
+Argument = ArrayArgument | ScalarArgument | ConstantArgument
+
+
+@dataclass(frozen=True)
+class Options:
+    """Launch options that shape the code. None: the plan decides."""
+    num_warps: int | None = None          # compute warps of a program
+    num_stages: int | None = None
+    num_ctas: int = 1
+    cluster: tuple[int, int] | None = None
+    maxnreg: int | None = None
+    extra: tuple[tuple[str, Any], ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Arguments by parameter name, in the order of the function's parameters."""
+    arguments: tuple[tuple[str, Argument], ...]
+    options: Options = Options()
