@@ -11,7 +11,6 @@ Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Attribute, SSAValue
@@ -64,7 +63,6 @@ FUNCTIONS: dict[str, Function] = {f.name: f for f in [
 
 class Elementwise(TileOperation):
     """Base of the generated classes: `fn` is the row of FUNCTIONS; operands `args`, one result."""
-    fn: ClassVar[Function]
     traits = traits_def(Pure())
     result = result_def()
 
@@ -114,8 +112,9 @@ class Ternary(Elementwise):
 def _define(fn: Function) -> type[Elementwise]:
     base = {1: Unary, 2: Binary, 3: Ternary}[fn.arity]
     title = "".join(part.capitalize() for part in fn.name.split("_"))
-    return irdl_op_definition(type(title, (base,), {"name": f"tile.{fn.name}", "fn": fn, "__doc__": f"`{fn.name}`, element by element.",
-                                                   "__module__": __name__}))
+    cls = irdl_op_definition(type(title, (base,), {"name": f"tile.{fn.name}", "__doc__": f"`{fn.name}`, element by element.", "__module__": __name__}))
+    cls.fn = fn                                    # set afterwards: a definition admits no other class attributes
+    return cls
 
 
 CLASSES: dict[str, type[Elementwise]] = {name: _define(fn) for name, fn in FUNCTIONS.items()}
@@ -202,7 +201,7 @@ class Bitcast(_Conversion):
 class PointerAdd(TileOperation):
     """Pointers moved by a number of elements (any integer type; the sum is a mathematical integer)."""
     name = "tile.pointer_add"
-    form = "pointer offset"
+    __form__ = "pointer offset"
     pointer, offset, result = operand_def(), operand_def(), result_def()
     traits = traits_def(Pure())
 

@@ -34,7 +34,7 @@ from tkc.ir.types import ArrayType, SharedType, TileType, TokenType
 class Convert(_Shape):
     """The same tile in another layout."""
     name = "tile.convert"
-    form = "arg"
+    __form__ = "arg"
 
     def verify_(self) -> None:
         if self.arg.type.with_layout(None) != self.result.type.with_layout(None): raise VerifyException(f"'tile.convert' changes the layout alone: {self.arg.type} to {self.result.type}")
@@ -47,7 +47,7 @@ class ReducePartial(TileOperation):
     The second half of a reduction over warps is a write, a read with the axis in registers, and a tile.reduce.
     """
     name = "tile.reduce_partial"
-    form = "@kind arg"
+    __form__ = "@kind arg"
     arg, result = operand_def(), result_def()
     kind = prop_def(StringAttr)
     axis = prop_def(IntegerAttr)
@@ -61,7 +61,7 @@ class ReducePartial(TileOperation):
 class Alloc(TileOperation):
     """Shared memory of a block; `offset` (bytes from the start of dynamic shared memory) is given by allocate-shared."""
     name = "tile.alloc"
-    form = "@offset?"
+    __form__ = "@offset?"
     offset = opt_prop_def(IntegerAttr)
     result = result_def(SharedType)
     traits = traits_def(MemoryAllocEffect())
@@ -74,7 +74,7 @@ class Alloc(TileOperation):
 class Stage(TileOperation):
     """One buffer of a ring."""
     name = "tile.stage"
-    form = "ring [index]"
+    __form__ = "ring [index]"
     ring, index, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
     traits = traits_def(Pure())
     def __init__(self, ring: SSAValue, index: SSAValue): super().__init__(operands=[ring, [index]], result_types=[SSAValue.get(ring).type.single()])
@@ -84,7 +84,7 @@ class Stage(TileOperation):
 class SharedTranspose(_Shape):
     """A buffer with its axes permuted (memory stays as it is)."""
     name = "tile.shared_transpose"
-    form = "arg"
+    __form__ = "arg"
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int]):
@@ -96,7 +96,7 @@ class SharedTranspose(_Shape):
 class SharedSlice(TileOperation):
     """Part of a buffer at offsets in elements: multiples of the swizzle atom (8 rows, one panel) where they are not constants."""
     name = "tile.shared_slice"
-    form = "arg [offsets]"
+    __form__ = "arg [offsets]"
     arg, offsets, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
     traits = traits_def(Pure())
     def __init__(self, arg: SSAValue, offsets: Sequence[SSAValue], result: SharedType): super().__init__(operands=[arg, list(offsets)], result_types=[result])
@@ -106,7 +106,7 @@ class SharedSlice(TileOperation):
 class Read(TileOperation):
     """Shared memory to registers in the result's layout."""
     name = "tile.read"
-    form = "buffer after*"
+    __form__ = "buffer after*"
     buffer, after, result = operand_def(SharedType), var_operand_def(TokenType), result_def(TileType)
     conflicts = opt_prop_def(IntegerAttr)         # bank conflicts a pass computed: the worst degree of one access, 1 = none
     irdl_options = SEGMENTED
@@ -118,7 +118,7 @@ class Read(TileOperation):
 class Write(TileOperation):
     """Registers to shared memory."""
     name = "tile.write"
-    form = "buffer value"
+    __form__ = "buffer value"
     buffer, value = operand_def(SharedType), operand_def(TileType)
     conflicts = opt_prop_def(IntegerAttr)
     traits = traits_def(MemoryWriteEffect())
@@ -127,7 +127,7 @@ class Write(TileOperation):
 
 class _Copy(TileOperation):
     """Operands of a copy from an array's block (as in tile.load) to a buffer."""
-    form = "array [offsets] buffer mask? other? after*"
+    __form__ = "array [offsets] buffer mask? other? after*"
     array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
     extents = prop_def(DenseArrayBase)
     vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
@@ -157,7 +157,7 @@ class CopyAsync(_Copy):
 class JoinTokens(TileOperation):
     """One token (one commit group) for several copies."""
     name = "tile.join_tokens"
-    form = "[tokens]"
+    __form__ = "[tokens]"
     tokens, token = var_operand_def(TokenType), result_def(TokenType)
     traits = traits_def(Pure())
     def __init__(self, tokens: Sequence[SSAValue]): super().__init__(operands=[list(tokens)], result_types=[TokenType()])
@@ -167,7 +167,7 @@ class JoinTokens(TileOperation):
 class WaitCopies(TileOperation):
     """Waits until at most `pending` of the groups issued so far are in flight; the tokens listed (oldest first) have then arrived."""
     name = "tile.wait_copies"
-    form = "[tokens]"
+    __form__ = "[tokens]"
     tokens, ready = var_operand_def(TokenType), result_def(TokenType)
     pending = prop_def(IntegerAttr)
     traits = traits_def(MemoryWriteEffect())

@@ -1,8 +1,8 @@
-"""One text form for every operation of the dialect, derived from a one-line `form`.
+"""One text form for every operation of the dialect, derived from a one-line `__form__`.
 
 An operation class states the order of its operands and properties once, e.g. for a load
 
-    form = "array [offsets] mask? other?"      prints      tile.load %a[%m, %k] mask %q {extents = …} : (…) -> …
+    __form__ = "array [offsets] mask? other?"      prints      tile.load %a[%m, %k] mask %q {extents = …} : (…) -> …
 
     name      one operand                    [name]    any number of operands in brackets
     name?     an optional operand, announced by its own name as a keyword
@@ -15,11 +15,9 @@ formats of xDSL cannot say this: a functional type over several variadic operand
 """
 from __future__ import annotations
 
-from typing import ClassVar
-
-from xdsl.dialects.builtin import IntAttr, IntegerAttr, StringAttr, UnitAttr, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Operation, Region
-from xdsl.irdl import IRDLOperation
+from xdsl.irdl import IRDLOperation, OperandDef, RegionDef, ResultDef
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
@@ -37,13 +35,13 @@ def _split(token: str) -> tuple[str, str]:
 
 
 class TileOperation(IRDLOperation):
-    """Base of every operation of the dialect: text from `form`."""
-    form: ClassVar[str] = ""
+    """Base of every operation of the dialect: text from `__form__` (a dunder: definitions of xDSL admit no other plain class attribute)."""
+    __form__ = ""
 
     # ------------------------------------------------------------------------------------------------ printing
     def print(self, printer: Printer) -> None:
         shown, separate = set(SEGMENTS), False
-        for kind, name in map(_split, self.form.split()):
+        for kind, name in map(_split, self.__form__.split()):
             value = None if kind == "keyword" else getattr(self, name)
             match kind:
                 case "keyword": printer.print_string(f" {name}"); separate = False
@@ -97,11 +95,9 @@ class TileOperation(IRDLOperation):
     def parse(cls, parser: Parser) -> Operation:
         groups, properties, definition = {}, {}, cls.get_irdl_definition()
         separate = False
-        for kind, name in map(_split, cls.form.split()):
-            if kind in ("one", "property", "property?") and separate and (kind != "property?" or True):
-                if kind == "property?":
-                    if parser.parse_optional_punctuation(",") is None: continue
-                else: parser.parse_punctuation(",")
+        for kind, name in map(_split, cls.__form__.split()):
+            if separate and kind in ("one", "property"): parser.parse_punctuation(",")
+            if separate and kind == "property?" and parser.parse_optional_punctuation(",") is None: continue
             separate = False
             match kind:
                 case "keyword": parser.parse_keyword(name)
@@ -123,7 +119,8 @@ class TileOperation(IRDLOperation):
             parser.raise_error(f"'{cls.name}' has {len(flat)} operands but {len(operand_types)} operand types")
         values = iter(parser.resolve_operands(flat, operand_types, parser.pos))
         operands = [[next(values) for _ in group] for group in ordered]
-        regions: list[list[Region]] = [[parser.parse_region()] for _ in definition.regions]
+        operands = [group[0] if type(d) is OperandDef else group for group, (_, d) in zip(operands, definition.operands)]
+        regions = [parser.parse_region() if type(d) is RegionDef else _optional_region(parser) for _, d in definition.regions]
         results = _group_results(definition, result_types)
         return cls.build(operands=operands, result_types=results, properties=properties, attributes=attributes, regions=regions)
 
@@ -142,21 +139,24 @@ class TileOperation(IRDLOperation):
 
 def _group_results(definition, types):
     """Result types as one group a result definition (at most one of them is variadic or optional)."""
-    from xdsl.irdl import ResultDef
     single = [type(d) is ResultDef for _, d in definition.results]
     spare = len(types) - sum(single)
     groups, at = [], 0
     for is_single in single:
         n = 1 if is_single else spare
-        groups.append(types[at:at + n]); at += n
+        groups.append(types[at] if is_single else types[at:at + n]); at += n
     return groups
+
+
+def _optional_region(parser: Parser) -> list[Region]:
+    region = parser.parse_optional_region()
+    return [] if region is None else [region]
 
 
 def _print_bare(printer: Printer, value: Attribute) -> None:
     match value:
         case StringAttr() if value.data.isidentifier(): printer.print_string(value.data)
-        case IntegerAttr() if value.type in (i32, i64): printer.print_string(str(value.value.data) + (" : i32" if value.type == i32 else ""))
-        case IntAttr(): printer.print_string(str(value.data))
+        case IntegerAttr() if value.type == i64: printer.print_string(str(value.value.data))
         case _: printer.print_attribute(value)
 
 
@@ -166,6 +166,7 @@ def _parse_optional_bare(parser: Parser) -> Attribute | None:
         if name == "false": return IntegerAttr.from_bool(False)
         if name == "unit": return UnitAttr()
         return StringAttr(name)
+    if (number := parser.parse_optional_integer(allow_boolean=False)) is not None: return IntegerAttr(number, i64)
     return parser.parse_optional_attribute()
 
 

@@ -59,7 +59,7 @@ class Roles(TileOperation):
 class Role(TileOperation):
     """`copies` instances of `warps` warps. registers: setmaxnreg. single: one elected thread runs the body."""
     name = "tile.role"
-    form = "@sym_name"
+    __form__ = "@sym_name"
     sym_name = prop_def(StringAttr)
     warps = prop_def(IntegerAttr)
     copies = opt_prop_def(IntegerAttr)
@@ -87,7 +87,7 @@ class Identity(_Source):
     """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster;
     thread and warp within the instance (the two that are not uniform)."""
     name = "tile.identity"
-    form = "@what"
+    __form__ = "@what"
     what = prop_def(StringAttr)
     def __init__(self, what: str): super().__init__(properties={"what": StringAttr(what)}, result_types=[i32])
 
@@ -100,7 +100,7 @@ class Identity(_Source):
 class Barrier(TileOperation):
     """bar.sync: `threads` threads meet at hardware barrier `id`."""
     name = "tile.barrier"
-    form = "id"
+    __form__ = "id"
     id = operand_def(i32)
     threads = prop_def(IntegerAttr)
     traits = EFFECT
@@ -111,7 +111,7 @@ class Barrier(TileOperation):
 class BarrierArrive(TileOperation):
     """bar.arrive: counts as arrived without waiting."""
     name = "tile.barrier_arrive"
-    form = "id"
+    __form__ = "id"
     id = operand_def(i32)
     threads = prop_def(IntegerAttr)
     traits = EFFECT
@@ -151,7 +151,7 @@ class Fence(TileOperation):
     thread's ordinary accesses become visible to the asynchronous proxy. dot: wgmma.fence, before the first dot of a group
     and wherever registers of a dot were touched since. block, gpu: memory fences."""
     name = "tile.fence"
-    form = "@kind"
+    __form__ = "@kind"
     kind = prop_def(StringAttr)
     traits = EFFECT
     def __init__(self, kind: str): super().__init__(properties={"kind": StringAttr(kind)})
@@ -164,7 +164,7 @@ class Fence(TileOperation):
 class Barriers(TileOperation):
     """Room for the mbarriers of a ring; `offset` as in tile.alloc."""
     name = "tile.mbarriers"
-    form = "@offset?"
+    __form__ = "@offset?"
     offset = opt_prop_def(IntegerAttr)
     result = result_def(BarriersType)
     traits = traits_def(MemoryAllocEffect())
@@ -176,7 +176,7 @@ class Barriers(TileOperation):
 class MbarrierInit(TileOperation):
     """Every mbarrier of the ring expects `count` arrivals a phase; done by one thread of the block."""
     name = "tile.mbarrier_init"
-    form = "barriers"
+    __form__ = "barriers"
     barriers = operand_def(BarriersType)
     count = prop_def(IntegerAttr)
     traits = EFFECT
@@ -187,7 +187,7 @@ class MbarrierInit(TileOperation):
 class MbarrierWait(TileOperation):
     """Until the phase of that parity has completed. unless: skipped where this earlier test already said so."""
     name = "tile.mbarrier_wait"
-    form = "barriers [index] parity unless?"
+    __form__ = "barriers [index] parity unless?"
     barriers, index, parity, unless = operand_def(BarriersType), var_operand_def(), operand_def(i32), opt_operand_def(i1)
     irdl_options = SEGMENTED
     traits = EFFECT
@@ -198,7 +198,7 @@ class MbarrierWait(TileOperation):
 class MbarrierTest(TileOperation):
     """Whether the phase of that parity has completed, without waiting."""
     name = "tile.mbarrier_test"
-    form = "barriers [index] parity"
+    __form__ = "barriers [index] parity"
     barriers, index, parity, result = operand_def(BarriersType), var_operand_def(), operand_def(i32), result_def(i1)
     traits = EFFECT
     def __init__(self, barriers, index, parity): super().__init__(operands=[barriers, [index], parity], result_types=[i1])
@@ -209,7 +209,7 @@ class MbarrierArrive(TileOperation):
     """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the same barrier of each.
     each "warp": one arrival by every warp of the instance."""
     name = "tile.mbarrier_arrive"
-    form = "barriers [index] to?"
+    __form__ = "barriers [index] to?"
     barriers, index, to = operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
     each = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
@@ -222,7 +222,7 @@ class MbarrierArrive(TileOperation):
 class MbarrierExpect(TileOperation):
     """One arrival that also announces bytes of asynchronous copies to this phase."""
     name = "tile.mbarrier_expect"
-    form = "barriers [index]"
+    __form__ = "barriers [index]"
     barriers, index = operand_def(BarriersType), var_operand_def()
     bytes = prop_def(IntegerAttr)
     traits = EFFECT
@@ -234,7 +234,7 @@ class RingNext(TileOperation):
     """The next stage and its parity: stage + steps mod stages, parity flipped for each wrap.
     `steps`: an operand (i32), 1 where absent."""
     name = "tile.ring_next"
-    form = "stage parity steps?"
+    __form__ = "stage parity steps?"
     stage, parity, steps = operand_def(i32), operand_def(i32), opt_operand_def(i32)
     next_stage, next_parity = result_def(i32), result_def(i32)
     stages = prop_def(IntegerAttr)
@@ -248,7 +248,7 @@ class RingNext(TileOperation):
 class TensorMap(_Shape):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter."""
     name = "tile.tensor_map"
-    form = "arg"
+    __form__ = "arg"
     arg, result = operand_def(ArrayType), result_def(MapType)
     def __init__(self, arg: SSAValue, result: MapType): super().__init__(arg, result)
 
@@ -258,7 +258,7 @@ class TmaLoad(TileOperation):
     """A box to shared memory; completes its bytes on the mbarrier. `to`: multicast to the blocks of that bit mask, at the same
     offsets and barrier of each. hint: "evict_first" or "evict_last"."""
     name = "tile.tma_load"
-    form = "map [offsets] buffer barriers [index] to?"
+    __form__ = "map [offsets] buffer barriers [index] to?"
     map, offsets, buffer, barriers, index, to = operand_def(MapType), var_operand_def(), operand_def(SharedType), operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
     hint = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
@@ -272,7 +272,7 @@ class TmaLoad(TileOperation):
 class TmaStore(TileOperation):
     """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max", "min" instead of a store."""
     name = "tile.tma_store"
-    form = "map [offsets] buffer"
+    __form__ = "map [offsets] buffer"
     map, offsets, buffer = operand_def(MapType), var_operand_def(), operand_def(SharedType)
     reduce = opt_prop_def(StringAttr)
     traits = EFFECT
@@ -292,7 +292,7 @@ class BulkCommit(TileOperation):
 class BulkWait(TileOperation):
     """The issuing thread waits until at most `pending` groups are in flight; read: until they have read their source."""
     name = "tile.bulk_wait"
-    form = "@pending"
+    __form__ = "@pending"
     pending = prop_def(IntegerAttr)
     read = opt_prop_def(UnitAttr)
     traits = EFFECT
@@ -318,7 +318,7 @@ class CpCommit(TileOperation):
 class CpWait(TileOperation):
     """Each thread waits until at most `pending` of its groups are in flight. (A barrier makes them visible to the others.)"""
     name = "tile.cp_wait"
-    form = "@pending"
+    __form__ = "@pending"
     pending = prop_def(IntegerAttr)
     traits = EFFECT
     def __init__(self, pending: int): super().__init__(properties={"pending": number(pending)})
@@ -333,7 +333,7 @@ class DotAsync(TileOperation):
     left out); `keep`: an i1 operand that says so at run time (false: not used). The result is in the same registers.
     """
     name = "tile.dot_async"
-    form = "a b acc? keep?"
+    __form__ = "a b acc? keep?"
     a, b, acc, keep, result = operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(i1), result_def(PendingType)
     irdl_options = SEGMENTED
     traits = EFFECT
@@ -362,7 +362,7 @@ class DotCommit(TileOperation):
 class DotWait(TileOperation):
     """Waits until at most `pending` groups are in flight. Operands are all dots in flight; those results that are tiles are ready."""
     name = "tile.dot_wait"
-    form = "@pending [args]"
+    __form__ = "@pending [args]"
     args, results_ = var_operand_def(PendingType), var_result_def()
     pending = prop_def(IntegerAttr)
     traits = EFFECT

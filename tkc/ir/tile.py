@@ -147,7 +147,7 @@ def _from_bits(n: int, element: Attribute) -> float | int:
 class ProgramId(_Source):
     """The index of this program along a grid axis: `tile.program_id 0 : i32`."""
     name = "tile.program_id"
-    form = "@axis"
+    __form__ = "@axis"
     axis = prop_def(IntegerAttr)
     def __init__(self, axis: int): super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
@@ -156,7 +156,7 @@ class ProgramId(_Source):
 class NumPrograms(_Source):
     """The extent of the logical grid along an axis."""
     name = "tile.num_programs"
-    form = "@axis"
+    __form__ = "@axis"
     axis = prop_def(IntegerAttr)
     def __init__(self, axis: int): super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
@@ -165,7 +165,7 @@ class NumPrograms(_Source):
 class Arange(_Source):
     """start, start + 1, …: a rank-1 tile of integers."""
     name = "tile.arange"
-    form = "@start"
+    __form__ = "@start"
     start = prop_def(IntegerAttr)
     def __init__(self, start: int, result: TileType): super().__init__(properties={"start": IntegerAttr(start, i64)}, result_types=[result])
 
@@ -178,7 +178,7 @@ class Arange(_Source):
 class Multiple(TileOperation):
     """The operand, known to be a multiple of `divisor` (a user's promise or a fact of the specialization)."""
     name = "tile.multiple"
-    form = "arg @divisor"
+    __form__ = "arg @divisor"
     arg, result = operand_def(), result_def()
     divisor = prop_def(IntegerAttr)
     traits = traits_def(Pure())
@@ -190,7 +190,7 @@ class Multiple(TileOperation):
 class Assume(TileOperation):
     """A scalar condition that the user promises to hold."""
     name = "tile.assume"
-    form = "condition"
+    __form__ = "condition"
     condition = operand_def(i1)
     traits = traits_def(MemoryWriteEffect())
 
@@ -207,7 +207,7 @@ class _Shape(TileOperation):
 class Splat(_Shape):
     """A scalar as a tile."""
     name = "tile.splat"
-    form = "arg"
+    __form__ = "arg"
 
     def verify_(self) -> None:
         if not isinstance(self.result.type, TileType) or self.arg.type != self.result.type.element: raise VerifyException(f"'tile.splat' cannot make {self.result.type} of {self.arg.type}")
@@ -217,7 +217,7 @@ class Splat(_Shape):
 class Broadcast(_Shape):
     """Extents of 1 stretched (the rank stays)."""
     name = "tile.broadcast"
-    form = "arg"
+    __form__ = "arg"
 
     def verify_(self) -> None:
         a, r = self.arg.type, self.result.type
@@ -228,7 +228,7 @@ class Broadcast(_Shape):
 class Reshape(_Shape):
     """The same elements in row-major order under other extents; also inserts and drops extents of 1."""
     name = "tile.reshape"
-    form = "arg"
+    __form__ = "arg"
 
     def verify_(self) -> None:
         if self.arg.type.size != self.result.type.size: raise VerifyException(f"{self.arg.type} has {self.arg.type.size} elements, {self.result.type} has {self.result.type.size}")
@@ -238,7 +238,7 @@ class Reshape(_Shape):
 class Transpose(_Shape):
     """Axis i of the result is axis permutation[i] of the operand."""
     name = "tile.transpose"
-    form = "arg"
+    __form__ = "arg"
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int], result: Attribute | None = None):
@@ -255,7 +255,7 @@ class Transpose(_Shape):
 class Slice(_Shape):
     """A static part: starts `offsets`, extents of the result, steps `strides` (1 where absent)."""
     name = "tile.slice"
-    form = "arg"
+    __form__ = "arg"
     offsets = prop_def(DenseArrayBase)
     strides = opt_prop_def(DenseArrayBase)
 
@@ -274,7 +274,7 @@ class Slice(_Shape):
 class Extract(_Shape):
     """One element at a static index, as a scalar that every thread has."""
     name = "tile.extract"
-    form = "arg"
+    __form__ = "arg"
     index = prop_def(DenseArrayBase)
     def __init__(self, arg: SSAValue, index: Sequence[int]): super().__init__(arg, SSAValue.get(arg).type.element, index=ints(index))
 
@@ -283,7 +283,7 @@ class Extract(_Shape):
 class Flip(_Shape):
     """The order of one axis reversed."""
     name = "tile.flip"
-    form = "arg"
+    __form__ = "arg"
     axis = prop_def(IntegerAttr)
     def __init__(self, arg: SSAValue, axis: int): super().__init__(arg, SSAValue.get(arg).type, axis=IntegerAttr(axis, i64))
 
@@ -292,7 +292,7 @@ class Flip(_Shape):
 class Concat(TileOperation):
     """Tiles one after the other along an axis."""
     name = "tile.concat"
-    form = "[args]"
+    __form__ = "[args]"
     args, result = var_operand_def(), result_def()
     axis = prop_def(IntegerAttr)
     traits = traits_def(Pure())
@@ -312,7 +312,7 @@ class Reduce(TileOperation):
     of 2n scalars that yields n: an associative combination.
     """
     name = "tile.reduce"
-    form = "@kind [args]"
+    __form__ = "@kind [args]"
     args, results_ = var_operand_def(), var_result_def()
     kind = prop_def(StringAttr)
     axis = prop_def(IntegerAttr)
@@ -344,7 +344,7 @@ def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribu
 class Scan(TileOperation):
     """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in tile.reduce."""
     name = "tile.scan"
-    form = "@kind [args]"
+    __form__ = "@kind [args]"
     args, results_ = var_operand_def(), var_result_def()
     kind = prop_def(StringAttr)
     axis = prop_def(IntegerAttr)
@@ -365,7 +365,7 @@ class Scan(TileOperation):
 class Yield(TileOperation):
     """Ends the region of a combine."""
     name = "tile.yield"
-    form = "[args]"
+    __form__ = "[args]"
     args = var_operand_def()
     traits = traits_def(IsTerminator())
     def __init__(self, *args: SSAValue): super().__init__(operands=[list(args)])
@@ -375,7 +375,7 @@ class Yield(TileOperation):
 class Sort(_Shape):
     """Ascending (or descending) along the last axis; NaN last."""
     name = "tile.sort"
-    form = "arg"
+    __form__ = "arg"
     descending = opt_prop_def(UnitAttr)
     def __init__(self, arg: SSAValue, descending: bool = False): super().__init__(arg, SSAValue.get(arg).type, **({"descending": UnitAttr()} if descending else {}))
 
@@ -384,7 +384,7 @@ class Sort(_Shape):
 class Histogram(TileOperation):
     """Counts (i32) of the values 0 … bins − 1 of a rank-1 integer tile; others, and masked ones, are not counted."""
     name = "tile.histogram"
-    form = "arg mask?"
+    __form__ = "arg mask?"
     arg, mask, result = operand_def(), opt_operand_def(), result_def()
     traits = traits_def(Pure())
     def __init__(self, arg: SSAValue, bins: int, mask: SSAValue | None = None):
@@ -398,7 +398,7 @@ class Dot(TileOperation):
     From level 1 on `instruction` names what computes it ("mma", "wgmma", "fma").
     """
     name = "tile.dot"
-    form = "a b acc"
+    __form__ = "a b acc"
     a, b, acc, result = operand_def(), operand_def(), operand_def(), result_def()
     precision = prop_def(StringAttr)
     instruction = opt_prop_def(StringAttr)
@@ -419,7 +419,7 @@ class Dot(TileOperation):
 class Dim(_Shape):
     """An extent of an array: `tile.dim %a 0`."""
     name = "tile.dim"
-    form = "arg @axis"
+    __form__ = "arg @axis"
     axis = prop_def(IntegerAttr)
     def __init__(self, arg: SSAValue, axis: int, result: Attribute = i32): super().__init__(arg, result, axis=IntegerAttr(axis, i64))
 
@@ -428,7 +428,7 @@ class Dim(_Shape):
 class Stride(_Shape):
     """A stride of an array, in elements."""
     name = "tile.stride"
-    form = "arg @axis"
+    __form__ = "arg @axis"
     axis = prop_def(IntegerAttr)
     def __init__(self, arg: SSAValue, axis: int, result: Attribute = i64): super().__init__(arg, result, axis=IntegerAttr(axis, i64))
 
@@ -437,7 +437,7 @@ class Stride(_Shape):
 class Pointer(_Shape):
     """The address of an array's first element."""
     name = "tile.pointer"
-    form = "arg"
+    __form__ = "arg"
     def __init__(self, arg: SSAValue): super().__init__(arg, PointerType(SSAValue.get(arg).type.element))
 
 
@@ -445,7 +445,7 @@ class Pointer(_Shape):
 class View(TileOperation):
     """Part of an array, no copy: per axis "index" (one operand; the axis disappears), "slice" (start and stop) or "all"."""
     name = "tile.view"
-    form = "array [offsets]"
+    __form__ = "array [offsets]"
     array, offsets, result = operand_def(ArrayType), var_operand_def(), result_def(ArrayType)
     kinds = prop_def(ArrayAttr[StringAttr])
     traits = traits_def(Pure())
@@ -463,7 +463,7 @@ class View(TileOperation):
 class MakeArray(TileOperation):
     """An array from an address, extents and strides (in elements)."""
     name = "tile.make_array"
-    form = "pointer [shape] strides*"
+    __form__ = "pointer [shape] strides*"
     pointer, shape, strides, result = operand_def(), var_operand_def(), var_operand_def(), result_def(ArrayType)
     irdl_options = SEGMENTED
     traits = traits_def(Pure())
@@ -480,7 +480,7 @@ class Load(TileOperation):
     rank-1 integer tile: a gather along that axis. All axes dropped: a scalar.
     """
     name = "tile.load"
-    form = "array [offsets] mask? other?"
+    __form__ = "array [offsets] mask? other?"
     array, offsets, mask, other, result = operand_def(ArrayType), var_operand_def(), opt_operand_def(), opt_operand_def(), result_def()
     extents = prop_def(DenseArrayBase)
     irdl_options = SEGMENTED
@@ -500,7 +500,7 @@ class Load(TileOperation):
 class Store(TileOperation):
     """The inverse of tile.load; what lies outside the array, or is masked, is not written."""
     name = "tile.store"
-    form = "array [offsets] value mask?"
+    __form__ = "array [offsets] value mask?"
     array, offsets, value, mask = operand_def(ArrayType), var_operand_def(), operand_def(), opt_operand_def()
     extents = prop_def(DenseArrayBase)
     irdl_options = SEGMENTED
@@ -523,7 +523,7 @@ def _verify_block(op, t: Attribute) -> None:
 class LoadPointers(TileOperation):
     """One element from each address (a tile of them, or one); where the mask is false, `other` (0)."""
     name = "tile.load_pointers"
-    form = "pointers mask? other?"
+    __form__ = "pointers mask? other?"
     pointers, mask, other, result = operand_def(), opt_operand_def(), opt_operand_def(), result_def()
     semantics = opt_prop_def(StringAttr)          # "acquire" orders later loads after it
     scope = opt_prop_def(StringAttr)
@@ -539,7 +539,7 @@ class LoadPointers(TileOperation):
 class StorePointers(TileOperation):
     """One element to each address where the mask is true."""
     name = "tile.store_pointers"
-    form = "pointers value mask?"
+    __form__ = "pointers value mask?"
     pointers, value, mask = operand_def(), operand_def(), opt_operand_def()
     semantics = opt_prop_def(StringAttr)
     scope = opt_prop_def(StringAttr)
@@ -554,7 +554,7 @@ ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
 class Atomic(TileOperation):
     """Read-modify-write at addresses; the old values are the optional result. kind compare also takes `expected`."""
     name = "tile.atomic"
-    form = "@kind pointers value expected? mask?"
+    __form__ = "@kind pointers value expected? mask?"
     pointers, value, expected, mask, result = operand_def(), operand_def(), opt_operand_def(), opt_operand_def(), opt_result_def()
     kind = prop_def(StringAttr)
     semantics = opt_prop_def(StringAttr)          # relaxed, acquire, release, acq_rel (default)
@@ -567,7 +567,7 @@ class Atomic(TileOperation):
 class AtomicBlock(TileOperation):
     """Read-modify-write of a block of an array, without a result (may become a TMA reduction)."""
     name = "tile.atomic_block"
-    form = "@kind array [offsets] value mask?"
+    __form__ = "@kind array [offsets] value mask?"
     array, offsets, value, mask = operand_def(ArrayType), var_operand_def(), operand_def(), opt_operand_def()
     kind = prop_def(StringAttr)
     extents = prop_def(DenseArrayBase)
@@ -584,7 +584,7 @@ class AtomicBlock(TileOperation):
 class Print(TileOperation):
     """Prints scalars or tiles for debugging."""
     name = "tile.print"
-    form = "@text [args]"
+    __form__ = "@text [args]"
     args = var_operand_def()
     text = prop_def(StringAttr)
     traits = traits_def(MemoryWriteEffect())
@@ -594,7 +594,7 @@ class Print(TileOperation):
 class Assert(TileOperation):
     """Traps with a message where a condition (scalar or tile) is false."""
     name = "tile.assert"
-    form = "@text condition"
+    __form__ = "@text condition"
     condition = operand_def()
     text = prop_def(StringAttr)
     traits = traits_def(MemoryWriteEffect())

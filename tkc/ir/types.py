@@ -24,6 +24,7 @@ from xdsl.ir import Attribute, Data, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
+from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
@@ -89,15 +90,14 @@ def parse_layout(parser: AttrParser) -> Layout: return _checked(parser, Layout.p
 def _parse_shape(parser: AttrParser) -> tuple[ArrayAttr, Attribute]:
     """`128x64xbf16` -> extents and element type."""
     extents = []
-    while (n := parser.parse_optional_shape_dimension() if hasattr(parser, "parse_optional_shape_dimension") else _dimension(parser)) is not None:
+    while (n := _dimension(parser)) is not None:
         extents.append(n)
         parser.parse_shape_delimiter()
     return ArrayAttr(map(IntAttr, extents)), parser.parse_type()
 
 
 def _dimension(parser: AttrParser) -> int | None:
-    from xdsl.utils.mlir_lexer import MLIRTokenKind
-    if parser._current_token.kind not in (MLIRTokenKind.INTEGER_LITERAL, MLIRTokenKind.QUESTION): return None
+    if parser._current_token.kind not in (MLIRTokenKind.INTEGER_LIT, MLIRTokenKind.QUESTION): return None
     return parser.parse_shape_dimension()
 
 
