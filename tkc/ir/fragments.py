@@ -40,7 +40,8 @@ from functools import cached_property
 
 import numpy as np
 
-from tkc.ir.layout import WARP, Digit, Layout, LayoutError, _shape_text, blocked, copies, rows
+from tkc.ir.digits import Digit, LayoutError, copies
+from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
 
@@ -159,7 +160,7 @@ class Mma:
 
 _WGMMA_N = tuple(range(8, 257, 8))
 _WGMMA_N_S8 = tuple(n for n in _WGMMA_N if n <= 32 or n % 16 == 0)
-_FP8, _INT8, _BOTH = ("f8e4m3", "f8e5m2"), ("i8", "u8"), ("k", "mn")
+_FP8, _INT8, _BOTH = ("f8E4M3FN", "f8E5M2"), ("i8", "ui8"), ("k", "mn")  # as tkc.ir.types prints them
 
 MMA_INSTRUCTIONS: tuple[Mma, ...] = (
     Mma("mma.m16n8k16", 16, (8,), 16, ("f16",), ("f16",), ("f32", "f16"), 80),

@@ -78,29 +78,11 @@ from math import gcd, prod
 
 import numpy as np
 
+from tkc.ir.digits import (Digit, LayoutError, canonical, copies, digits_text, divide, matching_axes, offset_table, parse_digit,
+                            parse_shape, shape_text, total)
+
 WARP = 32
 SECTIONS = ("registers", "lanes", "warps", "blocks")
-
-
-class LayoutError(ValueError):
-    """A layout that does not exist, or a question that it cannot answer; the message is one sentence."""
-
-
-@dataclass(frozen=True)
-class Digit:
-    """One digit of a hardware index: value v in [0, extent) moves the coordinate on `axis` by v * stride."""
-
-    extent: int
-    axis: int  # -1: replication, the value moves nothing
-    stride: int
-
-    def __str__(self) -> str:
-        return f"{self.extent}:*" if self.axis < 0 else f"{self.extent}:{self.stride}@{self.axis}"
-
-
-def copies(extent: int) -> Digit:
-    """A replication digit."""
-    return Digit(extent, -1, 0)
 
 
 @dataclass(frozen=True)
@@ -116,12 +98,12 @@ class Layout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
         for name in SECTIONS:
-            object.__setattr__(self, name, _canonical(getattr(self, name), len(self.shape)))
+            object.__setattr__(self, name, canonical(getattr(self, name), len(self.shape)))
         if any(extent < 1 for extent in self.shape):
-            raise LayoutError(f"a tile's extents are at least 1, but the shape is {_shape_text(self.shape)}")
-        lanes = _count(self.lanes)
+            raise LayoutError(f"a tile's extents are at least 1, but the shape is {shape_text(self.shape)}")
+        lanes = total(self.lanes)
         if lanes != WARP:
-            raise LayoutError(f"the lane digits must multiply to {WARP}, but {_digits_text(self.lanes)} give {lanes}")
+            raise LayoutError(f"the lane digits must multiply to {WARP}, but {digits_text(self.lanes)} give {lanes}")
         for axis, (extent, size) in enumerate(zip(self.shape, self.padded_shape)):
             if size < extent:
                 raise LayoutError(f"the digits of axis {axis} reach {size} coordinates, but the tile has {extent} of them")
@@ -129,20 +111,13 @@ class Layout:
     # ---- sizes ------------------------------------------------------------------------------------------------
 
     @property
-    def rank(self) -> int:
-        return len(self.shape)
-
+    def rank(self) -> int: return len(self.shape)
     @cached_property
-    def num_registers(self) -> int:
-        return _count(self.registers)
-
+    def num_registers(self) -> int: return total(self.registers)
     @cached_property
-    def num_warps(self) -> int:
-        return _count(self.warps)
-
+    def num_warps(self) -> int: return total(self.warps)
     @cached_property
-    def num_blocks(self) -> int:
-        return _count(self.blocks)
+    def num_blocks(self) -> int: return total(self.blocks)
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
@@ -158,24 +133,15 @@ class Layout:
         return tuple(box)
 
     @property
-    def is_padded(self) -> bool:
-        return self.padded_shape != self.shape
-
+    def is_padded(self) -> bool: return self.padded_shape != self.shape
     @property
-    def register_replication(self) -> int:
-        return _count(d for d in self.registers if d.axis < 0)
-
+    def register_replication(self) -> int: return total(d for d in self.registers if d.axis < 0)
     @property
-    def lane_replication(self) -> int:
-        return _count(d for d in self.lanes if d.axis < 0)
-
+    def lane_replication(self) -> int: return total(d for d in self.lanes if d.axis < 0)
     @property
-    def warp_replication(self) -> int:
-        return _count(d for d in self.warps if d.axis < 0)
-
+    def warp_replication(self) -> int: return total(d for d in self.warps if d.axis < 0)
     @property
-    def block_replication(self) -> int:
-        return _count(d for d in self.blocks if d.axis < 0)
+    def block_replication(self) -> int: return total(d for d in self.blocks if d.axis < 0)
 
     def digits(self, axis: int, sections: Iterable[str] = SECTIONS) -> tuple[Digit, ...]:
         """The digits that move along `axis`, section by section."""
@@ -192,7 +158,7 @@ class Layout:
                 if digit.axis >= 0:
                     at[digit.axis] += value * digit.stride
             if index:
-                raise LayoutError(f"the index into {name} is beyond the {_count(getattr(self, name))} of this layout")
+                raise LayoutError(f"the index into {name} is beyond the {total(getattr(self, name))} of this layout")
         return tuple(at)
 
     def offsets(self, section: str) -> np.ndarray:
@@ -201,7 +167,7 @@ class Layout:
 
     @cached_property
     def _offsets(self) -> dict[str, np.ndarray]:
-        return {name: _offsets(getattr(self, name), self.rank) for name in SECTIONS}
+        return {name: offset_table(getattr(self, name), self.rank) for name in SECTIONS}
 
     def table(self) -> np.ndarray:
         """[blocks * warps, lanes, registers, rank]: `coords` of everything (computed once, read-only)."""
@@ -210,7 +176,7 @@ class Layout:
     @cached_property
     def _table(self) -> np.ndarray:
         registers, lanes, warps, blocks = (self._offsets[name] for name in SECTIONS)
-        units = (blocks[:, None] + warps[None, :]).reshape(-1, self.rank)
+        units = (blocks[:, None] + warps[None, :]).reshape(len(blocks) * len(warps), self.rank)
         table = units[:, None, None] + lanes[None, :, None] + registers[None, None, :]
         table.flags.writeable = False
         return table
@@ -218,7 +184,7 @@ class Layout:
     def owners(self, coord: Sequence[int]) -> tuple[tuple[int, int, int, int], ...]:
         """Every (register, lane, warp, block) that holds the element; more than one where it is replicated."""
         if len(coord) != self.rank or not all(0 <= c < n for c, n in zip(coord, self.padded_shape)):
-            raise LayoutError(f"{tuple(coord)} is no coordinate of a {_shape_text(self.padded_shape)} tile")
+            raise LayoutError(f"{tuple(coord)} is no coordinate of a {shape_text(self.padded_shape)} tile")
         indices = []
         for name in SECTIONS:
             found, weight = [0], 1
@@ -259,7 +225,7 @@ class Layout:
 
     def warps_along(self, axis: int) -> int:
         """How many different warps share one line along `axis` (1: a reduction stays inside the warp)."""
-        return _count(self.digits(axis % self.rank, ["warps"]))
+        return total(self.digits(axis % self.rank, ["warps"]))
 
     def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis."""
@@ -280,7 +246,7 @@ class Layout:
     def transpose(self, perm: Sequence[int]) -> Layout:
         """Axis i of the result is axis perm[i] of this tile."""
         if sorted(perm) != list(range(self.rank)):
-            raise LayoutError(f"{tuple(perm)} does not permute the {self.rank} axes of a {_shape_text(self.shape)} tile")
+            raise LayoutError(f"{tuple(perm)} does not permute the {self.rank} axes of a {shape_text(self.shape)} tile")
         return self._rebuild([self.shape[a] for a in perm],
                              lambda d, _: [d if d.axis < 0 else replace(d, axis=list(perm).index(d.axis))])
 
@@ -299,7 +265,7 @@ class Layout:
         """A new axis of extent 1 in front of `axis`."""
         axis = axis + self.rank + 1 if axis < 0 else axis
         if not 0 <= axis <= self.rank:
-            raise LayoutError(f"a {_shape_text(self.shape)} tile cannot get a new axis {axis}")
+            raise LayoutError(f"a {shape_text(self.shape)} tile cannot get a new axis {axis}")
         return self._rebuild(self.shape[:axis] + (1,) + self.shape[axis:],
                              lambda d, _: [replace(d, axis=d.axis + (d.axis >= axis))])
 
@@ -315,7 +281,7 @@ class Layout:
         """The layout in which an operand of that shape meets this result by choosing registers only (`register_map`)."""
         lead = self.rank - len(operand_shape)
         if lead < 0 or any(n not in (1, m) for n, m in zip(operand_shape, self.shape[lead:])):
-            raise LayoutError(f"a {_shape_text(operand_shape)} tile does not broadcast to {_shape_text(self.shape)}")
+            raise LayoutError(f"a {shape_text(operand_shape)} tile does not broadcast to {shape_text(self.shape)}")
         kept = [a for a in range(lead, self.rank) if operand_shape[a - lead] == self.shape[a]]
 
         def change(digit: Digit, section: str) -> list[Digit]:
@@ -328,9 +294,9 @@ class Layout:
         """The same elements in row-major order under another shape, each staying in its register."""
         shape = tuple(shape)
         if prod(shape) != prod(self.shape):
-            raise LayoutError(f"a {_shape_text(self.shape)} tile cannot be reshaped to {_shape_text(shape)}: the sizes differ")
+            raise LayoutError(f"a {shape_text(self.shape)} tile cannot be reshaped to {shape_text(shape)}: the sizes differ")
         moved: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # axis -> its row-major stride, the new axes of its group
-        for old, new in _groups(self.shape, shape):
+        for old, new in matching_axes(self.shape, shape):
             if old and len(old) == len(new) == 1:
                 moved[old[0]] = 1, [(new[0], self.padded_shape[old[0]])]
                 continue
@@ -345,7 +311,7 @@ class Layout:
             if digit.axis < 0:
                 return [digit]
             scale, axes = moved[digit.axis]
-            return _divide(digit.extent, digit.stride * scale, axes)
+            return divide(digit.extent, digit.stride * scale, axes)
         return self._rebuild(shape, change)
 
     def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
@@ -415,14 +381,14 @@ class Layout:
 
     def _axis(self, axis: int) -> int:
         if not -self.rank <= axis < self.rank:
-            raise LayoutError(f"a {_shape_text(self.shape)} tile has no axis {axis}")
+            raise LayoutError(f"a {shape_text(self.shape)} tile has no axis {axis}")
         return axis % self.rank
 
     # ---- text -------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         sections = [self.registers, self.lanes, self.warps] + [self.blocks] * bool(self.blocks)
-        return f"{_shape_text(self.shape)}: " + " | ".join(map(_digits_text, sections))
+        return f"{shape_text(self.shape)}: " + " | ".join(map(digits_text, sections))
 
     @staticmethod
     def parse(text: str) -> Layout:
@@ -433,7 +399,12 @@ class Layout:
         sections = [part.split() for part in body.split("|")]
         if len(sections) not in (3, 4):
             raise LayoutError(f"a layout has sections 'registers | lanes | warps [| blocks]', but {text!r} has {len(sections)}")
-        return Layout(parse_shape(head), *(tuple(map(_parse_digit, part)) if part != ["-"] else () for part in sections))
+        return Layout(parse_shape(head), *(tuple(map(parse_digit, part)) if part != ["-"] else () for part in sections))
+
+
+def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:
+    """Offset of a register -> the first register with that offset."""
+    return {tuple(at): r for r, at in reversed(list(enumerate(layout.offsets("registers").tolist())))}
 
 
 # ---- between two layouts of one tile --------------------------------------------------------------------------
@@ -481,11 +452,11 @@ def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
         raise LayoutError(f"{src} and {dst} live in different threads, so their registers cannot be compared")
     lead = dst.rank - src.rank
     if lead < 0 or any(n not in (1, m) for n, m in zip(src.shape, dst.shape[lead:])):
-        raise LayoutError(f"a {_shape_text(src.shape)} tile is not, and does not broadcast to, one of {_shape_text(dst.shape)}")
+        raise LayoutError(f"a {shape_text(src.shape)} tile is not, and does not broadcast to, one of {shape_text(dst.shape)}")
     scale = np.array([prod(src.shape[axis + 1:]) for axis in range(src.rank)], int)
     numbers = []
     for layout, first in (src, 0), (dst, lead):
-        at = layout.table().reshape(-1, layout.num_registers, layout.rank)
+        at = layout.table().reshape(WARP * layout.num_warps * layout.num_blocks, layout.num_registers, layout.rank)
         real = (at < np.array(layout.shape, int)).all(-1)
         numbers.append(np.where(real, (at[..., first:] * scale * (np.array(src.shape, int) > 1)).sum(-1), -1))
     return numbers[0], numbers[1]
@@ -505,11 +476,11 @@ def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], o
     """
     rank, order = len(shape), order or tuple(reversed(range(len(shape))))
     if sorted(order) != list(range(rank)):
-        raise LayoutError(f"order {order} does not list the {rank} axes of a {_shape_text(shape)} tile")
+        raise LayoutError(f"order {order} does not list the {rank} axes of a {shape_text(shape)} tile")
     if rank == 0:
         return Layout((), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),))
     if threads_per and WARP % prod(threads_per):
-        raise LayoutError(f"{_shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a warp")
+        raise LayoutError(f"{shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a warp")
     vector = min(vector, 1 << (shape[order[0]] - 1).bit_length())
     vectors = [vector if axis == order[0] else 1 for axis in range(rank)]
     rest = [-(-n // v) for n, v in zip(shape, vectors)]
@@ -527,8 +498,8 @@ def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], o
         lane_digits.append(Digit(lanes[a], a, vectors[a]))
         warp_digits.append(Digit(units[a], a, step))
         registers.append(Digit(-(-shape[a] // (step * units[a])), a, step * units[a]))
-    total = warps if isinstance(warps, int) else prod(warps)
-    return Layout(shape, tuple(registers), (*lane_digits, copies(WARP // prod(lanes))), (*warp_digits, copies(total // prod(units))))
+    spare = (warps if isinstance(warps, int) else prod(warps)) // prod(units)
+    return Layout(shape, tuple(registers), (*lane_digits, copies(WARP // prod(lanes))), (*warp_digits, copies(spare)))
 
 
 def rows(shape: tuple[int, ...], vector: int, warps: int, threads_per_row: int, axis: int = -1) -> Layout:
@@ -572,104 +543,3 @@ def _parse_named(text: str) -> Layout:
         return NAMED[name](parse_shape(words[0]), **options)
     except TypeError as error:
         raise LayoutError(f"cannot read the layout {text!r}: {error}") from None
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    try:
-        return () if text.strip() == "scalar" else tuple(int(word) for word in text.strip().split("x"))
-    except ValueError:
-        raise LayoutError(f"cannot read the shape {text!r}: expected extents like 64x256") from None
-
-
-def _parse_digit(text: str) -> Digit:
-    extent, colon, place = text.partition(":")
-    stride, _, axis = place.partition("@")
-    try:
-        return copies(int(extent)) if place == "*" else Digit(int(extent), int(axis), int(stride))
-    except ValueError:
-        raise LayoutError(f"cannot read the digit {text!r}: expected extent:stride@axis or extent:*") from None
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def _digits_text(digits: Sequence[Digit]) -> str:
-    return " ".join(map(str, digits)) or "-"
-
-
-# ---- small arithmetic ---------------------------------------------------------------------------------------------
-
-def _count(digits: Iterable[Digit]) -> int:
-    return prod(digit.extent for digit in digits)
-
-
-def _canonical(digits: Iterable[Digit], rank: int) -> tuple[Digit, ...]:
-    """Without digits of extent 1, neighbours that continue each other merged: equal functions have equal digits."""
-    merged: list[Digit] = []
-    for digit in digits:
-        if digit.extent < 1 or digit.axis >= rank or digit.axis >= 0 and digit.stride < 1:
-            raise LayoutError(f"{digit} is no digit of a tile of rank {rank}")
-        if digit.axis < 0:
-            digit = copies(digit.extent)
-        last = merged[-1] if merged else None
-        if digit.extent == 1:
-            continue
-        if last and last.axis == digit.axis and last.stride * last.extent == digit.stride:
-            merged[-1] = replace(last, extent=last.extent * digit.extent)
-        else:
-            merged.append(digit)
-    return tuple(merged)
-
-
-def _offsets(digits: Iterable[Digit], rank: int) -> np.ndarray:
-    table = np.zeros((1, rank), int)
-    for digit in digits:
-        step = np.zeros((digit.extent, 1, rank), int)
-        if digit.axis >= 0:
-            step[:, 0, digit.axis] = np.arange(digit.extent) * digit.stride
-        table = (step + table).reshape(-1, rank)
-    table.flags.writeable = False
-    return table
-
-
-def _divide(extent: int, stride: int, axes: Sequence[tuple[int, int]]) -> Iterator[Digit]:
-    """A digit of the row-major number of several axes as digits of each axis (fastest first; the last has no end)."""
-    whole = Digit(extent, 0, stride)
-    for axis, size in axes[:-1]:
-        here = min(extent, size // stride) or 1
-        if extent % here or (stride % size if stride > size else size % stride):
-            break
-        if stride < size:
-            yield Digit(here, axis, stride)
-        extent, stride = extent // here, max(stride // size, 1)
-        if extent == 1:
-            return
-    else:
-        if axes:
-            yield Digit(extent, axes[-1][0], stride)
-            return
-    raise LayoutError(f"digit {whole} of the row-major order does not divide among axes of {[size for _, size in axes]}")
-
-
-def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:
-    """Offset of a register -> the first register with that offset."""
-    return {tuple(at): r for r, at in reversed(list(enumerate(layout.offsets("registers").tolist())))}
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Pairs of runs of axes with equal products, as short as possible: 4x6x5 -> 24x5x1 gives ([0, 1], [0]), ([2], [1]), ([], [2])."""
-    i = j = 0
-    while i < len(old) or j < len(new):
-        left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        if left and right and old[i] != new[j] and 1 in (old[i], new[j]):  # an extent of 1 comes or goes alone
-            left, right = (left, []) if old[i] == 1 else ([], right)
-        i, j = i + len(left), j + len(right)
-        while (a := prod(old[k] for k in left)) != (b := prod(new[k] for k in right)):
-            if a < b:
-                left.append(i)
-                i += 1
-            else:
-                right.append(j)
-                j += 1
-        yield left, right

@@ -44,7 +44,8 @@ from math import gcd, prod
 
 import numpy as np
 
-from tkc.ir.layout import Layout, LayoutError, _shape_text, parse_shape
+from tkc.ir.digits import LayoutError, parse_shape, shape_text
+from tkc.ir.layout import Layout
 
 BANKS, WORD, CHUNK = 32, 4, 16
 SWIZZLES = {0: 0, 16: 0, 32: 1, 64: 2, 128: 3}  # width in bytes -> bits that are XORed
@@ -70,13 +71,13 @@ class SharedLayout:
         rank = len(self.shape)
         self._set(shape=tuple(self.shape), order=tuple(self.order) or tuple(reversed(range(rank))))
         if rank == 0 or any(n < 1 for n in self.shape):
-            raise LayoutError(f"a tile in shared memory has extents of at least 1, but the shape is {_shape_text(self.shape)}")
+            raise LayoutError(f"a tile in shared memory has extents of at least 1, but the shape is {shape_text(self.shape)}")
         if self.bits not in (8, 16, 32, 64, 128):
             raise LayoutError(f"elements in shared memory have 8, 16, 32, 64 or 128 bits, not {self.bits}")
         if self.swizzle not in SWIZZLES:
             raise LayoutError(f"a swizzle is {', '.join(map(str, SWIZZLES))} bytes wide, not {self.swizzle}")
         if sorted(self.order) != list(range(rank)):
-            raise LayoutError(f"order {self.order} does not list the {rank} axes of a {_shape_text(self.shape)} tile")
+            raise LayoutError(f"order {self.order} does not list the {rank} axes of a {shape_text(self.shape)} tile")
         if self.pad and self.swizzle or self.pad < 0:
             raise LayoutError(f"a pad of {self.pad} bytes does not go with swizzle {self.swizzle}")
         if not self.strides:
@@ -183,7 +184,7 @@ class SharedLayout:
         """The same bytes seen with axis i = axis perm[i] of this tile."""
         perm = list(perm)
         if sorted(perm) != list(range(len(self.shape))):
-            raise LayoutError(f"{tuple(perm)} does not permute the axes of a {_shape_text(self.shape)} tile")
+            raise LayoutError(f"{tuple(perm)} does not permute the axes of a {shape_text(self.shape)} tile")
         return replace(self, shape=tuple(self.shape[a] for a in perm), strides=tuple(self.strides[a] for a in perm),
                        order=tuple(perm.index(a) for a in self.order))
 
@@ -239,11 +240,11 @@ class SharedLayout:
 
     def __str__(self) -> str:
         plain = SharedLayout(self.shape, self.bits, self.swizzle, self.order, self.pad)
-        words = [f"{_shape_text(self.shape)}xb{self.bits}"]
+        words = [f"{shape_text(self.shape)}xb{self.bits}"]
         words += [f"swizzle {self.swizzle}"] * bool(self.swizzle)
-        words += [f"order {_shape_text(self.order)}"] * (self.order != tuple(reversed(range(len(self.shape)))))
+        words += [f"order {shape_text(self.order)}"] * (self.order != tuple(reversed(range(len(self.shape)))))
         words += [f"pad {self.pad}"] * bool(self.pad)
-        words += [f"strides {_shape_text(self.strides)}"] * (self.strides != plain.strides)
+        words += [f"strides {shape_text(self.strides)}"] * (self.strides != plain.strides)
         words += [f"panel_stride {self.panel_stride}"] * (self.panel_stride != plain.panel_stride)
         return " ".join(words)
 
@@ -309,7 +310,7 @@ def conflicts(addresses: np.ndarray, access: int) -> int:
 def conflicts_of(layout: Layout, shared: SharedLayout, vector: int) -> int:
     """The worst bank conflict when each thread moves its tile in accesses of `vector` consecutive registers."""
     if layout.shape != shared.shape:
-        raise LayoutError(f"a {_shape_text(layout.shape)} tile in registers is not the {_shape_text(shared.shape)} tile in shared memory")
+        raise LayoutError(f"a {shape_text(layout.shape)} tile in registers is not the {shape_text(shared.shape)} tile in shared memory")
     if vector > 1 and layout.vector(shared.fast, vector, straddle=True) != vector:
         raise LayoutError(f"{layout} does not hold {vector} neighbours along axis {shared.fast} in consecutive registers")
     starts = layout.table()[:, :, ::vector].swapaxes(1, 2)
