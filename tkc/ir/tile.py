@@ -73,9 +73,12 @@ class Kernel(TileOperation):
     @classmethod
     def parse(cls, parser: Parser):
         name = parser.parse_symbol_name().data
-        arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        found = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: (parser.parse_argument(), parser.parse_optional_location()))
         attributes = parser.parse_optional_attr_dict()
-        return cls(name, [], attributes, parser.parse_region(arguments))
+        kernel = cls(name, [], attributes, parser.parse_region([argument for argument, _ in found]))
+        for argument, (_, place) in zip(kernel.arguments, found):
+            if place is not None: argument.location = place
+        return kernel
 
 
 @irdl_op_definition
