@@ -130,7 +130,7 @@ def test_8_bit_chains():
     plain, permuted = wgmma_a(64, 64, bits=8), wgmma_a_permuted(64, 64)
     slots = permuted_k(64)
     assert sorted(slots) == list(range(64))
-    for w, lane, g, q in THREADS:
+    for w, lane, _, q in THREADS:
         for r in range(32):
             row, slot = plain.coords(r, lane, w)
             assert permuted.coords(r, lane, w) == (row, slots[slot])

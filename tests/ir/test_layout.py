@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import tkc.ir.layout
 from tkc.ir.layout import Digit, Layout, LayoutError, blocked, copies, movement, register_map, rows
 
-settings.register_profile("layouts", deadline=None, max_examples=60)
-settings.load_profile("layouts")
+quick = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -63,6 +62,7 @@ def test_the_docstring():
 
 # ---- the map itself -------------------------------------------------------------------------------------------
 
+@quick
 @given(layouts())
 def test_coords_table_and_owners_agree(layout):
     units = product(range(layout.num_blocks), range(layout.num_warps))
@@ -78,6 +78,7 @@ def test_coords_table_and_owners_agree(layout):
         assert len(places) == copied == len(layout.owners(at)) and places == set(layout.owners(at))
 
 
+@quick
 @given(layouts(rank=st.integers(0, 3)))
 def test_text_round_trip(layout):
     assert Layout.parse(str(layout)) == layout
@@ -142,6 +143,7 @@ def test_errors_of_questions():
 
 # ---- vectors, padding, reductions -------------------------------------------------------------------------------
 
+@quick
 @given(layouts(), st.booleans(), st.sampled_from([None, 1, 2, 3, 4]))
 def test_vector(layout, straddle, most):
     for axis in range(layout.rank):
@@ -154,6 +156,7 @@ def test_vector(layout, straddle, most):
         assert straddle or (inside == inside[:, :1]).all()
 
 
+@quick
 @given(layouts())
 def test_inside(layout):
     for register in range(layout.num_registers):
@@ -161,6 +164,7 @@ def test_inside(layout):
         assert layout.inside(register) == (real.pop() if len(real) == 1 else None)
 
 
+@quick
 @given(layouts(padded=st.just(False), clustered=st.just(False)), st.data())
 def test_reduction(layout, data):
     """Sum over an axis the way a kernel does: registers, then butterflies, then between warps."""
@@ -177,6 +181,7 @@ def test_reduction(layout, data):
         assert (partial == held(result, tile.sum(axis))).all()
 
 
+@quick
 @given(layouts())
 def test_warps_along(layout):
     for axis in range(layout.rank):
@@ -188,6 +193,7 @@ def test_warps_along(layout):
 
 # ---- algebra ----------------------------------------------------------------------------------------------------
 
+@quick
 @given(layouts(), st.data())
 def test_transpose(layout, data):
     perm = data.draw(st.permutations(range(layout.rank)))
@@ -196,6 +202,7 @@ def test_transpose(layout, data):
     assert turned.transpose(np.argsort(perm).tolist()) == layout
 
 
+@quick
 @given(layouts(), st.data())
 def test_drop_and_expand(layout, data):
     axis = data.draw(st.integers(0, layout.rank - 1))
@@ -212,6 +219,7 @@ def test_drop_and_expand(layout, data):
         assert agree(held(row.expand(axis), tile.min(axis, keepdims=True))[:, :, list(chosen)], held(layout, least))
 
 
+@quick
 @given(layouts(), st.data())
 def test_operand_of_broadcast(layout, data):
     lead = data.draw(st.integers(0, layout.rank))
@@ -222,6 +230,7 @@ def test_operand_of_broadcast(layout, data):
     assert agree(held(operand, numbered(shape))[:, :, list(chosen)], held(layout, np.broadcast_to(numbered(shape), layout.shape)))
 
 
+@quick
 @given(layouts(), st.integers(1, 5), st.data())
 def test_broadcast(layout, extent, data):
     axis = data.draw(st.integers(0, layout.rank))
@@ -230,6 +239,7 @@ def test_broadcast(layout, extent, data):
     assert wide.shape[axis] == extent and register_map(one, wide) is not None
 
 
+@quick
 @given(layouts(), st.data())
 def test_slice_and_concat(layout, data):
     """A slice holds the elements of the sub-tile in the registers it names; the slices joined again are the tile."""
@@ -272,6 +282,7 @@ def test_stacking_is_expand_and_concat():
     assert pair.shape == (256, 2) and sources == ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
+@quick
 @given(layouts(padded=st.just(False)), st.data())
 def test_reshape(layout, data):
     """Where a reshape exists it moves nothing, and back again is the identity."""
@@ -286,6 +297,7 @@ def test_reshape(layout, data):
     assert flat.reshape(layout.shape) == layout
 
 
+@quick
 @given(layouts(rank=st.just(2), padded=st.just(False)))
 def test_merging_all_axes_always_works(layout):
     assert (held(layout.reshape((prod(layout.shape),)), numbered((prod(layout.shape),))) == held(layout, numbered(layout.shape))).all()
@@ -300,6 +312,7 @@ def test_reshape_with_padding():
         Layout.parse("96: 3:1@0 | 32:3@0 | -").reshape((48, 2))
 
 
+@quick
 @given(layouts(clustered=st.just(False)), st.sampled_from([2, 3]))
 def test_across_blocks(layout, count):
     wide = layout.across_blocks(count)
@@ -310,17 +323,18 @@ def test_across_blocks(layout, count):
 
 # ---- movement -----------------------------------------------------------------------------------------------------
 
+@quick
 @given(st.data())
 def test_movement_against_brute_force(data):
     """Two layouts of one tile: the map is right where it exists, and where it does not, no choice of registers works."""
     src = data.draw(layouts(rank=st.just(2), clustered=st.just(False)))
     dst = data.draw(st.one_of(st.just(src), layouts(rank=st.just(2), clustered=st.just(False)),
                               st.permutations(src.registers).map(lambda r: Layout(src.shape, tuple(r), src.lanes, src.warps)),
-                              st.permutations(src.lanes).map(lambda l: Layout(src.shape, src.registers, tuple(l), src.warps)),
+                              st.permutations(src.lanes).map(lambda n: Layout(src.shape, src.registers, tuple(n), src.warps)),
                               st.permutations(src.warps).map(lambda w: Layout(src.shape, src.registers, src.lanes, tuple(w)))))
     assume(src.num_warps == dst.num_warps)
     shape = tuple(min(a, b) for a, b in zip(src.shape, dst.shape))
-    src, dst = (Layout(shape, l.registers, l.lanes, l.warps) for l in (src, dst))
+    src, dst = (Layout(shape, layout.registers, layout.lanes, layout.warps) for layout in (src, dst))
     have, want = held(src, numbered(shape)), held(dst, numbered(shape))
     chosen, scope = register_map(src, dst), movement(src, dst)
     if chosen is not None:

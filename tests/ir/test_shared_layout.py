@@ -15,8 +15,7 @@ from tkc.ir.fragments import wgmma_accumulator
 from tkc.ir.layout import Layout, LayoutError, blocked
 from tkc.ir.shared_layout import SharedLayout, conflicts, conflicts_of
 
-settings.register_profile("layouts", deadline=None, max_examples=60)
-settings.load_profile("layouts")
+quick = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -50,6 +49,7 @@ def by_hand(shape, bits, swizzle, order, pad, coord) -> int:
     return (chunk ^ line % {16: 1, 32: 2, 64: 4, 128: 8}[swizzle]) * 16 + address % 16
 
 
+@quick
 @given(shared_layouts(), st.data())
 def test_offset(layout, data):
     coord = tuple(data.draw(st.integers(0, n - 1)) for n in layout.shape)
@@ -58,6 +58,7 @@ def test_offset(layout, data):
     assert at == layout.offsets(np.array(coord)) and isinstance(at, int)
 
 
+@quick
 @given(shared_layouts())
 def test_no_two_elements_overlap(layout):
     table = np.sort(layout.table().ravel())
@@ -84,6 +85,7 @@ def test_sizes():
 
 # ---- algebra ------------------------------------------------------------------------------------------------------
 
+@quick
 @given(shared_layouts(), st.data())
 def test_transpose(layout, data):
     perm = data.draw(st.permutations(range(len(layout.shape))))
@@ -92,6 +94,7 @@ def test_transpose(layout, data):
     assert turned.transpose(np.argsort(perm).tolist()) == layout
 
 
+@quick
 @given(shared_layouts(), st.data())
 def test_slice(layout, data):
     offsets, sizes = [], []
@@ -109,6 +112,7 @@ def test_slice(layout, data):
             assert (part.drop(axis).table() == part.table().squeeze(axis)).all()
 
 
+@quick
 @given(shared_layouts())
 def test_linear(layout):
     for axis in range(len(layout.shape)):
@@ -117,6 +121,7 @@ def test_linear(layout):
         assert (moved == rest + stride).all() and (stride % layout.atom == 0 or not layout.swizzle)
 
 
+@quick
 @given(shared_layouts())
 def test_text_round_trip(layout):
     assert SharedLayout.parse(str(layout)) == layout
@@ -213,6 +218,7 @@ def passes(addresses, access) -> int:
     return worst
 
 
+@quick
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.lists(st.integers(-1, 255), min_size=32, max_size=32))
 def test_conflicts_against_sets(access, words):
     addresses = np.array([w * access if w >= 0 else -1 for w in words])
