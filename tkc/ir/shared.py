@@ -25,9 +25,10 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir.layout import Layout
 from tkc.ir.syntax import TileOperation
 from tkc.ir.tile import SEGMENTED, ints, _Shape, _verify_block
-from tkc.ir.types import ArrayType, SharedType, TileType, TokenType
+from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 
 
 @irdl_op_definition
@@ -131,11 +132,13 @@ class _Copy(TileOperation):
     array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
     extents = prop_def(DenseArrayBase)
     vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
+    threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
-    def __init__(self, array, offsets, buffer, extents, mask=None, other=None, after=(), vector: int | None = None, **more):
-        properties = {"extents": ints(extents)} | ({"vector": IntegerAttr(vector, i64)} if vector else {})
+    def __init__(self, array, offsets, buffer, extents, mask=None, other=None, after=(), vector: int | None = None,
+                 threads: Layout | None = None, **more):
+        properties = {"extents": ints(extents)} | ({"vector": IntegerAttr(vector, i64)} if vector else {}) | ({"threads": LayoutAttr(threads)} if threads else {})
         super().__init__(operands=[array, list(offsets), buffer, [mask] if mask else [], [other] if other else [], list(after)], properties=properties, **more)
 
 

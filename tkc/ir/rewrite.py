@@ -1,0 +1,105 @@
+"""Changing IR in place without losing where it came from.
+
+xDSL gives new operations an unknown location; these helpers stamp them with the location of what they replace, so that an
+error or a profiler's line still points into the user's source after every pass.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir.text import is_unknown
+
+
+def stamp(op: Operation, like: Operation) -> Operation:
+    """Gives an operation (and those inside it) the location of another, where it has none."""
+    for inner in op.walk():
+        if is_unknown(inner.location): inner.location = like.location
+    return op
+
+
+def before(anchor: Operation, *ops: Operation) -> Operation:
+    """Inserts operations before the anchor, in order; returns the last."""
+    for op in ops: stamp(op, anchor)
+    anchor.parent.insert_ops_before(ops, anchor)
+    return ops[-1]
+
+
+def after(anchor: Operation, *ops: Operation) -> Operation:
+    """Inserts operations after the anchor, in order; returns the last."""
+    for op in ops: stamp(op, anchor)
+    anchor.parent.insert_ops_after(ops, anchor)
+    return ops[-1]
+
+
+def replace(op: Operation, values: Sequence[SSAValue] | Operation) -> None:
+    """Gives every use of the operation's results the new values (or the results of an operation put in its place), and erases it."""
+    if isinstance(values, Operation):
+        before(op, values)
+        values = values.results
+    for old, new in zip(op.results, values, strict=True):
+        if new.name_hint is None: new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+    op.detach(); op.erase()
+
+
+def erase(op: Operation) -> None:
+    op.detach(); op.erase()
+
+
+def erase_dead(block: Block) -> bool:
+    """Erases operations without effect whose results nobody uses, here and in the regions inside. True if any went."""
+    changed = False
+    for op in reversed(list(block.ops)):
+        for region in op.regions:
+            for inner in region.blocks: changed |= erase_dead(inner)
+        if op.results and not any(r.first_use for r in op.results) and is_side_effect_free(op):
+            erase(op); changed = True
+    return changed
+
+
+def clone_slice(ops: Iterable[Operation], mapping: dict[SSAValue, SSAValue], anchor: Operation) -> None:
+    """Clones operations in order before the anchor, operands through the mapping, which then also maps their results."""
+    for op in ops: before(anchor, op.clone(mapping))
+
+
+def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
+    """The operations of the block that the values are computed from, in block order."""
+    wanted, work = set(), [v.owner for v in values]
+    while work:
+        op = work.pop()
+        if isinstance(op, Operation) and op.parent is block and op not in wanted:
+            wanted.add(op)
+            work += [v.owner for inner in op.walk() for v in inner.operands]
+    return [op for op in block.ops if op in wanted]
+
+
+def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] = ()) -> scf.ForOp:
+    """The loop with only the carried values of those indices and with extra ones after them; the body moves, its yield is the
+    caller's to complete (it yields the kept values; the extra block arguments come last). Results are replaced; a dropped
+    carried value must have no use left."""
+    body, old = loop.body.block, list(loop.iter_args)
+    n = 1 + len(old)
+    for value in extra:
+        argument = body.insert_arg(value.type, len(body.args))
+        argument.name_hint = value.name_hint
+    for i in reversed(range(len(old))):
+        if i not in keep: body.erase_arg(body.args[1 + i])
+    terminator = body.last_op
+    yielded = [terminator.operands[i] for i in keep]
+    stamp(new_yield := scf.YieldOp(*yielded), terminator)
+    terminator.detach(); terminator.erase()
+    body.add_op(new_yield)
+    region = Region()
+    loop.body.move_blocks(region)
+    new = scf.ForOp(loop.lb, loop.ub, loop.step, [*(old[i] for i in keep), *extra], region)
+    new.attributes |= loop.attributes
+    before(loop, new)
+    for position, i in enumerate(keep):
+        new.results[position].name_hint = loop.results[i].name_hint
+        loop.results[i].replace_all_uses_with(new.results[position])
+    erase(loop)
+    return new
