@@ -210,15 +210,15 @@ def make_array(m, op, pointer, *_):
 
 def block(m, op) -> tuple[np.ndarray, np.ndarray]:
     """Pointers of a block of an array, and which elements of it exist and are not masked."""
-    array, rank, axis = m[op.array], sum(n >= 0 for n in op.extents.get_values()), 0
-    at, live = np.zeros((1,) * rank, np.int64), np.broadcast_to(True if op.mask is None else m[op.mask], [n for n in op.extents.get_values() if n >= 0])
+    array, rank, axis, lost = m[op.array], sum(n >= 0 for n in op.extents.get_values()), 0, False
+    at, live = np.int64(m[op.array].pointer), np.broadcast_to(True if op.mask is None else m[op.mask], [n for n in op.extents.get_values() if n >= 0])
     for offset, extent, bound, stride in zip(op.offsets, op.extents.get_values(), array.shape, array.strides):
         placed = lambda x: np.reshape(x, [-1 if a == axis else 1 for a in range(rank)]) if extent >= 0 else x
         start, wrapped = m.offsets(offset)
         index = placed(start if start.ndim or extent < 0 else start + np.arange(extent))
-        at, live, axis = np.where(placed(wrapped), WRAPPED, at + index * stride * array.dtype.itemsize), live & (index >= 0) & (index < bound), axis + (extent >= 0)
+        at, live, lost, axis = at + index * stride * array.dtype.itemsize, live & (index >= 0) & (index < bound), lost | placed(wrapped), axis + (extent >= 0)
     if array.fault and live.any(): raise SimulationError(f"an access through a view that does not exist: {array.fault}")
-    return np.broadcast_to(np.where(at == WRAPPED, WRAPPED, array.pointer + at), live.shape), np.asarray(live)
+    return np.broadcast_to(np.where(lost, WRAPPED, at), live.shape), np.asarray(live)
 
 
 def translated(m, t, x):
