@@ -1,0 +1,40 @@
+"""Passes: each a module with `run(module, context)`, which changes the IR in place, or raises.
+
+`PassContext` is all a pass knows besides the IR: the machine, what the user asked for, the plan once it is made, and the list
+in which every pass writes what it decided and why, a sentence a line.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tkc.ir.plan import Plan
+from tkc.ir.target import Target
+
+
+class LaunchOptions(Protocol):
+    """What the user may narrow a plan with; None leaves it to the plan. (`tkc.language.signature.Options` is one.)"""
+    num_warps: int | None
+    num_stages: int | None
+    num_ctas: int
+    cluster: tuple[int, int] | None
+    maxnreg: int | None
+
+
+@dataclass(frozen=True)
+class Free:
+    """Options of a user who asks for nothing."""
+    num_warps: int | None = None
+    num_stages: int | None = None
+    num_ctas: int = 1
+    cluster: tuple[int, int] | None = None
+    maxnreg: int | None = None
+
+
+@dataclass
+class PassContext:
+    """Shared by the passes of one compilation."""
+    target: Target
+    options: LaunchOptions = Free()
+    plan: Plan | None = None
+    decisions: list[str] = field(default_factory=list)
