@@ -1,0 +1,234 @@
+"""insert-synchronization: the barriers of a level-4 kernel with one role, derived from what may touch the same bytes.
+
+    tile.write %b, %x                                   tile.write %b, %x
+    %y = tile.read %b                       ->          tile.block_barrier
+                                                        %y = tile.read %b
+
+A forward data-flow analysis carries the accesses to memory since the last barrier.  An access that conflicts with one of them
+(same bytes, at least one writes) gets a barrier before it; a barrier clears them.  A cp.async write counts until it was waited
+for *and* a barrier followed, since a thread's wait says nothing of the other threads' copies.
+
+Stages of a ring are told apart by arithmetic: a stage is a base value plus a step modulo the number of stages (`ring_next`),
+and going round the loop re-expresses the accesses of the iteration before by what the base became.  So a ring of n stages
+costs one barrier an iteration, found rather than put there.
+
+Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout) is no conflict;
+arrays of different arguments do not overlap (an overlap is part of the specialization).
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from tkc.errors import VerifyError
+from tkc.ir import shared, threads, tile
+from tkc.ir.elementwise import PointerAdd
+from tkc.ir.rewrite import before
+from tkc.ir.text import location_of
+from tkc.passes import PassContext
+
+OLDEST = 64            # ages of cp.async groups saturate here
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes that an access touches. `space` is an alloc (shared) or the root of an array (global; None: any array).
+    stage: base value (None: a constant) and step; no stage: all of them."""
+    space: Operation | SSAValue | None
+    is_global: bool = False
+    stage: tuple[SSAValue | None, int] | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """An access since the last barrier."""
+    place: Place
+    writes: bool
+    age: int | None = None               # cp.async: groups committed since its own (-1: not yet committed)
+    waited: bool = False
+    own: tuple | None = None             # global: what identifies the thread's own bytes
+
+
+class _Conflict(Exception):
+    def __init__(self, op: Operation): self.op = op
+
+
+State = frozenset[Access]
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    for kernel in module.body.block.ops:
+        if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): continue
+        count = 0
+        while True:
+            try: _flow(kernel.body.block, frozenset())
+            except _Conflict as conflict:
+                before(conflict.op, threads.BlockBarrier())
+                count += 1
+                continue
+            break
+        if count: context.decisions.append(f"insert-synchronization: {count} barriers")
+
+
+# --------------------------------------------------------------------------------------------------------- the analysis
+def _flow(block: Block, state: State) -> State:
+    """The accesses in flight after the block; raises _Conflict at the first operation that needs a barrier before it."""
+    for op in block.ops:
+        match op:
+            case scf.ForOp(): state = _loop(op, op.body.block, list(op.iter_args), state)
+            case scf.WhileOp(): state = _while(op, state)
+            case scf.IfOp(): state = _flow(op.true_region.block, state) | (_flow(op.false_region.block, state) if op.false_region.blocks else state)
+            case threads.BlockBarrier(): state = frozenset(a for a in state if a.age is not None and not a.waited)
+            case threads.CpCommit(): state = frozenset(replace(a, age=min(a.age + 1, OLDEST)) if a.age is not None else a for a in state)
+            case threads.CpWait(): state = frozenset(replace(a, waited=True) if a.age is not None and a.age >= op.pending.value.data else a for a in state)
+            case _:
+                new = list(_accesses(op))
+                for access in new:
+                    for earlier in state: _check(op, access, earlier)
+                state |= frozenset(new)
+    return state
+
+
+def _check(op: Operation, new: Access, old: Access) -> None:
+    if not (new.writes or old.writes) or not _overlap(new.place, old.place): return
+    if new.own is not None and new.own == old.own: return
+    if old.age is not None and not old.waited:
+        raise VerifyError(f"{location_of(op) or ''}: '{op.name}' touches bytes that a copy in flight still writes")
+    raise _Conflict(op)
+
+
+def _overlap(a: Place, b: Place) -> bool:
+    if a.is_global or b.is_global: return a.is_global and b.is_global and (a.space is b.space or a.space is None or b.space is None)
+    if a.space is not b.space: return _bytes_meet(a.space, b.space)
+    if a.stage is None or b.stage is None or a.stage[0] is not b.stage[0]: return True
+    return (a.stage[1] - b.stage[1]) % a.space.result.type.stages == 0
+
+
+def _bytes_meet(a: shared.Alloc, b: shared.Alloc) -> bool:
+    """Whether two buffers share bytes (they may, where they are never live together)."""
+    if a.offset is None or b.offset is None: return True
+    x, y = a.offset.value.data, b.offset.value.data
+    return x < y + b.result.type.bytes and y < x + a.result.type.bytes
+
+
+def _loop(op: Operation, body: Block, initial: list[SSAValue], state: State) -> State:
+    """To the fixed point: accesses on entry and those that come round the back edge."""
+    arguments = list(body.args[1:])
+    into = frozenset(_enter(a, body, arguments, initial) for a in state)
+    while True:
+        out = _flow(body, into)
+        around = frozenset(_again(a, body, arguments, list(body.last_op.operands)) for a in out)
+        if around <= into: break
+        into |= around
+    return state | frozenset(_leave(a, body) for a in out)
+
+
+def _enter(access: Access, body: Block, arguments: list[BlockArgument], initial: list[SSAValue]) -> Access:
+    """An access from before a loop, its constant stage re-expressed by the carried value that the loop's stages start from."""
+    stage = access.place.stage
+    if access.place.is_global or stage is None: return access
+    for argument, value in zip(arguments, initial):
+        start = _stage_of(value)
+        if start is not None and start[0] is stage[0] and _is_base(argument, access.place.space, body):
+            return replace(access, place=replace(access.place, stage=(argument, stage[1] - start[1])))
+    return access if stage[0] is not None else replace(access, place=replace(access.place, stage=None))
+
+
+def _is_base(argument: BlockArgument, alloc: Operation, body: Block) -> bool:
+    """Whether the stages of a ring are counted from this carried value in the loop."""
+    return any(isinstance(use.operation, shared.Stage) and (key := _stage_of(use.operation.index[0])) is not None and key[0] is argument for use in alloc.result.uses)
+
+
+def _again(access: Access, body: Block, arguments: list[BlockArgument], yielded: list[SSAValue]) -> Access:
+    """An access as the next iteration sees it."""
+    own = access.own if access.own is None or not any(isinstance(v, SSAValue) and _inside(v, body) for v in access.own) else None
+    stage = access.place.stage
+    if stage is not None and isinstance(stage[0], SSAValue) and _inside(stage[0], body):
+        key = _stage_of(yielded[arguments.index(stage[0])]) if stage[0] in arguments else None
+        stage = (stage[0], stage[1] - key[1]) if key is not None and key[0] is stage[0] else None
+        if stage is not None: stage = (stage[0], stage[1] % access.place.space.result.type.stages)
+    return replace(access, own=own, place=replace(access.place, stage=stage))
+
+
+def _leave(access: Access, body: Block) -> Access:
+    """An access as what follows the loop sees it."""
+    own = access.own if access.own is None or not any(isinstance(v, SSAValue) and _inside(v, body) for v in access.own) else None
+    stage = access.place.stage
+    if stage is not None and isinstance(stage[0], SSAValue) and _inside(stage[0], body): stage = None
+    return replace(access, own=own, place=replace(access.place, stage=stage))
+
+
+def _while(op: scf.WhileOp, state: State) -> State:
+    first, second = op.before_region.block, op.after_region.block
+    into = state
+    while True:
+        out = _flow(first, into)
+        around = frozenset(_leave(_leave(a, first), second) for a in _flow(second, out))
+        if around <= into: return state | frozenset(_leave(a, first) for a in out)
+        into |= around
+
+
+def _inside(value: SSAValue, body: Block) -> bool:
+    block = value.block if isinstance(value, BlockArgument) else value.owner.parent
+    while block is not None:
+        if block is body: return True
+        parent = block.parent_op()
+        block = parent.parent if parent is not None else None
+    return False
+
+
+def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int] | None:
+    """A stage index as base and step."""
+    owner = value.owner
+    if isinstance(owner, tile.Constant): return None, int(owner.number)
+    if isinstance(owner, threads.RingNext) and value is owner.next_stage:
+        base, step = _stage_of(owner.stage), 1
+        if owner.steps is not None:
+            if not isinstance(owner.steps.owner, tile.Constant): return value, 0
+            step = int(owner.steps.owner.number)
+        return base[0], (base[1] + step) % owner.stages.value.data
+    return value, 0
+
+
+# ------------------------------------------------------------------------------------------------- what touches memory
+def _accesses(op: Operation) -> Iterator[Access]:
+    match op:
+        case shared.Read(): yield Access(_buffer(op.buffer), False)
+        case shared.Write(): yield Access(_buffer(op.buffer), True)
+        case threads.CpAsync():
+            yield Access(_buffer(op.buffer), True, age=-1)
+            yield Access(Place(_root(op.array), True), False)
+        case tile.Load(): yield Access(Place(_root(op.array), True), False, own=_own(op, op.result.type))
+        case tile.Store(): yield Access(Place(_root(op.array), True), True, own=_own(op, op.value.type))
+        case tile.AtomicBlock(): yield Access(Place(_root(op.array), True), True)
+        case tile.LoadPointers(): yield Access(Place(_root(op.pointers), True), False, own=(op.pointers,))
+        case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers,))
+        case tile.Atomic(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers, op.kind.data))
+
+
+def _own(op: tile.Load | tile.Store, t) -> tuple: return (op.array, *op.offsets, getattr(t, "layout", None))
+
+
+def _buffer(value: SSAValue) -> Place:
+    stage = (None, 0)
+    while not isinstance(op := value.owner, shared.Alloc):
+        match op:
+            case shared.Stage(): stage, value = _stage_of(op.index[0]), op.ring
+            case _: value = op.operands[0]
+    return Place(op, stage=stage)
+
+
+def _root(value: SSAValue) -> SSAValue | None:
+    """The argument that an array, a pointer or a tile of pointers comes from; None if that cannot be told."""
+    while True:
+        owner = value.owner
+        if isinstance(owner, Block): return value if isinstance(owner.parent_op(), tile.Kernel) else None
+        match owner:
+            case tile.View(): value = owner.array
+            case PointerAdd(): value = owner.pointer
+            case tile.Pointer() | tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | shared.Convert(): value = owner.arg
+            case _: return None

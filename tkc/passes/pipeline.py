@@ -1,0 +1,42 @@
+"""The passes in their order, from level 0 to level 4."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+
+from xdsl.dialects.builtin import ModuleOp
+
+from tkc.ir.target import Target
+from tkc.ir.verify import verify
+from tkc.passes import LaunchOptions, PassContext
+
+PIPELINE = (
+    "simplify", "plan", "schedule-programs",                                 # level 0
+    "select-layouts",                                                        # level 1
+    "swizzle-shared",                                                        # level 2
+    "pipeline-async-copies",                                                 # level 3
+    "schedule-warpgroups", "allocate-shared", "insert-synchronization",      # level 4
+    "assign-registers",
+)
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a pass: `swizzle-shared` is tkc.passes.swizzle_shared."""
+    return import_module(f"tkc.passes.{name.replace('-', '_')}")
+
+
+def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Callable[[str, ModuleOp], None] | None = None,
+        start: str | None = None, stop: str | None = None) -> PassContext:
+    """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each.
+
+    `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
+    target, VerifyError where a pass left something broken.
+    """
+    context = PassContext(target, options)
+    names = PIPELINE[PIPELINE.index(start) if start else 0:PIPELINE.index(stop) + 1 if stop else None]
+    for name in names:
+        module_of(name).run(module, context)
+        verify(module, f"after {name}")
+        if observe is not None: observe(name, module)
+    return context

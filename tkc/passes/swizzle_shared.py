@@ -1,0 +1,223 @@
+"""swizzle-shared: level 1 to level 2. Data that must cross threads goes through shared memory, in the swizzle its users allow.
+
+Three things cross threads. A load that is only wanted in another layout becomes a copy and a read:
+
+    %x = tile.load %a[%m, %k] {extents = array<i64: 128, 64>} : (…) -> !tile.tile<128x64xbf16, "blocked …">
+    %y = tile.convert %x : (…) -> !tile.tile<128x64xbf16, "mma a …">
+  becomes
+    %b = tile.alloc : !tile.shared<1, 128x64xbf16, "128x64xb16 swizzle 128">
+    tile.copy %a[%m, %k] %b {extents = …, vector = 16}
+    %y = tile.read %b : (…) -> !tile.tile<128x64xbf16, "mma a …">
+
+Any other conversion between warps becomes a write and a read. A reduction whose axis runs over warps becomes
+
+    %p = tile.reduce_partial sum %x {axis = 1}         one element for each warp along the axis
+    tile.write %b, %p
+    %q = tile.read %b                                   the axis now in the registers of every thread
+    %r = tile.reduce sum[%q] {axis = 1}
+
+Of the layouts a buffer may have, the one with the fewest bank conflicts over all its accesses is taken; the degree of each
+access is recorded on it (`conflicts`, 1 is none).  Buffers are plain (one stage) and every copy is complete when it returns.
+"""
+from __future__ import annotations
+
+from math import gcd
+
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import shared, tile
+from tkc.ir.digits import Digit, copies
+from tkc.ir.fragments import matrix_access
+from tkc.ir.layout import Layout, movement
+from tkc.ir.rewrite import before, erase, replace
+from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.types import SharedType, TileType, bits
+from tkc.passes import PassContext
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    for kernel in module.body.block.ops:
+        for op in list(kernel.walk()):
+            match op:
+                case shared.Convert(): _convert(op, context)
+                case tile.Reduce(): _reduce(op, context)
+                case tile.Scan(): _scan(op, context)
+                case tile.Extract(): _extract(op, context)
+        for op in list(kernel.walk()):
+            if isinstance(op, tile.Load) and not any(True for _ in op.result.uses): erase(op)
+        kernel.set_integer("level", 2)
+
+
+# ------------------------------------------------------------------------------------------------------- conversions
+def _convert(op: shared.Convert, context: PassContext) -> None:
+    """Through shared memory, where a thread's own registers do not do."""
+    src, dst = op.arg.type.register_layout, op.result.type.register_layout
+    if movement(src, dst) in ("none", "registers"): return
+    owner = op.arg.owner
+    if isinstance(owner, tile.Load) and (width := _copy_width(owner)):
+        buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, context=context))).result
+        array, offsets, mask, other = owner.array, owner.offsets, owner.mask, owner.other
+        before(owner, shared.Copy(array, offsets, buffer, owner.extents.get_values(), mask, other, vector=width, threads=src))
+    else:
+        buffer = before(op, shared.Alloc(_buffer(op.result.type, [src, dst], context=context))).result
+        before(op, _recorded(shared.Write(buffer, op.arg), src, context))
+    replace(op, _recorded(shared.Read(buffer, op.result.type), dst, context))
+
+
+def _copy_width(load: tile.Load) -> int:
+    """Bytes of each thread's asynchronous copies of a load; 0 where it must pass through registers: it has other uses, fills
+    with something else than zero, gathers, drops an axis that is not leading, or moves less than 4 bytes at a time."""
+    if load.other is not None or not all(isinstance(use.operation, shared.Convert) for use in load.result.uses): return 0
+    if any(isinstance(o.type, TileType) for o in load.offsets): return 0
+    element, facts, extents = bits(load.result.type.element), load.array.type.facts, load.extents.get_values()
+    axis = len(extents) - 1
+    if extents[axis] < 0 or facts.strides[axis].exact != 1: return 0
+    threads = load.result.type.register_layout
+    run = threads.vector(threads.rank - 1)
+    aligned = gcd(facts.align, 16, *(s.divisor * element // 8 if s.exact is None else s.exact * element // 8 or 16 for s in facts.strides[:-1]))
+    offset = context_divisor(load.offsets[axis]) * element // 8
+    ragged = (facts.shape[axis].exact or facts.shape[axis].divisor) * element // 8
+    width = gcd(run * element // 8, aligned, offset or 16, ragged or 16, 16)
+    return width if width >= 4 else 0
+
+
+def context_divisor(value: SSAValue) -> int:
+    """A divisor of a scalar, as far as the range analysis proves one (0: the value is zero)."""
+    from tkc.passes.ranges import divisor
+    return divisor(value)
+
+
+def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: Layout | None = None) -> SharedType:
+    """The buffer for a tile: of every order and swizzle that fits, the one whose worst access conflicts least; ties go to the
+    widest swizzle with the last axis fastest (what tensor maps and wgmma read)."""
+    element = bits(t.element)
+    orders = [tuple(reversed(range(t.rank)))]
+    if copied is None and t.rank == 2: orders.append((0, 1))
+    choices = []
+    for order in orders:
+        row = t.extents[order[0]] * element // 8
+        for width in (128, 64, 32):
+            if row % width == 0: choices.append(SharedLayout(t.extents, element, width, order))
+        choices.append(SharedLayout(t.extents, element, 0, order))
+        if row % 16 == 0 and t.rank > 1: choices.append(SharedLayout(t.extents, element, 0, order, pad=16))
+        elif t.rank > 1 and copied is None: choices.append(SharedLayout(t.extents, element, 0, order, pad=max(4, element // 8)))
+    layouts = accesses + ([copied] if copied else [])
+    best = min(choices, key=lambda c: (sum(_cost(layout, c, element, context) for layout in layouts), choices.index(c)))
+    return SharedType(1, t.shape, t.element, best)
+
+
+def _cost(layout: Layout, memory: SharedLayout, element: int, context: PassContext) -> float:
+    """Passes of the banks one warp needs to move its registers, for comparing layouts."""
+    degree, width = _degree(layout, memory, element, context)
+    return degree * layout.num_registers * element / 8 / width
+
+
+def _degree(layout: Layout, memory: SharedLayout, element: int, context: PassContext) -> tuple[int, int]:
+    """Worst bank conflict of an access, and the bytes each lane moves in one instruction."""
+    plan = matrix_access(layout, memory, element)
+    if plan is not None: return plan.conflicts, 16
+    vector = layout.vector(memory.fast, max(1, 128 // element))
+    while vector > 1 and (layout.num_registers % vector or memory.pad % (vector * element // 8) or _row_bytes(memory) % (vector * element // 8)): vector //= 2
+    try: return conflicts_of(layout, memory, vector), min(16, vector * element // 8)
+    except ValueError: return conflicts_of(layout, memory, 1), element // 8
+
+
+def _row_bytes(memory: SharedLayout) -> int:
+    return memory.swizzle or memory.shape[memory.fast] * memory.bits // 8 + memory.pad
+
+
+def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassContext):
+    """The access with its bank conflicts noted; more than none is reported."""
+    memory, element = op.buffer.type.memory, bits(op.buffer.type.element)
+    degree, _ = _degree(layout, memory, element, context)
+    op.properties["conflicts"] = IntegerAttr(degree, i64)
+    if degree > 1: context.decisions.append(f"swizzle-shared: {op.name} of {memory} has {degree}-way bank conflicts")
+    return op
+
+
+# ------------------------------------------------------------------------------------------------ across warps, others
+def _reduce(op: tile.Reduce, context: PassContext) -> None:
+    layout, axis = op.args[0].type.register_layout, op.axis.value.data
+    count = layout.warps_along(axis)
+    if count == 1: return
+    if op.kind.data in ("argmax", "argmin", "combine"): return _whole_axis(op, context)
+    t = op.args[0].type
+    partial = TileType([count if a == axis else n for a, n in enumerate(t.extents)], t.element, _one_per_warp(layout, axis))
+    part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
+    gathered = partial.with_layout(_axis_in_registers(partial.register_layout, axis))
+    buffer = before(op, shared.Alloc(_buffer(partial, [partial.register_layout, gathered.register_layout], context))).result
+    before(op, _recorded(shared.Write(buffer, part), partial.register_layout, context))
+    read = before(op, _recorded(shared.Read(buffer, gathered), gathered.register_layout, context)).result
+    replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
+
+
+def _one_per_warp(layout: Layout, axis: int) -> Layout:
+    """The layout of a partial reduction: registers and lanes lose the axis, the warps along it count its elements."""
+    warps, step = [], 1
+    for digit in layout.warps:
+        if digit.axis == axis: warps.append(Digit(digit.extent, axis, step)); step *= digit.extent
+        else: warps.append(digit)
+    shape = tuple(step if a == axis else n for a, n in enumerate(layout.shape))
+    return Layout(shape, tuple(d for d in layout.registers if d.axis != axis), tuple(copies(d.extent) if d.axis == axis else d for d in layout.lanes), tuple(warps))
+
+
+def _axis_in_registers(layout: Layout, axis: int) -> Layout:
+    """The same tile with that axis in each thread's registers, the rest where it was."""
+    count = layout.shape[axis]
+    return Layout(layout.shape, (Digit(count, axis, 1), *layout.registers), layout.lanes,
+                  tuple(copies(d.extent) if d.axis == axis else d for d in layout.warps))
+
+
+def _whole_axis(op: Operation, context: PassContext) -> None:
+    """For what cannot be done warp by warp: each warp of the axis gets all of it."""
+    axis = op.axis.value.data
+    for i, arg in enumerate(op.args):
+        layout = arg.type.register_layout
+        local = _gathered(layout, axis)
+        t = arg.type.with_layout(local)
+        convert = before(op, shared.Convert(arg, t))
+        op.operands[i] = convert.result
+        _convert(convert, context)
+    if isinstance(op, tile.Reduce): return
+    for old, arg in zip(list(op.results), op.args):
+        wanted = old.type
+        new = type(op).build(operands=[list(op.args)], properties=dict(op.properties), result_types=[[a.type for a in op.args]],
+                             regions=[[r.clone() for r in op.regions]])
+    before(op, new)
+    back = []
+    for old, result in zip(op.results, new.results):
+        convert = before(op, shared.Convert(result, old.type))
+        back.append(convert)
+    replace(op, [c.result for c in back])
+    for convert in back: _convert(convert, context)
+
+
+def _gathered(layout: Layout, axis: int) -> Layout:
+    """The axis of a layout moved from warps into registers (above its other digits), replicated over those warps."""
+    mine = lambda digits: sorted((d for d in digits if d.axis == axis), key=lambda d: d.stride)
+    moved, step = {}, 1
+    for digit in (*mine((*layout.registers, *layout.lanes)), *mine(layout.warps)):
+        moved[digit] = Digit(digit.extent, axis, step)
+        step *= digit.extent
+    here = lambda digits: tuple(moved.get(d, d) for d in digits)
+    return Layout(layout.shape, here(layout.registers) + here(mine(layout.warps)), here(layout.lanes),
+                  tuple(copies(d.extent) if d.axis == axis else d for d in layout.warps))
+
+
+def _scan(op: tile.Scan, context: PassContext) -> None:
+    if op.args[0].type.register_layout.warps_along(op.axis.value.data) > 1: _whole_axis(op, context)
+
+
+def _extract(op: tile.Extract, context: PassContext) -> None:
+    """One element for every thread: already there, or through shared memory."""
+    t, layout = op.arg.type, op.arg.type.register_layout
+    if all(d.axis < 0 for d in (*layout.lanes, *layout.warps)): return
+    memory = SharedLayout(t.extents, bits(t.element))
+    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, memory))).result
+    before(op, _recorded(shared.Write(buffer, op.arg), layout, context))
+    one, index = (1,) * t.rank, op.index.get_values()
+    offsets = [before(op, tile.Constant(i, i32)).result for i in index]
+    view = before(op, shared.SharedSlice(buffer, offsets, SharedType(1, one, t.element, memory.slice(index, one)[0]))).result
+    everywhere = Layout(one, (), (copies(32),), (copies(layout.num_warps),))
+    replace(op, tile.Extract(before(op, shared.Read(view, TileType(one, t.element, everywhere))).result, (0,) * t.rank))
