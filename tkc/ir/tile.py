@@ -420,7 +420,7 @@ class Dot(TileOperation):
 # ------------------------------------------------------------------------------------------------------------ arrays
 @irdl_op_definition
 class Dim(_Shape):
-    """An extent of an array: `tile.dim %a 0`."""
+    """An extent of an array: `tile.dim %a, 0`."""
     name = "tile.dim"
     __form__ = "arg @axis"
     axis = prop_def(IntegerAttr)

@@ -63,15 +63,21 @@ State = frozenset[Access]
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): continue
-        count = 0
-        while True:
-            try: _flow(kernel.body.block, frozenset())
-            except _Conflict as conflict:
-                before(conflict.op, threads.BlockBarrier())
-                count += 1
-                continue
-            break
-        if count: context.decisions.append(f"insert-synchronization: {count} barriers")
+        barriers: list[Operation] = []
+        while (conflict := _conflict(kernel)) is not None: barriers.append(before(conflict, threads.BlockBarrier()))
+        for barrier in list(barriers):                       # one found later, earlier in a loop, may have made this one needless
+            following = barrier.next_op
+            barrier.detach()
+            if _conflict(kernel) is None: barriers.remove(barrier)
+            else: following.parent.insert_op_before(barrier, following)
+        if barriers: context.decisions.append(f"insert-synchronization: {len(barriers)} barriers")
+
+
+def _conflict(kernel: tile.Kernel) -> Operation | None:
+    """The first operation that needs a barrier before it."""
+    try: _flow(kernel.body.block, frozenset())
+    except _Conflict as conflict: return conflict.op
+    return None
 
 
 # --------------------------------------------------------------------------------------------------------- the analysis
