@@ -1,0 +1,124 @@
+"""How a warp should touch a block of global memory: which axis runs fastest, how many neighbours a thread takes at once.
+
+Everything here is a question about one load, store or atomic (all have the same operands): `Access.of(op, ranges)`.
+
+    axis      the axis of the tile whose neighbours are neighbours in memory
+    vector    elements one thread may move in one access, 16 bytes at most: what alignment, strides, offsets, extents and
+              masks all allow
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.layout import Layout, blocked
+from tkc.ir.types import TileType, bits, element_of
+from tkc.passes.ranges import Ranges
+
+BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
+POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
+SMALL = 4096                    # bytes of a tile that caches hold whatever the order they are asked for
+SECTOR = 16                     # bytes in a row that make an access worth its sector
+
+
+def tile_of(op: Operation) -> TileType | None:
+    """The type of what an access moves, None where that is a scalar."""
+    moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
+    return moved.type if isinstance(moved.type, TileType) else None
+
+
+@dataclass(frozen=True)
+class Access:
+    """The shape of one access to global memory, all that a choice of layout needs."""
+    shape: tuple[int, ...]
+    bits: int
+    order: tuple[int, ...]              # the tile's axes, fastest in memory first
+    vector: int
+
+    @property
+    def bytes(self) -> int:
+        n = self.bits // 8
+        for extent in self.shape: n *= extent
+        return n
+
+    @staticmethod
+    def of(op: Operation, ranges: Ranges) -> Access:
+        t = tile_of(op)
+        order, vector = _of_block(op, ranges) if isinstance(op, BLOCKS) else _of_pointers(op, ranges)
+        return Access(t.extents, bits(element_of(t)), order, max(1, vector))
+
+    def layout(self, warps: int, reduced: tuple[int, ...] = (), share: bool = True) -> Layout:
+        """The coalesced layout: vectors along the fastest axis, then lanes. Warps stay off the axes that will be `reduced`, where the
+        others have room. `share`: shorter vectors rather than idle threads."""
+        vector = self.vector
+        if share: vector = min(vector, max(32 // self.bits, _floor_power(self.bytes * 8 // self.bits // (32 * warps))))
+        return coalesced(self.shape, vector, warps, self.order, reduced)
+
+    def fits(self, layout: Layout, warps: int) -> bool:
+        """Whether the access is as good as it need be in a layout chosen for something else."""
+        if self.bytes <= SMALL: return True
+        mine, best = self._run(layout), self._run(self.layout(warps))
+        return mine >= min(best, SECTOR * 8 // self.bits)
+
+    def _run(self, layout: Layout) -> int:
+        """Neighbouring elements that the lanes of a warp touch in one access."""
+        axis = self.order[0]
+        run = layout.vector(axis, self.vector)
+        for digit in sorted(layout.digits(axis, ["lanes"]), key=lambda d: d.stride):
+            if digit.stride == run: run *= digit.extent
+        return min(run, self.shape[axis])
+
+
+def coalesced(shape: tuple[int, ...], vector: int, warps: int, order: tuple[int, ...], reduced: tuple[int, ...] = ()) -> Layout:
+    """`blocked`, with the warps on axes that are not reduced as far as those have room for them."""
+    if not shape or not reduced: return blocked(shape, vector, warps, order)
+    units, left = [1] * len(shape), warps
+    for axis in sorted(range(len(shape)), key=lambda a: (a in reduced, order.index(a) if a in reduced else -shape[a])):
+        room = -(-shape[axis] // (vector if axis == order[0] else 1))
+        while left > 1 and left % 2 == 0 and 2 * units[axis] <= room: units[axis], left = 2 * units[axis], left // 2
+        if left == 1: break
+    if left > 1: return blocked(shape, vector, warps, order)
+    return blocked(shape, vector, tuple(units), order)
+
+
+def _floor_power(n: int) -> int: return 1 << n.bit_length() - 1 if n > 0 else 1
+
+
+def _of_block(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
+    facts, extents = op.array.type.facts, op.extents.get_values()
+    kept = [axis for axis, n in enumerate(extents) if n >= 0]
+    position = {axis: i for i, axis in enumerate(kept)}
+    known = lambda axis: facts.strides[axis].exact
+    fast = next((a for a in reversed(kept) if known(a) == 1 and extents[a] > 1), None) or next((a for a in reversed(kept) if known(a) == 1), None)
+    first = kept[-1] if fast is None else fast
+    rest = [a for a in reversed(kept) if a != first]
+    if all(known(a) is not None for a in rest): rest.sort(key=lambda a: abs(known(a)))
+    order = tuple(position[a] for a in (first, *rest))
+    if fast is None: return order, 1
+    element = bits(op.array.type.element) // 8
+    most = max(1, 16 // element)
+    if isinstance(op.offsets[fast].type, TileType): return order, 1
+    divisors = [facts.align // element if facts.align % element == 0 else 1, ranges.of(op.offsets[fast]).divisor, _divisor(facts.shape[fast]), extents[fast] & -extents[fast]]
+    divisors += [_divisor(facts.strides[a]) for a in range(len(extents)) if a != fast]
+    return order, _floor_power(gcd(most, *divisors))
+
+
+def _divisor(fact) -> int: return fact.exact if fact.exact is not None else fact.divisor
+
+
+def _of_pointers(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
+    from tkc.passes.contiguity import contiguity
+    t = tile_of(op)
+    element = bits(element_of(t)) // 8
+    along = [contiguity(op.pointers, axis, ranges) for axis in range(t.rank)]
+    fast = max(range(t.rank), key=lambda a: (along[a].run, a))
+    order = (fast, *(a for a in reversed(range(t.rank)) if a != fast))
+    vector = gcd(along[fast].run, along[fast].divisor, max(1, 16 // element), t.extents[fast])
+    if op.mask is not None: vector = gcd(vector, contiguity(op.mask, fast, ranges).same)
+    return order, _floor_power(vector)
+
+
+def uses_pointers(op: Operation, value: SSAValue) -> bool: return isinstance(op, POINTERS) and op.pointers is value
