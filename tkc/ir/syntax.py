@@ -15,6 +15,8 @@ formats of xDSL cannot say this: a functional type over several variadic operand
 """
 from __future__ import annotations
 
+import re
+
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Operation, Region
 from xdsl.irdl import IRDLOperation, OperandDef, RegionDef, ResultDef
@@ -22,6 +24,9 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
+
+
+_DICTIONARY = re.compile(r"\s*\{\s*(?:[A-Za-z_]\w*\s*[=,}]|\"[^\"\n]*\"\s*=|\}\s*[{:\n])")
 
 
 def _split(token: str) -> tuple[str, str]:
@@ -109,7 +114,7 @@ class TileOperation(IRDLOperation):
                 case "bracket": groups[name] = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_unresolved_operand)
                 case "many": groups[name] = (parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_unresolved_operand)
                                              if parser.parse_optional_keyword(name) else [])
-        given = parser.parse_optional_attr_dict()
+        given = optional_attributes(parser)
         attributes = {k: v for k, v in given.items() if k not in definition.properties}
         properties |= {k: v for k, v in given.items() if k in definition.properties}
         ordered = [groups.get(name, []) for name, _ in definition.operands]
@@ -135,6 +140,12 @@ class TileOperation(IRDLOperation):
             found = parser.parse_optional_comma_separated_list(parser.Delimiter.PAREN, parser.parse_type)
             outs = [parser.parse_type()] if found is None else found
         return ins, outs
+
+
+def optional_attributes(parser: Parser) -> dict[str, Attribute]:
+    """An attribute dictionary, told from a region's brace by what follows: `name =`, `name,` or `name}`."""
+    text, at = parser.lexer.input.content, parser.pos
+    return dict(parser.parse_optional_attr_dict()) if _DICTIONARY.match(text, at) else {}
 
 
 def _group_results(definition, types):

@@ -29,7 +29,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.syntax import TileOperation
+from tkc.ir.syntax import TileOperation, optional_attributes
 from tkc.ir.types import ArrayType, PointerType, TileType, bits, element_of, is_float, is_integer, like
 
 ints = lambda values: DenseArrayBase.from_list(i64, list(values))
@@ -74,7 +74,7 @@ class Kernel(TileOperation):
     def parse(cls, parser: Parser):
         name = parser.parse_symbol_name().data
         found = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: (parser.parse_argument(), parser.parse_optional_location()))
-        attributes = parser.parse_optional_attr_dict()
+        attributes = optional_attributes(parser)
         kernel = cls(name, [], attributes, parser.parse_region([argument for argument, _ in found]))
         for argument, (_, place) in zip(kernel.arguments, found):
             if place is not None: argument.location = place

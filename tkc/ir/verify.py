@@ -29,6 +29,8 @@ def verify(module: ModuleOp, what: str = "the IR") -> None:
     """Raises VerifyError if the module, or a kernel in it at its own level, breaks a rule."""
     try: module.verify()
     except VerifyException as e: raise VerifyError(f"{what}: {str(e).strip().splitlines()[0]}") from None
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as e:        # a rule that met operands of a kind it cannot even look at
+        raise VerifyError(f"{what}: an operation has operands or properties of the wrong kind ({e})") from None
     for op in module.body.block.ops:
         if not isinstance(op, tile.Kernel): raise VerifyError(f"{what}: a module holds kernels, not '{op.name}'")
         level = op.level
