@@ -1,0 +1,1 @@
+"""Races against torch, Triton, numpy and the bound; `python benchmarks/run.py` runs them."""

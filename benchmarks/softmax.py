@@ -1,0 +1,34 @@
+"""Softmax of 32768 rows of 4096 bfloat16 elements."""
+from benchmarks import harness
+from benchmarks.harness import Contest, Contestant, Runner
+from benchmarks.vector_add import copy
+
+ROWS, COLUMNS = 32768, 4096
+
+
+def contest(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> Contest:
+    import torch
+    x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(seed))
+    out = torch.empty_like(x)
+
+    def ours(warps: int) -> Runner:
+        softmax = harness.example("softmax").softmax
+        return Runner(lambda: (softmax[(rows,)](x, out, COLUMNS=columns, num_warps=warps), out)[1], out)
+
+    def compiled() -> Runner:
+        function = torch.compile(lambda t: torch.softmax(t, dim=1))
+        return Runner(lambda: function(x))
+
+    def triton() -> Runner:
+        from benchmarks import rivals_triton
+        return Runner(lambda: rivals_triton.softmax(x, out), out)
+
+    return Contest("softmax", f"Softmax, {rows} x {columns} bfloat16", (
+        Contestant("tkc", lambda: ours(4), "ours", risky=True),
+        Contestant("tkc 8 warps", lambda: ours(8), "ours", risky=True),
+        Contestant("torch", lambda: Runner(lambda: torch.softmax(x, dim=1, out=out), out)),
+        Contestant("torch.compile", compiled),
+        Contestant("triton", triton),
+        Contestant("copy of as many bytes", lambda: Runner(copy(2 * x.numel())), "bound"),
+    ), harness.gpu_timer, harness.GPU_TIMING, lambda: torch.softmax(x.double(), dim=1), amount=4 * x.numel() / 1e9, unit="GB/s",
+        figures=(harness.speed_ratio("tkc", "torch.compile", 1.0),))

@@ -1,0 +1,58 @@
+"""What the examples share: random arrays on either device, outputs that show what was not written, and errors against float64."""
+from __future__ import annotations
+
+import time
+
+import ml_dtypes
+import numpy as np
+
+
+def on_device(array: np.ndarray, device: str):
+    """The array itself on the CPU; a torch tensor with the same values (or else a cupy array) on a GPU."""
+    if device == "cpu": return array
+    try: import torch
+    except ImportError:
+        import cupy
+        return cupy.asarray(array)
+    if array.dtype == ml_dtypes.bfloat16: return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(array).cuda()
+
+
+def on_host(array) -> np.ndarray:
+    """Back to NumPy; a bfloat16 tensor becomes float32, which holds the same values."""
+    if isinstance(array, np.ndarray): return array
+    if hasattr(array, "get"): return array.get()
+    return (array.float() if "bfloat16" in str(array.dtype) else array).cpu().numpy()
+
+
+def normal(shape, dtype: str, seed: int = 0) -> np.ndarray:
+    """Normally distributed numbers, in host memory."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(numpy_type(dtype))
+
+
+def blank(shape, dtype: str, device: str):
+    """An output full of NaN: an element that nobody writes stays one."""
+    return on_device(np.full(shape, np.nan, numpy_type(dtype)), device)
+
+
+def numpy_type(dtype: str) -> np.dtype: return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def largest_error(out, reference: np.ndarray) -> float:
+    """max |out - reference| / max |reference|; infinite if `out` has a NaN."""
+    difference = np.abs(on_host(out).astype(np.float64) - reference).max(initial=0)
+    return float(difference / (np.abs(reference).max(initial=0) or 1)) if np.isfinite(difference) else float("inf")
+
+
+def main(cases) -> None:
+    """`python examples/<name>.py`: run the cases where this machine can, one line each."""
+    from tkc.runtime import driver
+    device = "cuda" if driver.available() else "cpu"
+    for case in cases(device):
+        case["run"]()
+        start = time.perf_counter()
+        case["run"]()
+        error = case["error"]()
+        shape = " x ".join(map(str, case["shape"]))
+        print(f"{case['name']:12} {shape:>22} {case['dtype']:9} on {device}: error {error:.1e} ({'ok' if error <= case['tolerance'] else 'WRONG'}), "
+              f"{1e3 * (time.perf_counter() - start):.1f} ms with the check")
