@@ -46,17 +46,17 @@ class LoadPlan:
 @dataclass(frozen=True)
 class Plan:
     """Choices for a whole kernel; the defaults are those of one role, one program a block."""
-    warps: int = 4
+    warps: int = 4                                  # compute warps of a program
     stages: int = 1                                 # of each ring
-    dots: tuple[DotPlan, ...] = ()
-    loads: tuple[LoadPlan, ...] = ()
+    dots: tuple[DotPlan, ...] = ()                  # one a dot, in program order
+    loads: tuple[LoadPlan, ...] = ()                # one a load, in program order
     roles: str = "one"                              # "one", "cooperative" or "pingpong"
     registers: tuple[int, int] | None = None        # of a producer's and a consumer's thread
     programs: int = 1                               # at once in a block (2: ping-pong between programs)
-    cluster: tuple[int, int] = (1, 1)
+    cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
-    persistent: bool = False
-    split_k: int = 1
+    persistent: bool = False                        # a block takes one program after the other
+    split_k: int = 1                                # programs that share one output block, each a part of k
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 

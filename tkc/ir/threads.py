@@ -137,6 +137,7 @@ class ClusterArrive(TileOperation):
 
 @irdl_op_definition
 class ClusterWait(TileOperation):
+    """barrier.cluster.wait: until every thread of the cluster has arrived."""
     name = "tile.cluster_wait"
     traits = EFFECT
     def __init__(self): super().__init__()
@@ -309,6 +310,7 @@ class CpAsync(_Copy):
 
 @irdl_op_definition
 class CpCommit(TileOperation):
+    """Each thread's cp.async copies since its last commit become one group."""
     name = "tile.cp_commit"
     traits = EFFECT
     def __init__(self): super().__init__()
