@@ -1,0 +1,447 @@
+"""What a kernel can compute: programs, constants, mathematics, shapes, reductions, scans, dot."""
+from __future__ import annotations
+
+import builtins
+import math
+
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1, i64
+from xdsl.ir import Block, Region
+
+from tkc.ir import elementwise, tile
+from tkc.ir.types import TileType, element_of, is_float
+from tkc.language import values
+from tkc.language.dtypes import BY_NAME, DType, bool_, float32, float64, int32, int64, uint32
+from tkc.language.tracer import fail, tracer
+from tkc.language.values import Pointer, Scalar, Tile, Value, apply, broadcast_shapes, cast, check, common, describe, lift, number, spread, static_shape, typed, unpack, wrap
+
+inf, nan = math.inf, math.nan
+
+
+def _axis(axis, x: Value, what: str) -> int:
+    axis = unpack(axis)
+    if isinstance(axis, bool) or not isinstance(axis, int): fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
+    if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim: fail(f"{what}: axis {axis} of {describe(x)}")
+    return axis % x.ndim
+
+
+def _tile(x, what: str) -> Tile:
+    x = check(x)
+    if not isinstance(x, Tile): fail(f"{what} takes a tile, got {describe(x)}")
+    return x
+
+
+# --------------------------------------------------------------------------------------------------------- programs
+def program_id(axis: int) -> Scalar:
+    """The index of this program along axis 0, 1 or 2 of the grid (int32)."""
+    return wrap(tracer().emit(tile.ProgramId(_grid_axis(axis))).result)
+
+
+def num_programs(axis: int) -> Scalar:
+    """The extent of the grid along axis 0, 1 or 2 (int32)."""
+    return wrap(tracer().emit(tile.NumPrograms(_grid_axis(axis))).result)
+
+
+def _grid_axis(axis) -> int:
+    if unpack(axis) not in (0, 1, 2) or isinstance(axis, (bool, float)): fail(f"the axis of a grid is 0, 1 or 2, got {describe(axis)}")
+    return int(axis)
+
+
+# -------------------------------------------------------------------------------------------------------- constants
+def arange(start, stop=None) -> Tile:
+    """The integers start … stop - 1 (0 … start - 1 with one argument) as a rank-1 int32 tile."""
+    start, stop = (0, start) if stop is None else (start, stop)
+    start, stop = unpack(start), unpack(stop)
+    if not builtins.all(isinstance(v, int) and not isinstance(v, bool) for v in (start, stop)): fail("tkc.arange takes Python integers (make them tkc.constexpr); add a traced start to the result")
+    if stop <= start: fail(f"tkc.arange({start}, {stop}) is empty; tiles have extents of 1 and more")
+    dtype = int32 if -2**31 <= start and stop <= 2**31 else int64
+    return Tile(tracer().emit(tile.Arange(start, TileType([stop - start], dtype.ir))).result)
+
+
+def full(shape, value, dtype: DType | None = None) -> Tile:
+    """A tile with one value everywhere; dtype is the value's (float32 or int32 for a number) unless given."""
+    shape, value = static_shape(shape), check(value)
+    if isinstance(value, Value) and value.shape: fail(f"tkc.full takes a scalar, got {describe(value)}; use tkc.broadcast_to")
+    return lift(value, dtype, shape)
+
+
+def zeros(shape, dtype: DType = float32) -> Tile:
+    """A tile of zeros."""
+    return full(shape, 0, dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- mathematics
+def _float_function(name: str, python=None):
+    def function(x):
+        x = check(x)
+        if not isinstance(x, Value):
+            try: return python(x)
+            except (ValueError, OverflowError, ZeroDivisionError): x = number(float(x), float32)
+        return apply(name, x, dtype=x.dtype if x.dtype.is_float else float32)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{name}, element by element; integers are taken as float32."
+    return function
+
+
+exp, exp2, expm1 = _float_function("exp", math.exp), _float_function("exp2", lambda x: 2.0 ** x), _float_function("expm1", math.expm1)
+log, log2, log1p = _float_function("log", math.log), _float_function("log2", math.log2), _float_function("log1p", math.log1p)
+sqrt, rsqrt = _float_function("sqrt", math.sqrt), _float_function("rsqrt", lambda x: 1 / math.sqrt(x))
+sin, cos, tanh, erf = _float_function("sin", math.sin), _float_function("cos", math.cos), _float_function("tanh", math.tanh), _float_function("erf", math.erf)
+
+
+def _rounding(name: str, python):
+    def function(x):
+        x = check(x)
+        if not isinstance(x, Value): return float(python(x)) if isinstance(x, float) else x
+        return apply(name, x) if x.dtype.is_float else x
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{name}, element by element; the dtype stays."
+    return function
+
+
+floor, ceil, round_, trunc = _rounding("floor", math.floor), _rounding("ceil", math.ceil), _rounding("round", builtins.round), _rounding("trunc", math.trunc)
+
+
+def isnan(x): return apply("isnan", x)
+def isinf(x): return apply("isinf", x)
+
+
+def abs_(x):
+    """The absolute value."""
+    return builtins.abs(check(x))
+
+
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without overflow."""
+    return divide(1.0, 1.0 + exp(-_floating(x)))
+
+
+def _floating(x):
+    x = check(x)
+    return x if not isinstance(x, Value) or x.dtype.is_float else cast(x, float32)
+
+
+divide = values.divide
+
+
+def div_rn(x, y):
+    """Division rounded to nearest even (IEEE); `/` on float32 is within 2 ulp."""
+    return values.divide(x, y, "div_rn")
+
+
+def pow_(x, y): return values.power(x, y)
+
+
+def fma(a, b, c):
+    """a * b + c, rounded once."""
+    args = [check(x) for x in (a, b, c)]
+    dtype = common(*args)
+    return apply("fma", *args, dtype=dtype if dtype.is_float else float32)
+
+
+def _extreme(name: str, python):
+    def function(x, y):
+        x, y = check(x), check(y)
+        if not isinstance(x, Value) and not isinstance(y, Value): return math.nan if x != x or y != y else python(x, y)
+        dtype = common(x, y)
+        return apply(name, x, y, dtype=int32 if dtype.kind == "bool" else dtype)
+    function.__name__ = function.__qualname__ = f"{name}imum"
+    function.__doc__ = f"The {name}imum of two, element by element; NaN if either is."
+    return function
+
+
+maximum, minimum = _extreme("max", builtins.max), _extreme("min", builtins.min)
+
+
+def where(condition, x, y):
+    """x where the condition holds, else y; the three are broadcast, x and y promoted."""
+    condition, x, y = check(condition, "condition"), check(x), check(y)
+    traced = [v for v in (condition, x, y) if isinstance(v, Value)]
+    if not traced: return x if condition else y
+    if isinstance(condition, Value) and condition.dtype is not bool_: fail(f"the condition of where is made of truth values, got {describe(condition)}; compare it, e.g. c != 0")
+    dtype, shape = common(x, y), broadcast_shapes(*(v.shape for v in traced))
+    if not isinstance(condition, Value): return lift(x if condition else y, dtype, shape)
+    c = condition if not condition.shape else spread(condition, shape)
+    return wrap(tracer().emit(elementwise.Select(c.use(), lift(x, dtype, shape).use(), lift(y, dtype, shape).use())).result)
+
+
+def cdiv(a, b):
+    """The quotient of two integers, rounded up."""
+    return (a + (b - 1)) // b
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+def broadcast_to(x, *shape) -> Tile:
+    """The value stretched to a shape by NumPy's rules."""
+    shape = static_shape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+    x = lift(x)
+    if broadcast_shapes(x.shape, shape) != shape: fail(f"{describe(x)} does not broadcast to {list(shape)}")
+    return spread(x, shape)
+
+
+def reshape(x, *shape) -> Tile:
+    """The same elements in row-major order under another shape."""
+    return _tile(x, "tkc.reshape").reshape(*shape)
+
+
+def permute(x, *axes) -> Tile:
+    """The axes in another order."""
+    return _tile(x, "tkc.permute").permute(*axes)
+
+
+def cat(*tiles, axis: int = 0) -> Tile:
+    """Tiles of one rank one after the other along an axis."""
+    tiles = tiles[0] if len(tiles) == 1 and isinstance(tiles[0], (tuple, list)) else tiles
+    tiles = [_tile(t, "tkc.cat") for t in tiles]
+    if not tiles: fail("tkc.cat needs a tile")
+    axis, dtype = _axis(axis, tiles[0], "tkc.cat"), common(*tiles)
+    rest = [t.shape[:axis] + t.shape[axis + 1:] for t in tiles]
+    if builtins.any(r != rest[0] or t.ndim != tiles[0].ndim for r, t in zip(rest, tiles)): fail(f"tkc.cat along axis {axis}: the other extents differ: {', '.join(map(describe, tiles))}")
+    shape = list(tiles[0].shape)
+    shape[axis] = builtins.sum(t.shape[axis] for t in tiles)
+    return Tile(tracer().emit(tile.Concat([cast(t, dtype).use() for t in tiles], axis, TileType(shape, dtype.ir))).result)
+
+
+def join(a, b) -> Tile:
+    """Two tiles as the two elements of a new last axis."""
+    a, b = lift(a), lift(b)
+    shape = broadcast_shapes(a.shape, b.shape)
+    return cat(*(spread(x, shape)[..., None] if shape else full((1,), x) for x in (a, b)), axis=-1)
+
+
+def split(x) -> tuple[Value, Value]:
+    """The inverse of join: the two halves of a last axis of 2."""
+    x = _tile(x, "tkc.split")
+    if x.shape[-1] != 2: fail(f"tkc.split takes a tile whose last extent is 2, got {describe(x)}")
+    return x[..., 0], x[..., 1]
+
+
+def interleave(a, b) -> Tile:
+    """The elements of a and b alternating along the last axis."""
+    both = join(a, b)
+    return both.reshape(both.shape[:-2] + (2 * both.shape[-2],)) if both.ndim > 1 else both
+
+
+def flip(x, axis: int = -1) -> Tile:
+    """The order of an axis reversed."""
+    x = _tile(x, "tkc.flip")
+    return Tile(tracer().emit(tile.Flip(x.use(), _axis(axis, x, "tkc.flip"))).result)
+
+
+# ------------------------------------------------------------------------------------------------ reductions and scans
+def _accumulated(x: Tile) -> Tile:
+    """Small integers and truth values are summed as 32 bits."""
+    if x.dtype.is_float or x.dtype.is_int and x.dtype.bits >= 32: return x
+    return cast(x, uint32 if x.dtype.kind == "uint" else int32)
+
+
+def _in_float32(x: Tile, one) -> Value:
+    """Sums and products of narrow floats are taken in float32 and rounded once."""
+    return cast(one(cast(x, float32)), x.dtype) if x.dtype.is_float and x.dtype.bits < 32 else one(x)
+
+
+def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
+    axes = tuple(range(x.ndim)) if axis is None else tuple(sorted({_axis(a, x, f"tkc.{kind}") for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}))
+    shape = x.shape
+    for a in reversed(axes): x = wrap(tracer().emit(tile.Reduce(kind, x.use(), a)).results[0])
+    return _restore(x, shape, axes) if keep_dims else x
+
+
+def _restore(x: Value, shape: tuple[int, ...], axes) -> Value:
+    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return spread(x, kept) if isinstance(x, Scalar) else x.reshape(kept)
+
+
+def _reduction(kind: str, prepare, doc: str):
+    def function(x, axis=None, keep_dims: bool = False):
+        x = _tile(x, f"tkc.{function.__name__}")
+        return prepare(x, lambda t: _reduce(kind, t, axis, keep_dims))
+    function.__name__ = function.__qualname__ = {"xor": "xor_sum"}.get(kind, kind)
+    function.__doc__ = f"{doc} along an axis, several axes (a tuple) or all (None); a tile of rank 1 gives a scalar. keep_dims keeps extents of 1."
+    return function
+
+
+def _truths(x: Tile) -> Tile: return x if x.dtype is bool_ else x != 0
+
+
+sum_ = _reduction("sum", lambda x, one: _in_float32(_accumulated(x), one), "The sum")
+prod = _reduction("prod", lambda x, one: _in_float32(_accumulated(x), one), "The product")
+max_ = _reduction("max", lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x), "The maximum (NaN if there is one)")
+min_ = _reduction("min", lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x), "The minimum (NaN if there is one)")
+any_ = _reduction("any", lambda x, one: one(_truths(x)), "Whether any element is true")
+all_ = _reduction("all", lambda x, one: one(_truths(x)), "Whether all elements are true")
+xor_sum = _reduction("xor", lambda x, one: one(x) if not x.dtype.is_float else fail(f"tkc.xor_sum takes integers, got {describe(x)}"), "The exclusive or")
+
+
+def _arg(kind: str):
+    def function(x, axis=None, keep_dims: bool = False):
+        x = _tile(x, f"tkc.{kind}")
+        if x.dtype is bool_: x = cast(x, int32)
+        shape = x.shape
+        if axis is None: x, along, gone = x.reshape(x.size), 0, tuple(range(len(shape)))
+        else: along = _axis(axis, x, f"tkc.{kind}"); gone = (along,)
+        result = wrap(tracer().emit(tile.Reduce(kind, x.use(), along)).results[0])
+        return _restore(result, shape, gone) if keep_dims else result
+    function.__name__ = function.__qualname__ = kind
+    function.__doc__ = f"The int32 index of the {kind[3:]}imum along an axis (of the flattened tile if None); the first of equals."
+    return function
+
+
+argmax, argmin = _arg("argmax"), _arg("argmin")
+
+
+def _combine_region(tiles: list[Tile], combine) -> Region:
+    """The user's combination, traced on 2n scalars."""
+    from tkc.language.control import callable_in_kernel
+    t, elements = tracer(), [element_of(x.ssa.type) for x in tiles]
+    block = Block(arg_types=elements * 2)
+    with t.inside(block):
+        got = callable_in_kernel(combine)(*map(wrap, block.args))
+        got = list(got) if isinstance(got, (tuple, list)) else [got]
+        if len(got) != len(tiles): fail(f"the combination of {len(tiles)} tiles gives {len(tiles)} values, got {len(got)}")
+        for x, g in zip(tiles, got):
+            if isinstance(g, Value) and (g.dtype is not x.dtype or g.shape): fail(f"the combination of {x.dtype.name} gives {x.dtype.name}, got {describe(g)}")
+        t.emit(tile.Yield(*(lift(g, x.dtype).use() for x, g in zip(tiles, got))))
+    return Region(block)
+
+
+def _tiles(x, what: str) -> list[Tile]:
+    tiles = [_tile(t, what) for t in (x if isinstance(x, (tuple, list)) else (x,))]
+    if not tiles or builtins.any(t.shape != tiles[0].shape for t in tiles): fail(f"{what} takes tiles of one shape, got {', '.join(map(describe, tiles))}")
+    return tiles
+
+
+def reduce(x, axis: int, combine, keep_dims: bool = False):
+    """A reduction by an associative function of scalars: combine(a, b), or combine(a0, a1, b0, b1) for a tuple of two tiles."""
+    tiles = _tiles(x, "tkc.reduce")
+    axis = _axis(axis, tiles[0], "tkc.reduce")
+    op = tracer().emit(tile.Reduce("combine", [t.use() for t in tiles], axis, combine=_combine_region(tiles, combine)))
+    found = tuple(_restore(wrap(r), tiles[0].shape, (axis,)) if keep_dims else wrap(r) for r in op.results)
+    return found if isinstance(x, (tuple, list)) else found[0]
+
+
+def scan(x, axis: int, combine, reverse: bool = False):
+    """An inclusive prefix scan by an associative function of scalars, as in tkc.reduce."""
+    tiles = _tiles(x, "tkc.scan")
+    op = tracer().emit(tile.Scan("combine", [t.use() for t in tiles], _axis(axis, tiles[0], "tkc.scan"), reverse, _combine_region(tiles, combine)))
+    found = tuple(map(wrap, op.results))
+    return found if isinstance(x, (tuple, list)) else found[0]
+
+
+def _cumulative(kind: str, what: str):
+    def function(x, axis: int = 0, reverse: bool = False):
+        x = _accumulated(_tile(x, f"tkc.{function.__name__}"))
+        return _in_float32(x, lambda t: wrap(tracer().emit(tile.Scan(kind, t.use(), _axis(axis, t, f"tkc.{function.__name__}"), reverse)).results[0]))
+    function.__name__ = function.__qualname__ = "cum" + kind
+    function.__doc__ = f"The running {what} along an axis (from its end with reverse)."
+    return function
+
+
+cumsum, cumprod = _cumulative("sum", "sum"), _cumulative("prod", "product")
+
+
+def softmax(x, axis: int = -1) -> Tile:
+    """exp(x - max) / sum, along an axis."""
+    e = exp(_floating(x) - max_(_floating(x), axis, keep_dims=True))
+    return e / sum_(e, axis, keep_dims=True)
+
+
+def sort(x, axis: int = -1, descending: bool = False) -> Tile:
+    """The elements of an axis in ascending order (descending); NaN last."""
+    x = _tile(x, "tkc.sort")
+    axis, order = _axis(axis, x, "tkc.sort"), list(range(x.ndim))
+    order[axis], order[-1] = order[-1], order[axis]
+    y = x.permute(order)
+    return Tile(tracer().emit(tile.Sort(y.use(), descending)).result).permute(order)
+
+
+def topk(x, k: int, axis: int = -1) -> Tile:
+    """The k largest elements of an axis, in descending order."""
+    x = _tile(x, "tkc.topk")
+    axis = _axis(axis, x, "tkc.topk")
+    if not isinstance(k, int) or not 1 <= k <= x.shape[axis]: fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
+    return sort(x, axis, descending=True)[(slice(None),) * axis + (slice(0, k),)]
+
+
+def histogram(x, bins: int, mask=None) -> Tile:
+    """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and masked ones, are not counted."""
+    from tkc.language.memory import _mask
+    x, bins = _tile(x, "tkc.histogram"), static_shape(bins)[0]
+    if x.ndim != 1 or not x.dtype.is_int: fail(f"tkc.histogram takes a rank-1 tile of integers, got {describe(x)}")
+    return Tile(tracer().emit(tile.Histogram(x.use(), bins, _mask(mask, x.shape))).result)
+
+
+# --------------------------------------------------------------------------------------------------------------- dot
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+def dot(a, b, acc=None, precision: str = "ieee", out_dtype: DType | None = None) -> Tile:
+    """acc + a·b for a of [.., M, K] and b of [.., K, N].
+
+    Both operands of one dtype (the two float8 may mix). The result has acc's dtype, or out_dtype; by default float32 for
+    floats, float64 for float64, int32 for integers. precision, for float32: "ieee" (exact products), "tf32", "tf32x3".
+    """
+    a, b = _tile(a, "tkc.dot"), _tile(b, "tkc.dot")
+    if a.ndim < 2 or b.ndim < 2: fail(f"tkc.dot takes tiles of rank 2 and more, got {describe(a)} and {describe(b)}; add an axis with [None, :] or [:, None]")
+    if a.dtype is not b.dtype and not (a.dtype.is_float and b.dtype.is_float and a.dtype.bits == b.dtype.bits == 8):
+        fail(f"tkc.dot takes operands of one dtype, got {a.dtype.name} and {b.dtype.name}; convert one with .to()")
+    if a.shape[-1] != b.shape[-2]: fail(f"tkc.dot: a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({describe(a)}, {describe(b)}); transpose one with .T?")
+    if precision not in PRECISIONS: fail(f"precision is one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = spread(a, batch + a.shape[-2:]), spread(b, batch + b.shape[-2:])
+    shape = batch + (a.shape[-2], b.shape[-1])
+    default = (float64 if a.dtype is float64 else float32) if a.dtype.is_float else int32
+    if acc is None: acc = zeros(shape, out_dtype or default)
+    acc = check(acc, "accumulator")
+    acc = lift(acc, out_dtype or (None if isinstance(acc, Value) else default))
+    if acc.dtype.is_float != a.dtype.is_float: fail(f"tkc.dot of {a.dtype.name} accumulates in {default.name}, got an accumulator of {describe(acc)}")
+    if broadcast_shapes(acc.shape, shape) != shape: fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(acc)}")
+    return Tile(tracer().emit(tile.Dot(a.use(), b.use(), spread(acc, shape).use(), precision)).result)
+
+
+# ------------------------------------------------------------------------------------------------- promises and debugging
+def assume(condition) -> None:
+    """A promise that a scalar condition holds."""
+    condition = check(condition, "condition")
+    if not isinstance(condition, Value):
+        if not condition: fail("tkc.assume of something false")
+        return
+    if condition.shape or condition.dtype is not bool_: fail(f"tkc.assume takes a scalar condition, got {describe(condition)}")
+    tracer().emit(tile.Assume(operands=[condition.use()]))
+
+
+def multiple_of(x, divisor: int):
+    """The integer x, promised to be a multiple of `divisor`."""
+    x, divisor = check(x), unpack(divisor)
+    if not isinstance(divisor, int) or divisor < 1: fail(f"tkc.multiple_of takes a positive Python integer as divisor, got {describe(divisor)}")
+    if not isinstance(x, Value):
+        if x % divisor: fail(f"{x} is not a multiple of {divisor}")
+        return x
+    if not x.dtype.is_int: fail(f"tkc.multiple_of takes integers, got {describe(x)}")
+    return wrap(tracer().emit(tile.Multiple(x.use(), divisor)).result)
+
+
+def print_(*args) -> None:
+    """Prints scalars and tiles when the kernel runs; strings and numbers known now become the text."""
+    text, traced = [], []
+    for x in map(unpack, args):
+        if isinstance(x, Value): text.append("{}"); traced.append(x.use())
+        else: text.append(str(x))
+    tracer().emit(tile.Print(operands=[traced], properties={"text": StringAttr(" ".join(text))}))
+
+
+def device_assert(condition, message: str = "") -> None:
+    """Traps with a message where the condition (scalar or tile) is false when the kernel runs."""
+    condition = check(condition, "condition")
+    if isinstance(condition, Value) and condition.dtype is not bool_: condition = condition != 0
+    tracer().emit(tile.Assert(operands=[lift(condition, bool_).use()], properties={"text": StringAttr(str(message))}))
+
+
+def static_assert(condition, message: str = "") -> None:
+    """Fails the compilation unless a condition known now holds."""
+    if isinstance(condition, Value): fail("tkc.static_assert takes a condition known at compile time; use tkc.device_assert")
+    if not condition: fail(f"static_assert failed{': ' if message else ''}{message}")
+
+
+def static_print(*args) -> None:
+    """Prints while the kernel is traced."""
+    print(*args)

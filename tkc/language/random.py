@@ -1,0 +1,52 @@
+"""Counter-based random numbers: Philox 4x32-10, the same bits for the same seed and offset on every device.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+from __future__ import annotations
+
+import math
+
+from tkc.language.dtypes import float32, int32, uint32, uint64
+from tkc.language.operations import cos, log, maximum, sin, sqrt
+from tkc.language.values import Value, apply, check, lift
+
+KEYS, ROUNDS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
+
+
+def _word(x, shift: int = 0):
+    """32 bits of an integer as uint32."""
+    x = check(x)
+    if not isinstance(x, Value): return lift((x >> shift) & 0xFFFFFFFF, uint32)
+    if shift and x.dtype.bits <= 32: return lift(0, uint32)
+    return (x.to(uint64) >> shift).to(uint32) if x.dtype.bits > 32 else x.to(uint32)
+
+
+def philox(seed, offset):
+    """Four uint32 tiles of random bits for a 64-bit seed and an integer offset (tile or scalar)."""
+    c0, c1, k0, k1 = _word(offset), _word(offset, 32), _word(seed), _word(seed, 32)
+    c2 = c3 = lift(0, uint32)
+    for _ in range(10):
+        h0, l0 = apply("mulhi", c0, ROUNDS[0]), c0 * ROUNDS[0]
+        h1, l1 = apply("mulhi", c2, ROUNDS[1]), c2 * ROUNDS[1]
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = k0 + KEYS[0], k1 + KEYS[1]
+    return c0, c1, c2, c3
+
+
+def _uniform(bits): return (bits >> 8).to(float32) * 2.0 ** -24
+
+
+def rand(seed, offset):
+    """Uniform float32 in [0, 1)."""
+    return _uniform(philox(seed, offset)[0])
+
+
+def randint(seed, offset):
+    """Random uint32."""
+    return philox(seed, offset)[0]
+
+
+def randn(seed, offset):
+    """Normal float32 (Box and Muller)."""
+    a, b, *_ = philox(seed, offset)
+    return sqrt(-2.0 * log(maximum(_uniform(a), 2.0 ** -25))) * cos(_uniform(b) * (2 * math.pi))

@@ -1,0 +1,147 @@
+"""The state of one trace: where operations go, and where in the user's source we are.
+
+A trace runs the user's function with `Value`s. Each operation is appended to the innermost open block; opening a region
+(a loop body, a branch) pushes a block, closing it pops. A value may be used while the block that defines it is open:
+that is dominance, checked at every use, so that a value which escaped its region is an error at the user's line.
+"""
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from functools import lru_cache
+from types import CodeType, FrameType
+
+from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from tkc.errors import CompileError, Error, Location
+from tkc.ir import elementwise, tile
+from tkc.ir.text import source
+from tkc.ir.types import is_float
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_stack: list[Tracer] = []
+
+
+class Tracer:
+    """One trace in progress; `blocks` are the open blocks, innermost last."""
+
+    def __init__(self, block: Block):
+        self.blocks = [block]
+        self.reasons: dict[str, str] = {}       # why a name has no value, for the error when it is read
+
+    # ---------------------------------------------------------------------------------------------- operations
+    def emit(self, op: Operation) -> Operation:
+        op.location = _source(*_where())
+        self.blocks[-1].add_op(op)
+        return op
+
+    def use(self, ssa: SSAValue) -> SSAValue:
+        """The value, if the block that defines it is still open."""
+        owner = ssa.owner
+        block = owner if isinstance(owner, Block) else owner.parent
+        if not any(block is b for b in self.blocks):
+            fail("a value is used outside the loop or branch where it was computed; assign it to a variable there, or compute it where it is used")
+        return ssa
+
+    def constant(self, value: int | float | bool, t: Attribute) -> SSAValue: return self.emit(tile.Constant(value, t)).result
+
+    @contextmanager
+    def inside(self, block: Block):
+        """Operations go to `block` meanwhile."""
+        depth = len(self.blocks)
+        self.blocks.append(block)
+        try: yield block
+        finally: del self.blocks[depth:]
+
+    def inline(self, block: Block) -> None:
+        """Moves the operations of a closed block to the end of the innermost open one."""
+        for op in list(block.ops): op.detach(); self.blocks[-1].add_op(op)
+
+
+def pure(block: Block) -> bool:
+    """No operation of the block has an effect or can fault: it may run whether or not it is needed."""
+    risky = tuple(elementwise.CLASSES[n] for n in ("floordiv", "mod"))
+    return all(not op.regions and op.has_trait(tile.Pure) and not (isinstance(op, risky) and not is_float(op.operands[1].type)) for op in block.ops)
+
+
+def discard(block: Block) -> None:
+    """Forgets a traced block: its uses of outside values are dropped."""
+    block.erase(safe_erase=False)
+
+
+# ------------------------------------------------------------------------------------------------------- the current trace
+def tracer() -> Tracer:
+    if not _stack: raise Error("tkc operations work inside a kernel only; call the kernel as kernel[grid](...)")
+    return _stack[-1]
+
+
+def tracing() -> bool: return bool(_stack)
+
+
+@contextmanager
+def activate(t: Tracer):
+    _stack.append(t)
+    try: yield t
+    finally: _stack.pop()
+
+
+# ------------------------------------------------------------------------------------------------------ source locations
+def is_own(filename: str) -> bool: return filename.startswith(_OWN)
+
+
+def frames(frame: FrameType | None = None) -> list[FrameType]:
+    """The user's frames of the running kernel, innermost first."""
+    frame, found = frame or sys._getframe(1), []
+    while frame is not None and frame.f_code.co_name != "_traced_call":
+        if not is_own(frame.f_code.co_filename): found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+@lru_cache(maxsize=512)
+def _positions(code: CodeType) -> list: return list(code.co_positions())
+
+
+def place(code: CodeType, last: int, line: int | None, calls: tuple[Location, ...] = ()) -> Location:
+    """The location of an instruction of a user's code object."""
+    positions = _positions(code)
+    at = positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
+    end = at[3] if at[1] == at[0] else None
+    return Location(code.co_filename, at[0] or line or 0, at[2] or 0, end, code.co_name, calls)
+
+
+def here() -> Location | None:
+    """The user's place now, with the chain of calls inside the kernel."""
+    chain = [place(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1))) if f.f_code.co_name != "<lambda>" or len(_positions(f.f_code))]
+    if not chain: return None
+    *calls, last = chain
+    return Location(last.file, last.line, last.column, last.end_column, last.function, tuple(calls))
+
+
+def _where() -> tuple[str, int, int]:
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OWN):
+            at = _positions(code)[frame.f_lasti // 2]
+            return code.co_filename, at[0] or frame.f_lineno or 0, at[2] or 0
+        if code.co_name == "_traced_call": break
+        frame = frame.f_back
+    return "", 0, 0
+
+
+@lru_cache(maxsize=4096)
+def _source(file: str, line: int, column: int): return source(Location(file, line, column))
+
+
+def fail(message: str) -> None:
+    """Raises a CompileError at the user's line."""
+    raise CompileError(message, here())
+
+
+def integer_type(value: int) -> Attribute: return i32 if -2**31 <= value < 2**31 else i64
+
+
+__all__ = ["Tracer", "tracer", "tracing", "activate", "frames", "here", "fail", "pure", "discard", "place", "is_own", "integer_type", "i1", "i32", "i64"]
