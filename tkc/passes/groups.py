@@ -1,0 +1,305 @@
+"""Groups of tiles that must share a layout, and the layout of each: the deciding half of select-layouts (its docstring has the rules)."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+
+from xdsl.dialects import scf
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.digits import Digit, LayoutError
+from tkc.ir.layout import WARP, Layout, blocked
+from tkc.ir.plan import DotPlan, Plan
+from tkc.ir.types import TileType, bits, element_of
+from tkc.passes.access import BLOCKS, POINTERS, Access, tile_of
+from tkc.passes.dot_layouts import of_dot
+from tkc.passes.ranges import Ranges
+from tkc.passes.values import POINTWISE, Kinds, feeds_dot, tiles
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A dot with its plan and the layouts of a, b and the accumulator."""
+    plan: DotPlan
+    layouts: tuple[Layout, Layout, Layout]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The layout of group `source` suggests one for the group of `target`."""
+    source: SSAValue
+    target: SSAValue
+    derive: Callable[[Layout], Layout]
+
+
+class Groups:
+    """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
+
+    def __init__(self, kernel: tile.Kernel, plan: Plan):
+        self.plan, self.kinds, self.ranges = plan, Kinds(), Ranges()
+        self.parent: dict[SSAValue, SSAValue] = {}
+        self.accesses: dict[Operation, Access] = {}
+        self.anchors: dict[SSAValue, list[Operation]] = {}         # of any member: the loads and stores it meets
+        self.reductions: dict[SSAValue, list[int]] = {}            # of any member: axes reduced or scanned
+        self.relations: list[Relation] = []
+        self.dots: dict[Operation, Chosen] = {}
+        self.chosen: dict[SSAValue, Layout] = {}
+        self.members: list[SSAValue] = []
+        for op in kernel.walk(): self._enter(op)
+
+    # ---- what ties values together -----------------------------------------------------------------------------------
+    def find(self, value: SSAValue) -> SSAValue:
+        root = value
+        while (up := self.parent.get(root, root)) is not root: root = up
+        while value is not root: self.parent[value], value = root, self.parent.get(value, root)
+        return root
+
+    def tie(self, *values: SSAValue) -> None:
+        """One layout for all of these that are data."""
+        data = [v for v in tiles(values) if self.kinds.data(v)]
+        for v in data: self.members.append(v)
+        for a, b in zip(data, data[1:]): self.parent[self.find(b)] = self.find(a)
+
+    def _enter(self, op: Operation) -> None:
+        self.tie_alone(op)
+        match op:
+            case scf.ForOp():
+                end = op.body.block.last_op
+                for i, r in enumerate(op.results): self._carried(r, op.body.block.args[1 + i], end.operands[i], op.iter_args[i])
+            case scf.IfOp():
+                for i, r in enumerate(op.results): self._carried(r, *(region.block.last_op.operands[i] for region in op.regions))
+            case scf.WhileOp():
+                before, after = op.before_region.block, op.after_region.block
+                for i, a in enumerate(before.args): self._carried(a, op.arguments[i], after.last_op.operands[i])
+                for i, r in enumerate(op.results): self._carried(r, after.args[i], before.last_op.operands[1 + i])
+            case tile.Dot():
+                number = len(self.dots)
+                plan = self.plan.dots[number] if number < len(self.plan.dots) else DotPlan("fma", (self.plan.warps, 1), chunk=4)
+                self.dots[op] = Chosen(plan, of_dot(op, plan))
+                self.tie(op.result, op.acc)
+                self._relate(op.result, op.acc)
+            case tile.Reduce():
+                self.tie(*op.args)
+                axis = op.axis.value.data
+                for r in tiles(op.results):
+                    if self.kinds.data(op.args[0]): self.relations.append(Relation(op.args[0], r, lambda layout: layout.drop(axis)))
+                for a in op.args: self.reductions.setdefault(a, []).append(axis)
+            case tile.Scan():
+                self.tie(*op.results, *op.args)
+                for a in op.results: self.reductions.setdefault(a, []).append(op.axis.value.data)
+            case _ if isinstance(op, (*BLOCKS, *POINTERS)) and tile_of(op) is not None:
+                self.accesses[op] = Access.of(op, self.ranges)
+                for v in (*op.results, *op.operands):
+                    if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents: self.anchors.setdefault(v, []).append(op)
+            case _ if isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0]):
+                self.tie(op.results[0], *op.operands)
+                for v in op.operands: self._relate(op.results[0], v)
+
+    def tie_alone(self, op: Operation) -> None:
+        """Every data value is in some group."""
+        for v in tiles(op.results): self.tie(v)
+        for region in op.regions:
+            for block in region.blocks:
+                for v in tiles(block.args): self.tie(v)
+
+    def _carried(self, *values: SSAValue) -> None:
+        self.tie(*values)
+        for v in values[1:]: self._relate(values[0], v)
+
+    def _relate(self, result: SSAValue, operand: SSAValue) -> None:
+        """Where an operand is a view of data, what the result's layout asks of that data."""
+        if not isinstance(operand.type, TileType) or not self.kinds.view(operand): return
+        steps, value = [], operand
+        while isinstance(value.type, TileType) and self.kinds.view(value): steps.append(value.owner); value = value.owner.arg
+        if not self.kinds.data(value): return
+
+        def derive(layout: Layout) -> Layout:
+            for op in steps: layout = backward(op, layout)
+            return layout
+        self.relations.append(Relation(result, value, derive))
+
+    # ---- deciding ------------------------------------------------------------------------------------------------------
+    def assign(self) -> None:
+        size = lambda v: v.type.size
+        self._gather(self.anchors); self._gather(self.reductions)
+        self.relations.sort(key=lambda r: -size(r.source))
+        for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
+        self._propagate()
+        for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0)):
+            root = self.find(v)
+            if root not in self.chosen:
+                self.chosen[root] = self._own(root)
+                self._propagate()
+
+    def _gather(self, found: dict) -> None:
+        """Moves what is noted at members to their groups."""
+        for v in list(found):
+            if (root := self.find(v)) is not v: found.setdefault(root, []).extend(found.pop(v))
+
+    def _propagate(self) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for relation in self.relations:
+                source, target = self.find(relation.source), self.find(relation.target)
+                if source not in self.chosen or target in self.chosen: continue
+                if target.type.size >= source.type.size and self.anchors.get(target): continue      # it knows better itself
+                try: self.chosen[target] = relation.derive(self.chosen[source]); changed = True
+                except LayoutError: continue
+
+    def _own(self, root: SSAValue) -> Layout:
+        """By the loads and stores that the group meets; by the views it is made of; or blocked."""
+        ops, t = self.anchors.get(root, []), root.type
+        if not ops:
+            for v in self.members:
+                if self.find(v) is root and isinstance(v.owner, POINTWISE):
+                    for operand in tiles(v.owner.operands):
+                        if self.kinds.view(operand) and (seen := self._image(operand)) is not None: return seen
+            return self._default(t, self.reductions.get(root, ()))
+        weights: dict[tuple[int, ...], int] = {}
+        for op in ops: weights[self.accesses[op].order] = weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
+        order = max(weights, key=weights.get)
+        widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
+        copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
+        return widest.layout(self.plan.warps, self._reduced(root), share=not copied)
+
+    def _reduced(self, root: SSAValue) -> tuple[int, ...]:
+        axes = self.reductions.get(root, [])
+        return tuple(sorted(set(axes), key=axes.count)) if len(set(axes)) < root.type.rank else tuple({max(axes, key=axes.count)}) if axes else ()
+
+    def _default(self, t: TileType, reduced=()) -> Layout:
+        width = bits(element_of(t))
+        return Access(t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width)).layout(self.plan.warps, tuple(set(reduced)) if len(set(reduced)) < t.rank else ())
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+    def layout(self, value: SSAValue) -> Layout:
+        """The group's layout; for what is made on demand, the layout in which it is made most easily."""
+        if value.type.register_layout is not None: return value.type.register_layout
+        if not self.kinds.data(value): return self.image(value)
+        return self.chosen[self.find(value)]
+
+    def image(self, value: SSAValue) -> Layout:
+        """A layout in which a view, or a cheap value, can be made."""
+        return self._image(value) or self._default(value.type)
+
+    def _image(self, value: SSAValue) -> Layout | None:
+        """What the layout of a view's operand becomes; None where that is not decided or not possible."""
+        if self.kinds.cheap(value) or self.kinds.sunk(value): return None
+        if self.kinds.data(value): return value.type.register_layout or self.chosen.get(self.find(value))
+        source = self._image(value.owner.arg)
+        if source is None: return None
+        try: return forward(value.owner, source)
+        except LayoutError: return None
+
+    def reduced(self, op: tile.Reduce) -> Layout:
+        """The layout of a reduction's operands."""
+        value = op.args[0]
+        return self.layout(value) if self.kinds.data(value) or self._image(value) else self._default(value.type, (op.axis.value.data,))
+
+    def access(self, op: Operation) -> Layout | None:
+        """The layout of a load's, store's or atomic's block: its pointers' if they have one, its value's if that does, its own otherwise."""
+        if op not in self.accesses: return None
+        access = self.accesses[op]
+        if isinstance(op, POINTERS) and self.kinds.data(op.pointers): return self.layout(op.pointers)
+        moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
+        have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
+        if have is not None and access.fits(have, self.plan.warps): return have
+        return access.layout(self.plan.warps)
+
+    def moved(self, op: Operation) -> tuple[list[Layout], Layout]:
+        """Layouts of the operands and the result of a concat, sort or flip."""
+        t = op.results[0].type
+        match op:
+            case tile.Concat():
+                axis = op.axis.value.data
+                step = gcd(*(a.type.extents[axis] for a in op.args))
+                parts = [stretched(a.type.extents, bits(element_of(t)), {axis: step}, self.plan.warps) for a in op.args]
+                return parts, Layout.concat(parts, axis)[0]
+            case tile.Flip(): layout = one_warp(t.extents, op.axis.value.data % t.rank, self.plan.warps, exact=True)
+            case _: layout = one_warp(t.extents, t.rank - 1, self.plan.warps, exact=False)
+        return [layout], layout
+
+
+# ---- views ---------------------------------------------------------------------------------------------------------------
+
+def backward(op: Operation, layout: Layout) -> Layout:
+    """The operand's layout from which a view's result in `layout` is free."""
+    match op:
+        case tile.Broadcast(): return layout.operand_of_broadcast(op.arg.type.extents)
+        case tile.Transpose():
+            permutation = op.permutation.get_values()
+            return layout.transpose([permutation.index(i) for i in range(len(permutation))])
+        case _: return layout.reshape(op.arg.type.extents)
+
+
+def forward(op: Operation, layout: Layout) -> Layout:
+    """The layout of a view's result where its operand is in `layout`."""
+    match op:
+        case tile.Broadcast():
+            for axis, (old, new) in enumerate(zip(op.arg.type.extents, op.result.type.extents)):
+                if old != new: layout = layout.broadcast(axis, new)
+            return layout
+        case tile.Transpose(): return layout.transpose(op.permutation.get_values())
+        case _: return layout.reshape(op.result.type.extents)
+
+
+# ---- layouts for operations that move elements along an axis -------------------------------------------------------------
+
+def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
+    """A layout whose threads repeat along each axis of `steps` after so many coordinates (which divide its extent)."""
+    core = tuple(steps.get(a, n) for a, n in enumerate(shape))
+    layout = blocked(core, min(max(1, 128 // width), core[-1] & -core[-1]), warps)
+    for axis, step in steps.items():
+        if layout.padded_shape[axis] != step: layout = blocked(core, 1, warps, order=None, threads_per=tuple(1 for _ in core))
+    extra = tuple(Digit(shape[a] // step, a, step) for a, step in steps.items())
+    return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
+
+
+def one_warp(shape: tuple[int, ...], axis: int, warps: int, exact: bool) -> Layout:
+    """The axis in registers and lanes of one warp, powers of two lanes: unpadded (`exact`), or padded to a power of two."""
+    n = shape[axis] if exact else 1 << (shape[axis] - 1).bit_length()
+    lanes = min(WARP, n & -n)
+    others = tuple(1 if a == axis else m for a, m in enumerate(shape))
+    rest = blocked(others, 1, warps, threads_per=None) if lanes == 1 else blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
+    if lanes > 1:                                          # the copies that `blocked` made are the lanes along the axis
+        spare = next(i for i, d in enumerate(rest.lanes) if d.axis < 0 and d.extent % lanes == 0)
+        left = rest.lanes[spare].extent // lanes
+        digits = (Digit(lanes, axis, n // lanes), *((Digit(left, -1, 0),) if left > 1 else ()))
+        rest_lanes = (*rest.lanes[:spare], *digits, *rest.lanes[spare + 1:])
+    else: rest_lanes = rest.lanes
+    return Layout(shape, (Digit(n // lanes, axis, 1), *rest.registers), rest_lanes, rest.warps)
+
+
+def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Up to `count` lanes (a power of two) over axes, the last first."""
+    found = []
+    for n in reversed(extents):
+        here = min(count, 1 << (n - 1).bit_length())
+        found.append(here); count //= here
+    return tuple(reversed(found))
+
+
+def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, Layout]:
+    """Layouts of a slice's operand and result between which it is a choice of registers; the operand's own if that serves."""
+    t, r, offsets, steps = op.arg.type, op.result.type, op.offsets.get_values(), op.steps
+    if all(s == 1 for s in steps):
+        try: return layout, layout.slice(offsets, r.extents)[0]
+        except LayoutError: pass
+    strided = [a for a in range(t.rank) if steps[a] > 1]
+    periods = {a: gcd(offsets[a], r.extents[a], t.extents[a]) for a in range(t.rank) if a not in strided and r.extents[a] != t.extents[a]}
+    inner = tuple(1 if a in strided else n for a, n in enumerate(t.extents))
+    core = stretched(inner, bits(element_of(t)), periods, warps)
+    whole = Layout(t.extents, (*(Digit(t.extents[a], a, 1) for a in strided), *core.registers), core.lanes, core.warps)
+    kept = tuple(1 if a in strided else n for a, n in enumerate(r.extents))
+    part = core.slice([0 if a in strided else o for a, o in enumerate(offsets)], kept)[0]
+    return whole, Layout(r.extents, (*(Digit(r.extents[a], a, 1) for a in strided), *part.registers), part.lanes, part.warps)
+
+
+def offsets_layout(op: tile.Load | tile.Store | tile.AtomicBlock, axis: int, layout: Layout) -> Layout:
+    """The layout of a gather's offsets along an array axis, given that of the block."""
+    extents = op.extents.get_values()
+    kept = [a for a, n in enumerate(extents) if n >= 0]
+    here = tuple(extents[a] if a == axis else 1 for a in kept)
+    return layout.operand_of_broadcast(here).reshape((extents[axis],))

@@ -1,0 +1,256 @@
+"""select-layouts: level 0 to level 1. Every tile gets a layout, every dot its instruction, `tile.convert` stands where two meet.
+
+    %x = tile.load %a[%m, %k] {…} : tile<128x64xbf16>            %x = tile.load … : tile<128x64xbf16, "blocked …">
+    %y = tile.load %b[%k, %n] {…} : tile<64x128xbf16>            %u = tile.convert %x … : tile<128x64xbf16, "mma_a …">
+    %d = tile.dot %x, %y, %c {precision = ieee}          ->      …
+    tile.store %o[%m, %n] %d {…}                                 %d = tile.dot %u, %v, %c {precision = ieee, instruction = mma}
+                                                                 tile.store %o[%m, %n] %d {…}
+
+How. Values that an operation or a loop ties to one layout form a *group* (element-wise operands and results, what a loop carries). A group
+takes its layout from the strongest of
+
+    1. an accumulator in it: the dot's, as planned
+    2. a larger neighbour that it is broadcast to, or that it is reduced from: the neighbour's without the axis, so that row statistics
+       and bias vectors meet their tile without moving
+    3. the loads and stores it meets: coalesced, vectors as wide as alignment allows, warps off the axes to be reduced
+    4. nothing: blocked
+
+Then the program is rewritten: every operation asks for its operands in the layouts it needs. Constants, index arithmetic and masks are made
+anew in the layout asked for; a transpose or broadcast asks its operand for the layout that gives the wanted one for nothing; anything
+else is converted right behind its definition, once for all who ask. Each conversion is reported with the scope in which its data moves.
+
+What the operations demand (what code generation and later passes may count on):
+
+    element-wise, select, cast, dot accumulator, scan, atomics' operands    one layout for all operands and results
+    transpose             result = operand.transpose(permutation), register for register
+    broadcast, reshape, slice, concat    every thread holds what it needs: the result is a choice of registers
+    reduce                result = operand.drop(axis)
+    dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k
+    sort, flip            the axis inside one warp for sort, inside one thread for flip; result as operand
+    gather offsets        a rank-1 tile of offsets has the block's layout along its axis (copies elsewhere)
+    loads, stores, histogram, print, assert, extract    anything; replicated elements are stored or counted once
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import shared, tile
+from tkc.ir.digits import LayoutError
+from tkc.ir.layout import Layout, blocked, movement
+from tkc.ir.plan import Plan
+from tkc.ir.rewrite import after, before, erase_dead, stamp
+from tkc.ir.text import location_of
+from tkc.ir.types import TileType, bits, element_of
+from tkc.passes import PassContext
+from tkc.passes.groups import Groups, offsets_layout, slice_source
+from tkc.passes.values import POINTWISE, VIEWS, tiles
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    for kernel in module.body.block.ops:
+        plan = context.plan or Plan(kernel.warps)
+        kernel.set_integer("warps", plan.warps)
+        Selection(kernel, plan, context).run()
+        kernel.set_integer("level", 1)
+
+
+class Selection:
+    """The rewriting of one kernel."""
+
+    def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
+        self.kernel, self.plan, self.context = kernel, plan, context
+        self.groups = Groups(kernel, plan)
+        self.kinds = self.groups.kinds
+        self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
+
+    def run(self) -> None:
+        self.groups.assign()
+        for block in _blocks(self.kernel):
+            for argument in block.args: self._settle(argument)
+        for op in list(self.kernel.walk()): self._rewrite(op)
+        erase_dead(self.kernel.body.block)
+
+    # ---- types -------------------------------------------------------------------------------------------------
+    def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
+        """Gives a value its layout, in place (xDSL would make another value)."""
+        if isinstance(value.type, TileType) and value.type.register_layout is None:
+            value._type = value.type.with_layout(layout or self.groups.layout(value))
+
+    def _layout(self, value: SSAValue) -> Layout:
+        """The layout a value has, or is best made in."""
+        return value.type.register_layout or self.groups.layout(value)
+
+    # ---- asking for operands -------------------------------------------------------------------------------------
+    def ask(self, value: SSAValue, layout: Layout | None = None) -> SSAValue:
+        """The value in that layout (its own where None); a scalar is itself."""
+        if not isinstance(value.type, TileType): return value
+        layout = layout or self._layout(value)
+        if value.type.register_layout == layout: return value
+        key = value, layout
+        if key not in self.made: self.made[key] = self._make(value, layout) if value.type.register_layout is None else self._convert(value, layout)
+        return self.made[key]
+
+    def _make(self, value: SSAValue, layout: Layout) -> SSAValue:
+        """Makes a cheap, viewed or sunk value anew."""
+        op = value.owner
+        assert isinstance(op, Operation) and not self.kinds.data(value), f"{value} is used before its layout is known"
+        match op:
+            case tile.Broadcast(): operands = [self.ask(op.arg, layout.operand_of_broadcast(op.arg.type.extents))]
+            case tile.Transpose():
+                permutation = op.permutation.get_values()
+                operands = [self.ask(op.arg, layout.transpose([permutation.index(i) for i in range(len(permutation))]))]
+            case tile.Reshape():
+                source = self._source_of_reshape(op, layout)
+                if source is None: return self._convert(self.ask(value, self.groups.image(value)), layout)
+                operands = [self.ask(op.arg, source)]
+            case _: operands = [self.ask(v, layout) for v in op.operands]
+        new = op.clone({old: new for old, new in zip(op.operands, operands)})
+        new.results[0]._type = value.type.with_layout(layout)
+        new.results[0].name_hint = value.name_hint
+        return after(op, new).results[0]
+
+    def _source_of_reshape(self, op: tile.Reshape, layout: Layout) -> Layout | None:
+        """The operand's layout from which `layout` is the same registers; None if there is none."""
+        try:
+            source = layout.reshape(op.arg.type.extents)
+            return source if source.reshape(op.result.type.extents) == layout or _ones_only(op) else None
+        except LayoutError: return None
+
+    def _convert(self, value: SSAValue, layout: Layout) -> SSAValue:
+        source = value.type.register_layout
+        op = shared.Convert(value, value.type.with_layout(layout))
+        op.result.name_hint = value.name_hint
+        scope = movement(source, layout)
+        place = location_of(value.owner) if isinstance(value.owner, Operation) else location_of(self.kernel)
+        self.context.decisions.append(f"select-layouts: {value.name_hint or 'a value'} ({_short(value.type)}) converted, data moves {_SCOPES[scope]}"
+                                      + (f" ({place})" if place else ""))
+        if isinstance(value, SSAValue) and isinstance(value.owner, Block):
+            first = value.owner.first_op
+            return before(first, op).result
+        return after(value.owner, op).result
+
+    # ---- operations ------------------------------------------------------------------------------------------------
+    def _rewrite(self, op: Operation) -> None:
+        """Operands of one operation in the layouts it needs, results with theirs."""
+        if any(isinstance(r.type, TileType) and not self.kinds.data(r) for r in op.results): return     # made on demand
+        ask, own = self.ask, self._layout
+        match op:
+            case tile.Dot(): self._dot(op)
+            case scf.ForOp():
+                for i, v in enumerate(op.iter_args): op.operands[3 + i] = ask(v, own(op.results[i]) if isinstance(v.type, TileType) else None)
+                self._finish(op)
+            case scf.WhileOp():
+                self._operands(op, [own(a) if isinstance(a.type, TileType) else None for a in op.before_region.block.args])
+                self._finish(op)
+            case scf.IfOp(): self._finish(op)
+            case scf.YieldOp() | scf.ConditionOp(): self._terminator(op)
+            case tile.Reduce():
+                layout = self.groups.reduced(op)
+                self._operands(op, [layout] * len(op.operands))
+                for r in tiles(op.results): self._settle(r, layout.drop(op.axis.value.data))
+            case tile.Load() | tile.Store() | tile.AtomicBlock():
+                layout = self.groups.access(op)
+                for i, v in enumerate(op.operands):
+                    if isinstance(v.type, TileType): op.operands[i] = ask(v, self._of_operand(op, v, layout))
+                self._finish(op, layout)
+            case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
+                layout = self.groups.access(op)
+                self._operands(op, [layout] * len(op.operands))
+                self._finish(op, layout)
+            case tile.Slice():
+                source, result = slice_source(op, own(op.arg), self.plan.warps)
+                self._operands(op, [source])
+                self._finish(op, result)
+            case tile.Concat() | tile.Sort() | tile.Flip():
+                sources, result = self.groups.moved(op)
+                self._operands(op, sources)
+                self._finish(op, result)
+            case tile.Scan():
+                layout = own(op.args[0])
+                self._operands(op, [layout] * len(op.operands))
+                self._finish(op, layout)
+            case tile.Histogram():
+                layout = own(op.arg)
+                self._operands(op, [layout] * len(op.operands))
+                self._finish(op)
+            case _ if isinstance(op, POINTWISE) and op.results and isinstance(op.results[0].type, TileType):
+                layout = own(op.results[0])
+                self._operands(op, [layout] * len(op.operands))
+                self._finish(op, layout)
+            case _:
+                self._operands(op, [None] * len(op.operands))
+                self._finish(op)
+
+    def _operands(self, op: Operation, layouts: list[Layout | None]) -> None:
+        for i, (value, layout) in enumerate(zip(op.operands, layouts)):
+            if isinstance(value.type, TileType): op.operands[i] = self.ask(value, layout)
+
+    def _finish(self, op: Operation, layout: Layout | None = None) -> None:
+        for result in tiles(op.results): self._settle(result, layout)
+
+    def _of_operand(self, op: Operation, value: SSAValue, layout: Layout) -> Layout:
+        """A gather's offsets follow the block along their axis; everything else has the block's layout."""
+        for axis, offset in enumerate(op.offsets):
+            if offset is value: return offsets_layout(op, axis, layout)
+        return layout
+
+    def _terminator(self, op: Operation) -> None:
+        parent = op.parent_op()
+        match parent, op:
+            case scf.ForOp(), _: targets = parent.results
+            case scf.IfOp(), _: targets = parent.results
+            case scf.WhileOp(), scf.ConditionOp(): targets = [op.operands[0], *parent.results]
+            case _: targets = parent.before_region.block.args
+        self._operands(op, [self._layout(t) if isinstance(t.type, TileType) else None for t in targets])
+
+    def _dot(self, op: tile.Dot) -> None:
+        chosen = self.groups.dots[op]
+        a, b, acc = chosen.layouts
+        self._operands(op, [a, b, acc])
+        self._settle(op.result, acc)
+        op.properties["instruction"] = StringAttr(chosen.plan.instruction)
+        k, chunk = op.a.type.extents[-1], chosen.plan.chunk
+        if chosen.plan.instruction == "fma" and 0 < chunk < k: self._in_steps(op, chunk)
+
+    def _in_steps(self, op: tile.Dot, chunk: int) -> None:
+        """One dot as several of few k each, its operands' registers sliced."""
+        total, k = op.acc, op.a.type.extents[-1]
+        for start in range(0, k, chunk):
+            count = min(chunk, k - start)
+            parts = [self._part(op, v, axis, start, count) for v, axis in ((op.a, -1), (op.b, -2))]
+            step = tile.Dot(*parts, total, op.precision.data, op.instruction.data)
+            total = before(op, step).result
+        total.name_hint = op.result.name_hint
+        op.result.replace_all_uses_with(total)
+        self.made = {(total if v is op.result else v, layout): new for (v, layout), new in self.made.items()}
+        op.detach(); op.erase()
+
+    def _part(self, op: tile.Dot, value: SSAValue, axis: int, start: int, count: int) -> SSAValue:
+        t = value.type
+        axis %= t.rank
+        offsets = [start if a == axis else 0 for a in range(t.rank)]
+        extents = [count if a == axis else n for a, n in enumerate(t.extents)]
+        layout, _ = t.register_layout.slice(offsets, extents)
+        return before(op, tile.Slice(value, offsets, TileType(extents, t.element, layout))).result
+
+
+_SCOPES = {"none": "nowhere", "registers": "between registers", "lanes": "between lanes", "warps": "between warps", "blocks": "between blocks"}
+
+
+def _short(t: TileType) -> str: return "x".join(map(str, t.extents)) + f" {element_of(t)}"
+
+
+def _ones_only(op: tile.Reshape) -> bool:
+    """Whether a reshape only adds or drops extents of 1."""
+    return [n for n in op.arg.type.extents if n > 1] == [n for n in op.result.type.extents if n > 1]
+
+
+def _blocks(kernel: tile.Kernel):
+    yield kernel.body.block
+    for op in kernel.walk():
+        for region in op.regions:
+            for block in region.blocks:
+                if block is not kernel.body.block: yield block
