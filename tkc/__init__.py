@@ -1,28 +1,41 @@
-"""tkc: tile kernels in Python, compiled to PTX. The public names, nothing else."""
-from math import inf, nan
+"""tkc: tile kernels in Python, compiled to PTX. The public names, nothing else.
 
-from tkc.errors import CacheError, CompileError, DeviceError, Error, ExportError, LaunchError, VerifyError
-from tkc.language.arrays import array
-from tkc.language.control import range_ as range, static_range
-from tkc.language.dtypes import (
-    bfloat16, bool_, float8_e4m3, float8_e5m2, float16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
-)
-from tkc.language.memory import atomic_add, atomic_and, atomic_cas, atomic_max, atomic_min, atomic_or, atomic_xchg, atomic_xor, load, store
-from tkc.language.names import constexpr, suggestion
-from tkc.language.operations import (
-    abs_ as abs, all_ as all, any_ as any, arange, argmax, argmin, assume, broadcast_to, cat, cdiv, ceil, cos, cumprod, cumsum, device_assert, div_rn, dot, erf, exp,
-    exp2, expm1, flip, floor, fma, full, histogram, interleave, isinf, isnan, join, log, log1p, log2, max_ as max, maximum, min_ as min, minimum, multiple_of,
-    num_programs, permute, pow_ as pow, print_ as print, prod, program_id, reduce, reshape, round_ as round, rsqrt, scan, sigmoid, sin, softmax, sort, split, sqrt,
-    static_assert, static_print, sum_ as sum, tanh, topk, trunc, where, xor_sum, zeros,
-)
-from tkc.language.random import philox, rand, randint, randn
-from tkc.language.values import Pointer as pointer
+A name is imported when it is first used, so that importing tkc (and a launch that finds its kernel in the cache) costs nothing.
+"""
+from __future__ import annotations
 
-_RUNTIME = {"jit": "tkc.runtime.jit"}           # imported when first used: the language works without a device
+from importlib import import_module
+
+inf, nan = float("inf"), float("nan")
+
+# module -> names; `ours=theirs` where the name in the module differs, because it is also a builtin's
+_WHERE = {
+    "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError VerifyError",
+    "tkc.runtime.jit": "jit",
+    "tkc.language.names": "constexpr",
+    "tkc.language.dtypes": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3 float8_e5m2",
+    "tkc.language.values": "pointer=Pointer",
+    "tkc.language.arrays": "array",
+    "tkc.language.control": "range=range_ static_range",
+    "tkc.language.memory": "load store atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas",
+    "tkc.language.operations": """program_id num_programs arange zeros full where maximum minimum fma cdiv div_rn pow=pow_ abs=abs_ exp exp2 expm1 log log2 log1p sqrt rsqrt
+        sin cos tanh erf floor ceil round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ prod argmax argmin any=any_ all=all_ xor_sum reduce
+        cumsum cumprod scan sort topk histogram reshape permute broadcast_to join split cat interleave flip assume multiple_of print=print_ device_assert static_assert
+        static_print""",
+    "tkc.language.random": "philox rand randint randn",
+}
+_NAMES = {name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _WHERE.items() for name in names.split()}
+__all__ = ["inf", "nan", *_NAMES]
 
 
 def __getattr__(name: str):
-    if name in _RUNTIME:
-        from importlib import import_module
-        return getattr(import_module(_RUNTIME[name]), name)
-    raise AttributeError(f"tkc has no `{name}`{suggestion(name, [n for n in globals() if not n.startswith('_')])}")
+    if name in _NAMES:
+        module, attribute = _NAMES[name]
+        globals()[name] = found = getattr(import_module(module), attribute)
+        return found
+    if name.startswith("__"): raise AttributeError(name)
+    from tkc.language.names import suggestion
+    raise AttributeError(f"tkc has no `{name}`{suggestion(name, __all__)}")
+
+
+def __dir__(): return sorted(__all__)

@@ -2,7 +2,7 @@
 import tkc
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument, ConstantArgument, Options, ScalarArgument, Signature
-from tkc.language.tracing import trace
+from tkc.language.trace import trace
 
 LOG2E = 1.4426950408889634
 inf = tkc.inf
