@@ -1,0 +1,149 @@
+"""The compiler, top to bottom: `compile` is its list of steps, `Compiled` what comes out.
+
+    Python function --trace--> level 0 --the passes of tkc.passes.pipeline--> level 4 --emit--> PTX        (a GPU)
+                                      \\--tkc.codegen.cpu--> machine code of the host                      (target "cpu")
+
+The steps are imported inside `compile`: a Compiled that comes from the disk cache needs none of them.
+"""
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tkc.errors import CompileError
+from tkc.ir.interface import Interface
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tkc.language.signature import Signature
+
+Observer = Callable[[str, "ModuleOp"], None]                                    # called with a step's name and the IR after it
+
+
+def compile(fn: Callable, signature: Signature, target: str, observe: Observer | None = None) -> Compiled:
+    """Compiles one specialization of a Python function for "cpu" or a GPU such as "sm_90a".
+
+    Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
+    """
+    from tkc.ir.verify import verify
+    from tkc.language.trace import trace
+    steps = Steps(fn.__name__, observe)
+
+    module = trace(fn, signature)
+    steps.done("trace", module)
+    verify(module, "after tracing")
+    steps.done("verify")
+
+    if target == "cpu":
+        from tkc.codegen import cpu
+        program = cpu.compile(module)
+        steps.done("machine code")
+        return Compiled(fn.__name__, target, program=program, times=steps.times)
+
+    from tkc.codegen.ptx import emit
+    from tkc.ir.target import target as target_named
+    from tkc.passes import pipeline
+    machine = target_named(target)
+    context = pipeline.run(module, machine, signature.options, steps.done)
+    program = emit(module, machine)
+    steps.done("emit")
+    return Compiled(fn.__name__, target, program.text, program.interface, decisions=tuple(context.decisions), times=steps.times)
+
+
+class Steps:
+    """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP asks for that."""
+
+    def __init__(self, name: str, observe: Observer | None):
+        self.times: list[tuple[str, float]] = []
+        self.observe, self.folder, self.began = observe, dump_folder(name), time.perf_counter()
+
+    def done(self, step: str, module: ModuleOp | None = None) -> None:
+        self.times.append((step, time.perf_counter() - self.began))
+        if module is not None and self.observe: self.observe(step, module)
+        if module is not None and self.folder:
+            from tkc.ir.text import show
+            self.folder.mkdir(parents=True, exist_ok=True)
+            number = sum(1 for name, _ in self.times if name != "verify") - 1
+            (self.folder / f"{number:02}-{step}.mlir").write_text(show(module, locations=True))
+        self.began = time.perf_counter()
+
+
+def dump_folder(name: str) -> Path | None:
+    """Where TKC_DUMP sends the IR of a kernel: 1 means ./tkc-dump/<kernel>, anything else is the directory."""
+    asked = os.environ.get("TKC_DUMP", "0")
+    return None if asked in ("", "0") else Path("tkc-dump" if asked == "1" else asked) / name
+
+
+@dataclass(eq=False)
+class Compiled:
+    """One specialization, compiled. `ptx` and `interface` for a GPU, `program` for the CPU; `decisions`: what the compiler chose, a sentence each."""
+    name: str
+    target: str
+    ptx: str | None = None
+    interface: Interface | None = None
+    program: Any = None
+    decisions: tuple[str, ...] = ()
+    times: list[tuple[str, float]] = field(default_factory=list)                # seconds of each step
+    again: Callable[[Observer], Compiled] | None = None                         # compiles once more, under an observer
+    cached: bool = False                                                        # read from the disk cache
+
+    @cached_property
+    def stages(self) -> dict[str, str]:
+        """The IR after every step: "trace", then each pass by name."""
+        from tkc.ir.text import show
+        if self.again is None: raise CompileError(f"{self.name} was loaded without its source, so its IR cannot be shown; compile it from the function")
+        found: dict[str, str] = {}
+        self.again(lambda step, module: found.update({step: show(module)}))
+        return found
+
+    def ir(self, stage: str = "trace") -> str:
+        """The IR after a stage ("trace", a pass's name, "final"). Raises CompileError naming the stages there are."""
+        if stage == "final": return list(self.stages.values())[-1]
+        if stage not in self.stages: raise CompileError(f"{self.name} has no stage {stage!r}; there are {', '.join(self.stages)} and final")
+        return self.stages[stage]
+
+    @cached_property
+    def resources(self):
+        """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas."""
+        from tkc.codegen.ptx.ptxas import assemble
+        if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
+        return assemble(self.ptx, self.target)
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code as nvdisasm shows it. Raises CompileError where nvdisasm or ptxas is missing."""
+        from tkc.codegen.ptx.ptxas import disassemble
+        return disassemble(self.resources.cubin)
+
+    def report(self) -> str:
+        """A page for people: time of each step, decisions, resources."""
+        from tkc.runtime.report import page
+        return page(self)
+
+    # ------------------------------------------------------------------------------------------------ for the disk cache
+    def pack(self) -> dict[str, bytes]:
+        """As named bytes; `unpack` reads them."""
+        meta = {"name": self.name, "target": self.target, "decisions": self.decisions, "times": self.times,
+                "interface": self.interface.to_json() if self.interface else None}
+        parts = {"meta": json.dumps(meta).encode()}
+        if self.ptx is not None: parts["ptx"] = self.ptx.encode()
+        if self.program is not None: parts.update(self.program.pack())
+        return parts
+
+    @staticmethod
+    def unpack(parts: dict[str, bytes]) -> Compiled:
+        """Raises ValueError or KeyError where the parts are not those of a Compiled."""
+        meta = json.loads(parts["meta"])
+        interface, program = meta["interface"] and Interface.from_json(meta["interface"]), None
+        if meta["target"] == "cpu":
+            from tkc.codegen import cpu
+            program = cpu.unpack(parts)
+        return Compiled(meta["name"], meta["target"], parts["ptx"].decode() if "ptx" in parts else None, interface, program, tuple(meta["decisions"]),
+                        [tuple(t) for t in meta["times"]], cached=True)

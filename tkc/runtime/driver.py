@@ -1,0 +1,189 @@
+"""The CUDA driver through cuda-python, which is imported when a GPU is first used and not before.
+
+Everything lives in the device's primary context, which torch, cupy and jax share.  A failed call raises DeviceError; after an error that
+kills the context (an illegal address, a trap) every later call raises the same, for only a new process recovers.
+"""
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from tkc.errors import DeviceError
+from tkc.ir.target import TARGETS
+
+STICKY = {214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721}        # the context is dead after these
+_api: Any = None                                # cuda.bindings.driver, or what a test puts in its place
+_poison: str | None = None
+_contexts: dict[int, Any] = {}                  # device -> primary context
+_lock = threading.Lock()
+
+
+def api():
+    """The driver's bindings, initialised. Raises DeviceError saying what is missing."""
+    global _api
+    if _api is None:
+        try: from cuda.bindings import driver
+        except ImportError: raise DeviceError("an array is on a GPU, and cuda-python is not installed; pip install cuda-bindings, or pass arrays in host memory") from None
+        try: error, = driver.cuInit(0)
+        except RuntimeError as e: raise DeviceError(f"the CUDA driver could not be loaded ({str(e).splitlines()[0]}); install NVIDIA's driver, or pass arrays in host memory") from None
+        if int(error): raise DeviceError(f"the CUDA driver cannot be used: {_named(driver, error)}; see `tkc doctor`, or pass arrays in host memory")
+        _api = driver
+    if _poison: raise DeviceError(_poison)
+    return _api
+
+
+def available() -> bool:
+    """Whether there is a GPU that can be used. Never raises."""
+    try: return count() > 0
+    except DeviceError: return False
+
+
+def check(result: tuple, what: str):
+    """The values of a driver call; raises DeviceError saying what was attempted."""
+    error, *values = result
+    if int(error): raise failure(int(error), what)
+    return values[0] if len(values) == 1 else tuple(values) if values else None
+
+
+def failure(code: int, what: str) -> DeviceError:
+    """The exception of a failed call; a sticky one poisons the runtime."""
+    global _poison
+    message = f"{what} failed: {_named(_api, code)}"
+    if code in STICKY:
+        _poison = f"{message}; the GPU's context is dead until the process ends. Restart, and run the kernel with TKC_INTERPRET=1 on host arrays to find the cause"
+        return DeviceError(_poison)
+    return DeviceError(message)
+
+
+def _named(driver, error) -> str:
+    try:
+        error = driver.CUresult(int(error))
+        name, text = (driver.cuGetErrorName(error)[1] or b"").decode(), (driver.cuGetErrorString(error)[1] or b"").decode()
+        return f"{name} ({int(error)}: {text})" if name else f"error {int(error)}"
+    except Exception: return f"error {int(error)}"                              # a driver too old for this error, or a test's stand-in
+
+
+def count() -> int: return check(api().cuDeviceGetCount(), "counting GPUs")
+
+
+def attribute(device: int, name: str) -> int:
+    """A device attribute by the end of its name, e.g. "MULTIPROCESSOR_COUNT"."""
+    return _attribute(id(api()), device, name)
+
+
+@cache
+def _attribute(_, device: int, name: str) -> int:
+    d = api()
+    return int(check(d.cuDeviceGetAttribute(getattr(d.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), check(d.cuDeviceGet(device), f"finding cuda:{device}")), f"asking for {name}"))
+
+
+def capability(device: int) -> int: return 10 * attribute(device, "COMPUTE_CAPABILITY_MAJOR") + attribute(device, "COMPUTE_CAPABILITY_MINOR")
+
+
+def name(device: int) -> str:
+    d = api()
+    return check(d.cuDeviceGetName(100, check(d.cuDeviceGet(device), f"finding cuda:{device}")), "asking for the device's name").split(b"\0")[0].decode()
+
+
+def target_of(device: int) -> str:
+    """The target to compile for: the exact architecture, else the newest older one whose PTX the driver can translate."""
+    have = capability(device)
+    fitting = [t for t in TARGETS.values() if t.capability == have or t.capability < have and not t.name.endswith("a")]
+    if not fitting: raise DeviceError(f"cuda:{device} is sm_{have}; tkc compiles for {', '.join(TARGETS)} and newer")
+    return max(fitting, key=lambda t: t.capability).name
+
+
+def device_of(pointer: int) -> int:
+    """The device that an address belongs to."""
+    d = api()
+    return int(check(d.cuPointerGetAttribute(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer), "asking whose an address is"))
+
+
+def context(device: int):
+    """The primary context, made current on this thread."""
+    d = api()
+    with _lock:
+        if device not in _contexts: _contexts[device] = check(d.cuDevicePrimaryCtxRetain(check(d.cuDeviceGet(device), f"finding cuda:{device}")), f"using cuda:{device}")
+    check(d.cuCtxSetCurrent(_contexts[device]), f"switching to cuda:{device}")
+    return _contexts[device]
+
+
+# ---------------------------------------------------------------------------------------------------------------- functions
+@dataclass(eq=False)
+class Function:
+    """A loaded kernel. Its module stays loaded as long as the process: launches remember the handle."""
+    handle: Any
+    module: Any
+    device: int
+    entry: str
+    registers: int = 0
+    log: str = ""
+    pid: int = field(default_factory=os.getpid)
+    scratch: dict[Any, int] = field(default_factory=dict)                       # (stream, bytes) -> zeroed workspace
+
+
+def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
+    """Loads PTX text or a cubin and finds its entry. Raises DeviceError with the driver's own log."""
+    import ctypes
+    d = api()
+    context(device)
+    size = 8192
+    log = ctypes.create_string_buffer(size)
+    o = d.CUjit_option
+    keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [ctypes.addressof(log), size]
+    error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
+    if int(error):
+        said = log.value.decode(errors="replace").strip().splitlines()
+        raise failure(int(error), f"loading {entry} on cuda:{device}{f' ({said[0]})' if said else ''}")
+    handle = check(d.cuModuleGetFunction(module[0], entry.encode()), f"finding {entry} in its module")
+    f = d.CUfunction_attribute
+    if shared_bytes > 48 << 10:
+        check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), f"asking {shared_bytes} bytes of shared memory for {entry}")
+    if cluster > 8: check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1), f"asking a cluster of {cluster} for {entry}")
+    return Function(handle, module[0], device, entry, int(check(d.cuFuncGetAttribute(f.CU_FUNC_ATTRIBUTE_NUM_REGS, handle), f"asking the registers of {entry}")))
+
+
+def config(function: Function, grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
+    """A CUlaunchConfig with the cluster's attribute."""
+    d = api()
+    c = d.CUlaunchConfig()
+    c.gridDimX, c.gridDimY, c.gridDimZ = grid
+    c.blockDimX, c.blockDimY, c.blockDimZ = threads, 1, 1
+    c.sharedMemBytes, c.hStream = shared_bytes, d.CUstream(stream)
+    if cluster != (1, 1):
+        a = d.CUlaunchAttribute()
+        a.id = d.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z = *cluster, 1
+        c.attrs, c.numAttrs = [a], 1
+    return c
+
+
+def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple[int, int]) -> int:
+    """How many blocks are on the device at once (a whole number of clusters)."""
+    d, size = api(), cluster[0] * cluster[1]
+    if size == 1:
+        each = check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared_bytes), f"asking how many blocks of {function.entry} fit")
+        return int(each) * attribute(function.device, "MULTIPROCESSOR_COUNT")
+    c = config(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
+    return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
+
+
+def workspace(function: Function, stream: int, size: int) -> int:
+    """The address of `size` zeroed bytes; a kernel leaves them zero, so launches in one stream share them."""
+    key = (stream, size)
+    if key not in function.scratch:
+        d = api()
+        context(function.device)
+        pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
+        check(d.cuMemsetD8(pointer, 0, size), "clearing a workspace")
+        function.scratch[key] = pointer
+    return function.scratch[key]
+
+
+def synchronize(stream: int | None = None) -> None:
+    """Waits for a stream, or for everything. Raises DeviceError with what a kernel did wrong meanwhile."""
+    d = api()
+    check(d.cuCtxSynchronize() if stream is None else d.cuStreamSynchronize(d.CUstream(stream)), "waiting for the device")

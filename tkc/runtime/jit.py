@@ -1,0 +1,263 @@
+"""`@tkc.jit`: a Python function that runs as a kernel. `kernel[grid](*arguments, **options)`.
+
+A launch goes through three doors, the first that opens:
+    1. the same launch was made before (same addresses, extents, strides, numbers, grid): one look-up, then the driver;
+    2. the same specialization was compiled before: check, pack, remember under 1;
+    3. compile it (or read it from the disk cache), remember under 2.
+The key of door 1 is made by a function written for the types of the arguments (`_keyer`), so that a launch costs little more than the driver's own call.
+"""
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tkc.compiler import Compiled, compile
+from tkc.errors import LaunchError
+from tkc.runtime import cache, fingerprint
+from tkc.runtime.arrays import ArrayInfo
+from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, facts, options_of, overlaps, signature
+
+READY = 4096                                    # launches remembered for each kernel
+FORMAT = b"1"                                   # of cached entries
+
+
+def jit(fn: Callable | None = None, **options):
+    """Makes a kernel of a function. Options given here (num_warps, num_stages, num_ctas, cluster, maxnreg) are defaults of its launches."""
+    if fn is None: return lambda f: JitFunction(f, options)
+    return JitFunction(fn, options)
+
+
+class JitFunction:
+    """A kernel. `kernel[grid](…)` launches it, `compile` gives what the compiler makes of some arguments, `prepare` a launch with everything bound."""
+
+    def __init__(self, fn: Callable, options: dict[str, Any] | None = None):
+        if not inspect.isfunction(fn): raise TypeError(f"tkc.jit takes a function, got {type(fn).__name__}")
+        self.fn, self.__wrapped__, self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn, fn, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
+        self.parameters = tuple(inspect.signature(fn).parameters.values())
+        for p in self.parameters:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD): raise LaunchError(f"kernel {fn.__name__}: *{p.name} cannot be launched; name every parameter")
+        self.names = tuple(p.name for p in self.parameters)
+        self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
+        self.options = options_of(options or {}, fn.__name__)
+        self._bind = _binder(fn.__name__, self.parameters, dict(self.options))
+        self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # types -> (keyer, {key: launch})
+        self._compiled: dict[tuple, Compiled] = {}
+        self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
+        self._launchers: dict[Any, Launcher] = {}
+        self._lock, self._fingerprint, self._watched = threading.Lock(), None, ()
+
+    def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
+
+    def __call__(self, *args, **kwargs):
+        raise LaunchError(f"call the kernel with a grid: {self.__name__}[grid](…); inside another kernel, make the helper a plain function")
+
+    def __getitem__(self, grid) -> Launcher:
+        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments (a dict) that gives one."""
+        try: return self._launchers[grid]
+        except (KeyError, TypeError): pass
+        launcher = Launcher(self, grid)
+        if isinstance(grid, (int, tuple)):
+            if len(self._launchers) >= READY: self._launchers.clear()
+            self._launchers[launcher.grid] = launcher
+        return launcher
+
+    # ------------------------------------------------------------------------------------------------------ compiling
+    def compile(self, *args, target: str | None = None, **kwargs) -> Compiled:
+        """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where the arrays are).
+
+        Arrays may be texts such as "bf16[4096, 4096]", numbers "i32" or "f32". Raises CompileError, LaunchError.
+        """
+        values, options = self._bind(*args, **kwargs)
+        infos = self._describe(values)
+        return self._get(self._specialize(infos, tuple(options.items())), target or target_for(infos, self.__name__))
+
+    def prepare(self, *args, grid, **kwargs) -> Callable[[], None]:
+        """A function of nothing that makes this one launch again and again; it keeps the arrays alive."""
+        values, options = self._bind(*args, **kwargs)
+        launch = self._prepare(values, options, Launcher(self, grid).extents(values), grid)
+        return Prepared(launch, values)
+
+    def _describe(self, values: Sequence) -> list:
+        return [argument(v, f"argument {name} of {self.__name__}", c) for v, name, c in zip(values, self.names, self.constexpr)]
+
+    def _specialize(self, infos: Sequence, options: tuple) -> Specialization:
+        options = options_of(dict(options), self.__name__)
+        return Specialization(tuple((name, facts(info)) for name, info in zip(self.names, infos)), overlaps([i for i in infos if not isinstance(i, Constant)]), options)
+
+    def _get(self, s: Specialization, target: str) -> Compiled:
+        """From memory, from disk, or compiled."""
+        try: found = self._compiled.get(key := (_typed(s), target))
+        except TypeError as e: raise LaunchError(f"{self.__name__}: a constexpr must be hashable ({e}); pass a tuple for a list") from None
+        if found is not None: return found
+        with self._lock:
+            return self._compiled.get(key) or self._compiled.setdefault(key, self._load_or_compile(s, target))
+
+    def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
+        disk, name = cache.disk(), self._key(s, target)
+        again = lambda observe=None: compile(self.fn, signature(s), target, observe)
+        dumping = os.environ.get("TKC_DUMP", "0") not in ("", "0")
+        if disk and name and not dumping and (parts := disk.get(name)) is not None:
+            try:
+                compiled = Compiled.unpack(parts)
+                compiled.again = again
+                return compiled
+            except (ValueError, KeyError, TypeError): pass                      # an entry of another make: compile
+        compiled = again()
+        compiled.again = again
+        if disk and name: disk.put(name, compiled.pack())
+        return compiled
+
+    def _key(self, s: Specialization, target: str) -> str | None:
+        """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
+        try:
+            self._fingerprint = self._fingerprint or fingerprint.Fingerprint(self.fn)
+            self._watched = tuple(self._fingerprint.watched)
+            own = self._fingerprint.fields
+            special = [("specialization", self._fingerprint.spell([s.arguments, s.overlaps, s.options]))]
+        except fingerprint.Unstable: return None
+        host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
+        return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
+
+    def _forget_if_rebound(self) -> None:
+        """A global that the kernel reads was bound to something else: what was compiled is no longer this kernel."""
+        if any(namespace.get(name) is not value for namespace, name, value in self._watched):
+            self._ready.clear(); self._compiled.clear(); self._loaded.clear()
+            self._fingerprint, self._watched = None, ()
+
+    # ------------------------------------------------------------------------------------------------------ launching
+    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], grid) -> Callable[[], None]:
+        """The launch of these arguments: a function of nothing. Doors 2 and 3."""
+        if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
+            from tkc.runtime.interpret import interpreted
+            return interpreted(self, self._describe(values), tuple(options.items()), extents)
+        infos = self._describe(values)
+        target = target_for(infos, self.__name__)
+        compiled = self._get(self._specialize(infos, tuple(options.items())), target)
+        names = [n for n, i in zip(self.names, infos) if not isinstance(i, Constant)]
+        passed = [i for i in infos if not isinstance(i, Constant)]
+        if compiled.target == "cpu":
+            from tkc.runtime.host import bound
+            return bound(compiled, names, passed, extents)
+        from tkc.runtime import launch
+        device = next(i.device for i in passed if isinstance(i, ArrayInfo))
+        function = self._loaded.get((compiled, device)) or self._loaded.setdefault((compiled, device), launch.load(compiled, device))
+        return launch.Launch(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__)
+
+
+class Launcher:
+    """`kernel[grid]`: call it with the kernel's arguments."""
+    __slots__ = ("kernel", "grid", "_constant")
+
+    def __init__(self, kernel: JitFunction, grid):
+        self.kernel, self.grid = kernel, grid
+        self._constant = None if callable(grid) else normalized(grid, kernel.__name__)
+
+    def extents(self, values: Sequence) -> tuple[int, int, int]:
+        if self._constant is not None: return self._constant
+        return normalized(self.grid(dict(zip(self.kernel.names, values))), self.kernel.__name__)
+
+    def __call__(self, *args, **kwargs) -> None:
+        """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError, CompileError, DeviceError."""
+        kernel = self.kernel
+        try: values, options = kernel._bind(*args, **kwargs)
+        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
+        for namespace, name, value in kernel._watched:
+            if namespace.get(name) is not value: kernel._forget_if_rebound(); break
+        extents = self._constant or self.extents(values)
+        types = tuple(map(type, values))
+        try:
+            keyer, ready = kernel._ready[types]
+            launch = ready[keyer(extents, options and tuple(options.items()), values)]
+        except (KeyError, TypeError): return self._slowly(values, options, extents, types)
+        launch()
+
+    def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple) -> None:
+        kernel = self.kernel
+        launch = kernel._prepare(values, options, extents, self.grid)
+        if getattr(launch, "reusable", False):
+            keyer, ready = kernel._ready.setdefault(types, (_keyer(values, kernel.constexpr), {}))
+            try: key = keyer(extents, options and tuple(options.items()), values)
+            except (TypeError, AttributeError): key = None
+            if len(ready) >= READY: ready.clear()
+            try: ready[key] = launch
+            except TypeError: pass                                              # an unhashable constexpr was refused already; anything else goes this way each time
+        launch()
+
+
+class Prepared:
+    """A launch with its arguments; call it."""
+    __slots__ = ("_launch", "_arguments")
+
+    def __init__(self, launch: Callable[[], None], arguments: Sequence): self._launch, self._arguments = launch, arguments
+    def __call__(self) -> None: self._launch()
+
+
+def _is_constexpr(annotation) -> bool:
+    """The annotation is tkc.constexpr, or spells it (`from __future__ import annotations`)."""
+    if isinstance(annotation, str): return annotation.split(".")[-1].strip() == "constexpr"
+    return getattr(annotation, "__name__", "") == "constexpr" or getattr(annotation, "is_constexpr", False) is True
+
+
+def _typed(s: Specialization) -> tuple:
+    """The specialization as a key in which 1, 1.0 and True differ."""
+    return s, tuple(_types(a[1]) for _, a in s.arguments if a[0] == "constant")
+
+
+def _types(value): return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
+
+
+def _binder(name: str, parameters, defaults: dict) -> Callable:
+    """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
+    space = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}
+    taken = {p.name for p in parameters}
+    named = ["*" if p.kind is p.KEYWORD_ONLY and (i == 0 or parameters[i - 1].kind is not p.KEYWORD_ONLY) else None for i, p in enumerate(parameters)]
+    words = []
+    for i, p in enumerate(parameters):
+        if named[i]: words.append("*")
+        words.append(p.name if p.default is p.empty else f"{p.name}=_d{i}")
+    rest = "_options" if "_options" not in taken else "_options_"
+    values = "(" + "".join(f"{p.name}, " for p in parameters) + ")"
+    exec(f"def {name}({', '.join([*words, '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
+    return space[name]
+
+
+def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
+    """A function (extents, options, values) -> key, for values of these types. Arrays count by address, extents, strides and type."""
+    parts = []
+    for i, (v, fixed) in enumerate(zip(values, constexpr)):
+        if fixed: parts += [f"v[{i}]"] + ([f"kinds(v[{i}])"] if isinstance(v, (tuple, frozenset)) else [])
+        elif hasattr(v, "data_ptr"): parts += [f"v[{i}].data_ptr()", f"v[{i}].shape", f"v[{i}].stride()", f"v[{i}].dtype", f"v[{i}].is_cuda"]
+        elif hasattr(v, "__cuda_array_interface__"): parts += [f"tuple(v[{i}].__cuda_array_interface__.items())"]
+        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
+            parts += [f"v[{i}].ctypes.data", f"v[{i}].shape", f"v[{i}].strides", f"v[{i}].dtype", f"v[{i}].flags.writeable"]
+        elif isinstance(v, (int, float, bool, str, type(None))): parts.append(f"v[{i}]")
+        else: return lambda extents, options, values: []                        # not hashable: never remembered
+    space: dict[str, Any] = {"kinds": _types}
+    exec(f"def key(e, o, v): return (e, o or None, {', '.join(parts)})", space)
+    return space["key"]
+
+
+def normalized(grid, kernel: str) -> tuple[int, int, int]:
+    """A grid as three numbers. Raises LaunchError."""
+    given = grid if isinstance(grid, (tuple, list)) else (grid,)
+    try: extents = tuple(n.__index__() for n in given)
+    except (AttributeError, TypeError): raise LaunchError(f"{kernel}: a grid is an integer, up to three of them, or a function that gives them; got {grid!r}") from None
+    if not 1 <= len(extents) <= 3 or min(extents) < 0: raise LaunchError(f"{kernel}: a grid is one to three numbers >= 0, got {grid!r}")
+    return (*extents, 1, 1)[:3]
+
+
+def target_for(infos: Sequence, kernel: str) -> str:
+    """"cpu", or the target of the CUDA device that holds the arrays. Raises LaunchError where they are not in one place."""
+    places = {i.device for i in infos if isinstance(i, ArrayInfo)}
+    if len(places) > 1:
+        named = ", ".join("host memory" if d < 0 else f"cuda:{d}" for d in sorted(places))
+        raise LaunchError(f"{kernel}: expected every array on one device, got {named}; move them to one")
+    if places <= {-1}: return "cpu"
+    from tkc.runtime import driver
+    return driver.target_of(places.pop())
+
+
+__all__ = ["OPTIONS", "JitFunction", "Launcher", "jit"]

@@ -1,0 +1,239 @@
+"""From an Interface and arguments to a launch: checks that need no driver, the packed parameters, the physical grid.
+
+    launch(interface, function, arguments, grid, stream)      once, from arrays and numbers
+    Launch(…)                                                 the same bound: calling it launches again
+`arguments` are those the kernel takes at run time, in the order of its signature (compile-time values left out); `Parameter.argument`
+numbers them so.
+"""
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import struct
+import sys
+from collections.abc import Callable, Sequence
+
+from tkc.errors import DeviceError, LaunchError
+from tkc.ir.interface import Interface, Parameter
+from tkc.ir.target import TARGETS
+from tkc.runtime import driver, tensor_maps
+from tkc.runtime.arrays import ArrayInfo
+from tkc.runtime.specialize import ScalarInfo, argument
+
+FORMATS = {("u", 8): "Q", ("s", 8): "q", ("b", 8): "Q", ("u", 4): "I", ("s", 4): "i", ("b", 4): "I", ("u", 2): "H", ("s", 2): "h", ("b", 2): "H", ("u", 1): "B", ("s", 1): "b", ("b", 1): "B"}
+FLOATS = {"float16": "e", "float32": "f", "float64": "d"}
+MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+MAX_ENCODED = 1024                              # tensor maps remembered
+
+_encoded: dict[tensor_maps.TensorMap, bytes] = {}
+
+
+def launch(interface: Interface, function: driver.Function, arguments: Sequence, grid: Sequence[int], stream: int = 0) -> None:
+    """Launches once. Raises LaunchError before the driver is called, DeviceError after."""
+    infos = [argument(a, f"argument {i} of {interface.entry}", False) for i, a in enumerate(arguments)]
+    infos = [ScalarInfo(i.value, "int32") if type(i).__name__ == "Constant" else i for i in infos]       # 1 is an ordinary number here
+    Launch(interface, function, [str(i) for i in range(len(infos))], infos, (*grid, 1, 1)[:3], lambda: stream, interface.entry)()
+
+
+def load(compiled, device: int) -> driver.Function:
+    """Loads a compiled kernel: the cubin of ptxas where there is one (so that checks, timings and resources speak of one code), else the PTX text."""
+    from tkc.codegen.ptx.ptxas import find, version
+    from tkc.runtime import cache, fingerprint
+    i = compiled.interface
+    images: list[bytes] = [compiled.ptx.encode()]
+    if (ptxas := find("ptxas")) and driver.capability(device) == TARGETS[compiled.target].capability:
+        disk = cache.disk()
+        key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("target", compiled.target.encode()), ("ptxas", version(ptxas).encode())])
+        found = disk.get(key) if disk else None
+        cubin = found["cubin"] if found else compiled.resources.cubin
+        if disk and not found: disk.put(key, {"cubin": cubin})
+        images.insert(0, cubin)
+    for image in images[:-1]:
+        try: return driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
+        except DeviceError:
+            if driver._poison: raise                                            # a driver older than ptxas: it translates the text itself
+    return driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster))
+
+
+class Launch:
+    """A launch with its arguments packed. Everything that can be checked was; calling it asks the driver and nothing else."""
+    __slots__ = ("interface", "function", "name", "arguments", "stream", "call", "fixed", "packed", "grid", "configs", "plain")
+    reusable = True
+
+    def __init__(self, interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: tuple[int, int, int],
+                 stream: Callable[[], int], kernel: str):
+        check_arguments(interface, names, infos, kernel)
+        check_grid(interface, function, grid, kernel)
+        self.interface, self.function, self.name, self.stream = interface, function, kernel, stream
+        self.arguments = (tuple(names), [_without_owner(i) if isinstance(i, ArrayInfo) else i for i in infos], grid)        # keeps no memory alive
+        self.grid = physical_grid(interface, function, grid) if math.prod(grid) else (0, 0, 0)
+        varies = any(p.kind == "workspace" for p in interface.parameters)                                                   # with the stream
+        self.fixed, self.packed = None if varies or not math.prod(grid) else self._pack(0), {}
+        d = driver.api()
+        self.plain = interface.cluster == (1, 1)
+        self.call, self.configs = (d.cuLaunchKernel if self.plain else d.cuLaunchKernelEx), {}
+
+    def __call__(self) -> None:
+        if driver._poison is not None: raise DeviceError(driver._poison)
+        stream = self.stream()
+        packed = self.fixed
+        if packed is None:
+            if not self.grid[0]: return                                         # an empty grid: nothing to do
+            packed = self.packed.get(stream) or self.packed.setdefault(stream, self._pack(stream))
+        error = self._ask(stream, packed)
+        if error: self._failed(error, stream, packed)
+
+    def _ask(self, stream: int, packed: Packed) -> int:
+        i, f = self.interface, self.function
+        if self.plain:
+            x, y, z = self.grid
+            return self.call(f.handle, x, y, z, i.threads, 1, 1, i.shared_bytes, stream, packed.address, 0)[0]
+        config = self.configs.get(stream)
+        if config is None: config = self.configs[stream] = driver.config(f, self.grid, i.threads, i.shared_bytes, stream, i.cluster)
+        return self.call(config, f.handle, packed.address, 0)[0]
+
+    def _pack(self, stream: int) -> Packed: return pack(self.interface, self.function, *self.arguments, self.name, stream)
+
+    def _failed(self, error, stream: int, packed: Packed) -> None:
+        """A call from a thread on which another context, or none, is current is made again; anything else is raised."""
+        if os.getpid() != self.function.pid: raise DeviceError(f"{self.name} was loaded before this process was forked; start workers with the 'spawn' method")
+        if int(error) in (201, 400, 709):
+            driver.context(self.function.device)
+            error = self._ask(stream, packed)
+            if not error: return
+        names, infos, grid = self.arguments
+        shown = ", ".join(f"{n}={f'{i.dtype}{list(i.shape)}' if isinstance(i, ArrayInfo) else i.value}" for n, i in zip(names, infos))
+        raise driver.failure(int(error), f"launching {self.name} on grid {grid} with {shown}")
+
+
+def _without_owner(i: ArrayInfo) -> ArrayInfo: return ArrayInfo(i.pointer, i.shape, i.strides, i.dtype, i.device, i.writeable)
+
+
+# ------------------------------------------------------------------------------------------------------------- parameters
+class Packed:
+    """Parameter values in one buffer and the array of their addresses that the driver reads."""
+    __slots__ = ("values", "addresses", "address")
+
+    def __init__(self, pieces: Sequence[bytes]):
+        places, end = [], 0
+        for piece in pieces:                                                    # each at a multiple of its size; tensor maps at one of 64
+            step = 64 if len(piece) == 128 else max(len(piece), 1)
+            end = -(-end // step) * step
+            places.append(end); end += len(piece)
+        self.values = ctypes.create_string_buffer(end + 64)
+        base = -(-ctypes.addressof(self.values) // 64) * 64
+        for place, piece in zip(places, pieces): ctypes.memmove(base + place, piece, len(piece))
+        self.addresses = (ctypes.c_void_p * max(len(pieces), 1))(*(base + p for p in places))
+        self.address = ctypes.addressof(self.addresses)
+
+
+def pack(interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> Packed:
+    return Packed([piece(p, function, names, infos, grid, kernel, stream) for p in interface.parameters])
+
+
+def piece(p: Parameter, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> bytes:
+    """The bytes of one physical parameter. Raises LaunchError where a number does not fit its type."""
+    what = f"argument {names[p.argument]} of {kernel}" if p.argument >= 0 else kernel
+    match p.kind:
+        case "map": return encoded(tensor_maps.describe(p, infos[p.argument], what))
+        case "pointer": return number(p, infos[p.argument].pointer, what)
+        case "shape": return number(p, infos[p.argument].shape[p.axis], f"{what}: extent {p.axis}")
+        case "stride": return number(p, infos[p.argument].strides[p.axis], f"{what}: stride {p.axis}")
+        case "grid": return number(p, grid[p.axis], f"{what}: grid axis {p.axis}")
+        case "workspace": return number(p, driver.workspace(function, stream, p.bytes), what)
+        case "scalar": return scalar(p, infos[p.argument], what)
+    raise LaunchError(f"{kernel}: the interface has a parameter of unknown kind {p.kind!r}; it was made by another version of tkc")
+
+
+def number(p: Parameter, value: int, what: str) -> bytes:
+    try: return struct.pack("<" + FORMATS[p.type[0], p.size], value)
+    except struct.error: raise LaunchError(f"{what}: {value} does not fit the kernel's {p.type}; the kernel was compiled for smaller arguments: compile it for these") from None
+
+
+def scalar(p: Parameter, info: ScalarInfo, what: str) -> bytes:
+    """A number argument in the parameter's type; a bool in a byte or more."""
+    value = info.value
+    if p.type[0] == "f" or info.dtype in FLOATS and p.type[0] == "b":
+        code = {2: "e", 4: "f", 8: "d"}[p.size]
+        try: return struct.pack("<" + code, value)
+        except OverflowError: return struct.pack("<" + code, math.copysign(math.inf, value))
+    if info.dtype == "bfloat16" or info.dtype.startswith("float8"):
+        import ml_dtypes
+        import numpy as np
+        return np.asarray(value, getattr(ml_dtypes, {"float8_e4m3": "float8_e4m3fn"}.get(info.dtype, info.dtype))).tobytes().ljust(p.size, b"\0")
+    return number(p, int(value), what)
+
+
+def encoded(m: tensor_maps.TensorMap) -> bytes:
+    """A tensor map's bytes; equal maps are made once."""
+    found = _encoded.get(m)
+    if found is None:
+        if len(_encoded) >= MAX_ENCODED: _encoded.clear()
+        found = _encoded[m] = tensor_maps.encode(m)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+def check_arguments(interface: Interface, names: Sequence[str], infos: Sequence, kernel: str) -> None:
+    """Every rule on arguments that the driver would break on or, worse, not notice. Raises LaunchError."""
+    needed = max((p.argument for p in interface.parameters), default=-1) + 1
+    if needed > len(infos): raise LaunchError(f"{kernel}: expected {needed} arguments at run time, got {len(infos)}")
+    devices = {i.device for i in infos if isinstance(i, ArrayInfo)}
+    if len(devices) > 1: raise LaunchError(f"{kernel}: expected every array on one device, got {sorted(devices)} (-1 is host memory); move them to one")
+    for p in interface.parameters:
+        if p.argument < 0: continue
+        info, what = infos[p.argument], f"argument {names[p.argument]} of {kernel}"
+        if p.kind in ("pointer", "shape", "stride", "map"):
+            if not isinstance(info, ArrayInfo): raise LaunchError(f"{what}: expected an array, got the number {info.value!r}; pass a tensor")
+            if info.device < 0: raise LaunchError(f"{what}: expected an array on a GPU, got one in host memory; move it with .cuda()")
+            if not info.pointer and info.span != (0, 0): raise LaunchError(f"{what}: its address is 0 although it has elements; was it freed?")
+            if p.kind in ("shape", "stride") and not 0 <= p.axis < len(info.shape): raise LaunchError(f"{what}: expected rank of at least {p.axis + 1}, got {len(info.shape)}; reshape it")
+            if info.pointer % info.itemsize: raise LaunchError(f"{what}: its address {info.pointer:#x} is no multiple of its {info.itemsize}-byte elements; pass a copy")
+        elif p.kind == "scalar":
+            if isinstance(info, ArrayInfo): raise LaunchError(f"{what}: expected a number, got an array of shape {info.shape}; pass x.item()")
+            if info.value is None: raise LaunchError(f"{what}: {info.dtype} stands for a number and can be compiled for, not launched; pass one")
+
+
+def check_grid(interface: Interface, function: driver.Function, grid: Sequence[int], kernel: str) -> None:
+    """The limits of grid, block, cluster and shared memory. Raises LaunchError."""
+    if interface.threads > 1024: raise LaunchError(f"{kernel}: a block of {interface.threads} threads; at most 1024: use a smaller num_warps")
+    cluster = math.prod(interface.cluster)
+    if cluster > 16: raise LaunchError(f"{kernel}: a cluster of {cluster} blocks; at most 8 are portable, 16 possible: use a smaller cluster")
+    target = TARGETS.get(interface.target)
+    if target:
+        if cluster > 1 and not target.clusters: raise LaunchError(f"{kernel}: {interface.target} has no clusters; compile with cluster=(1, 1)")
+        if interface.shared_bytes > target.shared_bytes:
+            raise LaunchError(f"{kernel}: needs {interface.shared_bytes} bytes of shared memory, {interface.target} has {target.shared_bytes}; use smaller tiles or num_stages")
+        have = driver.capability(function.device)
+        if have != target.capability and (interface.target.endswith("a") or have < target.capability):
+            raise LaunchError(f"{kernel}: was compiled for {interface.target} and cuda:{function.device} is sm_{have}; compile it for that device")
+        if function.registers * interface.threads > target.registers:
+            raise LaunchError(f"{kernel}: {function.registers} registers for each of {interface.threads} threads; there are {target.registers}: use a smaller num_warps or maxnreg")
+    if interface.persistent:
+        if math.prod(grid) > MAX_GRID[0]: raise LaunchError(f"{kernel}: a grid of {tuple(grid)} has over {MAX_GRID[0]} programs; split the launch")
+        return
+    for axis, (n, c, most) in enumerate(zip(grid, (*interface.cluster, 1), MAX_GRID)):
+        if n * c > most: raise LaunchError(f"{kernel}: grid axis {axis} is {n}{f' × cluster {c}' if c > 1 else ''}; at most {most}: put the long axis first, or split the launch")
+
+
+def physical_grid(interface: Interface, function: driver.Function, grid: Sequence[int]) -> tuple[int, int, int]:
+    """Blocks to launch: every program its block (or cluster), or as many as are resident for a persistent kernel."""
+    x, y = interface.cluster
+    if not interface.persistent: return grid[0] * x, grid[1] * y, grid[2]
+    size = x * y
+    wanted = -(-math.prod(grid) // size) * size
+    return max(size, min(wanted, driver.resident(function, interface.threads, interface.shared_bytes, interface.cluster) // size * size)), 1, 1
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+def stream_source(values: Sequence, device: int) -> Callable[[], int]:
+    """Gives the caller's current stream on a device: torch's where torch owns an array, cupy's where cupy does, else the default stream."""
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(v, torch.Tensor) for v in values):
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if raw is not None: return lambda: raw(device)
+        return lambda: torch.cuda.current_stream(device).cuda_stream
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and any(isinstance(v, cupy.ndarray) for v in values): return lambda: cupy.cuda.get_current_stream().ptr
+    return lambda: 0
