@@ -1,0 +1,111 @@
+"""The scheduler: agents as generators, asynchronous operations, one seed one run.
+
+An agent yields None (others may go on here) or a Wait (until its condition holds). Each step picks one agent that can go on, or one asynchronous operation that
+can take place, at random; how often each is picked is drawn once a run over two orders of magnitude, so that some seeds have slow producers, others
+late laggards or copies that land at the last moment.
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation
+
+from tkc.sim.report import Report, Violation
+from tkc.sim.errors import SimulationError
+from tkc.ir.text import location_of
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until `ready()`; `what()` says what for."""
+    ready: Callable[[], bool]
+    what: Callable[[], str]
+    op: Operation | None = None
+    idle: bool = False                  # waits for its leader, not for others
+
+
+@dataclass(eq=False)
+class Copy:
+    """An asynchronous operation: `act` happens once, at some moment after `ready` holds."""
+    act: Callable[[], None]
+    op: Operation
+    ready: Callable[[], bool] = lambda: True
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Task:
+    """An agent at work."""
+    name: str
+    steps: Generator
+    weight: float
+    wait: Wait | None = None
+
+
+@dataclass
+class Scheduler:
+    """Runs tasks and copies until all are over."""
+    seed: int
+    steps: int = 0
+    most: int = 5_000_000
+    tasks: list[Task] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+        self.copy_weight = self._weight()
+
+    def _weight(self) -> float: return 10 ** self.random.uniform(-1, 1)
+
+    def spawn(self, name: str, steps: Generator) -> None: self.tasks.append(Task(name, steps, self._weight()))
+
+    def start(self, copy: Copy) -> Copy:
+        self.copies.append(copy)
+        return copy
+
+    def run(self) -> None:
+        while self.tasks or self.copies:
+            able = [t for t in self.tasks if t.wait is None or t.wait.ready()]
+            landing = [c for c in self.copies if c.ready()]
+            if not able and not landing: self._deadlock()
+            self.steps += 1
+            if self.steps > self.most: raise SimulationError(f"no end within {self.most} steps")
+            weights = [t.weight for t in able] + [self.copy_weight] * bool(landing)
+            picked = self.random.choices(range(len(weights)), weights)[0]
+            if picked == len(able): self._land(self.random.choice(landing))
+            else: self._advance(able[picked])
+
+    def _advance(self, task: Task) -> None:
+        task.wait = None
+        try: task.wait = next(task.steps)
+        except StopIteration: self.tasks.remove(task)
+
+    def _land(self, copy: Copy) -> None:
+        self.copies.remove(copy)
+        try: copy.act()
+        except SimulationError as e:
+            e.operation = e.operation or copy.op
+            raise
+        copy.done = True
+
+    def _deadlock(self) -> None:
+        stuck = [t for t in self.tasks if t.wait and not t.wait.idle]
+        lines = [f"{t.name} waits in '{t.wait.op.name}'{_at(t.wait.op)} for {t.wait.what()}" for t in stuck if t.wait.op is not None]
+        raise Violation("deadlock", "; ".join(lines) or "nobody can go on", stuck[0].wait.op if stuck else None, tuple(t.name for t in stuck))
+
+
+def _at(op: Operation) -> str:
+    place = location_of(op)
+    return f" at {place}" if place else ""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a run without a violation."""
+    seed: int
+    steps: int
+    blocks: int
+    agents: int
+    reports: tuple[Report, ...] = ()

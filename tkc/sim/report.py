@@ -1,0 +1,57 @@
+"""What the happens-before check found."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Operation
+
+from tkc.errors import Location
+from tkc.ir.text import location_of
+from tkc.sim.errors import SimulationError
+
+KINDS = {
+    "race": "two accesses, one a write, with nothing between them that orders them",
+    "missing proxy fence": "as a race, but a fence.proxy.async would order them",
+    "uninitialized": "shared memory is read that nobody wrote",
+    "deadlock": "nobody can go on",
+    "lapped": "a phase of an mbarrier can end before somebody saw the end of the one before",
+    "arrivals": "more arrivals than a barrier takes, or a different number of threads",
+    "bytes": "the byte count of an mbarrier leaves its range",
+    "barrier": "an mbarrier is used before its initialisation is visible, twice initialised, or overwritten",
+    "not waited": "an accumulator or a group is used before the wait that delivers it",
+    "missing dot fence": "registers of an asynchronous dot without a fence before it",
+    "pending at exit": "a block ends with copies or dots in flight",
+    "bounds": "shared memory, a stage or a block of the cluster that does not exist",
+    "alignment": "an address that the hardware refuses",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finding: its kind (a key of KINDS), a sentence, the agents in question and the user's source line."""
+    kind: str
+    message: str
+    agents: tuple[str, ...] = ()
+    location: Location | None = None
+
+    def __str__(self):
+        place = f"{self.location}: " if self.location else ""
+        return f"{place}{self.kind}: {self.message}"
+
+
+class Violation(SimulationError):
+    """The program broke a rule of threads; `report` says which."""
+
+    def __init__(self, kind: str, message: str, operation: Operation | None = None, agents: tuple[str, ...] = ()):
+        super().__init__(f"{kind}: {message}", operation)
+        self.kind, self.agents = kind, agents
+
+    @property
+    def report(self) -> Report: return Report(self.kind, self.message.removeprefix(f"{self.kind}: "), self.agents, self.location)
+
+
+def name_of(op: Operation | None) -> str:
+    """An operation for a sentence: its name and line."""
+    if op is None: return "an earlier operation"
+    place = location_of(op)
+    return f"'{op.name}'" + (f" at {place}" if place else "")
