@@ -54,15 +54,32 @@ def _convert(op: shared.Convert, context: PassContext) -> None:
     """Through shared memory, where a thread's own registers do not do."""
     src, dst = op.arg.type.register_layout, op.result.type.register_layout
     if movement(src, dst) in ("none", "registers"): return
-    owner = op.arg.owner
+    owner, parts = op.arg.owner, _parts(op)
     if isinstance(owner, tile.Load) and (width := _copy_width(owner)):
-        buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, context=context))).result
+        buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, sliced=bool(parts), context=context))).result
         array, offsets, mask, other = owner.array, owner.offsets, owner.mask, owner.other
         before(owner, shared.Copy(array, offsets, buffer, owner.extents.get_values(), mask, other, vector=width, threads=src))
     else:
-        buffer = before(op, shared.Alloc(_buffer(op.result.type, [src, dst], context=context))).result
+        buffer = before(op, shared.Alloc(_buffer(op.result.type, [src, dst], sliced=bool(parts), context=context))).result
         before(op, _recorded(shared.Write(buffer, op.arg), src, context))
-    replace(op, _recorded(shared.Read(buffer, op.result.type), dst, context))
+    for part in parts:
+        replace(part, _read_part(part, buffer, context))
+    if parts: erase(op)
+    else: replace(op, _recorded(shared.Read(buffer, op.result.type), dst, context))
+
+
+def _parts(op: shared.Convert) -> list[tile.Slice]:
+    """The slices of a converted tile, where nothing else uses it: each is then read when it is wanted, not the tile at once."""
+    users = [use.operation for use in op.result.uses]
+    return users if all(isinstance(user, tile.Slice) and user.strides is None for user in users) else []
+
+
+def _read_part(part: tile.Slice, buffer: SSAValue, context: PassContext) -> shared.Read:
+    at, t = part.offsets.get_values(), part.result.type
+    offsets = [before(part, tile.Constant(i, i32)).result for i in at]
+    memory, _ = buffer.type.memory.slice(at, t.extents)
+    view = before(part, shared.SharedSlice(buffer, offsets, SharedType(1, t.shape, t.element, memory))).result
+    return _recorded(shared.Read(view, t), t.register_layout, context)
 
 
 def _copy_width(load: tile.Load) -> int:
@@ -88,9 +105,9 @@ def context_divisor(value: SSAValue) -> int:
     return divisor(value)
 
 
-def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: Layout | None = None) -> SharedType:
+def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: Layout | None = None, sliced: bool = False) -> SharedType:
     """The buffer for a tile: of every order and swizzle that fits, the one whose worst access conflicts least; ties go to the
-    widest swizzle with the last axis fastest (what tensor maps and wgmma read)."""
+    widest swizzle with the last axis fastest (what tensor maps and wgmma read). `sliced`: parts start anywhere, so no swizzle."""
     element = bits(t.element)
     orders = [tuple(reversed(range(t.rank)))]
     if copied is None and t.rank == 2: orders.append((0, 1))
@@ -98,7 +115,7 @@ def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: L
     for order in orders:
         row = t.extents[order[0]] * element // 8
         for width in (128, 64, 32):
-            if row % width == 0: choices.append(SharedLayout(t.extents, element, width, order))
+            if row % width == 0 and not sliced: choices.append(SharedLayout(t.extents, element, width, order))
         choices.append(SharedLayout(t.extents, element, 0, order))
         if row % 16 == 0 and t.rank > 1: choices.append(SharedLayout(t.extents, element, 0, order, pad=16))
         elif t.rank > 1 and copied is None: choices.append(SharedLayout(t.extents, element, 0, order, pad=max(4, element // 8)))
