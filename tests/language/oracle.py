@@ -1,0 +1,43 @@
+"""Runs a kernel of scalar control flow twice: as plain Python with plain numbers, and traced in the simulator; compares."""
+import types
+
+import numpy as np
+
+import tkc
+from tkc.sim.level0 import run
+from tests.language.kernels import array, i32, traced
+
+SIZE = 64
+
+
+class Plain:
+    """Stands for tkc when the kernel runs as plain Python."""
+    range = staticmethod(range)
+    static_range = staticmethod(range)
+    constexpr = tkc.constexpr
+    minimum, maximum = staticmethod(min), staticmethod(max)
+
+    @staticmethod
+    def store(out, place, value): out[place[0]] = int(value)
+
+
+def _plainly(f):
+    """The function with Plain for the global tkc."""
+    return types.FunctionType(f.__code__, {**f.__globals__, "tkc": Plain}, f.__name__, f.__defaults__, f.__closure__)
+
+
+def python(make, *numbers) -> np.ndarray:
+    out = np.full(SIZE, -99, np.int32)
+    _plainly(make())(out, *numbers)
+    return out
+
+
+def simulated(make, *numbers) -> np.ndarray:
+    out = np.full(SIZE, -99, np.int32)
+    run(traced(make(), array(tkc.int32), *(i32() for _ in numbers)), [out, *numbers], (1, 1, 1))
+    return out
+
+
+def agrees(make, *cases) -> None:
+    """make() gives a fresh kernel (out, *numbers); traced and plain must write the same for every case."""
+    for numbers in cases: np.testing.assert_array_equal(simulated(make, *numbers), python(make, *numbers), err_msg=f"numbers {numbers}")

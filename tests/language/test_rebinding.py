@@ -1,0 +1,677 @@
+"""Tries to make the tracer lose a rebinding: each kernel must do what Python does, for zero, one and more trips, or refuse."""
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+import tkc
+from tests.language.kernels import array, i32, traced
+from tests.language.oracle import agrees
+
+TRIPS = [(n, c) for n in (0, 1, 2, 5) for c in (0, 1)]
+STATE = [0, 0]
+COUNTER = SimpleNamespace(n=0)
+
+
+def kernel(f):
+    """A test from a kernel of (out, n, c) that runs as plain Python too."""
+    def test(): agrees(lambda: f, *TRIPS)
+    test.__name__ = f.__name__
+    return test
+
+
+def made(make):
+    """As `kernel`, from a function that makes the kernel (for closures)."""
+    def test(): agrees(make, *TRIPS)
+    test.__name__ = make.__name__
+    return test
+
+
+@kernel
+def test_a_number_becomes_carried(out, n, c):
+    i = 0
+    for k in tkc.range(n): i = i + 1
+    tkc.store(out, (0,), i)
+
+
+@kernel
+def test_swap_of_two_carried_variables(out, n, c):
+    a, b = n + 1, c + 7
+    for k in tkc.range(n): a, b = b, a
+    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+
+
+@kernel
+def test_rotation_of_three_with_an_invariant(out, n, c):
+    a, b, d, e = n + 1, c + 7, n * 3, c + 100
+    for k in tkc.range(n): a, b, d = b, d, a + e
+    tkc.store(out, (0,), a); tkc.store(out, (1,), b); tkc.store(out, (2,), d)
+
+
+@kernel
+def test_copy_of_an_invariant(out, n, c):
+    a, b = n + 1, c + 7
+    for k in tkc.range(n): a = b
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_augmented_assignment(out, n, c):
+    a = c
+    for k in tkc.range(n): a += k; a *= 2; a -= 1; a ^= 3
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_nested_loops(out, n, c):
+    a, b = 0, 1
+    for i in tkc.range(n):
+        for j in tkc.range(i, n):
+            a, b = a + b, b + j
+        b = b - a
+    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+
+
+@kernel
+def test_inner_initialised_in_the_outer(out, n, c):
+    total = 0
+    for i in tkc.range(n):
+        inner = i
+        for j in tkc.range(i): inner = inner + j
+        total = total + inner
+    tkc.store(out, (0,), total)
+
+
+@kernel
+def test_conditional_assignment(out, n, c):
+    a = 5
+    if c > 0: a = n
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_conditional_in_a_loop(out, n, c):
+    even, odd = 0, 0
+    for k in tkc.range(n):
+        if k % 2 == 0: even = even + k
+        elif c == 0: odd = odd + k
+        else: odd = odd - k
+    tkc.store(out, (0,), even); tkc.store(out, (1,), odd)
+
+
+@kernel
+def test_both_branches_define(out, n, c):
+    if n > 1: x = n; y = 3
+    else: x = c; y = 4
+    tkc.store(out, (0,), x + y)
+
+
+@kernel
+def test_list_elements(out, n, c):
+    state = [0, 1, c]
+    for k in tkc.range(n): state[0] = state[0] + state[1]; state[1] = state[1] + state[2] + 1
+    tkc.store(out, (0,), state[0]); tkc.store(out, (1,), state[1]); tkc.store(out, (2,), state[2])
+
+
+@kernel
+def test_two_names_for_one_list(out, n, c):
+    a = [c, 1]
+    b = a
+    for k in tkc.range(n):
+        a[0] = a[0] + b[1]
+        b[1] = b[1] + a[0]
+    tkc.store(out, (0,), a[0]); tkc.store(out, (1,), b[0]); tkc.store(out, (2,), a[1]); tkc.store(out, (3,), b[1])
+
+
+@kernel
+def test_alias_of_a_scalar(out, n, c):
+    a = c + 0
+    b = a
+    for k in tkc.range(n): a = a + 1
+    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+
+
+@kernel
+def test_nested_containers(out, n, c):
+    s = {"x": [0, (1, [c])], "y": 2}
+    for k in tkc.range(n):
+        s["x"][1][1][0] = s["x"][1][1][0] + s["y"]
+        s["y"] = s["y"] + k
+    tkc.store(out, (0,), s["x"][1][1][0]); tkc.store(out, (1,), s["y"])
+
+
+@kernel
+def test_a_list_in_a_branch(out, n, c):
+    s = [1, 2]
+    if c > 0: s[0] = n
+    else: s[1] = n
+    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+
+
+@kernel
+def test_a_fresh_list_each_time(out, n, c):
+    s = [1, c]
+    for k in tkc.range(n): s = [v + k for v in s]
+    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+
+
+@kernel
+def test_a_tuple_each_time(out, n, c):
+    s = (1, c)
+    for k in tkc.range(n): s = (s[1], s[0] + k)
+    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+
+
+@kernel
+def test_global_state(out, n, c):
+    STATE[0], STATE[1] = c, 0
+    for k in tkc.range(n):
+        x = STATE[0]
+        STATE[0] = x + 1
+        tkc.store(out, (k,), x)
+    tkc.store(out, (9,), STATE[0])
+
+
+def bump(by): COUNTER.n = COUNTER.n + by
+
+
+@kernel
+def test_global_state_of_a_helper(out, n, c):
+    COUNTER.n = 0
+    for k in tkc.range(n): bump(k + 1)
+    tkc.store(out, (0,), COUNTER.n)
+
+
+@made
+def test_nonlocal_of_an_outer_function():
+    total = 0
+
+    def add(v):
+        nonlocal total
+        total = total + v
+
+    def kernel(out, n, c):
+        nonlocal total
+        total = c
+        for k in tkc.range(n): add(k)
+        tkc.store(out, (0,), total)
+    return kernel
+
+
+@made
+def test_closure_not_named_by_the_kernel():
+    cell = 0
+
+    def add(v):
+        nonlocal cell
+        cell = cell + v
+
+    def get(): return cell
+
+    def reset():
+        nonlocal cell
+        cell = 0
+
+    def kernel(out, n, c):
+        reset()
+        for k in tkc.range(n):
+            add(k + 1)
+            tkc.store(out, (k,), get())
+        tkc.store(out, (9,), get())
+    return kernel
+
+
+@kernel
+def test_nonlocal_of_an_inner_function(out, n, c):
+    total = c
+
+    def add(v):
+        nonlocal total
+        total = total + v
+    for k in tkc.range(n): add(k)
+    if c > 0: add(10)
+    tkc.store(out, (0,), total)
+
+
+@kernel
+def test_inner_function_reads_the_carried(out, n, c):
+    a = 1
+    read = lambda: a * 2
+    for k in tkc.range(n): a = read() + k
+    tkc.store(out, (0,), read())
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+@dataclass
+class Box:
+    x: object
+    y: object
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: object
+    y: object
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+@kernel
+def test_named_tuple(out, n, c):
+    p = Point(0, c)
+    for k in tkc.range(n): p = p._replace(x=p.x + p.y, y=p.y + 1)
+    tkc.store(out, (0,), p.x); tkc.store(out, (1,), p.y)
+
+
+@kernel
+def test_dataclass_fields(out, n, c):
+    p = Box(0, c)
+    q = p
+    for k in tkc.range(n): p.x += q.y; q.y += 1
+    tkc.store(out, (0,), q.x); tkc.store(out, (1,), p.y)
+
+
+@kernel
+def test_frozen_dataclass(out, n, c):
+    p = Frozen(0, c)
+    for k in tkc.range(n): p = replace(p, x=p.x + p.y, y=p.y + k)
+    tkc.store(out, (0,), p.x); tkc.store(out, (1,), p.y)
+
+
+@kernel
+def test_slots(out, n, c):
+    p = Slotted()
+    p.x = c
+    for k in tkc.range(n): p.x = p.x + k
+    tkc.store(out, (0,), p.x)
+
+
+def deep(s, k):
+    s[0] = s[0] + k
+    if k > 1: s[0] = s[0] + 100
+
+
+@kernel
+def test_helper_changes_its_argument(out, n, c):
+    s = [c]
+    for k in tkc.range(n): deep(s, k)
+    tkc.store(out, (0,), s[0])
+
+
+def loops_on_something_else(read, n):
+    total = 0
+    for k in tkc.range(n): total = total + read(k)
+    return total
+
+
+@kernel
+def test_callers_state_changed_in_a_helpers_loop(out, n, c):
+    s = [c]
+
+    def read(k):
+        s[0] = s[0] + 1
+        return s[0] * k
+    tkc.store(out, (0,), loops_on_something_else(read, n)); tkc.store(out, (1,), s[0])
+
+
+@kernel
+def test_python_loop_inside_a_traced_one(out, n, c):
+    a, b = [0, 0, 0], c
+    for k in tkc.range(n):
+        for i, step in enumerate([1, 2, 3]): a[i] = a[i] + step * k; b = b + a[i]
+    for i in range(3): tkc.store(out, (i,), a[i])
+    tkc.store(out, (3,), b)
+
+
+@kernel
+def test_traced_loop_inside_a_python_one(out, n, c):
+    a = c
+    for i in range(3):
+        for k in tkc.range(n): a = a + i * k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_shadowed_name_in_a_comprehension(out, n, c):
+    a, k = c, 0
+    for i in tkc.range(n):
+        parts = [k + i for k in (1, 2)]
+        a = a + parts[0] * parts[1] + k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_walrus(out, n, c):
+    a = 0
+    for k in tkc.range(n):
+        b = (a := a + k) + 1
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_while(out, n, c):
+    i, total = 0, c
+    while i < n:
+        total = total + i
+        i = i + 1
+    tkc.store(out, (0,), total); tkc.store(out, (1,), i)
+
+
+@kernel
+def test_while_whose_test_assigns(out, n, c):
+    i = 0
+    while (i := i + 1) < n: c = c + i
+    tkc.store(out, (0,), c); tkc.store(out, (1,), i)
+
+
+@kernel
+def test_while_that_starts_in_python(out, n, c):
+    i, total = 0, 0
+    while i < 3 and total >= 0:
+        total = total + n
+        i = i + 1
+    tkc.store(out, (0,), total)
+
+
+@kernel
+def test_while_over_a_list(out, n, c):
+    s = [0, n]
+    while s[0] < s[1] and s[0] < 3: s[0] = s[0] + 1; s[1] = s[1] - c
+    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+
+
+@kernel
+def test_backwards(out, n, c):
+    a = 0
+    for k in tkc.range(n, -2, -2): a = a * 3 + k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_steps_and_starts(out, n, c):
+    a = 0
+    for k in tkc.range(c - 3, n + 4, 3): a = a * 3 + k
+    for k in range(c, n, c + 1): a = a - k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_flag(out, n, c):
+    first, a = True, 0
+    for k in tkc.range(n):
+        if first: a = a + 10
+        else: a = a + 1
+        first = False
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_constant_set_again(out, n, c):
+    BLOCK, a = 4, 0
+    for k in tkc.range(n): BLOCK = 4; a = a + len([0] * BLOCK)
+    tkc.store(out, (0,), a + len([0] * BLOCK))
+
+
+@kernel
+def test_early_return(out, n, c):
+    tkc.store(out, (0,), 1)
+    if n == 2: return
+    tkc.store(out, (1,), 2)
+    if c == 1:
+        tkc.store(out, (2,), 3)
+        return
+    elif n == 1: return
+    tkc.store(out, (3,), n)
+
+
+def pick(a, b):
+    if a > b: return a * 2
+    if a == b: return a
+    return b
+
+
+@kernel
+def test_helper_that_returns_by_branch(out, n, c):
+    tkc.store(out, (0,), pick(n, c)); tkc.store(out, (1,), pick(c, n) + pick(c, c))
+
+
+@kernel
+def test_boolean_operators(out, n, c):
+    a = 0
+    if n > 1 and c > 0: a = a + 1
+    if n > 1 or c > 0: a = a + 2
+    if not c: a = a + 4
+    if 0 < n < 3: a = a + 8
+    if n and not (c and n > 3): a = a + 16
+    a = a + (32 if n > c else 64) + min(n, 3) * 128 + max(n, c, 1) * 1024
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_conditional_inside_conditional(out, n, c):
+    a, b = 0, 0
+    if n > 0:
+        if c > 0: a = 1
+        else: b = 2
+        a = a + 10
+    else: b = b + 5
+    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+
+
+@kernel
+def test_loop_variable_rebound(out, n, c):
+    a = 0
+    for k in tkc.range(n): k = k * 2; a = a + k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_loop_else(out, n, c):
+    a = 0
+    for k in tkc.range(n): a = a + 1
+    else: a = a + 100
+    for i in range(3):
+        if i == 1: break
+    else: a = a + 1000
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_defaults_and_deletion(out, n, c):
+    a = 0
+    for k in tkc.range(n):
+        t = k + 1
+        f = lambda x, t=t: x + t
+        a = f(a)
+        del t
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_partial_update_in_a_branch_in_a_loop(out, n, c):
+    s = [0, 0]
+    t = s
+    for k in tkc.range(n):
+        if k > c: s[0] = t[1] + k
+        t[1] = s[0] + 1
+    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+
+
+# ------------------------------------------------------------------------------------------ refused, never silent
+def refused(f, match):
+    with pytest.raises(tkc.CompileError, match=match): traced(f, array(tkc.int32), i32(), i32())
+
+
+def test_value_of_one_branch_only():
+    def f(out, n, c):
+        if c > 0: x = 1
+        tkc.store(out, (0,), x)
+    refused(f, "one branch")
+
+
+def test_value_of_the_body_used_after():
+    def f(out, n, c):
+        for k in tkc.range(n): x = k
+        tkc.store(out, (0,), x)
+    refused(f, "only inside")
+
+
+def test_loop_variable_used_after():
+    def f(out, n, c):
+        k = 3
+        for k in tkc.range(n): pass
+        tkc.store(out, (0,), k)
+    refused(f, "variable of the loop")
+
+
+def test_none_before_is_none_inside():
+    def f(out, n, c):
+        last = None
+        for k in tkc.range(n):
+            if last is None: last = k
+            else: last = last + k
+    refused(f, "`last`.*None")
+
+
+def test_none_in_a_container():
+    def f(out, n, c):
+        last = [None]
+        for k in tkc.range(n):
+            if last[0] is None: last[0] = k
+            else: last[0] = last[0] + k
+    refused(f, r"`last\[0\]`")
+
+
+def test_append():
+    def f(out, n, c):
+        xs = []
+        for k in tkc.range(n): xs.append(k)
+    refused(f, "`xs` changes its length")
+
+
+def test_new_key():
+    def f(out, n, c):
+        d = {}
+        if c > 0: d["x"] = n
+    refused(f, "`d` changes its keys")
+
+
+def test_generator_advanced():
+    def f(out, n, c):
+        g = (i for i in [1, 2, 3])
+        for k in tkc.range(n): tkc.store(out, (k,), next(g))
+    refused(f, "generator")
+
+
+def test_iterator_advanced():
+    def f(out, n, c):
+        g = iter([1, 2, 3])
+        for k in tkc.range(n): tkc.store(out, (k,), next(g))
+    refused(f, "iterator")
+
+
+def test_set_changed():
+    def f(out, n, c):
+        s = {1}
+        for k in tkc.range(n): s.add(2)
+    refused(f, "`s`")
+
+
+def test_alias_of_a_replaced_list():
+    def f(out, n, c):
+        a = [1, c]
+        b = a
+        for k in tkc.range(n): a = [v + 1 for v in a]
+        a[0] = 5
+        tkc.store(out, (0,), b[0])
+    refused(f, "`a`.*also refers")
+
+
+def test_changed_in_place_and_replaced():
+    def f(out, n, c):
+        a = [1, c]
+        for k in tkc.range(n):
+            a[0] = k
+            a = [v + 1 for v in a]
+        tkc.store(out, (0,), a[0])
+    refused(f, "`a`")
+
+
+def test_type_changes():
+    def f(out, n, c):
+        x = n
+        for k in tkc.range(n): x = x + 0.5
+        tkc.store(out, (0,), x)
+    refused(f, "`x`.*int32 against float32")
+
+
+def test_shape_changes():
+    def f(out, n, c):
+        x = tkc.zeros((4,))
+        for k in tkc.range(n): x = x[None, :]
+    refused(f, r"`x`.*float32\[4\] against float32\[1, 4\]")
+
+
+def test_break_and_continue():
+    def f(out, n, c):
+        for k in tkc.range(n):
+            if k > 2: break
+    refused(f, "`break`")
+    def g(out, n, c):
+        while c < n:
+            c = c + 1
+            if c > 2: continue
+    refused(g, "`continue`")
+    def h(out, n, c):
+        for k in range(3):
+            if n > 2: break
+    refused(h, "`break` under a traced condition")
+
+
+def test_return_in_a_loop():
+    def f(out, n, c):
+        for k in tkc.range(n):
+            if k > 2: return
+    refused(f, "`return`")
+
+
+def test_escape_through_an_unseen_place():
+    class Hidden:
+        __slots__ = ("__weakref__",)
+    kept = {}
+    hidden = Hidden()
+    def f(out, n, c):
+        for k in tkc.range(n):
+            v = k + 1
+            def g(): return v
+            holder = g
+        tkc.store(out, (0,), holder())
+    refused(f, "only inside")
+
+
+def test_global_assigned():
+    def f(out, n, c):
+        global STATE
+        STATE = 3
+    refused(f, "global STATE")
+
+
+def test_helper_without_source():
+    scope = {}
+    exec("def hidden(x):\n    if x > 1: return x\n    return 0", scope)
+    hidden = scope["hidden"]
+    def f(out, n, c): tkc.store(out, (0,), hidden(n))
+    refused(f, "`hidden`")
+
+
+def test_assignment_in_a_conditional_expression():
+    s = [0]
+    def f(out, n, c): tkc.store(out, (0,), s.__setitem__(0, n) or 1 if c > 0 else 2)
+    refused(f, "conditional expression")
