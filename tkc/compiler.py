@@ -32,14 +32,11 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
 
     Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
     """
-    from tkc.ir.verify import verify
     from tkc.language.trace import trace
     steps = Steps(fn.__name__, observe)
 
     module = trace(fn, signature)
     steps.done("trace", module)
-    verify(module, "after tracing")
-    steps.done("verify")
 
     if target == "cpu":
         from tkc.codegen import cpu
@@ -47,14 +44,14 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
         steps.done("machine code")
         return Compiled(fn.__name__, target, program=program, times=steps.times)
 
-    from tkc.codegen.ptx import emit
+    from tkc.codegen.ptx.emit import emit
     from tkc.ir.target import target as target_named
     from tkc.passes import pipeline
     machine = target_named(target)
     context = pipeline.run(module, machine, signature.options, steps.done)
     program = emit(module, machine)
     steps.done("emit")
-    return Compiled(fn.__name__, target, program.text, program.interface, decisions=tuple(context.decisions), times=steps.times)
+    return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times)
 
 
 class Steps:
@@ -70,8 +67,7 @@ class Steps:
         if module is not None and self.folder:
             from tkc.ir.text import show
             self.folder.mkdir(parents=True, exist_ok=True)
-            number = sum(1 for name, _ in self.times if name != "verify") - 1
-            (self.folder / f"{number:02}-{step}.mlir").write_text(show(module, locations=True))
+            (self.folder / f"{len(self.times) - 1:02}-{step}.mlir").write_text(show(module, locations=True))
         self.began = time.perf_counter()
 
 

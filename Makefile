@@ -1,0 +1,29 @@
+# make demo     make a virtual environment if there is none, install, run every example on this machine
+# make test     the tests; those that need a GPU are skipped where there is none
+# make test-gpu only the tests that need a GPU
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test test-gpu lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/tkc demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q
+
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m gpu
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check tkc tests examples benchmarks
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tkc needs Python 3.11 or newer; run make PYTHON=python3.12 demo"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf out build dist *.egg-info
