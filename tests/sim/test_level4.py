@@ -1,4 +1,6 @@
 """The engine on small programs: right values and no alarm on clean ones, an alarm on every mutant, under many schedules."""
+from functools import cache
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,27 +9,29 @@ from tests.sim.programs import product, ring
 from tkc.ir.text import parse
 from tkc.ir.verify import verify
 from tkc.sim import level4
-from tkc.sim.errors import SimulationError
 from tkc.sim.report import Violation
 
-SEEDS = range(12)
+SEEDS = range(10)
+
+
+@cache
+def module_of(text):
+    module = parse(text)
+    verify(module)
+    return module
 
 
 def run_product(text, steps=5, tiles=1, seed=0):
     rng = np.random.default_rng(1)
     a, b = rng.integers(-3, 4, (64 * tiles, 64 * steps)).astype(ml_dtypes.bfloat16), rng.integers(-3, 4, (64 * steps, 32)).astype(ml_dtypes.bfloat16)
     c = np.zeros((64 * tiles, 32), ml_dtypes.bfloat16)
-    module = parse(text)
-    verify(module)
-    level4.run(module, [a, b, c, steps], (1,), seed)
+    level4.run(module_of(text), [a, b, c, steps], (1,), seed)
     np.testing.assert_array_equal(np.float32(c), np.float32((np.float32(a) @ np.float32(b)).astype(ml_dtypes.bfloat16)))
 
 
 def run_ring(text, steps=5, seed=0):
     x, o = np.random.default_rng(2).integers(-9, 9, (32, 32 * steps)).astype(np.float32), np.zeros((32, 32), np.float32)
-    module = parse(text)
-    verify(module)
-    level4.run(module, [x, o, steps], (1,), seed)
+    level4.run(module_of(text), [x, o, steps], (1,), seed)
     np.testing.assert_array_equal(o, x.reshape(32, steps, 32).sum(1))
 
 
@@ -39,3 +43,102 @@ def test_the_product_is_clean(stages, steps, tiles):
 @pytest.mark.parametrize("stages,steps", [(2, 1), (2, 4), (3, 0), (3, 1), (3, 2), (3, 5)])
 def test_the_ring_is_clean(stages, steps):
     for seed in SEEDS: run_ring(ring(stages), steps, seed)
+
+
+def without(text, line, nth=0):
+    """The text without the nth line that holds `line`."""
+    lines = text.split("\n")
+    hits = [i for i, l in enumerate(lines) if line in l]
+    del lines[hits[nth]]
+    return "\n".join(lines)
+
+
+def moved(text, line, before):
+    """The text with a line moved before another."""
+    lines = text.split("\n")
+    taken = lines.pop(next(i for i, l in enumerate(lines) if line in l))
+    lines.insert(next(i for i, l in enumerate(lines) if before in l), taken)
+    return "\n".join(lines)
+
+
+PRODUCT = product(2, 2)
+MUTANTS = {
+    "no wait for empty": (without(PRODUCT, "mbarrier_wait %empty"), {"race", "missing proxy fence", "lapped", "arrivals"}),
+    "producer starts with the wrong parity": (PRODUCT.replace("%s0 = %zero, %p0 = %one", "%s0 = %zero, %p0 = %zero"), {"deadlock"}),
+    "producer's parity never turns": (PRODUCT.replace("scf.yield %sn, %pn : i32, i32", "scf.yield %sn, %p : i32, i32"), {"race", "deadlock", "lapped", "arrivals"}),
+    "no wait for full": (without(PRODUCT, "mbarrier_wait %full"), {"race"}),
+    "consumer's parity never turns": (PRODUCT.replace("scf.yield %done, %sn, %pn", "scf.yield %done, %sn, %p"), {"race", "deadlock", "lapped"}),
+    "too few bytes": (PRODUCT.replace("bytes = 12288", "bytes = 8192"), {"race", "deadlock"}),
+    "too many bytes": (PRODUCT.replace("bytes = 12288", "bytes = 12304"), {"deadlock"}),
+    "empty counts two": (PRODUCT.replace("%empty {count = 1", "%empty {count = 2"), {"deadlock"}),
+    "full counts two": (PRODUCT.replace("%full {count = 1", "%full {count = 2"), {"deadlock"}),
+    "no expectation": (without(PRODUCT, "mbarrier_expect"), {"deadlock"}),
+    "no arrival on empty": (without(PRODUCT, "mbarrier_arrive"), {"deadlock"}),
+    "two arrivals on empty": (PRODUCT.replace("tile.mbarrier_arrive %empty", "tile.mbarrier_arrive %empty[%s] : (!tile.barriers<2>, i32)\n          tile.mbarrier_arrive %empty"),
+                              {"arrivals", "race", "lapped", "deadlock"}),
+    "released before the dot is over": (moved(PRODUCT, "tile.mbarrier_arrive", "%done = tile.dot_wait"), {"race", "lapped"}),
+    "a wait too shallow": (PRODUCT.replace("dot_wait 0", "dot_wait 1").replace(f"-> {'!tile.tile<64x32xf32'}", "-> !tile.tile<64x32xf32"), {"not waited"}),
+    "no commit": (without(PRODUCT, "dot_commit"), {"not waited"}),
+    "no dot fence": (without(PRODUCT, "fence dot"), {"missing dot fence"}),
+    "loads into the wrong stage": (PRODUCT.replace("%ar = tile.stage %as[%s]", "%ar = tile.stage %as[%zero]", 1), {"race", "value", "uninitialized"}),
+    "dots from the wrong stage": (PRODUCT.replace("%d = tile.dot_async %ar", "%wrong = tile.stage %as[%zero] : (!tile.shared<2, 64x64xbf16, \"64x64xb16 swizzle 128\">, i32) -> "
+                                                  "!tile.shared<1, 64x64xbf16, \"64x64xb16 swizzle 128\">\n          %d = tile.dot_async %wrong"), {"race", "value"}),
+    "waits on the wrong stage": (PRODUCT.replace("tile.mbarrier_wait %full[%s]", "tile.mbarrier_wait %full[%zero]"), {"race", "deadlock", "lapped"}),
+    "no fence before the store": (without(PRODUCT, "fence async_shared"), {"missing proxy fence"}),
+    "no barrier before the store": (without(PRODUCT, "block_barrier", 2), {"race"}),
+    "no barrier before the write": (without(PRODUCT, "block_barrier", 1), {"race"}),
+    "no wait before the write": (without(PRODUCT, "bulk_wait"), {"race"}),
+    "no wait at the end": (without(PRODUCT, "bulk_wait", 1), {"pending at exit"}),
+    "no commit of the store": (without(PRODUCT, "bulk_commit"), {"race"}),
+    "no initialisation fence": (without(PRODUCT, "fence mbarrier_init"), {"barrier"}),
+    "no barrier after the initialisation": (without(PRODUCT, "block_barrier"), {"barrier"}),
+    "no initialisation": (without(PRODUCT, "mbarrier_init %empty"), {"barrier"}),
+    "epilogue on top of the ring": (PRODUCT.replace("%as = tile.alloc :", "%as = tile.alloc 0 :").replace("%cs = tile.alloc :", "%cs = tile.alloc 0 :"), {"race", "missing proxy fence"}),
+    "buffer on top of the barriers": (PRODUCT.replace("%full = tile.mbarriers :", "%full = tile.mbarriers 0 :").replace("%as = tile.alloc :", "%as = tile.alloc 0 :"), {"barrier"}),
+    "fetches beyond the ring": (PRODUCT.replace("stages = 2 : i64", "stages = 3 : i64", 1), {"bounds"}),
+}
+
+
+def verdict(function, *args, **kwargs) -> str:
+    try: function(*args, **kwargs)
+    except Violation as v:
+        assert v.report.kind == v.kind and v.report.message and v.operation is not None
+        return v.kind
+    except AssertionError: return "value"
+    return "missed"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_of_the_product_are_found_on_every_schedule(name):
+    text, kinds = MUTANTS[name]
+    assert text != PRODUCT
+    found = {verdict(run_product, text, 5, 2, seed) for seed in SEEDS}
+    assert found <= kinds | ({"uninitialized"} if "race" in kinds else set()), found
+
+
+RING = ring(3)
+RING_MUTANTS = {
+    "a wait too shallow": RING.replace("tile.cp_wait 1", "tile.cp_wait 2"),
+    "no wait": without(RING, "cp_wait 1"),
+    "no barrier": without(RING, "block_barrier"),
+    "barrier before the wait": moved(RING, "block_barrier", "cp_wait 1"),
+    "a commit too few": without(RING, "cp_commit"),
+    "no commit in the loop": without(RING, "cp_commit", 2),
+    "copies into the stage being read": RING.replace("%free = tile.stage %ring[%f]", "%free = tile.stage %ring[%s]"),
+    "reads the stage being filled": RING.replace("%here = tile.stage %ring[%s]", "%here = tile.stage %ring[%f]"),
+    "pending at the end": without(RING, "cp_wait 0"),
+}
+
+
+@pytest.mark.parametrize("name", RING_MUTANTS)
+def test_mutants_of_the_ring_are_found_on_every_schedule(name):
+    assert RING_MUTANTS[name] != RING
+    found = {verdict(run_ring, RING_MUTANTS[name], 5, seed) for seed in SEEDS}
+    assert found <= {"race", "pending at exit", "value", "uninitialized"}, found
+
+
+def test_a_run_is_replayed_from_its_seed():
+    module = parse(PRODUCT)
+    a, b, c = (np.ones(s, ml_dtypes.bfloat16) for s in ((128, 128), (128, 32), (128, 32)))
+    steps = [level4.run(module, [a, b, c, 2], (1,), seed).steps for seed in (3, 3, 4)]
+    assert steps[0] == steps[1]
