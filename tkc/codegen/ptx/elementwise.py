@@ -1,0 +1,197 @@
+"""Element-wise operations: one function computes a scalar of widened operands; tiles apply it element by element.
+
+Runs of consecutive element-wise operations on tiles of one thread-to-register shape go group by group through the whole run, so
+that intermediate values live for a few instructions only, and results may overwrite operands that end there.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xdsl.dialects.builtin import i1, i32
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from tkc.codegen.ptx import mathematics
+from tkc.codegen.ptx.conversions import cast, normal
+from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.scalars import displaced
+from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, registers_of, wrapped
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir import elementwise as ew
+from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_float, is_unsigned
+
+FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
+GROUP = 4                                               # elements: the most that share a register
+
+
+# ---- one element ----------------------------------------------------------------------------------------------------
+def compute(e: Emitter, op: Operation, args: Sequence[Operand]) -> Operand:
+    """One element of an operation's result, widened, not yet rounded to a narrow type."""
+    match op:
+        case ew.Cast(): return cast(e, args[0], element_of(op.arg.type), element_of(op.result.type))
+        case ew.Select(): return select(e, element_of(op.result.type), *args)
+        case ew.PointerAdd(): return displaced(e, args[0], args[1], 1, bits(element_of(op.pointer.type).element) // 8)
+        case _: return function(e, op.fn.name, element_of(op.operands[0].type), args, value=op.operands)
+
+
+def select(e: Emitter, t: Attribute, condition: Operand, yes: Operand, no: Operand) -> Operand:
+    if not isinstance(condition, str): return yes if condition else no
+    if yes == no and type(yes) is type(no): return yes
+    w = e.w
+    if is_bool(t):
+        if yes is True and no is False: return condition
+        if not isinstance(no, str): return w.op("or.pred", "pred", condition if no is False else w.op("not.pred", "pred", condition), w.register(yes, "pred")) if no else \
+            w.op("and.pred", "pred", condition, w.register(yes, "pred"))
+        yes = w.op("and.pred", "pred", condition, w.register(yes, "pred"))
+        return w.op("or.pred", "pred", yes, w.op("and.pred", "pred", w.op("not.pred", "pred", condition), no))
+    kind = compute_type(t)
+    return w.op(f"selp.{kind if kind[0] == 'f' else 'b' + kind[1:]}", compute_class(t), yes, no, condition)
+
+
+COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_FOLD = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+         "max": max, "min": min, "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
+         "ge": lambda a, b: a >= b, "neg": lambda a: -a, "abs": abs, "not": lambda a: ~a}
+
+
+def function(e: Emitter, name: str, t: Attribute, args: Sequence[Operand], value: Sequence[SSAValue] = ()) -> Operand:
+    """A function of FUNCTIONS on one element of type `t`; `value`: the SSA operands, where their ranges may help."""
+    if not any(isinstance(a, str) for a in args):
+        if not is_float(t) and name in _FOLD: return _folded(name, t, args)
+        if not is_float(t) and name in ("floordiv", "mod") and args[1]: return wrapped(args[0] // args[1] if name == "floordiv" else args[0] % args[1], t)
+        args = [e.w.register(a, compute_class(t)) if i == 0 else a for i, a in enumerate(args)]
+    kind, cls, w = compute_type(t), compute_class(t), e.w
+    if kind == "pred": return _boolean(e, name, args)
+    if kind[0] == "f" and name in mathematics.FUNCTIONS: return mathematics.FUNCTIONS[name](e, t, *args)
+    if name in COMPARISONS:
+        relation = "neu" if name == "ne" and kind[0] == "f" else name
+        if not isinstance(args[0], str): args, relation = args[::-1], {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(relation, relation)
+        return w.op(f"setp.{relation}.{kind}", "pred", *args)
+    if kind[0] == "f": e.fail(f"'{name}' of {t} has no PTX form yet")
+    return integer(e, name, t, args, value)
+
+
+def _folded(name: str, t: Attribute, args: Sequence[int]) -> Operand:
+    found = _FOLD[name](*args)
+    if name == "not" and is_bool(t): return not args[0]
+    return bool(found) if name in COMPARISONS or is_bool(t) else wrapped(found, t)
+
+
+def _boolean(e: Emitter, name: str, args: Sequence[Operand]) -> Operand:
+    w = e.w
+    if name == "not": return w.op("not.pred", "pred", args[0])
+    a, b = args
+    if not isinstance(a, str): a, b = b, a
+    if name in ("lt", "gt", "le", "ge"):                # False < True
+        x, y = (args if name in ("lt", "le") else args[::-1])
+        x, y = w.register(x, "pred"), w.register(y, "pred")
+        return w.op("and.pred" if name in ("lt", "gt") else "or.pred", "pred", w.op("not.pred", "pred", x), y)
+    if not isinstance(b, str):
+        if name == "and": return a if b else False
+        if name == "or": return True if b else a
+        return a if bool(b) == (name == "eq") else w.op("not.pred", "pred", a)
+    if name == "eq": return w.op("not.pred", "pred", w.op("xor.pred", "pred", a, b))
+    return w.op(f"{'xor' if name == 'ne' else name}.pred", "pred", a, b)
+
+
+# ---- integers -------------------------------------------------------------------------------------------------------
+def integer(e: Emitter, name: str, t: Attribute, args: Sequence[Operand], value: Sequence[SSAValue] = ()) -> Operand:
+    w, kind, cls = e.w, compute_type(t), compute_class(t)
+    n = kind[1:]
+    a, b = (*args, 0)[:2]
+    match name:
+        case "add" | "sub" | "mul" if not isinstance(a, str) and name != "sub": a, b = b, a
+    match name:
+        case "add" | "sub" if b == 0: return a
+        case "mul" if not isinstance(b, str) and b in (0, 1): return a if b else 0
+        case "mul" if not isinstance(b, str) and b > 0 and b & b - 1 == 0: return w.op(f"shl.b{n}", cls, a, b.bit_length() - 1, type="u32")
+        case "add" | "sub": return w.op(f"{name}.{kind}", cls, a, b)
+        case "mul": return w.op(f"mul.lo.{kind}", cls, a, b)
+        case "mulhi":
+            if bits(t) < 32: return w.op(f"shr.{kind}", cls, w.op(f"mul.lo.{kind}", cls, a, b), bits(t), type="u32")
+            return w.op(f"mul.hi.{kind}", cls, a, b)
+        case "max" | "min": return w.op(f"{name}.{kind}", cls, a, b)
+        case "neg": return w.op(f"neg.s{n}", cls, a)
+        case "abs": return w.op(f"abs.s{n}", cls, a) if kind[0] == "s" else a
+        case "not": return w.op(f"not.b{n}", cls, a)
+        case "and" | "or" | "xor": return w.op(f"{name}.b{n}", cls, a, b)
+        case "popcount" | "clz":
+            narrow_bits = bits(t) if bits(t) < 32 else 0
+            if narrow_bits and kind[0] == "s": a = w.op("and.b32", "b32", a, (1 << narrow_bits) - 1)
+            found = w.op(f"{'popc' if name == 'popcount' else 'clz'}.b{n}", "b32", a)
+            if name == "clz" and narrow_bits: found = w.op("sub.s32", "b32", found, 32 - narrow_bits)
+            return w.op("cvt.u64.u32", "b64", found) if n == "64" else found
+        case "shl" | "shr":                              # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
+            if isinstance(b, str) and n == "64": b = w.op("cvt.u32.u64", "b32", b)
+            return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
+        case "floordiv" | "mod": return _floor_division(e, name, t, a, b, value)
+    e.fail(f"'{name}' of {t} has no PTX form")
+
+
+def _floor_division(e: Emitter, name: str, t: Attribute, a: Operand, b: Operand, value: Sequence[SSAValue]) -> Operand:
+    """Quotients round down, remainders take the sign of the divisor."""
+    w, kind, cls = e.w, compute_type(t), compute_class(t)
+    n = kind[1:]
+    if not isinstance(b, str) and b > 0 and b & b - 1 == 0:
+        return w.op(f"shr.{kind}", cls, a, b.bit_length() - 1, type="u32") if name == "floordiv" else w.op(f"and.b{n}", cls, a, b - 1)
+    positive = lambda i, x: x > 0 if not isinstance(x, str) else i < len(value) and e.nonnegative(value[i])
+    if kind[0] == "u" or positive(0, a) and positive(1, b):
+        return w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b)
+    quotient = w.op(f"div.{kind}", cls, a, b)
+    rest = w.op(f"sub.{kind}", cls, a, w.op(f"mul.lo.{kind}", cls, quotient, b))
+    other = w.op(f"setp.lt.{kind}", "pred", w.op(f"xor.b{n}", cls, rest, b), 0)
+    off = w.op("and.pred", "pred", w.op(f"setp.ne.{kind}", "pred", rest, 0), other)
+    if name == "floordiv": return w.op(f"add.{kind}", cls, quotient, w.op(f"selp.b{n}", cls, -1, 0, off))
+    return w.op(f"add.{kind}", cls, rest, w.op(f"selp.b{n}", cls, b, 0, off))
+
+
+# ---- scalars --------------------------------------------------------------------------------------------------------
+@emitter(*ew.CLASSES.values(), ew.Select, ew.Cast, ew.PointerAdd)
+def elementwise(e: Emitter, op: Operation) -> None:
+    if isinstance(op.result.type, TileType): return emit_run(e, [op])
+    t = element_of(op.result.type)
+    e.set(op.result, normal(e, compute(e, op, [e.operand(v) for v in op.operands]), t))
+
+
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+def shape_of(op: Operation) -> int | None:
+    """How many elements a thread has of a fusable tile operation's result; None for others."""
+    if not isinstance(op, FUSABLE) or not isinstance(op.results[0].type, TileType): return None
+    return op.results[0].type.register_layout.num_registers
+
+
+def fusable(ops: list[Operation], start: int) -> int:
+    """How many operations from `start` on may go register by register together."""
+    first = shape_of(ops[start])
+    if first is None: return 0
+    n = start + 1
+    while n < len(ops) and shape_of(ops[n]) == first: n += 1
+    return n - start
+
+
+def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
+    """A run of element-wise operations, group by group of elements."""
+    count = shape_of(ops[0])
+    results: dict[SSAValue, list[Operand]] = {op.result: [] for op in ops}
+    tiles = {}
+    for op in ops:
+        for v in op.operands:
+            if isinstance(v.type, TileType) and v not in results: tiles[v] = e.tile(v)
+    step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
+    for start in range(0, count, step):
+        raw: dict[SSAValue, Tile] = {}
+        for op in ops:
+            t, p = op.result.type, packing(op.result.type.element, count)
+            home = e.home(op.result)
+            for first in range(start, start + step, p):
+                elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
+                found = e.packed(elements, t.element, home[first // p] if home and p > 1 else None)
+                if home and p == 1: e.w.move(home[first], found); found = home[first]
+                results[op.result].append(found if home else e.owned(found))
+    for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
+
+
+def _element(e: Emitter, v: SSAValue, i: int, tiles: dict[SSAValue, Tile], results: dict[SSAValue, list[Operand]]) -> Operand:
+    if v in tiles: return e.element(tiles[v], i)
+    if v not in results: return e.operand(v)                             # a scalar
+    return e.element(Tile.of(v.type, results[v]), i)

@@ -1,0 +1,298 @@
+"""Level 4 to PTX: one walk over the kernel, one function an operation.
+
+Each family file registers its functions in EMITTERS:
+
+    @emitter(tile.ProgramId)
+    def program_id(e: Emitter, op): e.set(op.result, …)
+
+`e.operand(value)`, `e.tile(value)`, … give what an SSA value became (values.py says what that is); `e.set` records it.  A tile
+that shares its registers with others from a loop's entry to its exit has a *home* (control.py decides): `e.home(value)` names
+the registers to write to, and `e.set` moves what was written elsewhere.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from xdsl.dialects.builtin import DenseArrayBase, ModuleOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from tkc.codegen.ptx.values import Array, Tile, compute_class, compute_type, from_bits, packing
+from tkc.codegen.ptx.writer import Operand, Writer, class_of
+from tkc.errors import CompileError
+from tkc.ir.interface import Interface, Parameter
+from tkc.ir.target import Target
+from tkc.ir.text import location_of
+from tkc.ir.tile import Kernel
+from tkc.ir.types import ArrayType, PendingType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
+
+EMITTERS: dict[type[Operation], Callable] = {}
+FAMILIES = ("scalars", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_memory", "cp_async", "mma", "barriers", "convert",
+            "wgmma", "tma", "mbarrier", "roles")
+
+
+def emitter(*classes: type[Operation]):
+    """Registers a function `(emitter, operation)` for operation classes."""
+    def register(function):
+        EMITTERS.update(dict.fromkeys(classes, function))
+        return function
+    return register
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The warps that run an operation together: all of the block, or one copy of a role.
+
+    first: their first warp in the block; barrier: the hardware barrier on which they alone meet.
+    single: only one thread runs (the elected one of a role).
+    """
+    warps: int
+    first: Operand = 0
+    barrier: Operand = 0
+    single: bool = False
+    name: str = "block"
+
+    @property
+    def threads(self) -> int: return 1 if self.single else 32 * self.warps
+
+
+@dataclass(frozen=True)
+class PtxProgram:
+    """A kernel as PTX, how to launch it, and remarks of the emission (accesses that could not be vectorised, copies)."""
+    text: str
+    interface: Interface
+    notes: list[str]
+
+
+class Emitter:
+    def __init__(self, kernel: Kernel, target: Target):
+        self.kernel, self.target, self.w = kernel, target, Writer()
+        self.instance = Instance(kernel.warps)
+        self.values: dict[SSAValue, object] = {}
+        self.homes: dict[SSAValue, list[str]] = {}        # registers a tile must live in; control.py fills it
+        self.home_registers: set[str] = set()
+        self.parameters: dict[Parameter, str] = {}
+        self.notes: list[str] = []
+        self.threads = 32 * kernel.warps                  # of the block; roles add theirs
+        self.shared_bytes = kernel.integer("shared_bytes")
+        self.uses_shared = False
+        self.directives: list[str] = []                   # of the entry, e.g. ".minnctapersm 1"
+        self.isa = tuple(map(int, target.ptx.split(".")))
+        self.op: Operation = kernel
+        self.cluster = _cluster(kernel)
+        self.persistent = "persistent" in kernel.attributes
+
+    # ---- what values are ----------------------------------------------------------------------------------------
+    def operand(self, value: SSAValue) -> Operand:
+        """A scalar: a register or a number."""
+        return self.values[value]
+
+    def register(self, value: SSAValue) -> str:
+        """A scalar in a register."""
+        return self.w.register(self.values[value], compute_class(value.type))
+
+    def constant(self, value: SSAValue) -> int | float | None:
+        """A scalar's number where it is known now."""
+        found = self.values.get(value)
+        return None if isinstance(found, str) or not isinstance(found, (int, float)) else found
+
+    def tile(self, value: SSAValue) -> Tile: return self.values[value]
+    def value(self, value: SSAValue): return self.values[value]
+
+    def home(self, value: SSAValue) -> list[str] | None:
+        """The registers a tile has to be in, if it may not choose."""
+        return self.homes.get(value)
+
+    def set(self, value: SSAValue, found, alias: bool = False) -> None:
+        """Records what a value is.  A tile with a home is moved there.  Registers that are some other value's home are copied,
+        as they will change, unless `alias`: control.py has seen that they live as long as this value."""
+        home = self.homes.get(value)
+        if home is not None:
+            self.w.moves(list(zip(home, found.registers, strict=True)))
+            found = replace(found, registers=home)
+        elif not alias and self.home_registers:
+            if isinstance(found, Tile): found = replace(found, registers=[self.owned(r) for r in found.registers])
+            elif isinstance(found, str): found = self.owned(found)
+        self.values[value] = found
+
+    def owned(self, register: Operand) -> Operand:
+        """The register, or a copy where it is a home: its value will change."""
+        if register not in self.home_registers: return register
+        copy = self.w.new(class_of(register))
+        self.w.move(copy, register)
+        return copy
+
+    def fail(self, message: str):
+        raise CompileError(message, location_of(self.op))
+
+    def need(self, isa: str) -> None:
+        """The instruction being written needs that ISA version."""
+        self.isa = max(self.isa, tuple(map(int, isa.split("."))))
+
+    # ---- elements of tiles --------------------------------------------------------------------------------------
+    def element(self, tile: Tile, index: int) -> Operand:
+        """Element `index` of this thread's part of a tile as a scalar (narrow ones widened; see values.py)."""
+        pack, raw = tile.pack, tile.registers[index // tile.pack]
+        if not isinstance(raw, str):
+            if is_bool(tile.element): return bool(raw)
+            return from_bits(raw >> index % pack * bits(tile.element) & (1 << bits(tile.element)) - 1, tile.element)
+        return self.unpacked(raw, tile.element, index % pack)
+
+    def elements(self, tile: Tile) -> list[Operand]: return [self.element(tile, i) for i in range(tile.count)]
+
+    def unpacked(self, raw: str, element: Attribute, part: int = 0) -> Operand:
+        """Part `part` of a 32-bit register of narrow elements, widened."""
+        from tkc.codegen.ptx.conversions import widen
+        return raw if is_bool(element) or bits(element) >= 32 else widen(self, raw, element, part)
+
+    def packed(self, elements: list[Operand], element: Attribute, into: str | None = None) -> Operand:
+        """One register of a tile from its widened elements (one, two or four of them)."""
+        from tkc.codegen.ptx.conversions import narrow
+        return narrow(self, elements, element, into)
+
+    def build(self, t: TileType, elements: list[Operand], into: list[str] | None = None) -> Tile:
+        """A tile from widened elements."""
+        p = packing(t.element, len(elements))
+        return Tile.of(t, [self.packed(elements[i:i + p], t.element, into[i // p] if into else None) for i in range(0, len(elements), p)])
+
+    def nonnegative(self, value: SSAValue) -> bool:
+        """Whether an integer is known not to be negative."""
+        return self.ranges.lowest(value) >= 0
+
+    # ---- who we are ---------------------------------------------------------------------------------------------
+    def special(self, name: str) -> str:
+        """A 32-bit special register such as %tid.x."""
+        return self.w.hoist(("special", name), lambda: self.w.op("mov.u32", "b32", name), root=True)
+
+    def thread(self) -> str:
+        """This thread's number in its instance."""
+        if self.instance.first == 0: return self.special("%tid.x")
+        first = self.instance.first
+        return self.w.hoist(("thread", self.instance), lambda: self.w.op("sub.s32", "b32", self.special("%tid.x"),
+                            first * 32 if isinstance(first, int) else self.w.op("shl.b32", "b32", first, 5)))
+
+    def lane(self) -> str: return self.w.hoist("lane", lambda: self.w.op("and.b32", "b32", self.special("%tid.x"), 31), root=True)
+
+    def warp(self) -> Operand:
+        """This warp's number in its instance, known to be the same in its lanes."""
+        if self.instance.warps == 1: return 0
+        w, first = self.w, self.instance.first
+        block = w.hoist("warp", lambda: w.op("shfl.sync.idx.b32", "b32", w.op("shr.u32", "b32", self.special("%tid.x"), 5), 0, 31, -1), root=True)
+        return block if first == 0 else w.hoist(("warp", self.instance), lambda: w.op("sub.s32", "b32", block, first))
+
+    # ---- parameters ---------------------------------------------------------------------------------------------
+    def parameter(self, p: Parameter) -> str:
+        """A parameter of the entry in a register (a map: its generic address)."""
+        def load() -> str:
+            name = self.parameters.setdefault(p, f"p{len(self.parameters)}")
+            if p.kind == "map": return self.w.op("cvta.param.u64", "b64", self.w.op("mov.b64", "b64", name))
+            kind = "b64" if p.size == 8 else "b32" if p.size == 4 else "b16" if p.size == 2 else "b32"
+            return self.w.op(f"ld.param.{'u8' if p.type == 'b8' else p.type}", kind, f"[{name}]")
+        return self.w.hoist(p, load, root=True)
+
+    def array_argument(self, t: ArrayType, number: int) -> Array:
+        """An array argument; what the specialization knows exactly is a number, the rest a parameter when it is asked for."""
+        facts = t.facts
+
+        def integer(kind: str, type: str, known) -> Callable[[int], Operand]:
+            return lambda axis: known[axis].exact if known[axis].exact is not None else self.parameter(Parameter(kind, type, number, axis))
+        return Array(t.element, facts, lambda: self.parameter(Parameter("pointer", "u64", number)), integer("shape", "u32", facts.shape),
+                     integer("stride", "u64", facts.strides), number)
+
+    def shared_base(self) -> str:
+        """The start of dynamic shared memory."""
+        self.uses_shared = True
+        return self.w.hoist("shared", lambda: self.w.op("mov.u32", "b32", "shared"), root=True)
+
+    def scratch(self, count: int) -> int:
+        """Offset of more shared memory, for the emitter's own use."""
+        at = -(-self.shared_bytes // 16) * 16
+        self.shared_bytes = at + count
+        return at
+
+    # ---- the walk -----------------------------------------------------------------------------------------------
+    def block(self, block: Block) -> None:
+        """Every operation of a block; runs of element-wise tile operations go register by register."""
+        from tkc.codegen.ptx.elementwise import emit_run, fusable
+        ops = list(block.ops)
+        i = 0
+        while i < len(ops):
+            n = fusable(ops, i)
+            if n > 1:
+                self.at(ops[i])
+                emit_run(self, ops[i:i + n])
+                i += n
+                continue
+            self.emit(ops[i])
+            i += 1
+
+    def at(self, op: Operation) -> None:
+        self.op = op
+        if (place := location_of(op)) is not None: self.w.location(place.file, place.line, place.column)
+
+    def emit(self, op: Operation) -> None:
+        self.at(op)
+        function = EMITTERS.get(type(op))
+        if function is None: self.fail(f"'{op.name}' has no PTX form at level 4; a pass should have replaced it")
+        function(self, op)
+
+
+def _load_families() -> None:
+    """Family files register themselves when they are imported."""
+    from importlib import import_module
+    from importlib.util import find_spec
+    for name in FAMILIES:
+        if find_spec(f"tkc.codegen.ptx.{name}"): import_module(f"tkc.codegen.ptx.{name}")
+
+
+def emit(module: ModuleOp | Kernel, target: Target) -> PtxProgram:
+    """The PTX of a level-4 kernel (of a module: its only one). Raises CompileError where an operation has no PTX form."""
+    if not EMITTERS: _load_families()
+    kernel = module
+    if isinstance(module, ModuleOp):
+        kernels = [op for op in module.body.block.ops if isinstance(op, Kernel)]
+        if len(kernels) != 1: raise CompileError(f"one kernel is emitted at a time, but the module has {len(kernels)}")
+        kernel = kernels[0]
+    from tkc.codegen.ptx.control import assign_homes
+    e = Emitter(kernel, target)
+    for number, argument in enumerate(kernel.arguments):
+        if isinstance(argument.type, ArrayType): e.values[argument] = e.array_argument(argument.type, number)
+        elif argument.first_use is not None: e.values[argument] = _scalar_argument(e, argument.type, number)
+    assign_homes(e, kernel)
+    e.block(kernel.body.block)
+    return _program(e)
+
+
+def _scalar_argument(e: Emitter, t: Attribute, number: int) -> Operand:
+    width = bits(t)
+    type = f"{'f' if width >= 32 else 'b'}{width}" if is_float(t) else "u64" if isinstance(t, PointerType) else f"{'u' if is_unsigned(t) or is_bool(t) else 's'}{width}"
+    raw = e.parameter(Parameter("scalar", type, number, element=str(t)))
+    if is_bool(t): return e.w.hoist(("truth", number), lambda: e.w.op("setp.ne.b32", "pred", raw, 0), root=True)
+    if width == 16 and is_float(t): return e.w.hoist(("wide", number), lambda: e.unpacked(e.w.op("cvt.u32.u16", "b32", raw), t), root=True)
+    if width == 16: return e.w.hoist(("wide", number), lambda: e.w.op(f"cvt.{type[0]}32.{type}", "b32", raw), root=True)
+    if width == 8 and is_float(t): return e.w.hoist(("wide", number), lambda: e.unpacked(raw, t), root=True)
+    return raw
+
+
+def _cluster(kernel: Kernel) -> tuple[int, int]:
+    given = kernel.attributes.get("cluster")
+    if given is None: return (1, 1)
+    numbers = given.get_values() if isinstance(given, DenseArrayBase) else [n.value.data for n in given]
+    return tuple(map(int, numbers))
+
+
+def _program(e: Emitter) -> PtxProgram:
+    kernel, shape = e.kernel, e.cluster
+    name = kernel.sym_name.data
+    interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters))
+    declared = ",\n".join(f"\t.param .align 128 .b8 {n}[128]" if p.kind == "map" else f"\t.param .{p.type} {n}" for p, n in e.parameters.items())
+    directives = [f".reqntid {e.threads}, 1, 1", *e.directives]
+    if shape != (1, 1): directives += [".explicitcluster", f".reqnctapercluster {shape[0]}, {shape[1]}, 1"]
+    files = [f'.file {number} "{_quoted(file)}"' for file, number in e.w.files.items()]
+    text = "\n".join([f".version {e.isa[0]}.{e.isa[1]}", f".target {e.target.name}", ".address_size 64", *files,
+                      *([".extern .shared .align 1024 .b8 shared[];"] if e.uses_shared else []),
+                      f".visible .entry {name}(", declared, ")", *directives, "{", e.w.text(), "}", ""])
+    return PtxProgram(text, interface, e.notes)
+
+
+def _quoted(path: str) -> str: return path.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,189 @@
+"""Constants, program ids, extents and views of arrays: what gives scalars, and costs little or nothing."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.values import Array, Tile, compute_type, registers_of, packing, to_bits
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir import shared, threads, tile
+from tkc.ir.interface import Parameter
+from tkc.ir.types import TileType, bits, element_of, is_bool
+
+
+# ---- integers with folding ------------------------------------------------------------------------------------------
+def add(e: Emitter, a: Operand, b: Operand, type: str = "s32") -> Operand:
+    """a + b; addresses and offsets: no wrapping to think of."""
+    if not isinstance(a, str) and not isinstance(b, str): return a + b
+    if a == 0 or b == 0: return b if a == 0 else a
+    if not isinstance(a, str): a, b = b, a
+    return e.w.op(f"add.{type}", "b64" if type[1:] == "64" else "b32", a, b)
+
+
+def mul(e: Emitter, a: Operand, b: Operand, type: str = "s32") -> Operand:
+    if not isinstance(a, str) and not isinstance(b, str): return a * b
+    if not isinstance(a, str): a, b = b, a
+    if not isinstance(b, str):
+        if b == 0: return 0
+        if b == 1: return a
+        if b > 0 and b & b - 1 == 0: return e.w.op(f"shl.b{type[1:]}", "b64" if type[1:] == "64" else "b32", a, b.bit_length() - 1, type="u32")
+    return e.w.op(f"mul.lo.{type}", "b64" if type[1:] == "64" else "b32", a, b)
+
+
+def wide(e: Emitter, x: Operand, unsigned: bool = False) -> Operand:
+    """A 32-bit integer in 64 bits."""
+    return e.w.op("cvt.u64.u32" if unsigned else "cvt.s64.s32", "b64", x) if isinstance(x, str) and x.startswith("%r") else x
+
+
+def displaced(e: Emitter, base: Operand, index: Operand, scale: Operand, bytes: int = 1) -> Operand:
+    """base + index * scale * bytes: base 64 bits, index 32 or 64 (signed), scale 64 bits or a number."""
+    if not isinstance(index, str) and not isinstance(scale, str): return add(e, base, index * scale * bytes, "s64")
+    if not isinstance(index, str): return add(e, base, mul(e, scale, index * bytes, "s64"), "s64")
+    narrow = index.startswith("%r")
+    if not isinstance(scale, str):
+        step = scale * bytes
+        if step == 0: return base
+        if narrow and abs(step) < 1 << 31 and isinstance(base, str): return e.w.op("mad.wide.s32", "b64", index, step, base)
+        return add(e, base, mul(e, wide(e, index), step, "s64"), "s64")
+    step = mul(e, scale, bytes, "s64")
+    return e.w.op("mad.lo.s64", "b64", wide(e, index), step, base)
+
+
+# ---- constants and ids ----------------------------------------------------------------------------------------------
+@emitter(tile.Constant)
+def constant(e: Emitter, op: tile.Constant) -> None:
+    t, n = op.result.type, op.number
+    if not isinstance(t, TileType): return e.set(op.result, bool(n) if is_bool(t) else n)
+    e.set(op.result, splat_constant(t, n))
+
+
+def splat_constant(t: TileType, n: int | float) -> Tile:
+    kind, count = registers_of(t)
+    if kind == "pred": return Tile.of(t, [bool(n)] * count)
+    raw, p = to_bits(n, t.element), packing(t.element, t.register_layout.num_registers)
+    return Tile.of(t, [sum(raw << i * bits(t.element) for i in range(p))] * count)
+
+
+@emitter(tile.ProgramId)
+def program_id(e: Emitter, op: tile.ProgramId) -> None:
+    if e.persistent: e.fail("a persistent kernel has no program id of its own at level 4: its programs are those of the loop over them")
+    e.set(op.result, e.special(f"%ctaid.{'xyz'[op.axis.value.data]}"))
+
+
+@emitter(tile.NumPrograms)
+def num_programs(e: Emitter, op: tile.NumPrograms) -> None:
+    e.set(op.result, e.parameter(Parameter("grid", "u32", axis=op.axis.value.data)))
+
+
+@emitter(threads.Identity)
+def identity(e: Emitter, op: threads.Identity) -> None:
+    match op.what.data:
+        case "thread": e.set(op.result, e.thread())
+        case "warp": e.set(op.result, e.warp())
+        case "block": e.set(op.result, e.special("%ctaid.x"))
+        case "blocks": e.set(op.result, e.special("%nctaid.x"))
+        case "cluster": e.set(op.result, e.special("%clusterid.x") if e.cluster != (1, 1) else e.special("%ctaid.x"))
+        case "clusters": e.set(op.result, e.special("%nclusterid.x") if e.cluster != (1, 1) else e.special("%nctaid.x"))
+        case "cluster_rank": e.set(op.result, e.special("%cluster_ctarank") if e.cluster != (1, 1) else 0)
+
+
+@emitter(tile.Multiple)
+def multiple(e: Emitter, op: tile.Multiple) -> None: e.set(op.result, e.value(op.arg))
+
+
+@emitter(tile.Assume)
+def assume(e: Emitter, op: tile.Assume) -> None: """A promise is no code."""
+
+
+@emitter(tile.Return)
+def finish(e: Emitter, op: tile.Return) -> None: e.w.emit("ret")
+
+
+@emitter(threads.RingNext)
+def ring_next(e: Emitter, op: threads.RingNext) -> None:
+    """stage + steps mod stages; the parity flips for every wrap.  As arithmetic, not branches: ptxas keeps it uniform."""
+    w, n = e.w, op.stages.value.data
+    stage, parity, steps = e.operand(op.stage), e.operand(op.parity), 1 if op.steps is None else e.operand(op.steps)
+    total = add(e, stage, steps)
+    if not isinstance(total, str):
+        wraps, rest = divmod(total, n)
+        e.set(op.next_stage, rest)
+        return e.set(op.next_parity, parity ^ wraps & 1 if not isinstance(parity, str) else w.op("xor.b32", "b32", parity, wraps & 1) if wraps & 1 else parity)
+    if steps == 1 and n & n - 1:
+        wrap = w.op("setp.eq.s32", "pred", total, n)
+        e.set(op.next_stage, w.op("selp.b32", "b32", 0, total, wrap))
+        return e.set(op.next_parity, w.op("xor.b32", "b32", parity if isinstance(parity, str) else w.register(parity), w.op("selp.b32", "b32", 1, 0, wrap)))
+    if n & n - 1 == 0:
+        wraps, rest = w.op("shr.u32", "b32", total, n.bit_length() - 1), w.op("and.b32", "b32", total, n - 1)
+    else:
+        wraps = w.op("div.u32", "b32", total, n)
+        rest = w.op("sub.s32", "b32", total, w.op("mul.lo.s32", "b32", wraps, n))
+    e.set(op.next_stage, rest)
+    e.set(op.next_parity, w.op("and.b32", "b32", w.op("xor.b32", "b32", wraps, parity), 1))
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+@emitter(tile.Dim)
+def dim(e: Emitter, op: tile.Dim) -> None:
+    n = e.value(op.arg).extent(op.axis.value.data)
+    e.set(op.result, wide(e, n) if bits(op.result.type) == 64 else n)
+
+
+@emitter(tile.Stride)
+def stride(e: Emitter, op: tile.Stride) -> None:
+    n = e.value(op.arg).stride(op.axis.value.data)
+    e.set(op.result, e.w.op("cvt.u32.u64", "b32", n) if isinstance(n, str) and bits(op.result.type) == 32 else n)
+
+
+@emitter(tile.Pointer)
+def pointer(e: Emitter, op: tile.Pointer) -> None: e.set(op.result, e.value(op.arg).pointer())
+
+
+@emitter(tile.View)
+def view(e: Emitter, op: tile.View) -> None:
+    """Offsets are added where the view is used: one never used costs no parameter."""
+    a, offsets = e.value(op.array), list(op.offsets)
+    starts, axes, extents = [], [], []                # (axis, operand); axes that stay; their extents
+    for axis, kind in enumerate(k.data for k in op.kinds):
+        if kind == "index":
+            starts.append((axis, e.operand(offsets.pop(0))))
+            continue
+        axes.append(axis)
+        if kind == "slice":
+            first, stop = e.operand(offsets.pop(0)), e.operand(offsets.pop(0))
+            starts.append((axis, first))
+            extents.append(lambda first=first, stop=stop: _difference(e, stop, first))
+        else: extents.append(lambda axis=axis: a.extent(axis))
+
+    def base() -> Operand:
+        p = a.pointer()
+        for axis, first in starts: p = displaced(e, p, first, a.stride(axis), a.itemsize)
+        return p
+    key = op.result
+    e.set(op.result, Array(a.element, op.result.type.facts, lambda: e.w.memo((key, "pointer"), base),
+                           lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i])))
+
+
+def _difference(e: Emitter, stop: Operand, first: Operand) -> Operand:
+    if first == 0: return narrowed(e, stop)
+    stop, first = narrowed(e, stop), narrowed(e, first)
+    return stop - first if not isinstance(stop, str) and not isinstance(first, str) else e.w.op("sub.s32", "b32", stop, first)
+
+
+def narrowed(e: Emitter, x: Operand) -> Operand:
+    """A 64-bit integer that is known to fit as 32 bits."""
+    return e.w.op("cvt.u32.u64", "b32", x) if isinstance(x, str) and x.startswith("%d") else x
+
+
+@emitter(tile.MakeArray)
+def make_array(e: Emitter, op: tile.MakeArray) -> None:
+    facts = op.result.type.facts
+    known = lambda fact, value: fact.exact if fact.exact is not None else value
+    shape = [known(f, narrowed(e, e.operand(s))) for f, s in zip(facts.shape, op.shape)]
+    strides = [known(f, wide(e, e.operand(s))) for f, s in zip(facts.strides, op.strides)]
+    base = e.register(op.pointer)
+    e.set(op.result, Array(op.result.type.element, facts, lambda: base, shape.__getitem__, strides.__getitem__))
+
+
+@emitter(shared.NoToken, shared.JoinTokens)
+def no_token(e: Emitter, op) -> None: e.set(op.results[0], None)

@@ -1,0 +1,132 @@
+"""What an SSA value is while PTX is written.
+
+    scalar          an operand: a register's name or a Python number.  Numbers narrower than 32 bits are held wide: an i8 is extended to
+                    32 bits, a bf16, f16 or f8 is the float32 of the same value, a truth value is a predicate.
+    tile            Tile: registers of each thread as its layout counts them.  32- and 64-bit elements take a register each, 16-bit ones
+                    share one in pairs (elements 2i and 2i + 1), 8-bit ones by four, where the layout has that many; else each has a
+                    32-bit register alone, in the low bits.  Truth values are predicates.
+    array           Array: pointer, extents, strides, asked for when needed: a kernel takes as parameters only what it uses.
+    buffer          SharedView: a 32-bit base register, a constant byte offset, a SharedLayout.
+    mbarriers       BarriersView: likewise.
+    pending         the Tile in whose registers the dot arrives;  token: None.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+from xdsl.ir import Attribute
+
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir.layout import Layout
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import ArrayFacts, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, is_bool, is_float, is_unsigned
+
+_NUMPY = {f16: np.float16, bf16: ml_dtypes.bfloat16, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2, f32: np.float32, f64: np.float64}
+
+
+def compute_class(element: Attribute) -> str:
+    """The register class of a scalar (and of an element taken out of a tile)."""
+    return "pred" if is_bool(element) else "b64" if bits(element) == 64 else "b32"
+
+
+def compute_type(element: Attribute) -> str:
+    """The PTX type in which arithmetic on an element is done."""
+    if is_bool(element): return "pred"
+    if is_float(element): return "f64" if bits(element) == 64 else "f32"
+    return ("u" if is_unsigned(element) or bits(element) == 64 and not hasattr(element, "width") else "s") + ("64" if bits(element) == 64 else "32")
+
+
+def packing(element: Attribute, registers: int) -> int:
+    """Elements in one 32-bit register."""
+    if is_bool(element) or bits(element) >= 32: return 1
+    p = 32 // bits(element)
+    return p if registers % p == 0 else 1
+
+
+def wrapped(n: int, element: Attribute) -> int:
+    """An integer as the element type holds it."""
+    width = bits(element) if not is_bool(element) else 1
+    n &= (1 << width) - 1
+    return n if is_unsigned(element) or is_bool(element) or n < 1 << width - 1 else n - (1 << width)
+
+
+def to_bits(value: int | float | bool, element: Attribute) -> int:
+    """The bits of a constant."""
+    if not is_float(element): return int(value) & (1 << bits(element)) - 1
+    with np.errstate(over="ignore"): n = np.array(value).astype(_NUMPY[element])
+    return int(n.view({8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]))
+
+
+def from_bits(n: int, element: Attribute) -> int | float:
+    """The constant of those bits."""
+    if not is_float(element): return wrapped(n, element)
+    return float(np.array(n, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]).view(_NUMPY[element]))
+
+
+def rounded(value: float, element: Attribute) -> float:
+    """A constant float as the element type holds it."""
+    return from_bits(to_bits(value, element), element)
+
+
+@dataclass
+class Tile:
+    """A tile's registers in one thread.  An entry of `registers` is a name, or the bits of a constant (predicates: a bool)."""
+    registers: list[Operand]
+    element: Attribute
+    layout: Layout
+
+    @property
+    def count(self) -> int: return self.layout.num_registers
+    @property
+    def pack(self) -> int: return packing(self.element, self.count)
+
+    @staticmethod
+    def of(t: TileType, registers: list[Operand]) -> Tile: return Tile(registers, t.element, t.register_layout)
+
+
+def registers_of(t: TileType) -> tuple[str, int]:
+    """Class and number of the registers of a tile type."""
+    n = t.register_layout.num_registers
+    if is_bool(t.element): return "pred", n
+    return ("b64" if bits(t.element) == 64 else "b32"), n // packing(t.element, n)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array: `pointer()`, `extent(axis)`, `stride(axis)` give operands (64, 32 and 64 bits; extents i32, strides in elements).
+    `argument` is its index among the kernel's arguments if it is one whole."""
+    element: Attribute
+    facts: ArrayFacts
+    pointer: Callable[[], Operand]
+    extent: Callable[[int], Operand]
+    stride: Callable[[int], Operand]
+    argument: int = -1
+
+    @property
+    def rank(self) -> int: return len(self.facts.shape)
+    @property
+    def itemsize(self) -> int: return bits(self.element) // 8
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """A buffer (or a ring of them) at base + offset."""
+    base: Operand
+    offset: int
+    memory: SharedLayout
+    stages: int = 1
+    stage_bytes: int = 0
+
+    def moved(self, by: int, memory: SharedLayout | None = None) -> SharedView:
+        return replace(self, offset=self.offset + by, memory=memory or self.memory)
+
+
+@dataclass(frozen=True)
+class BarriersView:
+    """The mbarriers of a ring: 8 bytes each at base + offset."""
+    base: Operand
+    offset: int
+    stages: int
