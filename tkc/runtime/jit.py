@@ -74,10 +74,13 @@ class JitFunction:
         infos = self._describe(values)
         return self._get(self._specialize(infos, tuple(options.items())), target or target_for(infos, self.__name__))
 
-    def prepare(self, *args, grid, **kwargs) -> Callable[[], None]:
-        """A function of nothing that makes this one launch again and again; it keeps the arrays alive."""
+    def prepare(self, *args, grid, target: str | None = None, **kwargs) -> Callable[[], None]:
+        """A function of nothing that makes this one launch again and again; it keeps the arrays alive.
+
+        target: compile for another GPU than the arrays' own, which must be able to run it (sm_80 runs on every later one).
+        """
         values, options = self._bind(*args, **kwargs)
-        launch = self._prepare(values, options, Launcher(self, grid).extents(values), grid)
+        launch = self._prepare(values, options, Launcher(self, grid).extents(values), grid, target)
         return Prepared(launch, values)
 
     def _describe(self, values: Sequence) -> list:
@@ -128,13 +131,13 @@ class JitFunction:
             self._fingerprint, self._watched = None, ()
 
     # ------------------------------------------------------------------------------------------------------ launching
-    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], grid) -> Callable[[], None]:
+    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], grid, target: str | None = None) -> Callable[[], None]:
         """The launch of these arguments: a function of nothing. Doors 2 and 3."""
         if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
             from tkc.runtime.interpret import interpreted
             return interpreted(self, self._describe(values), tuple(options.items()), extents)
         infos = self._describe(values)
-        target = target_for(infos, self.__name__)
+        target = target or target_for(infos, self.__name__)
         compiled = self._get(self._specialize(infos, tuple(options.items())), target)
         names = [n for n, i in zip(self.names, infos) if not isinstance(i, Constant)]
         passed = [i for i in infos if not isinstance(i, Constant)]
