@@ -50,7 +50,7 @@ def contest(seed: int, n: int = N) -> Contest:
 
     def prepared() -> Runner:
         add = harness.example("vector_add").add
-        launch = add.prepare((1,), x, y, out, n)
+        launch = add.prepare(x, y, out, n, grid=1)
         return Runner(lambda: (launch(), out)[1], out)
 
     def triton() -> Runner:

@@ -16,8 +16,8 @@ def contest(seed: int, size: int = SIZE) -> Contest:
         matmul = harness.example("matmul").matmul
         constants = dict(RELU=False, BM=bm, BN=bn, BK=bk)
         grid = tkc.cdiv(size, bm), tkc.cdiv(size, bn)
-        compiled = matmul.compile(a, b, out, **constants, **options, target="sm_80")
-        return Runner(lambda: (compiled[grid](a, b, out, **constants), out)[1], out)
+        launch = matmul.prepare(a, b, out, **constants, **options, grid=grid, target="sm_80")
+        return Runner(lambda: (launch(), out)[1], out)
 
     def triton() -> Runner:
         from benchmarks import rivals_triton

@@ -1,0 +1,135 @@
+"""The rules of docs/architecture.md that a machine can check: who imports whom, how long a file is, whether the documents are true."""
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tkc.ir import elementwise, shared, threads, tile
+from tkc.ir.text import parse, show
+from tkc.ir.verify import verify
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "tkc").rglob("*.py"))
+WRITTEN = sorted(p for folder in ("tkc", "examples", "benchmarks", "docs", "tests") for p in (ROOT / folder).rglob("*.py"))
+
+# A room may import itself and the rooms listed with it. `public` is tkc/__init__.py, `errors` tkc/errors.py, which everybody may.
+BELOW = {
+    "errors": set(),
+    "ir": {"errors"},
+    "language": {"ir", "errors"},
+    "passes": {"ir", "errors"},
+    "codegen": {"ir", "errors"},
+    "sim": {"ir", "errors"},
+    "compiler": {"language", "passes", "codegen", "sim", "ir", "errors"},
+    "runtime": {"compiler", "language", "passes", "codegen", "sim", "ir", "errors"},
+    "tools": {"runtime", "compiler", "language", "passes", "codegen", "sim", "ir", "errors", "public"},
+    "kernels": {"public"},
+    "public": {"runtime", "language", "errors"},
+}
+# Imports inside a function that run only when it is called, and go upward on purpose: (file, room).
+UPWARD = {("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime"}
+DRIVERS = {"cuda", "torch", "cupy"}
+MAY_HAVE_DRIVER = {"runtime", "tools"}
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(ROOT / "tkc").parts
+    return "public" if parts == ("__init__.py",) else parts[0].removesuffix(".py")
+
+
+def modules(path: Path) -> set[str]:
+    """Every module a file imports, in functions and under TYPE_CHECKING too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative imports hide the room; write tkc.…"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "tkc" else {node.module}
+    return found
+
+
+def room_of_module(name: str) -> str | None:
+    parts = name.split(".")
+    if parts[0] != "tkc": return None
+    return parts[1] if len(parts) > 1 and parts[1] in BELOW else "public"
+
+
+def test_imports_run_downward():
+    wrong = []
+    for path in SOURCES:
+        own, name = room(path), str(path.relative_to(ROOT))
+        assert own in BELOW, f"{own} is no room; docs/architecture.md and BELOW say which there are"
+        reached = {room_of_module(m) for m in modules(path)} - {None, own}
+        wrong += [f"{name} imports {r}; {own} may import {', '.join(sorted(BELOW[own])) or 'nothing'}" for r in reached - BELOW[own] if (name, r) not in UPWARD]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_runtime_knows_a_driver():
+    assert not [str(p) for p in SOURCES if room(p) not in MAY_HAVE_DRIVER and DRIVERS & {m.split(".")[0] for m in modules(p)}]
+
+
+def test_compiling_loads_no_driver():
+    """Also not by a detour: tracing and every pass, in a process of its own."""
+    program = ("import tkc, sys, tkc.compiler, tkc.passes.pipeline as p\n"
+               "for name in p.PIPELINE: p.module_of(name)\n"
+               "print([m for m in ('cuda', 'torch', 'cupy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_no_file_is_over_600_lines():
+    assert not [f"{p.relative_to(ROOT)}: {n} lines" for p in WRITTEN if (n := len(p.read_text().splitlines())) > 600]
+
+
+def test_every_module_says_what_it_is():
+    mute = [p for p in WRITTEN if "tests" not in p.relative_to(ROOT).parts and p.read_text() and not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not mute, f"no docstring: {', '.join(map(str, mute))}"
+
+
+# ------------------------------------------------------------------------------------------------------------ documents
+def generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["ir.md", "architecture.md"])
+def test_the_tables_are_those_of_the_code(name):
+    text = (ROOT / "docs" / name).read_text()
+    assert generator().renewed(text) == text, f"docs/{name} is older than the code; run python docs/generate.py"
+
+
+def test_every_operation_is_documented():
+    text, generate = (ROOT / "docs" / "ir.md").read_text(), generator()
+    for op in (*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS):
+        assert f"`{op.name}`" in text
+        assert generate.meaning(op), f"{op.__name__} has no docstring that says what it does"
+
+
+def test_every_pass_is_written_and_says_what_it_does():
+    for name in generator().pipeline.PIPELINE:
+        path = ROOT / "tkc" / "passes" / f"{name.replace('-', '_')}.py"
+        assert ast.get_docstring(ast.parse(path.read_text())).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_ir_in_the_documents_parses_verifies_and_prints_back(path):
+    for text in re.findall(r"```mlir\n(.*?)```", path.read_text(), re.S):
+        module = parse(text, path.name)
+        verify(module, path.name)
+        assert show(parse(show(module))) == show(module)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
+def test_files_that_the_documents_name_exist(path):
+    text = path.read_text()
+    named = set(re.findall(r"`((?:tkc|examples|benchmarks|docs|tests)/[\w/.]+)`", text)) | {f"docs/{m}" for m in re.findall(r"\]\((\w+\.md)\)", text)}
+    assert not [name for name in named if not (ROOT / name).exists()]
+    for module in set(re.findall(r"`(tkc(?:\.[a-z]\w*)+)`", text)):
+        file = ROOT / module.replace(".", "/")
+        assert file.is_dir() or file.with_suffix(".py").exists(), f"{path.name} names {module}"
