@@ -23,11 +23,12 @@ from tkc.errors import CompileError
 from tkc.ir.interface import Interface, Parameter
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
+from tkc.ir.threads import Identity
 from tkc.ir.tile import Kernel
 from tkc.ir.types import ArrayType, PendingType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
 
 EMITTERS: dict[type[Operation], Callable] = {}
-FAMILIES = ("scalars", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_memory", "cp_async", "mma", "barriers", "convert",
+FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_memory", "cp_async", "mma", "barriers", "convert",
             "wgmma", "tma", "mbarrier", "roles")
 
 
@@ -81,6 +82,7 @@ class Emitter:
         self.op: Operation = kernel
         self.cluster = _cluster(kernel)
         self.persistent = "persistent" in kernel.attributes
+        self.uniform = "" if any(isinstance(op, Identity) and op.what.data == "thread" for op in kernel.walk()) else ".uni"      # of branches
 
     # ---- what values are ----------------------------------------------------------------------------------------
     def operand(self, value: SSAValue) -> Operand:
@@ -157,7 +159,7 @@ class Emitter:
 
     def nonnegative(self, value: SSAValue) -> bool:
         """Whether an integer is known not to be negative."""
-        return self.ranges.lowest(value) >= 0
+        return False
 
     # ---- who we are ---------------------------------------------------------------------------------------------
     def special(self, name: str) -> str:
