@@ -9,8 +9,8 @@ select-layouts has realised them, so a number is name enough.
 """
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from ast import literal_eval
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,25 @@ class Plan:
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 
     def to_text(self) -> str:
-        """One line of JSON; `from_text` reads it back."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """What differs from the defaults, as a Python literal (decisions left out); `from_text` reads it back."""
+        return repr(_changed(self))
 
     @staticmethod
     def from_text(text: str) -> Plan:
-        data = json.loads(text)
-        pair = lambda v: None if v is None else tuple(v)
-        dots = tuple(DotPlan(**{**d, "warps": tuple(d["warps"])}) for d in data["dots"])
-        loads = tuple(LoadPlan(**d) for d in data["loads"])
-        return Plan(**{**data, "dots": dots, "loads": loads, "registers": pair(data["registers"]), "cluster": tuple(data["cluster"]),
-                       "decisions": tuple(data["decisions"])})
+        """Raises ValueError where the text is no plan."""
+        try:
+            data = literal_eval(text)
+            for name, cls in ("dots", DotPlan), ("loads", LoadPlan):
+                if name in data: data[name] = tuple(cls(**d) for d in data[name])
+            return Plan(**data)
+        except (SyntaxError, TypeError, ValueError) as error: raise ValueError(f"not a plan: {text!r}") from error
+
+
+def _changed(part) -> dict:
+    """Fields of a plan, or of a part of it, that differ from their defaults."""
+    found = {}
+    for f in fields(part):
+        value = getattr(part, f.name)
+        if value == f.default or not f.compare: continue
+        found[f.name] = tuple(map(_changed, value)) if f.name in ("dots", "loads") else value
+    return found

@@ -51,10 +51,16 @@ from tkc.passes.values import POINTWISE, VIEWS, tiles
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
-        plan = context.plan or Plan(kernel.warps)
+        context.plan = plan = context.plan or planned(kernel)
         kernel.set_integer("warps", plan.warps)
         Selection(kernel, plan, context).run()
         kernel.set_integer("level", 1)
+
+
+def planned(kernel: tile.Kernel) -> Plan:
+    """The plan written on a kernel (as when compilation resumes from text)."""
+    text = kernel.attributes.get("plan")
+    return Plan.from_text(text.data) if isinstance(text, StringAttr) else Plan(kernel.warps)
 
 
 class Selection:

@@ -1,0 +1,261 @@
+"""plan: the only pass that chooses. It looks at the block program and returns one frozen `Plan`; the IR stays as it is.
+
+    dot 128x32xbf16 · 32x128xbf16 in a loop          Plan(warps=4, stages=4, raster=8,
+    of unknown length, two loads of 8 KiB     ->          dots=(DotPlan("mma", warps=(2, 2)),),
+                                                          loads=(LoadPlan("async", 16), LoadPlan("async", 16)))
+
+`legal` says what a plan breaks (registers, shared memory), `candidates` yields the alternatives that tuning may measure; the
+user's options narrow both.  Why each choice was made, and what was rejected, is in `Plan.decisions`.
+
+Rules of this pass (one role, mma.sync):
+  instruction   the tensor core's where one takes the element types and k is a multiple of its own; else multiply-adds
+  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators; without dots, 8 to 16 elements a thread
+  split         the warps' share of m and n that reads least shared memory; all along m where rows are reduced or feed another dot,
+                so that a row stays in one warp and an accumulator becomes an operand where it is
+  loads         what only feeds dots goes through shared memory, in a loop ahead of time, if at least 4 bytes at a time move
+  stages        as many as half of shared memory holds (all of it where the block is big), 4 at most
+  raster        8 neighbours along axis 0 before axis 1 moves on, so that blocks in flight share rows and columns in the L2 cache
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Operation, SSAValue
+
+from tkc.errors import CompileError, VerifyError
+from tkc.ir import tile
+from tkc.ir.fragments import Mma, instructions_for
+from tkc.ir.plan import DotPlan, LoadPlan, Plan
+from tkc.ir.text import location_of
+from tkc.ir.types import TileType, bits, element_of
+from tkc.passes import PassContext
+from tkc.passes.access import Access, tile_of
+from tkc.passes.ranges import Ranges
+from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
+
+MOST_REGISTERS, ACCUMULATORS, RESERVED = 255, 128, 4096
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    context.plan = plan(module, context)
+    kernel = kernel_of(module)
+    kernel.set_integer("warps", context.plan.warps)
+    kernel.attributes["target"] = StringAttr(context.target.name)
+    kernel.attributes["plan"] = StringAttr(context.plan.to_text())
+    context.decisions += context.plan.decisions
+
+
+def kernel_of(module: ModuleOp) -> tile.Kernel:
+    kernels = [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]
+    if len(kernels) != 1: raise VerifyError(f"a compilation takes one kernel, this module has {len(kernels)}")
+    return kernels[0]
+
+
+def plan(module: ModuleOp, context: PassContext) -> Plan:
+    """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that is legal."""
+    program = Program.of(kernel_of(module))
+    made = _plan(program, context, context.options.num_warps, context.options.num_stages)
+    if reasons := legal(made, program, context):
+        raise CompileError(f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}: {'; '.join(reasons)}", location_of(program.kernel))
+    return made
+
+
+def candidates(module: ModuleOp, context: PassContext) -> Iterator[Plan]:
+    """Legal plans worth measuring, the pass's own choice first."""
+    program, seen = Program.of(kernel_of(module)), []
+    first = plan(module, context)
+    rings = any(load.path == "async" for load in first.loads)
+    for warps in [context.options.num_warps] if context.options.num_warps else [first.warps, *(w for w in (2, 4, 8, 16) if w != first.warps)]:
+        for stages in [context.options.num_stages] if context.options.num_stages or not rings else [first.stages, *(s for s in (2, 3, 4, 5) if s != first.stages)]:
+            for raster in {first.raster: None, 1: None}:
+                other = replace(_plan(program, context, warps, stages), raster=raster)
+                if other not in seen and not legal(other, program, context):
+                    seen.append(other)
+                    yield other
+
+
+# ---- what the program is -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Program:
+    """What a plan depends on."""
+    kernel: tile.Kernel
+    dots: tuple[tile.Dot, ...]
+    loads: tuple[Operation, ...]
+
+    @staticmethod
+    def of(kernel: tile.Kernel) -> Program:
+        ops = list(kernel.walk())
+        return Program(kernel, tuple(op for op in ops if isinstance(op, tile.Dot)), tuple(op for op in ops if isinstance(op, LOADS)))
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tile that is loaded, stored or reduced."""
+        moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock))]
+        moved += [op.args[0].type for op in self.kernel.walk() if isinstance(op, (tile.Reduce, tile.Scan))]
+        return max((t.size for t in moved if t is not None), default=1)
+
+
+def loop_of(op: Operation) -> Operation | None:
+    """The innermost loop round an operation."""
+    while (op := op.parent_op()) is not None and not isinstance(op, (scf.ForOp, scf.WhileOp)): pass
+    return op
+
+
+def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
+    """The tensor-core instruction for a dot, or None with the reason."""
+    a, b, acc = (element_of(v.type) for v in (dot.a, dot.b, dot.acc))
+    short = dot.precision.data.startswith("tf32")
+    names = ("tf32", "tf32") if short and str(a) == str(b) == "f32" else (str(a), str(b))
+    fit = [i for i in instructions_for(*names, str(acc), capability) if i.name.startswith("mma")]
+    k = dot.a.type.extents[-1]
+    if not fit: return None, f"no tensor-core instruction of sm_{capability} multiplies {names[0]} by {names[1]} into {acc}"
+    if k % fit[0].k: return None, f"k = {k} is not a multiple of {fit[0].k}, the depth of {fit[0].name}"
+    return fit[0], ""
+
+
+def bound_to_rows(dot: tile.Dot) -> bool:
+    """Whether a dot's result is reduced along its columns, or is the left factor of another dot: a row should stay in one warp."""
+    seen, work = set(), [dot.result]
+    while work:
+        value = work.pop()
+        for use in value.uses:
+            op = use.operation
+            if isinstance(op, tile.Dot) and use.index == 0: return True
+            if isinstance(op, (tile.Reduce, tile.Scan)) and op.axis.value.data == value.type.rank - 1: return True
+            if isinstance(op, POINTWISE) and op not in seen: seen.add(op); work += [r for r in op.results if isinstance(r.type, TileType)]
+    return False
+
+
+# ---- choices -----------------------------------------------------------------------------------------------------------
+def _plan(program: Program, context: PassContext, num_warps: int | None, num_stages: int | None) -> Plan:
+    said: list[str] = []
+    say = lambda text: said.append(f"plan: {text}")
+    warps = num_warps or _warps(program, say)
+    if num_warps: say(f"{warps} warps, as asked")
+    rows = any(bound_to_rows(d) for d in program.dots)
+    dots = tuple(_dot(i, d, warps, rows, context, say) for i, d in enumerate(program.dots))
+    ranges = Ranges()
+    loads = tuple(_load(op, ranges) for op in program.loads)
+    stages = _stages(program, loads, warps, num_stages, context, say)
+    if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
+    raster = 8 if program.dots and _swept(program) else 1
+    if raster > 1: say("programs run in columns of 8 along axis 0: blocks in flight share rows and columns in the L2 cache")
+    if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
+    if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
+    return Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))
+
+
+def _warps(program: Program, say) -> int:
+    if not program.dots:
+        elements = program.largest
+        warps = 4
+        while warps < 32 and elements > 32 * warps * (16 if warps < 8 else 64): warps *= 2
+        say(f"{warps} warps: {-(-elements // (32 * warps))} elements of the largest tile a thread")
+        return warps
+    for warps in (4, 8, 16):
+        each = _accumulators(program, warps)
+        if each <= ACCUMULATORS: break
+    say(f"{warps} warps: {each} registers of accumulators a thread" + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
+    return warps
+
+
+def _accumulators(program: Program, warps: int) -> int:
+    """Registers of a thread that hold the results of the dots that are alive together (those of one loop)."""
+    sums: dict[Operation | None, int] = {}
+    for d in program.dots: sums[loop_of(d)] = sums.get(loop_of(d), 0) + -(-d.acc.type.size * bits(element_of(d.acc.type)) // (32 * 32 * warps))
+    return max(sums.values(), default=0)
+
+
+def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, context: PassContext, say) -> DotPlan:
+    *_, m, n = dot.acc.type.extents
+    k = dot.a.type.extents[-1]
+    instruction, reason = instruction_of(dot, context.target.capability)
+    what = f"dot {number} ({m}x{n}x{k})"
+    if instruction is None:
+        split = _split(warps, m, n, 1, 1)
+        width = bits(element_of(dot.acc.type))
+        held = -(-m * n // (32 * warps))
+        side = max(1, int(held ** 0.5))
+        chunk = max(1, min(8, 1 << (max(1, 64 * 32 // width // (side + max(1, held // side))).bit_length() - 1), k))
+        say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
+        return DotPlan("fma", split, chunk=chunk)
+    split = (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
+    why = "a row stays in one warp" if rows and split[1] == 1 else "least shared memory read"
+    say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}")
+    return DotPlan("mma", split)
+
+
+def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:
+    """Warps along m and n: the smallest sum of a warp's rows and columns, idle warps counted as work."""
+    options = [(wm, warps // wm) for wm in range(1, warps + 1) if warps % wm == 0]
+    padded = lambda size, parts, least: -(-size // (parts * least)) * least
+    waste = lambda wm, wn: padded(m, wm, least_m) * wm * padded(n, wn, least_n) * wn
+    return min(options, key=lambda o: (waste(*o), padded(m, o[0], least_m) + padded(n, o[1], least_n), -o[0]))
+
+
+def _load(op: Operation, ranges: Ranges) -> LoadPlan:
+    if tile_of(op) is None: return LoadPlan()
+    access = Access.of(op, ranges)
+    vector = access.vector * access.bits // 8
+    fed = dots_fed(op)
+    if not fed or not _only_dots(op.results[0]): return LoadPlan("registers", vector)
+    if isinstance(op, tile.LoadPointers) or op.other is not None or vector < 4: return LoadPlan("shared", vector)
+    if any(isinstance(o.type, TileType) for o in op.offsets): return LoadPlan("shared", vector)
+    return LoadPlan("async" if isinstance(loop_of(op), scf.ForOp) else "shared", vector)
+
+
+def _only_dots(value: SSAValue) -> bool:
+    """Whether everything a value is used for ends as a factor of a dot."""
+    return all(isinstance(u.operation, tile.Dot) and u.index < 2 or isinstance(u.operation, VIEWS) and _only_dots(u.operation.results[0])
+               or isinstance(u.operation, POINTWISE) and value.has_one_use() and _only_dots(u.operation.results[0]) for u in value.uses)
+
+
+def _bytes(op: Operation) -> int: return tile_of(op).size * bits(element_of(tile_of(op))) // 8
+
+
+def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
+    """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
+    stages: dict[Operation, int] = {}
+    for op, load in zip(program.loads, loads):
+        if load.path == "async": stages[loop_of(op)] = stages.get(loop_of(op), 0) + _bytes(op)
+    return max(stages.values(), default=0), sum(_bytes(op) for op, load in zip(program.loads, loads) if load.path == "shared")
+
+
+def _stages(program: Program, loads: tuple[LoadPlan, ...], warps: int, asked: int | None, context: PassContext, say) -> int:
+    stage, others = _shared(program, loads)
+    if not stage:
+        if asked and asked > 1: say("num_stages is not used: no loop has a load that can run ahead")
+        return 1
+    if asked: return asked
+    room = context.target.shared_bytes - others - RESERVED
+    half = context.target.shared_bytes // 2 - others - RESERVED
+    chosen = next((s for s in (4, 3) if s * stage <= half), None) or next((s for s in (4, 3, 2) if s * stage <= room), 1)
+    say(f"{chosen} stages of {stage} bytes" + (", so that two blocks fit a multiprocessor" if chosen * stage <= half else ""))
+    return chosen
+
+
+def _swept(program: Program) -> bool:
+    """Whether programs along axes 0 and 1 compute dots on different blocks, in an order that nobody can observe."""
+    ops = list(program.kernel.walk())
+    axes = {op.axis.value.data for op in ops if isinstance(op, tile.ProgramId)}
+    ordered = any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in ops)
+    return {0, 1} <= axes and 2 not in axes and not ordered and any(loop_of(d) is not None for d in program.dots)
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------------
+def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
+    """What a plan breaks, as sentences with a way out; nothing if it is legal."""
+    found = []
+    if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1): found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
+    if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
+    stage, others = _shared(program, plan.loads)
+    if plan.stages * stage + others > context.target.shared_bytes:
+        found.append(f"{plan.stages} stages of {stage} bytes and {others} more do not fit {context.target.shared_bytes} bytes of shared memory; "
+                     f"at most {max(0, (context.target.shared_bytes - others) // max(stage, 1))} stages do")
+    most = min(MOST_REGISTERS, context.target.registers // (32 * max(plan.warps, 1)), context.options.maxnreg or MOST_REGISTERS)
+    if not found and (each := _accumulators(program, plan.warps)) > most:
+        found.append(f"its accumulators take {each} registers of each thread, and there are {most}; use smaller tiles or more warps")
+    return found
