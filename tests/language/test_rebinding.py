@@ -604,6 +604,15 @@ def test_changed_in_place_and_replaced():
     refused(f, "`a`")
 
 
+def test_changed_in_one_branch_and_replaced_in_the_other():
+    def f(out, n, c):
+        s = [1, 2]
+        if c > 0: s[0] = n
+        else: s = [5, 6]
+        tkc.store(out, (0,), s[0])
+    refused(f, "`s`")
+
+
 def test_type_changes():
     def f(out, n, c):
         x = n

@@ -19,7 +19,7 @@ from tkc.ir import elementwise
 from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
-from tkc.language.state import UNBOUND, Lost, Mismatch, Picture, build, flatten, leaf, merge, traced_function, types
+from tkc.language.state import UNBOUND, Lost, Mismatch, Picture, build, contents, flatten, leaf, merge, mutable_parts, same, shared, traced_function, types
 from tkc.language.tracer import discard, fail, frames, pure, tracer
 from tkc.language.values import Scalar, Tile, Value, describe, lift, unpack
 
@@ -117,6 +117,7 @@ class Loop(Construct):
             args = [block.insert_arg(t, len(block.args)) for t in types(spec)]
             self._name(args, slot)
             self.entry[slot] = build(spec, iter(args))
+            self.copies += [(slot, x, contents(x)) for x in mutable_parts(self.entry[slot])]
         self._bind(self.picture, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
 
     def _name(self, args, slot) -> None:
@@ -127,14 +128,18 @@ class Loop(Construct):
     def _settle(self, names: dict[str, Any], ignore: tuple[str, ...] = ()) -> tuple[bool, dict[tuple, Any]]:
         """Compares the state with the entry's: (whether the carried slots stand, the contents to yield)."""
         changed, after = self.picture.changes(names, self.where), Picture.take(names)
-        stable, result = True, {}
+        stable, result, counts = True, {}, shared(changed, self.picture, after)
+        for slot, copy, before in self.copies:
+            now = contents(copy)
+            if changed.get(slot, (None, None))[1] is not self.entry[slot] and (now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before)):
+                fail(f"`{self.picture.label(slot)}` is changed in place and also replaced inside {self.where}; do one of the two")
         for slot, (old, new) in changed.items():
             if slot in self.lost or slot[0] == 0 and slot[1] in ignore: continue
             if slot[0] == 0 and self.picture.names.get(slot[1], UNBOUND) is UNBOUND:       # first bound inside: a name of the body
                 self.lost[slot] = f"`{slot[1]}` has a value only inside {self.where}; give it one before the loop to use it after"
                 continue
             if new is UNBOUND: self.lost[slot] = f"`{slot[1]}` is deleted inside {self.where}"; stable = False; continue
-            try: spec = self._spec(old, new, after)
+            try: spec = merge(old, new, counts)
             except Mismatch as e:
                 self.lost[slot] = f"`{self.picture.label(slot)}` is not the same kind of value before {self.where} and after an iteration: {e}; convert with .to(), or start from a value of the later kind"
                 self.carried.pop(slot, None)
@@ -149,11 +154,9 @@ class Loop(Construct):
         if self.passes > MAX_PASSES: fail(f"the types of the variables of {self.where} do not settle: {', '.join(self.picture.label(s) for s in self.carried)}; convert with .to()")
         return stable, result
 
-    def _spec(self, old, new, after: Picture):
-        shared = type(after.edges)({k: max(self.picture.edges[k], after.edges[k]) for k in {*self.picture.edges, *after.edges}})
-        return merge(old, new, shared)
-
-    def _initial(self) -> list[SSAValue]: return [v for slot, spec in self.carried.items() for v in flatten(self.old(slot), spec)]
+    def _initial(self) -> list[SSAValue]:
+        self.picture.restore()
+        return [v for slot, spec in self.carried.items() for v in flatten(self.old(slot), spec)]
     def _yielded(self, result: dict[tuple, Any]) -> list[SSAValue]: return [v for slot, spec in self.carried.items() for v in flatten(result[slot], spec)]
 
     def _finish(self, results, ignore: tuple[str, ...] = ()) -> None:
@@ -307,21 +310,21 @@ class Branch(Construct):
     def _end(self, names: dict[str, Any]) -> None:
         names = _clean(names)
         changed = self.picture.changes(names, "a branch")
-        self.ends.append((changed, Picture.take(names).edges))
+        self.ends.append((changed, Picture.take(names)))
         tracer().blocks.pop()
 
     def merge(self, names: dict[str, Any]) -> None:
         """After both arms: the scf.if, and its results in the frame."""
         self._end(names)
-        t, ((a, edges_a), (b, edges_b)) = tracer(), self.ends
-        shared = type(edges_a)({k: max(edges_a[k], edges_b[k]) for k in {*edges_a, *edges_b}})
+        t, ((a, end_a), (b, end_b)) = tracer(), self.ends
+        counts = shared({**a, **b}, end_a, end_b)
         merged, reasons, plain = {}, {}, {}
         for slot in {**a, **b}:
             old = (a.get(slot) or b[slot])[0]
             x, y = a[slot][1] if slot in a else old, b[slot][1] if slot in b else old
             label = self.picture.label(slot)
             if x is UNBOUND or y is UNBOUND: reasons[slot] = f"`{label}` has a value in one branch of an `if` only; give it one before the `if`, or in both branches"; continue
-            try: spec = merge(x, y, shared)
+            try: spec = merge(x, y, counts)
             except Mismatch as e: reasons[slot] = f"`{label}` differs between the branches of an `if`: {e}; give both the same kind, e.g. with .to()"; continue
             if types(spec): merged[slot] = (x, y, spec)
             else: plain[slot] = build(spec, iter(()))

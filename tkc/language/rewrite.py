@@ -126,7 +126,7 @@ def _own_nodes(nodes, kind):
 
 
 # --------------------------------------------------------------------------------------------------------- early returns
-_RESULT = "__tkc_result__"
+_RESULT = "__returned__"
 
 
 def _ends(body: list[ast.stmt]) -> bool:

@@ -180,9 +180,8 @@ class Picture:
         """Puts every container back as it was."""
         for obj, slots in self.containers.values():
             now = contents(obj)
-            if now is not None and (now.keys() != slots.keys() or any(now[k] is not slots[k] for k in slots)):
-                for k, v in slots.items():
-                    if k not in now or now[k] is not v: write(obj, k, v)
+            for k, v in slots.items():
+                if k not in now or not same(v, now[k]): write(obj, k, v)
 
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
         """Slots whose content differs now: (0, name) or (id of the container, key) -> (old, new)."""
@@ -204,7 +203,7 @@ class Picture:
 
     def label(self, slot: tuple) -> str:
         owner, key = slot
-        if owner == 0: return str(key)
+        if owner == 0: return "return" if key == "__returned__" else str(key)
         obj, path = self.containers[owner][0], self.paths[owner]
         return str(key) if isinstance(obj, Globals) else _path(obj, path, key)
 
@@ -275,7 +274,7 @@ def leaf(x) -> Leaf | None:
     return Leaf(_number_type(x)) if isinstance(x, Number) else None
 
 
-def merge(old, new, shared: Counter | None = None):
+def merge(old, new, counts: Counter | None = None):
     """What carries `old` in one way into the region and `new` out of it. Raises Mismatch."""
     old, new = unpack(old), unpack(new)
     if same(old, new) and leaf(old) is None: return Keep(old)
@@ -288,9 +287,9 @@ def merge(old, new, shared: Counter | None = None):
         elif is_dataclass(old) and not isinstance(old, type) and vars(old).keys() == vars(new).keys(): keys = list(vars(old))
         if keys is not None:
             mutable = not isinstance(old, tuple) and not is_immutable_record(old)
-            if mutable and shared is not None and (shared[id(old)] > 1 or shared[id(new)] > 1):
-                raise Mismatch(f"a {type(old).__name__} that something else also refers to is replaced by another; assign to its elements, or start from a copy")
-            return Tree(new, tuple(merge(_get(old, k), _get(new, k), shared) for k in keys))
+            if mutable and counts is not None and max(counts[id(old)], counts[id(new)]) > 1:
+                raise Mismatch(f"a {type(old).__name__} that something else also refers to, or that is also changed in place, is replaced by another; assign to its elements")
+            return Tree(new, tuple(merge(_get(old, k), _get(new, k), counts) for k in keys))
     raise Mismatch(f"{_words(old)} against {_words(new)}")
 
 
@@ -356,9 +355,15 @@ def build(spec, ssa):
             return copy
 
 
-def compatible(old: Any, new: Any, spec) -> Any:
-    """The spec of the next pass for a carried slot (old before the loop, new after a pass traced with `spec`)."""
-    return merge(old, new)
+def shared(changed, *pictures: Picture) -> Counter:
+    """How often an object is referred to, at most, in these pictures; one that was changed in place counts as shared."""
+    counts = Counter()
+    for p in pictures: counts |= p.edges
+    return counts | Counter({owner: 2 for owner, _ in changed if owner != 0})
 
 
-__all__ = ["Picture", "UNBOUND", "Mismatch", "Leaf", "merge", "flatten", "build", "types", "same", "is_users", "traced_function", "contents", "leaf", "Counter", "TileType", "i32", "lift", "integer_type"]
+def mutable_parts(x):
+    """The mutable structures in a content."""
+    if isinstance(x, (Value, Array)): return
+    if isinstance(x, (list, dict)) or is_dataclass(x) and not isinstance(x, type) and not is_immutable_record(x): yield x
+    for part in (x if isinstance(x, (tuple, list)) else x.values() if isinstance(x, dict) else vars(x).values() if is_dataclass(x) and not isinstance(x, type) else ()): yield from mutable_parts(part)

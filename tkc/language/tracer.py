@@ -114,6 +114,7 @@ def place(code: CodeType, last: int, line: int | None, calls: tuple[Location, ..
 
 def here() -> Location | None:
     """The user's place now, with the chain of calls inside the kernel."""
+    if not tracing(): return None
     chain = [place(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1))) if f.f_code.co_name != "<lambda>" or len(_positions(f.f_code))]
     if not chain: return None
     *calls, last = chain
