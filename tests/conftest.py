@@ -1,0 +1,24 @@
+"""What all tests share: a cache of their own, and the marker `gpu`."""
+import os
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """No test reads or fills the user's cache."""
+    os.environ["TKC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def _no_gpu() -> str | None:
+    """Why tests marked gpu cannot run here."""
+    from tkc.errors import DeviceError
+    from tkc.runtime import driver
+    try: return None if driver.count() else "no GPU in this machine"
+    except DeviceError as e: return str(e)
+
+
+def pytest_collection_modifyitems(items):
+    marked = [i for i in items if i.get_closest_marker("gpu")]
+    if marked and (reason := _no_gpu()):
+        for item in marked: item.add_marker(pytest.mark.skip(reason=reason))
