@@ -1,18 +1,44 @@
 """Small level-4 programs as text: a TMA ring with two roles and a cp.async ring with one. Mutants are changes of the text."""
 from tkc.ir.fragments import wgmma_accumulator
 from tkc.ir.layout import blocked
+from tkc.ir.shared_layout import SharedLayout
 
-BF = "bf16"
 A, B = '64x64xbf16, "64x64xb16 swizzle 128"', '64x32xbf16, "64x32xb16 swizzle 64"'
 C = '64x32xbf16, "64x32xb16 swizzle 64"'
 ACC = f'!tile.tile<64x32xf32, "{wgmma_accumulator(64, 32)}">'
 OUT = f'!tile.tile<64x32xbf16, "{wgmma_accumulator(64, 32)}">'
 
 
-def product(stages=2, tiles=1) -> str:
-    """C[64 t, 32] = A·B, K in steps of 64: a producer of one thread, a consumer of four warps, a store by TMA; `tiles` of C a block, one after the other."""
+def product(stages=2, tiles=1, cluster=1) -> str:
+    """C[64 t, 32] = A·B, K in steps of 64: a producer of one thread, a consumer of four warps, a store by TMA.
+
+    `tiles` of C a block, one after the other. cluster 2: two blocks share B, each loads half of it for both.
+    """
+    half = SharedLayout.parse("64x32xb16 swizzle 64").slice((0, 0), (32, 32))[0]
+    load = '''tile.tma_load %mb[%column, %zero] %br, %full[%s] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, B>, !tile.barriers<STAGES>, i32)'''
+    release, ready, end = "tile.mbarrier_arrive %empty[%s] : (!tile.barriers<STAGES>, i32)", "tile.block_barrier", ""
+    if cluster == 2:
+        load = '''%part = tile.shared_slice %br[%mine, %zero] : (!tile.shared<1, B>, i32, i32) -> !tile.shared<1, HALF>
+          %krow = tile.add %column, %mine : i32
+          tile.tma_load %mb[%krow, %zero] %part, %full[%s] to %everyone : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, HALF>, !tile.barriers<STAGES>, i32, i32)'''
+        release = "tile.mbarrier_arrive %empty[%s] to %everyone : (!tile.barriers<STAGES>, i32, i32)"
+        ready = "tile.cluster_arrive {relaxed}\n  tile.cluster_wait"
+        end = "tile.cluster_arrive\n  tile.cluster_wait"
+    text = _product(stages, tiles, cluster)
+    if cluster == 2: text = text.replace("!tile.map<64x32xbf16, 64>\n  %mc", "!tile.map<32x32xbf16, 64>\n  %mc")
+    for name, value in (("LOAD_B", load), ("RELEASE", release), ("READY", ready), ("END", end), ("HALF", f'32x32xbf16, "{half}"'), ("<1, B>", f"<1, {B}>"), ("STAGES", str(stages))):
+        text = text.replace(name, value)
+    return text
+
+
+def _product(stages, tiles, cluster) -> str:
     return f'''
-tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !tile.array<?x?xbf16>, %steps: i32) {{level = 4 : i64}} {{
+tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !tile.array<?x?xbf16>, %steps: i32) {{level = 4 : i64, cluster = [{cluster} : i64, 1 : i64]}} {{
+  %rank = tile.identity cluster_rank : i32
+  %block = tile.identity block : i32
+  %thirtytwo = tile.constant 32 : i32
+  %mine = tile.mul %rank, %thirtytwo : i32
+  %everyone = tile.constant {2**cluster - 1} : i32
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
   %tiles = tile.constant {tiles} : i32
@@ -27,14 +53,16 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
   %full = tile.mbarriers : !tile.barriers<{stages}>
   %empty = tile.mbarriers : !tile.barriers<{stages}>
   tile.mbarrier_init %full {{count = 1 : i64}} : (!tile.barriers<{stages}>)
-  tile.mbarrier_init %empty {{count = 1 : i64}} : (!tile.barriers<{stages}>)
+  tile.mbarrier_init %empty {{count = {cluster} : i64}} : (!tile.barriers<{stages}>)
   tile.fence mbarrier_init
-  tile.block_barrier
+  READY
   tile.roles {{
     tile.role producer {{warps = 4 : i64, registers = 40 : i64, single}} {{
     ^body(%who: i32):
       %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %one) -> (i32, i32) : i32 {{
-        %row = tile.mul %t, %height : i32
+        %bt = tile.mul %block, %tiles : i32
+        %tt = tile.add %bt, %t : i32
+        %row = tile.mul %tt, %height : i32
         %s1, %p1 = scf.for %k = %zero to %steps step %one iter_args(%s = %s0, %p = %p0) -> (i32, i32) : i32 {{
           %column = tile.mul %k, %bk : i32
           %ar = tile.stage %as[%s] : (!tile.shared<{stages}, {A}>, i32) -> !tile.shared<1, {A}>
@@ -42,7 +70,7 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
           tile.mbarrier_wait %empty[%s] %p : (!tile.barriers<{stages}>, i32, i32)
           tile.mbarrier_expect %full[%s] {{bytes = 12288 : i64}} : (!tile.barriers<{stages}>, i32)
           tile.tma_load %ma[%row, %column] %ar, %full[%s] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {A}>, !tile.barriers<{stages}>, i32)
-          tile.tma_load %mb[%column, %zero] %br, %full[%s] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {B}>, !tile.barriers<{stages}>, i32)
+          LOAD_B
           %sn, %pn = tile.ring_next %s, %p {{stages = {stages} : i64}} : (i32, i32) -> (i32, i32)
           scf.yield %sn, %pn : i32, i32
         }}
@@ -52,7 +80,9 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
     tile.role consumer {{warps = 4 : i64, registers = 232 : i64}} {{
     ^body(%who: i32):
       %s2, %p2 = scf.for %t = %zero to %tiles step %one iter_args(%s0 = %zero, %p0 = %zero) -> (i32, i32) : i32 {{
-        %row = tile.mul %t, %height : i32
+        %bt = tile.mul %block, %tiles : i32
+        %tt = tile.add %bt, %t : i32
+        %row = tile.mul %tt, %height : i32
         %start = tile.constant 0.0 : {ACC}
         %sum, %s1, %p1 = scf.for %k = %zero to %steps step %one iter_args(%acc = %start, %s = %s0, %p = %p0) -> ({ACC}, i32, i32) : i32 {{
           %ar = tile.stage %as[%s] : (!tile.shared<{stages}, {A}>, i32) -> !tile.shared<1, {A}>
@@ -62,7 +92,7 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
           %d = tile.dot_async %ar, %br acc %acc : (!tile.shared<1, {A}>, !tile.shared<1, {B}>, {ACC}) -> !tile.pending<{ACC}>
           tile.dot_commit
           %done = tile.dot_wait 0 [%d] : (!tile.pending<{ACC}>) -> {ACC}
-          tile.mbarrier_arrive %empty[%s] : (!tile.barriers<{stages}>, i32)
+          RELEASE
           %sn, %pn = tile.ring_next %s, %p {{stages = {stages} : i64}} : (i32, i32) -> (i32, i32)
           scf.yield %done, %sn, %pn : {ACC}, i32, i32
         }}
@@ -79,13 +109,64 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
       tile.bulk_wait 0 {{read}}
     }}
   }}
+  END
   tile.return
 }}'''
 
 
 ROW = f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4)}">'
 TURNED = f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4, order=(0, 1))}">'
+S0 = '32x32xf32, "32x32xb32"'
 S = '32x32xf32, "32x32xb32 pad 16"'
+
+
+def exchange(bar="tile.block_barrier", before="") -> str:
+    """A consumer whose warps read a loaded buffer by ordinary reads in another layout, then free it: %n tiles summed. `bar`: what stands between the reads and the release."""
+    buffer = f"!tile.shared<1, {S0}>"
+    return f'''
+tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64}} {{
+  %zero = tile.constant 0 : i32
+  %one = tile.constant 1 : i32
+  %width = tile.constant 32 : i32
+  %m = tile.tensor_map %x : (!tile.array<?x?xf32>) -> !tile.map<32x32xf32, 0>
+  %s = tile.alloc : {buffer}
+  %full = tile.mbarriers : !tile.barriers<1>
+  %empty = tile.mbarriers : !tile.barriers<1>
+  tile.mbarrier_init %full {{count = 1 : i64}} : (!tile.barriers<1>)
+  tile.mbarrier_init %empty {{count = 1 : i64}} : (!tile.barriers<1>)
+  tile.fence mbarrier_init
+  tile.block_barrier
+  tile.roles {{
+    tile.role producer {{warps = 1 : i64, single}} {{
+    ^body(%who: i32):
+      %p1 = scf.for %k = %zero to %n step %one iter_args(%p = %one) -> (i32) : i32 {{
+        %column = tile.mul %k, %width : i32
+        tile.mbarrier_wait %empty[%zero] %p : (!tile.barriers<1>, i32, i32)
+        tile.mbarrier_expect %full[%zero] {{bytes = 4096 : i64}} : (!tile.barriers<1>, i32)
+        tile.tma_load %m[%zero, %column] %s, %full[%zero] : (!tile.map<32x32xf32, 0>, i32, i32, {buffer}, !tile.barriers<1>, i32)
+        %pn = tile.xor %p, %one : i32
+        scf.yield %pn : i32
+      }}
+    }}
+    tile.role consumer {{warps = 4 : i64}} {{
+    ^body(%who: i32):
+      %start = tile.constant 0.0 : {TURNED}
+      %sum, %p1 = scf.for %k = %zero to %n step %one iter_args(%a = %start, %p = %zero) -> ({TURNED}, i32) : i32 {{
+        %seen = tile.mbarrier_test %full[%zero] %p : (!tile.barriers<1>, i32, i32) -> i1
+        tile.mbarrier_wait %full[%zero] %p unless %seen : (!tile.barriers<1>, i32, i32, i1)
+        %v = tile.read %s : ({buffer}) -> {TURNED}
+        %b = tile.add %a, %v : {TURNED}
+        {before}
+        {bar}
+        tile.mbarrier_arrive %empty[%zero] : (!tile.barriers<1>, i32)
+        %pn = tile.xor %p, %one : i32
+        scf.yield %b, %pn : {TURNED}, i32
+      }}
+      tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {TURNED})
+    }}
+  }}
+  tile.return
+}}'''
 
 
 def ring(stages=3) -> str:

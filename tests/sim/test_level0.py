@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.builder import ImplicitBuilder
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import bf16, f16, f32, f64, i1, i8, i32, i64
+from xdsl.dialects.builtin import bf16, f32, f64, i1, i8, i32, i64
 from xdsl.ir import Block, Region
 
 from tests.sim.building import evaluate, integer, kernel, put, whole
@@ -350,3 +350,11 @@ def test_assertions_prints_and_bad_arguments():
     with pytest.raises(AssertionFailed, match="n must be positive"): level0.run(kernel([i32], body), [0], (1,), out=said.append)
     with pytest.raises(BadArgument, match="takes 1 arguments, got 2"): level0.run(kernel([i32], body), [0, 1], (1,))
     with pytest.raises(BadArgument, match="elements float64"): level0.run(through_pointers(2), [np.zeros(2), np.zeros(2, np.float32), 1], (1,))
+
+
+def test_arrays_must_have_what_the_kernel_is_made_for():
+    t = ArrayType(1, f32, ArrayFacts.parse("shape 4 strides =1 align 16", 1))
+    def body(array): put(array, tile.Load(array, [integer(0)], (2,)).result)
+    level0.run(kernel([t], body), [np.zeros(8, np.float32)], (1,))
+    for bad in (np.zeros(6, np.float32), np.zeros(16, np.float32)[::2], np.zeros(9, np.float32)[1:]):
+        with pytest.raises(BadArgument, match="made for|no multiple"): level0.run(kernel([t], body), [bad], (1,))

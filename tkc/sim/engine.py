@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation
 
-from tkc.sim.report import Report, Violation
-from tkc.sim.errors import SimulationError
 from tkc.ir.text import location_of
+from tkc.sim.errors import SimulationError
+from tkc.sim.report import Violation
 
 
 @dataclass(frozen=True)
@@ -108,4 +108,3 @@ class Statistics:
     steps: int
     blocks: int
     agents: int
-    reports: tuple[Report, ...] = ()

@@ -419,9 +419,18 @@ def bind(kernel: tile.Kernel, arguments: Sequence, memory: GlobalMemory) -> list
             if isinstance(t, PointerType): out.append(np.int64(pointer)); continue
             if given.ndim != t.rank: raise BadArgument(f"{what} has rank {given.ndim}, the kernel takes rank {t.rank}")
             out.append(Array(pointer, given.shape, tuple(s // given.itemsize for s in given.strides), want))
+            _check_facts(what, t, out[-1], given.ctypes.data)
         elif isinstance(t, (ArrayType, PointerType)): raise BadArgument(f"{what} is to be a NumPy array, not {type(given).__name__}")
         else: out.append(rounded(np.asarray(given), t) if is_float(t) or np.asarray(given).dtype.kind != "f" else to_integer(np.asarray(given), t))
     return out
+
+
+def _check_facts(what: str, t: ArrayType, array: Array, address: int) -> None:
+    """A kernel is made for arrays of which its type's facts hold."""
+    for name, facts, numbers in (("extents", t.facts.shape, array.shape), ("strides", t.facts.strides, array.strides)):
+        for axis, (fact, n) in enumerate(zip(facts, numbers)):
+            if n != fact.exact if fact.exact is not None else n % fact.divisor: raise BadArgument(f"{what} has {name} {list(numbers)}, the kernel is made for {fact} along axis {axis}")
+    if address % t.facts.align: raise BadArgument(f"{what} starts at an address that is no multiple of {t.facts.align} bytes")
 
 
 def run(module: ModuleOp | tile.Kernel, arguments: Sequence, grid: Sequence[int], programs: Iterable[Sequence[int]] | None = None, *,

@@ -1,0 +1,229 @@
+"""Level 4: what moves and multiplies: TMA, cp.async, shared memory and registers, asynchronous dots.
+
+A copy is checked against the clocks when it is issued, and happens (`Copy.act`) when the scheduler says so.
+"""
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import prod
+
+import numpy as np
+
+from tkc.ir.layout import LayoutError
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import TileType, bits
+from tkc.sim import level0
+from tkc.sim.clocks import ASYNC, GENERIC
+from tkc.sim.engine import Copy, Wait
+from tkc.sim.instance import WARP, Agent, Buffer, Dot
+from tkc.sim.level0 import dtype_of, rounded
+from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of
+from tkc.sim.report import Violation
+
+
+# ------------------------------------------------------------------------------------------------------ copies
+def box(m, op, memory: SharedLayout) -> tuple[np.ndarray, np.ndarray, SharedLayout]:
+    """Global addresses of a box, which of them exist, and how it lies in shared memory."""
+    source, t = m[op.map].array, m[op.map].type
+    if source.pointer * 1 % 16 or any(s * source.dtype.itemsize % 16 for s, n in zip(source.strides[:-1], source.shape) if n > 1) or source.shape[-1] > 1 and source.strides[-1] != 1:
+        raise Violation("alignment", f"a tensor map takes arrays whose rows are dense and start at multiples of 16 bytes, not strides {source.strides}")
+    starts, at, live = [m.offset(o) for o in op.offsets], np.int64(source.pointer), np.bool_(True)
+    for axis, (start, extent, bound, stride) in enumerate(zip(starts, t.extents, source.shape, source.strides)):
+        index = (start + np.arange(extent, dtype=np.int64)).reshape([-1 if a == axis else 1 for a in range(t.rank)])
+        at, live = at + index * stride * source.dtype.itemsize, live & (index >= 0) & (index < bound)
+    slim = [n for i, n in enumerate(t.extents) if any(e > 1 for e in t.extents[:i + 1])] or [1]
+    lands = SharedLayout(tuple(slim), bits(t.element), t.swizzle)
+    if lands.num_panels > 1 and not t.panelled and len(slim) == len(memory.shape): lands = memory      # one copy a panel
+    if prod(memory.shape) != t.size: raise Violation("bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}")
+    return at.reshape(lands.shape), np.broadcast_to(live, at.shape).reshape(lands.shape), lands
+
+
+def aligned(buffer: Buffer, base: int) -> None:
+    need = max(128, buffer.layout.atom)
+    if base % (need if buffer.layout.swizzle > 16 else 128): raise Violation("alignment", f"TMA needs shared memory at a multiple of {need} bytes, not at {base}")
+
+
+def tma_load(m, op):
+    buffer, address, targets, agent = m[op.buffer], m.address(op.barriers, op.index), m.targets(op.to), m.leader
+    pointers, live, lands = box(m, op, buffer.layout)
+    aligned(buffer, buffer.base)
+    yield None
+    event, cells, places = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name), cells_of(lands, None, ALL, True), []
+    for rank in targets:
+        block = m.block.cluster.at(rank)
+        m.mbarrier(address, agent, op, rank, far=True)
+        block.memory.write(buffer.base, cells, event, op)
+        block.memory.poison(buffer.base, lands)
+        block.loads.append(event)
+        places.append(block)
+    left = list(places)
+
+    def land() -> None:                        # each block's bytes arrive on their own
+        block = left.pop(m.launch.scheduler.random.randrange(len(left)))
+        if block.over: raise Violation("pending at exit", f"a copy arrives in block {block.rank} after its end", op)
+        block.memory.store(buffer.base, lands, m.memory.load(pointers, live, dtype_of(m[op.map].type.element)))
+        block.mbarriers[address].deliver(m.launch.clocks.end(event), m[op.map].type.bytes, op)
+    for _ in targets: m.launch.scheduler.start(Copy(land, op))
+    return ()
+
+
+REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def tma_store(m, op):
+    buffer, agent, kind = m[op.buffer], m.leader, op.reduce.data if op.reduce else None
+    pointers, live, lands = box(m, op, buffer.layout)
+    aligned(buffer, buffer.base)
+    yield None
+    event = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name)
+    buffer.memory.read(buffer.base, cells_of(lands, None, ALL, False), event, op)
+    element = m[op.map].type.element
+
+    def act() -> None:
+        values = buffer.memory.load(buffer.base, lands, dtype_of(element))
+        if kind: values = rounded(REDUCTIONS[kind](level0.widened(m.memory.load(pointers, live, dtype_of(element))), level0.widened(values)), element)
+        m.memory.store(pointers, live, values)
+    agent.bulk.open.append((m.launch.scheduler.start(Copy(act, op)), event))
+    return ()
+
+
+def commit(groups: str, everyone: bool):
+    def step(m, op):
+        def action(agent: Agent) -> Generator:
+            getattr(agent, groups).commit()
+            yield None
+        if groups == "dots": m.dot_fence = False
+        if everyone: yield from m.both(op, action)
+        else: yield from action(m.leader)
+        return ()
+    return step
+
+
+def bulk_wait(m, op):
+    agent, pending = m.leader, op.pending.value.data
+    waited = agent.bulk.beyond(pending)
+    yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its bulk stores", op)
+    for _, event in waited: agent.learn(m.launch.clocks.end(event))
+    agent.bulk.drop(pending)
+    return ()
+
+
+def cp_async(m, op):
+    buffer, pointers_live = m[op.buffer], level0.block(m, op)
+    held = op.threads.data if op.threads is not None else None
+    other = 0 if op.other is None else m[op.other]
+
+    def act() -> None: buffer.memory.store(buffer.base, buffer.layout, m.memory.load(*pointers_live, dtype_of(buffer.type), other).reshape(buffer.layout.shape))
+    copy = Copy(act, op)
+
+    def action(agent: Agent) -> Generator:
+        yield None
+        event = m.launch.clocks.start(agent.knows, GENERIC, op, agent.name)
+        cells = cells_of(buffer.layout, held, agent.part, True) if held is not None else coalesced(buffer.layout, m.warps, agent.part)
+        buffer.memory.write(buffer.base, cells, event, op)
+        if agent is m.leader: buffer.memory.poison(buffer.base, buffer.layout); m.launch.scheduler.start(copy)
+        agent.copies.open.append((copy, event))
+    yield from m.both(op, action)
+    return ()
+
+
+def coalesced(layout: SharedLayout, warps: int, part: str) -> np.ndarray:
+    """The cells that a part of the warps copies, 16 bytes a thread, thread after thread along the rows."""
+    cells = layout.table().reshape(-1, layout.shape[-1]) // 4
+    chunk = max(1, 16 // layout.itemsize)
+    thread = (np.arange(cells.shape[0])[:, None] * -(-cells.shape[1] // chunk) + np.arange(cells.shape[1]) // chunk) % (warps * WARP)
+    first = np.unique(cells[thread < WARP])
+    return {ALL: np.unique(cells), LEADER: first, LAGGARD: np.setdiff1d(np.unique(cells[thread >= WARP]), first)}[part]
+
+
+def cp_wait(m, op):
+    pending = op.pending.value.data
+
+    def action(agent: Agent) -> Generator:
+        waited = agent.copies.beyond(pending)
+        yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its copies", op)
+        for _, event in waited: agent.knows[GENERIC] = np.maximum(agent.knows[GENERIC], m.launch.clocks.end(event)[GENERIC])
+        agent.copies.drop(pending)
+    yield from m.both(op, action)
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------------ shared memory and registers
+def read(m, op):
+    buffer = m[op.buffer]
+    def action(agent: Agent) -> Generator:
+        yield None
+        m.buffer_access(agent, buffer, agent.access(op), op, op.result.type.register_layout)
+    yield from m.both(op, action)
+    return buffer.memory.load(buffer.base, buffer.layout, dtype_of(buffer.type)).reshape(op.result.type.extents)
+
+
+def write(m, op):
+    buffer, value = m[op.buffer], np.asarray(m[op.value])
+    def action(agent: Agent) -> Generator:
+        yield None
+        m.buffer_access(agent, buffer, agent.access(op), op, op.value.type.register_layout, write=True)
+        if agent is m.leader: buffer.memory.store(buffer.base, buffer.layout, value.reshape(buffer.layout.shape))
+    yield from m.both(op, action)
+    return ()
+
+
+def stage(m, op, ring, *_):
+    at = m.offset(op.index[0]) if op.index else 0
+    if not 0 <= at < ring.type.stages: raise Violation("bounds", f"stage {at} of a ring of {ring.type.stages}")
+    return Buffer(ring.memory, ring.base + at * ring.type.stage_bytes, op.result.type)
+
+
+def shared_slice(m, op, buffer, *_):
+    starts = [m.offset(o) for o in op.offsets]
+    try: _, start = buffer.layout.slice(starts, [*op.result.type.extents] if len(op.result.type.extents) == len(starts) else [1] * len(starts))
+    except LayoutError as e: raise Violation("bounds", str(e)) from None
+    return Buffer(buffer.memory, buffer.base + start, op.result.type)
+
+
+# ------------------------------------------------------------------------------------------------------ asynchronous dots
+def dot_async(m, op):
+    a, b, acc = m[op.a], m[op.b], m[op.acc] if op.acc is not None else None
+    keep, result = op.keep is None or bool(m[op.keep]), op.result.type.tile
+    agents, before = len(m.agents), m.last_dot
+    m.last_dot = dot = Dot(m.launch.clocks.matrix())
+
+    def act() -> None:
+        x, y = (v.memory.load(v.base, v.layout, dtype_of(v.type)) if isinstance(v, Buffer) else v for v in (a, b))
+        old = acc.value if isinstance(acc, Dot) else acc
+        new = level0.product(x, y, "tf32")
+        dot.value = rounded(new if old is None or not keep else level0.accumulated(old) + new, result)
+    dot.copy = Copy(act, op, lambda: dot.issued == agents and (before is None or before.copy.done))
+
+    def action(agent: Agent) -> Generator:
+        yield None
+        if agent is m.leader and not m.dot_fence: raise Violation("missing dot fence", f"{agent.name} starts a group of asynchronous dots without a fence dot", op, (agent.name,))
+        event = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name)
+        for operand in (a, b):
+            if isinstance(operand, Buffer): m.buffer_access(agent, operand, event, op, part=ALL)
+        np.maximum(dot.knows, agent.knows, out=dot.knows)
+        np.maximum(dot.knows, m.launch.clocks.end(event), out=dot.knows)
+        agent.tick()
+        agent.dots.open.append(dot)
+        dot.issued += 1
+        if agent is m.leader: m.launch.scheduler.start(dot.copy)
+    yield from m.both(op, action)
+    return dot
+
+
+def dot_wait(m, op):
+    pending = op.pending.value.data
+
+    def action(agent: Agent) -> Generator:
+        waited = agent.dots.beyond(pending)
+        yield Wait(lambda: all(d.copy.done for d in waited), lambda: "its dots", op)
+        for d in waited: agent.learn(d.knows); d.waited = d.waited or agent is m.leader
+        agent.dots.drop(pending)
+    yield from m.both(op, action)
+    out = []
+    for operand, result in zip(op.args, op.results):
+        d = m[operand]
+        if isinstance(result.type, TileType) and not d.waited:
+            raise Violation("not waited", f"{m.name} reads an accumulator whose dots are among the {pending} groups in flight, or not committed", op, (m.leader.name,))
+        out.append(d.value if isinstance(result.type, TileType) else d)
+    return tuple(out)

@@ -1,0 +1,198 @@
+"""What runs at level 4: blocks, instances of roles, and their two agents (level4 tells the whole story)."""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from xdsl.ir import Block as IrBlock
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import MapType, SharedType
+from tkc.sim import dataflow, level0
+from tkc.sim.barriers import Mbarrier, Rendezvous
+from tkc.sim.clocks import Clocks, Event, Knowing
+from tkc.sim.engine import Copy, Wait
+from tkc.sim.errors import SimulationError
+from tkc.sim.level0 import Array
+from tkc.sim.memory import ALL, LAGGARD, LEADER, SharedMemory, cells_of
+from tkc.sim.report import Violation
+
+if TYPE_CHECKING:
+    from tkc.sim.level4 import Cluster
+
+WARP = 32
+
+
+# ------------------------------------------------------------------------------------------------------ values
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer (or ring) of a block's shared memory."""
+    memory: SharedMemory
+    base: int
+    type: SharedType
+
+    @property
+    def layout(self) -> SharedLayout: return self.type.memory
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The mbarriers of a ring."""
+    base: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    array: Array
+    type: MapType
+
+
+@dataclass(eq=False)
+class Dot:
+    """An asynchronous dot: its value once done, and what waiting for it teaches."""
+    knows: np.ndarray
+    issued: int = 0
+    value: np.ndarray | None = None
+    waited: bool = False
+    copy: Copy | None = None
+
+
+# ------------------------------------------------------------------------------------------------------ agents
+@dataclass(eq=False)
+class Groups:
+    """Groups of copies or dots that one agent committed, oldest first; `open` is the current one."""
+    open: list = field(default_factory=list)
+    closed: deque = field(default_factory=deque)
+
+    def commit(self) -> None: self.closed.append(self.open); self.open = []
+    def beyond(self, pending: int) -> list: return [x for g in list(self.closed)[:max(0, len(self.closed) - pending)] for x in g]
+    def drop(self, pending: int) -> None:
+        while len(self.closed) > pending: self.closed.popleft()
+    @property
+    def empty(self) -> bool: return not self.open and not any(self.closed)
+
+
+class Agent(Knowing):
+    """The leader or the laggard of an instance."""
+
+    def __init__(self, clocks: Clocks, name: str, warps: int, part: str, knows=None):
+        super().__init__(clocks, name, knows)
+        self.warps, self.part = warps, part
+        self.queue: deque = deque()
+        self.copies, self.bulk, self.dots = Groups(), Groups(), Groups()
+        self.cluster_generation: int | None = None
+
+
+class BlockState:
+    """One thread block."""
+
+    def __init__(self, cluster: Cluster, rank: int):
+        self.cluster, self.rank, self.number = cluster, rank, cluster.number * cluster.launch.size + rank
+        self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.launch.clocks)
+        self.mbarriers: dict[int, Mbarrier] = {}
+        self.named: dict[object, Rendezvous] = {}
+        self.loads: list[Event] = []
+        self.agents: list[Agent] = []
+        self.over = False
+
+    def rendezvous(self, key: object, name: str) -> Rendezvous: return self.named.setdefault(key, Rendezvous(name))
+
+
+class Instance(dataflow.DataflowMachine):
+    """The warps of one role instance (or of a block without roles), and the values they hold together.
+
+    rules: operations that compute; steps: operations of threads, as generators (both are filled in by level4).
+    """
+    steps: ClassVar[dict[type[Operation], Callable]] = {}
+    laggard_busy = False
+
+    def __init__(self, block: BlockState, name: str, warps: int, single: bool = False, knows: tuple[np.ndarray, np.ndarray] | None = None):
+        launch = block.cluster.launch
+        super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out)
+        self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
+        first, rest = knows or (None, None)
+        alone = single or warps == 1
+        self.leader = Agent(launch.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
+        self.laggard = None if alone else Agent(launch.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
+        self.finished, self.dot_fence, self.last_dot = False, False, None
+        block.agents += self.agents
+
+    @property
+    def agents(self) -> list[Agent]: return [self.leader] + ([self.laggard] if self.laggard else [])
+    @property
+    def idle(self) -> bool: return self.laggard is None or not self.laggard.queue and not self.laggard_busy
+
+    # ---- the two agents
+    def lead(self, body: IrBlock, after: Callable[[], None] = lambda: None) -> Generator:
+        yield from self.walk(body)
+        self.finished = True
+        yield Wait(lambda: self.idle, lambda: "its other warps", idle=True)
+        for agent in self.agents: self._at_end(agent, body.last_op)
+        after()
+
+    def lag(self) -> Generator:
+        while True:
+            yield Wait(lambda: self.laggard.queue or self.finished, lambda: "its first warp", idle=True)
+            if not self.laggard.queue: return
+            self.laggard_busy = True
+            op, action = self.laggard.queue.popleft()
+            try: yield from action(self.laggard)
+            except SimulationError as e: e.operation = e.operation or op; raise
+            self.laggard_busy = False
+
+    def _at_end(self, agent: Agent, op: Operation | None) -> None:
+        for groups, what in ((agent.bulk, "stores that still read shared memory"), (agent.dots, "dots"), (agent.copies, "copies")):
+            if not groups.empty: raise Violation("pending at exit", f"{agent.name} ends with {what} that it has not waited for", op, (agent.name,))
+
+    def both(self, op: Operation, action: Callable[[Agent], Generator], meet: bool = False) -> Generator:
+        """Leader now, laggard later; meet: neither can pass without the other."""
+        if self.laggard and meet: self.laggard.queue.append((op, action))
+        yield from action(self.leader)
+        if self.laggard and not meet: self.laggard.queue.append((op, action))
+
+    # ---- the walk
+    def walk(self, block: IrBlock) -> Generator:
+        for op in block.ops:
+            if isinstance(op, level0.TERMINATORS): return tuple(self.values[v] for v in op.operands)
+            step = self.steps.get(type(op))
+            if step is None: self.execute(op); continue
+            try: out = yield from step(self, op)
+            except SimulationError as e: e.operation = e.operation or op; raise
+            if op.results: self.assign(op.results, out if isinstance(out, tuple) else (out,))
+        return ()
+
+    def enter(self, region, arguments: Sequence) -> Generator:
+        if not region.blocks: return ()
+        self.assign(region.block.args, arguments)
+        return (yield from self.walk(region.block))
+
+    # ---- places
+    def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, part: str | None = None) -> None:
+        cells = cells_of(buffer.layout, held, part or agent.part, write)
+        (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
+
+    def address(self, barriers: SSAValue, index: Sequence[SSAValue]) -> int:
+        ring, at = self[barriers], self.offset(index[0]) if index else 0
+        if not 0 <= at < ring.stages: raise Violation("bounds", f"stage {at} of a ring of {ring.stages} mbarriers")
+        return ring.base + 8 * at
+
+    def mbarrier(self, address: int, agent: Agent, op: Operation, rank: int | None = None, far: bool = False) -> Mbarrier:
+        """The mbarrier at an address of a block of the cluster, as the agent may use it."""
+        block = self.block if rank is None else self.block.cluster.at(rank)
+        if block.over: raise Violation("pending at exit", f"{agent.name} uses an mbarrier of block {rank}, which has ended", op, (agent.name,))
+        found = block.mbarriers.get(address)
+        if found is None: raise Violation("barrier", f"{agent.name} uses an mbarrier at byte {address} that nobody has initialised", op, (agent.name,))
+        found.visible(agent, far or block is not self.block, op)
+        return found
+
+    def targets(self, mask: SSAValue | None) -> list[int]:
+        """Ranks of the blocks of a mask."""
+        if mask is None: return [self.block.rank]
+        bits_, size = self.offset(mask), self.launch.size
+        if bits_ < 0 or bits_ >> size: raise Violation("bounds", f"the mask {bits_:#x} names blocks beyond the {size} of the cluster")
+        return [r for r in range(size) if bits_ >> r & 1]

@@ -1,0 +1,176 @@
+"""Level 4: control flow, roles, barriers and fences.
+
+Each rule is a generator `rule(m, op)` on an Instance; what both its agents do is an action passed to `m.both`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import numpy as np
+
+from tkc.sim.barriers import Mbarrier, Rendezvous
+from tkc.sim.clocks import INIT
+from tkc.sim.engine import Wait
+from tkc.sim.errors import SimulationError
+from tkc.sim.instance import WARP, Agent, Instance
+from tkc.sim.level0 import rounded
+from tkc.sim.report import Violation
+
+
+# ------------------------------------------------------------------------------------------------------ control flow
+def for_(m, op):
+    low, high, step = (m.offset(v) for v in (op.lb, op.ub, op.step))
+    if step <= 0: raise SimulationError(f"a loop with step {step}")
+    carried = tuple(m[v] for v in op.iter_args)
+    for i in range(low, high, step): carried = yield from m.enter(op.body, (rounded(i, op.lb.type), *carried))
+    return carried
+
+
+def if_(m, op): return (yield from m.enter(op.true_region if m[op.cond] else op.false_region, ()))
+
+
+def while_(m, op):
+    carried = [m[v] for v in op.operands]
+    while True:
+        goes_on, *carried = yield from m.enter(op.before_region, carried)
+        if not goes_on: return tuple(carried)
+        carried = yield from m.enter(op.after_region, carried)
+        yield None
+
+
+def roles(m, op):
+    yield Wait(lambda: m.idle, lambda: "its other warps", op)
+    first, rest = m.leader.knows, (m.laggard or m.leader).knows
+    instances = []
+    for role in op.body.block.ops:
+        for copy in range(role.instances):
+            name = f"{m.name} {role.sym_name.data}" + (f" {copy}" if role.instances > 1 else "")
+            one = Instance(m.block, name, role.warps.value.data, role.single is not None, (rest if instances else first, rest))
+            one.values, one.exact = dict(m.values), dict(m.exact)
+            one.assign([role.who], [np.int32(copy)])
+            instances.append(one)
+            m.launch.spawn(one, role.body.block)
+
+    def join(agent: Agent) -> Generator:
+        yield Wait(lambda: all(i.finished and i.idle for i in instances), lambda: "the roles to end", op)
+        for one in instances:
+            for other in one.agents: agent.learn(other.knows)
+        agent.tick()
+    yield from m.both(op, join)
+    return ()
+
+
+# ------------------------------------------------------------------------------------------------------ barriers
+def meeting(m, op, find: Callable[[Agent], tuple[Rendezvous, int]], waits: bool = True):
+    def action(agent: Agent) -> Generator:
+        yield None
+        if m.single: raise Violation("arrivals", f"{m.name} is one thread and cannot take part in a barrier of warps")
+        barrier, needed = find(agent)
+        generation = barrier.arrive(agent, needed, agent.warps * WARP, op)
+        if not waits: return
+        yield Wait(lambda: barrier.over(generation), lambda: str(barrier), op)
+        agent.learn(barrier.done[generation])
+    yield from m.both(op, action, meet=waits)
+    return ()
+
+
+def barrier(m, op, waits: bool = True):
+    number = m.offset(op.id)
+    if not 0 <= number < 16: raise Violation("bounds", f"barrier {number}; a block has barriers 0 to 15")
+    return (yield from meeting(m, op, lambda agent: (m.block.rendezvous(number, f"barrier {number}"), op.threads.value.data), waits))
+
+
+def block_barrier(m, op): return (yield from meeting(m, op, lambda agent: (m.block.rendezvous(m.name, f"the barrier of {m.name}"), m.warps * WARP)))
+
+
+def cluster_arrive(m, op):
+    def action(agent: Agent) -> Generator:
+        yield None
+        cluster = m.block.cluster
+        share = m.warps * WARP if m.single else agent.warps * WARP
+        agent.cluster_generation = cluster.barrier.arrive(agent, cluster.launch.size * cluster.launch.block_warps * WARP, share, op, INIT if op.relaxed is not None else slice(None))
+    yield from m.both(op, action)
+    return ()
+
+
+def cluster_wait(m, op):
+    def action(agent: Agent) -> Generator:
+        cluster, generation = m.block.cluster, agent.cluster_generation
+        if generation is None: raise Violation("arrivals", f"{agent.name} waits at the cluster's barrier without an arrival")
+        yield Wait(lambda: cluster.barrier.over(generation), lambda: str(cluster.barrier), op)
+        agent.learn(cluster.barrier.done[generation])
+    yield from m.both(op, action)
+    return ()
+
+
+def fence(m, op):
+    kind = op.kind.data
+    if kind == "dot": m.dot_fence = True
+
+    def action(agent: Agent) -> Generator:
+        if kind == "async_shared": agent.fence()
+        elif kind == "mbarrier_init": agent.knows[INIT, agent.index] = agent.epoch; agent.tick()
+        yield None
+    yield from m.both(op, action)
+    return ()
+
+
+def mbarrier_init(m, op):
+    ring, block = m[op.barriers], m.block
+    for stage in range(ring.stages):
+        address = ring.base + 8 * stage
+        if address in block.mbarriers: raise Violation("barrier", f"the mbarrier at byte {address} is initialised twice")
+        label = f"mbarrier {op.barriers.name_hint or address}[{stage}]" + (f" of block {block.rank}" if m.launch.size > 1 else "")
+        block.memory.write(address, np.arange(2), m.leader.access(op), op)
+        block.mbarriers[address] = Mbarrier(label, op.count.value.data, m.leader)
+        block.memory.guarded[address // 4:address // 4 + 2] = True
+    yield None
+    return ()
+
+
+def mbarrier_wait(m, op):
+    address, parity, skip = m.address(op.barriers, op.index), m.offset(op.parity), op.unless is not None and bool(m[op.unless])
+
+    def action(agent: Agent) -> Generator:
+        found = m.mbarrier(address, agent, op)
+        if agent is m.leader and skip:
+            if m.laggard: found.due[m.laggard] = found.phase
+            return
+        yield Wait(lambda: found.complete(parity), lambda: f"parity {parity & 1} of {found}", op)
+        seen(m, agent, found)
+    yield from m.both(op, action)
+    return ()
+
+
+def seen(m, agent: Agent, found: Mbarrier) -> None:
+    found.observe(agent)
+    if agent is m.leader and m.laggard: found.due[m.laggard] = found.phase
+
+
+def mbarrier_test(m, op):
+    yield None
+    found, parity = m.mbarrier(m.address(op.barriers, op.index), m.leader, op), m.offset(op.parity)
+    over = found.complete(parity)
+    if over: found.observe(m.leader)          # the laggard looks for itself: at the wait that this test may skip
+    return np.bool_(over)
+
+
+def mbarrier_arrive(m, op):
+    address, targets, each = m.address(op.barriers, op.index), m.targets(op.to), op.each is not None
+
+    def action(agent: Agent) -> Generator:
+        yield None
+        if agent is m.laggard and not each: return
+        for rank in targets: m.mbarrier(address, agent, op, rank).arrive(agent.knows, agent.warps if each else 1, op, agent.name)
+        agent.tick()
+    yield from m.both(op, action)
+    return ()
+
+
+def mbarrier_expect(m, op):
+    yield None
+    found = m.mbarrier(m.address(op.barriers, op.index), m.leader, op)
+    found.expect(op.bytes.value.data, op)
+    found.arrive(m.leader.knows, 1, op, m.leader.name)
+    m.leader.tick()
+    return ()
