@@ -23,6 +23,8 @@ from xdsl.irdl import IRDLOperation, OperandDef, RegionDef, ResultDef
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
+from tkc.ir.types import bits, is_float
+
 SEGMENTS = "operandSegmentSizes", "resultSegmentSizes"
 
 
@@ -184,3 +186,12 @@ def _parse_optional_bare(parser: Parser) -> Attribute | None:
 def _parse_bare(parser: Parser) -> Attribute:
     value = _parse_optional_bare(parser)
     return value if value is not None else parser.parse_attribute()
+
+
+def number_of_bits(n: int, element: Attribute) -> float | int:
+    """A hexadecimal literal of a float type gives its bits (infinities and NaN print so)."""
+    if not is_float(element): return n
+    import ml_dtypes
+    import numpy as np
+    dtype = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}[str(element)]
+    return float(np.array(n, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]).view(dtype))

@@ -26,11 +26,11 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, IsTerminator, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure, SymbolOpInterface
+from xdsl.traits import IsolatedFromAbove, IsTerminator, MemoryReadEffect, MemoryWriteEffect, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.syntax import TileOperation, optional_attributes
-from tkc.ir.types import ArrayType, PointerType, TileType, bits, element_of, is_float, is_integer, like
+from tkc.ir.syntax import TileOperation, number_of_bits, optional_attributes
+from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float, is_integer, like
 
 ints = lambda values: DenseArrayBase.from_list(i64, list(values))
 SEGMENTED = (AttrSizedOperandSegments(as_property=True),)
@@ -124,26 +124,14 @@ class Constant(_Source):
     @classmethod
     def parse(cls, parser: Parser):
         value = parser.parse_optional_boolean()
-        if value is None: value = parser.parse_number(allow_boolean=False) if parser._current_token.text[:2].lower() != "0x" else _hex_float(parser)
+        if value is None: value = parser.parse_number(allow_boolean=False) if parser._current_token.text[:2].lower() != "0x" else (parser.parse_integer(),)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         t = parser.parse_type()
-        if isinstance(value, tuple): value = _from_bits(value[0], element_of(t))
+        if isinstance(value, tuple): value = number_of_bits(value[0], element_of(t))
         op = cls(value, t)
         op.attributes |= attributes
         return op
-
-
-def _hex_float(parser: Parser) -> tuple[int]: return (parser.parse_integer(),)
-
-
-def _from_bits(n: int, element: Attribute) -> float | int:
-    """A hexadecimal literal of a float type gives its bits (infinities and NaN print so)."""
-    if not is_float(element): return n
-    import ml_dtypes
-    import numpy as np
-    dtype = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}[str(element)]
-    return float(np.array(n, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]).view(dtype))
 
 
 @irdl_op_definition
