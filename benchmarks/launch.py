@@ -22,6 +22,7 @@ PTX = """.version 7.0
 def bare(x, y, out):
     """cuLaunchKernel with parameters packed beforehand: what no launcher can undercut."""
     import ctypes
+
     import torch
     from cuda.bindings import driver
     def checked(result):

@@ -23,9 +23,9 @@ keeps inf - inf out of it, and the last line gives it zeros.
 from math import e, inf, log2
 
 import numpy as np
+from _arrays import blank, largest_error, main, normal, on_device
 
 import tkc
-from _arrays import blank, largest_error, main, normal, on_device
 
 LOG2E = log2(e)
 

@@ -9,9 +9,9 @@ COLUMNS may exceed the row's length.  Columns outside read as 0, which is right 
 where they would count as deviations of -mean: `where` takes them out.
 """
 import numpy as np
+from _arrays import blank, largest_error, main, normal, on_device
 
 import tkc
-from _arrays import blank, largest_error, main, normal, on_device
 
 
 @tkc.jit

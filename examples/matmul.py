@@ -19,9 +19,9 @@ The blocks need not divide anything: `load` reads zeros outside of A and B, whic
 outside of C.  RELU is a constexpr, so the `if` below is decided while the kernel is traced and leaves no branch behind.
 """
 import numpy as np
+from _arrays import blank, largest_error, main, normal, on_device
 
 import tkc
-from _arrays import blank, largest_error, main, normal, on_device
 
 
 @tkc.jit

@@ -16,9 +16,9 @@ notices.  So COLUMNS may be the row's length or anything above it, and the last 
 from math import e, inf, log2
 
 import numpy as np
+from _arrays import blank, largest_error, main, normal, on_device
 
 import tkc
-from _arrays import blank, largest_error, main, normal, on_device
 
 LOG2E = log2(e)         # exp(x) = exp2(x * LOG2E), and exp2 is what the hardware has
 

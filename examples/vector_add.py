@@ -14,9 +14,9 @@ where it is false nothing is read and nothing is written.
 softmax.py.
 """
 import numpy as np
+from _arrays import blank, largest_error, main, normal, on_device
 
 import tkc
-from _arrays import blank, largest_error, main, normal, on_device
 
 
 @tkc.jit
