@@ -6,6 +6,6 @@
                                                     lower, memory, collective, dot: one method an operation
                                                     program              LLVM, threads, the object cache
 """
-from tkc.codegen.cpu.program import CpuProgram, compile
+from tkc.codegen.cpu.program import CpuProgram, compile, unpack
 
-__all__ = ["CpuProgram", "compile"]
+__all__ = ["CpuProgram", "compile", "unpack"]

@@ -22,6 +22,11 @@ NAMES = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "
 CHEAP = 8                               # of `cost`: below it a reduction runs over 64 lanes at once, to hide the latency of the sums
 
 
+def branches(region) -> bool:
+    """Does a combine region hold control flow?"""
+    return region is not None and any(op.regions for op in region.block.ops)
+
+
 class Collective:
     def combiner(self, op, nest: Nest) -> tuple[list[str], Callable[[State, State, int], list[str]]]:
         """Types of the accumulators, and what joins two states of w lanes, written where the code stands."""
@@ -52,7 +57,11 @@ class Collective:
         return [t], simple
 
     def region_of(self, region, nest: Nest, args: Sequence[str], w: int) -> list[str]:
-        """A combine region on w lanes (its operations are element-wise)."""
+        """A combine region on w lanes: chunk by chunk if its operations are element-wise, as code of its own (w = 1) if it branches."""
+        if branches(region):
+            self.env.update(zip(region.block.args, args, strict=True))
+            self.body(region.block)
+            return [self.env[v] for v in region.block.last_op.operands]
         vector, depth = w > 1, len(nest.levels) - 1
         local = {v: Chunk(x, 0, depth, vector) for v, x in zip(region.block.args, args, strict=True)}
         saved, nest.width = nest.width, w
@@ -60,7 +69,6 @@ class Collective:
         level, nest.levels[depth].part = nest.levels[depth].part, section
         for op in region.block.ops:
             if isinstance(op, tile.Yield): break
-            if op.regions: raise NotImplementedError("control flow in the combination of a reduction")
             local[op.results[0]] = nest._eval(op, ()) if not op.operands else nest.compute(op, [local[v] if v in local else Chunk(self.env[v]) for v in op.operands])
         out = []
         with self.f.at(section):
@@ -136,7 +144,7 @@ class Collective:
             carried = [(vec(t, w), x) for t, x in zip(types, first)]
             deliver(index, nest.loop(shape[axis], 1, carried, lambda i, *state: join(state, inputs(at(index, i)), w), start=1), w)
 
-        nest.walk(kept, along_lanes if lanes else along_columns, lanes=1 if lanes else LANES)
+        nest.walk(kept, along_lanes if lanes else along_columns, lanes=1 if lanes or branches(op.combine) else LANES)
         for v, b in others.items(): self.own(v, b)
         for r, b in zip(op.results, results):
             if b is not None: self.own(r, b)
@@ -192,7 +200,7 @@ class Collective:
             nest.loop(n, 1, [(vec(t, w), x) for t, x in zip(types, first)],
                       lambda i, *state: deliver(i, join(state, self.inputs(op, nest, at(index, i)), w)), start=1)
 
-        nest.walk(kept, column, lanes=1 if axis == vector_axis(shape) else LANES)
+        nest.walk(kept, column, lanes=1 if axis == vector_axis(shape) or branches(op.combine) else LANES)
         for r, b in zip(op.results, results): self.own(r, b)
 
     # ------------------------------------------------------------------------------------------------ sort and histogram

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from tkc.codegen.cpu.dot import AVX2, AVX512
 from tkc.codegen.cpu.lower import CONTEXT, Lowering
-from tkc.codegen.cpu.planning import WRITES
+from tkc.codegen.cpu.planning import WRITES, touched
 from tkc.errors import CompileError, DeviceError, LaunchError
 from tkc.ir import tile
 from tkc.ir.types import ArrayType, PointerType
@@ -82,15 +82,10 @@ def compile(kernel: tile.Kernel | ModuleOp, careful: bool = False) -> CpuProgram
     lowering = Lowering(kernel, careful)
     module = optimized(text := str(lowering.module))
     from tkc.ir.text import show
-    written = sorted({kernel.arguments.index(a) for op in kernel.walk() if isinstance(op, WRITES) and (a := _argument(op)) is not None})
+    written = sorted({kernel.arguments.index(a) for op in kernel.walk() if isinstance(op, WRITES) and (a := touched(op)) is not None})
     metadata = {"name": kernel.sym_name.data, "processor": processor, "workspace": lowering.workspace, "messages": lowering.messages, "waits": waits(kernel),
                 "arguments": [_describe(a.type) for a in kernel.arguments], "careful": careful, "kernel": "" if careful else show(kernel), "written": written}
     return CpuProgram(machine.emit_object(module), metadata, text)
-
-
-def _argument(op):
-    from tkc.codegen.cpu.planning import touched
-    return touched(op)
 
 
 def _describe(t) -> dict:
@@ -113,6 +108,11 @@ def waits(kernel: tile.Kernel) -> bool:
     return False
 
 
+def unpack(parts: dict[str, bytes]) -> CpuProgram:
+    """The inverse of `CpuProgram.pack`. Raises KeyError or ValueError where the parts are not a program, CompileError for another processor's."""
+    return CpuProgram.from_object(parts["object"], parts["program"].decode())
+
+
 # ---------------------------------------------------------------------------------------------------------------- running
 class CpuProgram:
     """A compiled kernel.
@@ -131,6 +131,10 @@ class CpuProgram:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         if metadata["processor"] != host()[2]: raise CompileError("the cached object is for another processor; compile the kernel again")
         return cls(object, metadata)
+
+    def pack(self) -> dict[str, bytes]:
+        """As named bytes for a disk cache; `unpack` reads them."""
+        return {"object": self.object, "program": json.dumps(self.metadata).encode()}
 
     @cached_property
     def _entry(self):
