@@ -68,10 +68,16 @@ def _position(e: ParseError, text: str, name: str) -> str:
 def _first_line(e: BaseException) -> str: return (str(e).strip().split("\n") or [""])[0] or type(e).__name__
 
 
+class _Printer(Printer):
+    def print_operation_type(self, op: Operation) -> None:
+        """Without the location, which scf.while would print here and again at its end (and parses at its end only)."""
+        self.print_function_type(op.operand_types, op.result_types)
+
+
 def show(op: Operation, locations: bool = False) -> str:
     """The text of a module or operation; with `locations`, each operation's place in the user's source follows it."""
     out = StringIO()
-    Printer(stream=out, print_debuginfo=locations).print_op(op)
+    _Printer(stream=out, print_debuginfo=locations).print_op(op)
     return out.getvalue() + "\n"
 
 
