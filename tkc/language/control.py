@@ -348,6 +348,10 @@ def _choose(condition: Scalar, then, orelse) -> Any:
     except Mismatch as e: fail(f"the two sides of a conditional expression differ: {e}; give both the same kind, e.g. with .to()")
     if all(map(pure, blocks)):
         for b in blocks: t.inline(b)
+        if found[1] is False or found[0] is True:          # `and`, `or`
+            name, other = ("and", found[0]) if found[1] is False else ("or", found[1])
+            if isinstance(other, bool): return values.wrap(c) if found == [True, False] else other
+            if isinstance(other, Scalar) and other.dtype is bool_: return values.wrap(t.emit(elementwise.CLASSES[name](c, other.use())).result)
         sides = [flatten(f, spec) for f in found]
         return build(spec, iter([a if a is b else t.emit(elementwise.Select(c, a, b)).result for a, b in zip(*sides)]))
     for f, block in zip(found, blocks):
