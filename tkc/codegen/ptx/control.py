@@ -1,4 +1,4 @@
-"""Loops and branches, and the homes of tiles that loops carry.
+"""Loops and branches. (Which tiles keep their registers through a loop: homes.py.)
 
 Scalars are uniform over the instance, so every branch is.  A carried value lives in registers of its own; where a loop ends or
 starts again they are moved all at once.
@@ -11,7 +11,6 @@ from xdsl.ir import Attribute, Block, SSAValue
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir.tile import Kernel
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float, is_integer
 
 
@@ -133,6 +132,3 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
 @emitter(scf.YieldOp, scf.ConditionOp)
 def terminator(e: Emitter, op) -> None: """The operation round it takes the operands."""
 
-
-def assign_homes(e: Emitter, kernel: Kernel) -> None:
-    """Fills e.homes."""

@@ -6,7 +6,7 @@ Each family file registers its functions in EMITTERS:
     def program_id(e: Emitter, op): e.set(op.result, …)
 
 `e.operand(value)`, `e.tile(value)`, … give what an SSA value became (values.py says what that is); `e.set` records it.  A tile
-that shares its registers with others from a loop's entry to its exit has a *home* (control.py decides): `e.home(value)` names
+that shares its registers with others from a loop's entry to its exit has a *home* (homes.py decides): `e.home(value)` names
 the registers to write to, and `e.set` moves what was written elsewhere.
 """
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tkc.ir.tile import Kernel
 from tkc.ir.types import ArrayType, PendingType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
 
 EMITTERS: dict[type[Operation], Callable] = {}
-FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_memory", "cp_async", "mma", "barriers", "convert",
+FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_views", "shared_memory", "cp_async", "mma", "barriers", "convert",
             "wgmma", "tma", "mbarrier", "roles")
 
 
@@ -70,7 +70,7 @@ class Emitter:
         self.kernel, self.target, self.w = kernel, target, Writer()
         self.instance = Instance(kernel.warps)
         self.values: dict[SSAValue, object] = {}
-        self.homes: dict[SSAValue, list[str]] = {}        # registers a tile must live in; control.py fills it
+        self.homes: dict[SSAValue, list[str]] = {}        # registers a tile must live in; homes.py fills it
         self.home_registers: set[str] = set()
         self.parameters: dict[Parameter, str] = {}
         self.notes: list[str] = []
@@ -107,7 +107,7 @@ class Emitter:
 
     def set(self, value: SSAValue, found, alias: bool = False) -> None:
         """Records what a value is.  A tile with a home is moved there.  Registers that are some other value's home are copied,
-        as they will change, unless `alias`: control.py has seen that they live as long as this value."""
+        as they will change, unless `alias`: homes.py has seen that they live as long as this value."""
         home = self.homes.get(value)
         if home is not None:
             self.w.moves(list(zip(home, found.registers, strict=True)))
@@ -255,7 +255,7 @@ def emit(module: ModuleOp | Kernel, target: Target) -> PtxProgram:
         kernels = [op for op in module.body.block.ops if isinstance(op, Kernel)]
         if len(kernels) != 1: raise CompileError(f"one kernel is emitted at a time, but the module has {len(kernels)}")
         kernel = kernels[0]
-    from tkc.codegen.ptx.control import assign_homes
+    from tkc.codegen.ptx.homes import assign_homes
     e = Emitter(kernel, target)
     for number, argument in enumerate(kernel.arguments):
         if isinstance(argument.type, ArrayType): e.values[argument] = e.array_argument(argument.type, number)

@@ -1,0 +1,138 @@
+"""Homes: which tiles share one tuple of registers, from a loop's entry through its body to its exit.
+
+wgmma writes its accumulator in place and forbids copies of it in flight; for other tiles a copy is only slow.  So values that
+flow into each other are tied, as long as no two of them are alive at once:
+
+    carried value  <- what the loop yields, its result      dot, dot_async: accumulator -> result      dot_wait: operand -> result
+    branch result  <- what each branch yields               element-wise: operand that ends there -> result
+    carried value  <- its initial value
+
+An operation writes its result to its home; `Emitter.set` moves what came elsewhere.  A value lives from its definition to its
+last use, counting a use inside a loop, of what comes from outside, at the loop's end.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+
+from tkc.codegen.ptx.emit import Emitter
+from tkc.codegen.ptx.values import registers_of
+from tkc.ir import elementwise as ew
+from tkc.ir import shared, threads, tile
+from tkc.ir.types import PendingType, TileType
+
+ALIASES = (tile.Reshape, tile.Transpose, tile.Slice, tile.Concat, tile.Broadcast, tile.Flip, tile.Multiple, shared.Convert, ew.Bitcast)
+LOOPS = (scf.ForOp, scf.WhileOp)
+
+
+def tile_of(value: SSAValue) -> TileType | None:
+    t = value.type.tile if isinstance(value.type, PendingType) else value.type
+    return t if isinstance(t, TileType) and t.register_layout is not None else None
+
+
+@dataclass
+class Lives:
+    """When each tile is alive, in points of time: an operation reads at 2k and writes at 2k + 1."""
+    start: dict[SSAValue, int] = field(default_factory=dict)
+    end: dict[SSAValue, int] = field(default_factory=dict)
+    loops: dict[SSAValue, tuple[Operation, ...]] = field(default_factory=dict)
+    ends: dict[Operation, int] = field(default_factory=dict)
+    held: dict[Operation, list[SSAValue]] = field(default_factory=lambda: defaultdict(list))
+    sources: dict[SSAValue, list[SSAValue]] = field(default_factory=dict)     # tiles whose registers an alias shows
+    clock: int = 0
+
+    def define(self, value: SSAValue, stack: tuple[Operation, ...]) -> None:
+        if tile_of(value) is None: return
+        self.start[value], self.end[value], self.loops[value] = 2 * self.clock + 1, 2 * self.clock + 2, stack
+
+    def use(self, value: SSAValue, stack: tuple[Operation, ...], late: bool = False) -> None:
+        if value not in self.start: return
+        own = self.loops[value]
+        if len(stack) > len(own): self.held[stack[len(own)]].append(value)
+        self.end[value] = max(self.end[value], 2 * self.clock + 2 * late)
+        for source in self.sources.get(value, ()): self.use(source, stack, late)
+
+    def block(self, block: Block, stack: tuple[Operation, ...]) -> None:
+        for op in block.ops:
+            self.clock += 1
+            late = {v for v in op.operands[:2]} if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
+            for v in op.operands: self.use(v, stack, v in late)
+            if op.regions:
+                inner = (*stack, op) if isinstance(op, LOOPS) else stack
+                for region in op.regions:
+                    for b in region.blocks:
+                        for a in b.args: self.define(a, inner)
+                        self.block(b, inner)
+                self.clock += 1
+                for v in self.held[op]: self.end[v] = max(self.end[v], 2 * self.clock)
+            for r in op.results: self.define(r, stack)
+            if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
+
+
+class Ties:
+    """Union-find over tiles; two classes join if no lives overlap."""
+
+    def __init__(self, lives: Lives):
+        self.lives, self.parent, self.members = lives, {}, {}
+
+    def root(self, v: SSAValue) -> SSAValue:
+        while (p := self.parent.get(v, v)) is not v: v = p
+        return v
+
+    def of(self, v: SSAValue) -> list[SSAValue]: return self.members.get(self.root(v), [v])
+
+    def tie(self, a: SSAValue, b: SSAValue, by_force: bool = False) -> bool:
+        """Ties two values, if they are tiles alike and never alive at once."""
+        ra, rb, lives = self.root(a), self.root(b), self.lives
+        ta, tb = tile_of(a), tile_of(b)
+        if ra is rb: return True
+        if ta is None or tb is None or ta.element != tb.element or registers_of(ta) != registers_of(tb): return False
+        left, right = self.of(ra), self.of(rb)
+        if not by_force and any(lives.start[x] < lives.end[y] and lives.start[y] < lives.end[x] for x in left for y in right): return False
+        self.parent[rb] = ra
+        self.members[ra] = left + right
+        self.members.pop(rb, None)
+        return True
+
+
+def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
+    """Fills e.homes with a register tuple for each class of tied tiles that a loop carries or a dot accumulates."""
+    lives = Lives()
+    lives.block(kernel.body.block, ())
+    ties, strong = Ties(lives), set()
+    ops = list(kernel.walk())
+    loops = [op for op in ops if isinstance(op, scf.ForOp)]
+    carried = lambda loop: zip(loop.body.block.args[1:], loop.results, loop.body.block.last_op.operands, loop.iter_args)
+    for loop in loops:
+        for argument, result, _, _ in carried(loop):
+            if tile_of(argument) is not None: ties.tie(argument, result, by_force=True); strong.add(argument)
+    for op in ops:
+        match op:
+            case tile.Dot() | threads.DotAsync() if op.acc is not None and op.acc in lives.start: strong.add(op.result); ties.tie(op.acc, op.result)
+            case threads.DotAsync(): strong.add(op.result)
+            case threads.DotWait():
+                for a, r in zip(op.args, op.results): ties.tie(a, r)
+    for loop in loops:
+        for argument, _, yielded, _ in carried(loop): ties.tie(argument, yielded)
+    for op in ops:
+        if isinstance(op, scf.IfOp) and op.results:
+            for region in op.regions:
+                for result, v in zip(op.results, region.block.last_op.operands): ties.tie(result, v)
+    for op in ops:
+        if isinstance(op, (ew.Elementwise, ew.Select)):
+            for v in op.operands:
+                if lives.end.get(v) == lives.start.get(op.result, 0) - 1 and ties.tie(v, op.result): break
+    for loop in loops:
+        for argument, result, yielded, initial in carried(loop):
+            if tile_of(argument) is None: continue
+            tied = ties.tie(argument, initial)
+            if ties.root(argument) is not ties.root(yielded): e.notes.append(f"a carried {argument.type} is copied at the end of each iteration: its old value is needed beside the new")
+    for root in {ties.root(v) for v in strong}:
+        members = ties.of(root)
+        kind, count = registers_of(tile_of(root))
+        home = e.w.many(kind, count)
+        e.home_registers.update(home)
+        for v in members: e.homes[v] = home
