@@ -40,7 +40,7 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
 
     if target == "cpu":
         from tkc.codegen import cpu
-        program = cpu.compile(module)
+        program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")))
         steps.done("machine code")
         return Compiled(fn.__name__, target, program=program, times=steps.times)
 
@@ -130,16 +130,16 @@ class Compiled:
                 "interface": self.interface.to_json() if self.interface else None}
         parts = {"meta": json.dumps(meta).encode()}
         if self.ptx is not None: parts["ptx"] = self.ptx.encode()
-        if self.program is not None: parts.update(self.program.pack())
+        if self.program is not None: parts |= {"object": self.program.object, "description": json.dumps(self.program.metadata).encode()}
         return parts
 
     @staticmethod
     def unpack(parts: dict[str, bytes]) -> Compiled:
-        """Raises ValueError or KeyError where the parts are not those of a Compiled."""
+        """Raises ValueError, KeyError or CompileError where the parts are not those of a Compiled for this machine."""
         meta = json.loads(parts["meta"])
         interface, program = meta["interface"] and Interface.from_json(meta["interface"]), None
         if meta["target"] == "cpu":
-            from tkc.codegen import cpu
-            program = cpu.unpack(parts)
+            from tkc.codegen.cpu import CpuProgram
+            program = CpuProgram.from_object(parts["object"], parts["description"].decode())
         return Compiled(meta["name"], meta["target"], parts["ptx"].decode() if "ptx" in parts else None, interface, program, tuple(meta["decisions"]),
                         [tuple(t) for t in meta["times"]], cached=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tkc.compiler import Compiled, compile
-from tkc.errors import LaunchError
+from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, facts, options_of, overlaps, signature
@@ -107,7 +107,7 @@ class JitFunction:
                 compiled = Compiled.unpack(parts)
                 compiled.again = again
                 return compiled
-            except (ValueError, KeyError, TypeError): pass                      # an entry of another make: compile
+            except (ValueError, KeyError, TypeError, CompileError): pass                      # an entry of another make: compile
         compiled = again()
         compiled.again = again
         if disk and name: disk.put(name, compiled.pack())
@@ -142,8 +142,8 @@ class JitFunction:
         names = [n for n, i in zip(self.names, infos) if not isinstance(i, Constant)]
         passed = [i for i in infos if not isinstance(i, Constant)]
         if compiled.target == "cpu":
-            from tkc.runtime.host import bound
-            return bound(compiled, names, passed, extents)
+            from tkc.runtime.host import HostLaunch
+            return HostLaunch(compiled, names, passed, extents)
         from tkc.runtime import launch
         device = next(i.device for i in passed if isinstance(i, ArrayInfo))
         function = self._loaded.get((compiled, device)) or self._loaded.setdefault((compiled, device), launch.load(compiled, device))
