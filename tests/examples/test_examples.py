@@ -88,3 +88,12 @@ def test_what_the_demo_writes_out_compiles(name, target):
         assert set(arguments) == set(kernel.names)
         compiled = kernel.compile(**arguments, target=target)
         assert f".target {target}" in compiled.ptx and ".entry" in compiled.ptx
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name, size", ALL)
+def test_every_case_meets_its_tolerance_on_a_gpu(name, size):
+    for case in example(name).cases("cuda", **size):
+        case["run"]()
+        error = case["error"]()
+        assert error <= case["tolerance"], f"{case['name']} {case['dtype']}: error {error:.2e}"
