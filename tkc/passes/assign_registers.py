@@ -11,11 +11,15 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
+from tkc.ir import tile
 from tkc.ir.text import location_of
 from tkc.ir.types import PendingType, TileType, bits, is_bool
 from tkc.passes import PassContext
 
 LIMIT = 255            # 32-bit registers a thread can have
+
+
+SELECTIONS = tile.Constant, tile.Splat, tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Arange      # registers of their operand, or none
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -28,7 +32,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def size(value: SSAValue) -> int:
-    """32-bit registers of a value in each thread (truth values are predicates: not counted)."""
+    """32-bit registers that a value takes in each thread (truth values are predicates: not counted)."""
+    if isinstance(value.owner, SELECTIONS): return 0
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     if not isinstance(t, TileType) or is_bool(t.element): return 0
     layout = t.register_layout

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, i32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
@@ -190,7 +190,7 @@ def _inside(value: SSAValue, body: Block) -> bool:
 def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int] | None:
     """A stage index as base and step."""
     owner = value.owner
-    if isinstance(owner, tile.Constant): return None, int(owner.number)
+    if isinstance(owner, tile.Constant) and value.type == i32: return None, int(owner.number)
     if isinstance(owner, threads.RingNext) and value is owner.next_stage:
         base, step = _stage_of(owner.stage), 1
         if owner.steps is not None:
