@@ -1,5 +1,5 @@
 """Small level-4 programs as text: a TMA ring with two roles and a cp.async ring with one. Mutants are changes of the text."""
-from tkc.ir.fragments import wgmma_accumulator
+from tkc.ir.fragments import wgmma_a, wgmma_accumulator
 from tkc.ir.layout import blocked
 from tkc.ir.shared_layout import SharedLayout
 
@@ -203,5 +203,99 @@ tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {
   }}
   tile.cp_wait 0
   tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {TURNED})
+  tile.return
+}}'''
+
+
+def chain() -> str:
+    """O = bf16(A·B)·V + (A·V): two groups in flight, the second dot's A from registers, an accumulator that goes from dot to dot. One role."""
+    a, v = '64x64xbf16, "64x64xb16 swizzle 128"', '64x32xbf16, "64x32xb16 swizzle 64"'
+    s, o, p = wgmma_accumulator(64, 64), wgmma_accumulator(64, 32), wgmma_a(64, 64)
+    wide, narrow, left = f'!tile.tile<64x64xf32, "{s}">', f'!tile.tile<64x32xf32, "{o}">', f'!tile.tile<64x64xbf16, "{p}">'
+    return f'''
+tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !tile.array<?x?xbf16>, %o: !tile.array<?x?xf32>, %use: i1) {{level = 4 : i64, warps = 4 : i64}} {{
+  %zero = tile.constant 0 : i32
+  %ma = tile.tensor_map %a : (!tile.array<?x?xbf16>) -> !tile.map<64x64xbf16, 128>
+  %mb = tile.tensor_map %b : (!tile.array<?x?xbf16>) -> !tile.map<64x64xbf16, 128>
+  %mv = tile.tensor_map %v : (!tile.array<?x?xbf16>) -> !tile.map<64x32xbf16, 64>
+  %mo = tile.tensor_map %o : (!tile.array<?x?xf32>) -> !tile.map<64x32xf32, 0>
+  %as = tile.alloc : !tile.shared<1, {a}>
+  %bs = tile.alloc : !tile.shared<1, {a}>
+  %vs = tile.alloc : !tile.shared<1, {v}>
+  %os = tile.alloc : !tile.shared<1, 64x32xf32, "64x32xb32">
+  %bar = tile.mbarriers : !tile.barriers<1>
+  tile.mbarrier_init %bar {{count = 1 : i64}} : (!tile.barriers<1>)
+  tile.fence mbarrier_init
+  tile.block_barrier
+  tile.mbarrier_expect %bar[%zero] {{bytes = 20480 : i64}} : (!tile.barriers<1>, i32)
+  tile.tma_load %ma[%zero, %zero] %as, %bar[%zero] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
+  tile.tma_load %mb[%zero, %zero] %bs, %bar[%zero] : (!tile.map<64x64xbf16, 128>, i32, i32, !tile.shared<1, {a}>, !tile.barriers<1>, i32)
+  tile.tma_load %mv[%zero, %zero] %vs, %bar[%zero] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {v}>, !tile.barriers<1>, i32)
+  tile.mbarrier_wait %bar[%zero] %zero : (!tile.barriers<1>, i32, i32)
+  tile.fence dot
+  %bt = tile.shared_transpose %bs {{permutation = array<i64: 1, 0>}} : (!tile.shared<1, {a}>) -> !tile.shared<1, 64x64xbf16, "{SharedLayout.parse('64x64xb16 swizzle 128').transpose((1, 0))}">
+  %s = tile.dot_async %as, %bt : (!tile.shared<1, {a}>, !tile.shared<1, 64x64xbf16, "{SharedLayout.parse('64x64xb16 swizzle 128').transpose((1, 0))}">) -> !tile.pending<{wide}>
+  tile.dot_commit
+  tile.fence dot
+  %t = tile.dot_async %as, %vs : (!tile.shared<1, {a}>, !tile.shared<1, {v}>) -> !tile.pending<{narrow}>
+  tile.dot_commit
+  %s1, %t1 = tile.dot_wait 1 [%s, %t] : (!tile.pending<{wide}>, !tile.pending<{narrow}>) -> ({wide}, !tile.pending<{narrow}>)
+  %p = tile.convert %s1 : ({wide}) -> !tile.tile<64x64xf32, "{p}">
+  %h = tile.cast %p : !tile.tile<64x64xf32, "{p}"> to {left}
+  tile.fence dot
+  %u = tile.dot_async %h, %vs acc %t1 keep %use : ({left}, !tile.shared<1, {v}>, !tile.pending<{narrow}>, i1) -> !tile.pending<{narrow}>
+  tile.dot_commit
+  %r = tile.dot_wait 0 [%u] : (!tile.pending<{narrow}>) -> {narrow}
+  tile.write %os, %r : (!tile.shared<1, 64x32xf32, "64x32xb32">, {narrow})
+  tile.fence async_shared
+  tile.block_barrier
+  tile.tma_store %mo[%zero, %zero] %os {{reduce = "add"}} : (!tile.map<64x32xf32, 0>, i32, i32, !tile.shared<1, 64x32xf32, "64x32xb32">)
+  tile.bulk_commit
+  tile.bulk_wait 0
+  tile.return
+}}'''
+
+
+def turns() -> str:
+    """Two consumers write one buffer in turn, by named barriers: consumer 0 starts, each tells the other. Every round adds 1 + who to a row of `o`."""
+    t, b = f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4)}">', '!tile.shared<1, 32x32xf32, "32x32xb32">'
+    return f'''
+tile.kernel @turns(%o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, persistent}} {{
+  %zero = tile.constant 0 : i32
+  %one = tile.constant 1 : i32
+  %three = tile.constant 3 : i32
+  %rows = tile.constant 32 : i32
+  %first = tile.identity cluster : i32
+  %step = tile.identity clusters : i32
+  %buffer = tile.alloc : {b}
+  %empty = tile.constant 0.0 : {t}
+  tile.write %buffer, %empty : ({b}, {t})
+  tile.block_barrier
+  tile.roles {{
+    tile.role worker {{warps = 4 : i64, copies = 2 : i64}} {{
+    ^body(%who: i32):
+      %other = tile.sub %one, %who : i32
+      %mine = tile.add %who, %three : i32
+      %theirs = tile.add %other, %three : i32
+      %second = tile.eq %who, %one : i32
+      scf.if %second {{
+        tile.barrier_arrive %theirs {{threads = 256 : i64}} : (i32)
+      }}
+      scf.for %i = %first to %n step %step : i32 {{
+        tile.barrier %mine {{threads = 256 : i64}} : (i32)
+        %old = tile.read %buffer : ({b}) -> {t}
+        %w = tile.add %who, %one : i32
+        %f = tile.cast %w : i32 to f32
+        %fs = tile.splat %f : (f32) -> {t}
+        %new = tile.add %old, %fs : {t}
+        tile.write %buffer, %new : ({b}, {t})
+        scf.if %second {{
+          %row = tile.mul %i, %rows : i32
+          tile.store %o[%row, %zero] %new {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {t})
+        }}
+        tile.barrier_arrive %theirs {{threads = 256 : i64}} : (i32)
+      }}
+    }}
+  }}
   tile.return
 }}'''

@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.sim.programs import exchange, product, ring
+from tests.sim.programs import chain, exchange, product, ring, turns
 from tkc.ir.text import parse
 from tkc.ir.verify import verify
 from tkc.sim import level4
@@ -181,8 +181,89 @@ def test_a_leader_that_releases_before_the_laggard_has_read():
         run_ring(exchange(), 4, seed, strict_reads=False)
 
 
+def run_chain(text, seed=0, use=True):
+    rng = np.random.default_rng(3)
+    a, b, v = (rng.integers(-2, 3, s).astype(ml_dtypes.bfloat16) for s in ((64, 64), (64, 64), (60, 32)))      # 60 rows: four of zeros
+    o = np.ones((64, 32), np.float32)
+    level4.run(module_of(text), [a, b, v, o, use], (1,), seed)
+    a, b, v = (np.float32(x) for x in (a, b, np.vstack([v, np.zeros((4, 32))])))
+    np.testing.assert_array_equal(o, 1 + np.float32((a @ b.T).astype(ml_dtypes.bfloat16)) @ v + use * (a @ v))
+
+
+CHAIN_MUTANTS = {
+    "reads the newer group": (chain().replace("dot_wait 1 [%s, %t]", "dot_wait 2 [%s, %t]"), "not waited"),
+    "no fence before a dot from registers": (without(chain(), "fence dot", 2), "missing dot fence"),
+    "one group for both": (without(chain(), "dot_commit"), "not waited"),
+    "no wait for the loads": (without(chain(), "mbarrier_wait"), ("race", "uninitialized")),
+    "a fence of the wrong kind": (chain().replace("fence async_shared", "fence block"), "missing proxy fence"),
+    "a slice of bytes too many": (chain().replace("bytes = 20480", "bytes = 20496"), "deadlock"),
+}
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_groups_of_dots_in_flight(use):
+    for seed in SEEDS: run_chain(chain(), seed, use)
+
+
+@pytest.mark.parametrize("name", CHAIN_MUTANTS)
+def test_mutants_of_the_chain(name):
+    text, kinds = CHAIN_MUTANTS[name]
+    assert text != chain()
+    for seed in SEEDS: assert verdict(run_chain, text, seed) in kinds
+
+
+def run_turns(text, n=4, seed=0, resident=1):
+    o = np.zeros((32 * n, 32), np.float32)
+    level4.run(module_of(text), [o, n], (n,), seed, resident)
+    np.testing.assert_array_equal(o[::32, 0], 3 * (1 + np.arange(n) // min(n, resident)))
+    assert (o == np.repeat(o[::32, :1], 32, 0)).all()
+
+
+@pytest.mark.parametrize("n,resident", [(1, 1), (4, 1), (5, 2)])
+def test_two_roles_take_turns_by_named_barriers_in_persistent_blocks(n, resident):
+    for seed in SEEDS: run_turns(turns(), n, seed, resident)
+
+
+TURNS_MUTANTS = {
+    "nobody starts": (turns().replace("%second {\n        tile.barrier_arrive", "%second {\n        tile.fence block\n      }\n      %never = tile.lt %n, %zero : i32\n      scf.if %never {\n        tile.barrier_arrive"), {"deadlock"}),
+    "both start": (turns().replace("%second = tile.eq %who, %one", "%second = tile.ge %who, %zero"), {"race", "value", "arrivals", "deadlock"}),
+    "no turn": (without(turns(), "tile.barrier %mine"), {"race", "value", "arrivals", "deadlock"}),
+    "half of the threads": (turns().replace("tile.barrier %mine {threads = 256", "tile.barrier %mine {threads = 128"), {"arrivals", "race", "value"}),
+    "the same barrier for both": (turns().replace("%mine = tile.add %who", "%mine = tile.add %zero").replace("%theirs = tile.add %other", "%theirs = tile.add %zero"), {"arrivals", "race", "value", "deadlock"}),
+}
+
+
+@pytest.mark.parametrize("name", TURNS_MUTANTS)
+def test_mutants_of_the_turns(name):
+    text, kinds = TURNS_MUTANTS[name]
+    assert text != turns()
+    found = {verdict(run_turns, text, 4, seed) for seed in SEEDS}
+    assert found <= kinds, found
+
+
 def test_a_run_is_replayed_from_its_seed():
     module = parse(PRODUCT)
     a, b, c = (np.ones(s, ml_dtypes.bfloat16) for s in ((128, 128), (128, 32), (128, 32)))
     steps = [level4.run(module, [a, b, c, 2], (1,), seed).steps for seed in (3, 3, 4)]
     assert steps[0] == steps[1]
+
+
+def test_a_deadlock_says_who_waits_for_what():
+    with pytest.raises(Violation) as caught: run_product(MUTANTS["too many bytes"][0], 5, 2)
+    message = str(caught.value)
+    assert "block consumer (first warp) waits in 'tile.mbarrier_wait' for parity 0 of mbarrier full[0] in phase 0 (0 of 1 arrivals and 16 bytes missing)" in message
+    assert "block producer waits in 'tile.mbarrier_wait' for parity 0 of mbarrier empty[0]" in message
+
+
+def test_a_race_names_both_sides_and_the_missing_edge():
+    with pytest.raises(Violation) as caught: run_product(MUTANTS["no fence before the store"][0], 5, 2)
+    report = caught.value.report
+    assert report.kind == "missing proxy fence" and "'tile.write'" in report.message and "a fence.proxy.async between them" in report.message
+    assert any("consumer" in who for who in report.agents) and caught.value.operation.name == "tile.tma_store"
+
+
+def test_reports_carry_the_line_of_the_source():
+    text = MUTANTS["no wait for full"][0].replace("!tile.pending<!tile.tile<64x32xf32", "!tile.pending<!tile.tile<64x32xf32", 1)
+    text = "\n".join(line + ' loc("user.py":7:3)' if "tile.dot_async" in line else line for line in text.split("\n"))
+    with pytest.raises(Violation) as caught: run_product(text, 5, 2)
+    assert caught.value.report.location.line == 7 and "user.py:7" in str(caught.value)

@@ -52,7 +52,7 @@ def roles(m, op):
             m.launch.spawn(one, role.body.block)
 
     def join(agent: Agent) -> Generator:
-        yield Wait(lambda: all(i.finished and i.idle for i in instances), lambda: "the roles to end", op)
+        yield Wait(lambda: all(i.finished and i.idle for i in instances), lambda: "the roles to end", op, idle=True)
         for one in instances:
             for other in one.agents: agent.learn(other.knows)
         agent.tick()
