@@ -19,9 +19,133 @@ NN-<pass>.mlir (IR after every pass for sm_90a), <target>.ptx for each of TARGET
 """
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+from tkc.errors import Error
 
 TARGETS = ("sm_80", "sm_89", "sm_90a")
+SHOWN = "sm_90a"                                # the target whose IR is written out
+SECONDS = 0.3                                   # at least so long a case is timed
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. seconds: the median of a run; problem: why there is no result."""
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    seconds: float = 0.0
+    error: float = 0.0
+    tolerance: float = 0.0
+    rate: str = ""
+    problem: str = ""
+
+    @property
+    def right(self) -> bool: return not self.problem and self.error <= self.tolerance
+
+
+def folder_of_examples() -> Path:
+    """examples/ here, or beside the package. Raises tkc.Error."""
+    for root in (Path.cwd(), Path(__file__).resolve().parent.parent.parent):
+        if (root / "examples").is_dir(): return root / "examples"
+    raise Error("there is no directory examples here; run tkc demo in a checkout of tkc, or pass --examples")
+
+
+def load(folder: Path) -> dict[str, ModuleType]:
+    """The examples by name."""
+    sys.path.insert(0, str(folder))
+    return {p.stem: importlib.import_module(p.stem) for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
+
+
+def measure(run, device: str) -> float:
+    """Seconds of one run: the median of a few, the device awaited each time."""
+    from tkc.runtime import driver
+    wait = driver.synchronize if device == "cuda" else lambda: None
+    times, began = [], time.perf_counter()
+    while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < SECONDS:
+        start = time.perf_counter()
+        run(); wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def play(case: dict, device: str) -> Row:
+    """Runs one case, checks it, times it."""
+    head = case["name"], tuple(case["shape"]), case["dtype"]
+    try:
+        case["run"]()
+        error = case["error"]()
+        seconds = measure(case["run"], device)
+    except Error as e: return Row(*head, problem=str(e).splitlines()[0])
+    rate = f"{case['flops'] / seconds / 1e9:.1f} GFLOP/s" if "flops" in case else f"{case['bytes'] / seconds / 1e9:.1f} GB/s" if "bytes" in case else ""
+    return Row(*head, seconds, error, case["tolerance"], rate)
+
+
+def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
+    """IR after every pass, PTX for each target, C. Gives what went wrong, a line each."""
+    from tkc.ir.text import show
+    from tkc.runtime.export import export
+    problems, folder = [], out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = example.kernels()
+    for kernel, arguments, _ in kernels:
+        place = folder if len(kernels) == 1 else folder / kernel.__name__
+        place.mkdir(exist_ok=True)
+        for target in TARGETS:
+            try:
+                compiled = kernel.compile(**arguments, target=target)
+                (place / f"{target}.ptx").write_text(compiled.ptx)
+                if target != SHOWN: continue
+                for old in place.glob("[0-9][0-9]-*.mlir"): old.unlink()
+                steps = []
+                def keep(step, module, place=place, steps=steps):
+                    (place / f"{len(steps):02}-{step}.mlir").write_text(show(module, locations=True))
+                    steps.append(step)
+                compiled.again(keep)
+                export(kernel, **arguments, target=target, path=place, overwrite=True)
+            except Error as e: problems.append(f"{kernel.__name__} for {target}: {str(e).splitlines()[0]}")
+    return problems
+
+
+def demo(device: str | None = None, examples: Path | None = None, out: Path | None = Path("out"), only: tuple[str, ...] = (), console=None) -> int:
+    """Runs everything and prints the table; 0 if every row is right and everything was written, else 1."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tkc.runtime import driver
+    console = console or Console()
+    device = device or ("cuda" if driver.available() else "cpu")
+    modules = {n: m for n, m in load(examples or folder_of_examples()).items() if not only or n in only}
+    if not modules: raise Error(f"there is no example {' or '.join(only) or 'at all'}")
+    table = Table(title=f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}")
+    for heading, justify in (("kernel", "left"), ("shape", "right"), ("type", "left"), ("ms", "right"), ("rate", "right"), ("error to float64", "right"), ("", "left")):
+        table.add_column(heading, justify=justify)
+    rows, problems = [], []
+    with console.status("") as status:
+        for name, module in modules.items():
+            status.update(f"running {name}")
+            try:
+                for case in module.cases(device): rows.append(play(case, device))
+            except Error as e: rows.append(Row(name, (), "", problem=str(e).splitlines()[0]))
+            if out is not None:
+                status.update(f"writing {name}")
+                problems += write_out(name, module, Path(out))
+    for r in rows:
+        shape = " x ".join(map(str, r.shape))
+        if r.problem: table.add_row(r.name, shape, r.dtype, "", "", "", f"[red]{r.problem}[/]")
+        else: table.add_row(r.name, shape, r.dtype, f"{r.seconds * 1e3:.3f}", r.rate, f"{r.error:.1e}", "[green]right[/]" if r.right else f"[red]wrong: at most {r.tolerance:.1e}[/]")
+    console.print(table)
+    for p in problems: console.print(f"not written: {p}", style="red", markup=False)
+    if out is not None: console.print(f"IR, PTX and C of every kernel are in {out}/", markup=False)
+    return 0 if rows and all(r.right for r in rows) and not problems else 1
+
+
+if __name__ == "__main__":
+    try: sys.exit(demo(only=tuple(sys.argv[1:])))
+    except Error as e: sys.exit(f"error: {e}")

@@ -1,0 +1,279 @@
+"""Ahead of time: `export` writes a kernel as PTX, a JSON description and C that launches it through the driver API.
+
+    add.sm_90a.ptx      the kernel
+    add.json            its interface (tkc.ir.interface.Interface) and its arguments
+    add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the PTX is inside, so the C needs no file at run time
+
+The C computes what the Python launcher computes: tensor maps, the physical grid, the workspace, and the same refusals (a code, and a
+sentence from tkc_add_error).
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from tkc.errors import ExportError
+from tkc.ir.interface import Interface, Parameter, map_dimensions
+from tkc.ir.target import TARGETS
+from tkc.runtime.arrays import ITEMSIZE
+from tkc.runtime.jit import JitFunction
+from tkc.runtime.tensor_maps import SWIZZLES, TYPES
+
+KEYWORDS = set("""auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return short signed
+    sizeof static struct switch typedef union unsigned void volatile while bool true false""".split())
+TAKEN = set("grid stream kernel parameters gx gy gz programs config cluster text message refused NULL main".split())
+C_TYPES = {"bool_": "uint8_t", "float16": "uint16_t", "bfloat16": "uint16_t", "float8_e4m3": "uint8_t", "float8_e5m2": "uint8_t", "float32": "float", "float64": "double",
+           **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)}}
+
+
+def export(kernel: JitFunction, *args, target: str, path: str | os.PathLike, name: str | None = None, overwrite: bool = False, **kwargs) -> list[Path]:
+    """Compiles `kernel` for these arguments (as in `kernel.compile`) and writes its files to the directory `path`; gives their paths.
+
+    name: of the files and C functions, default the kernel's. Raises ExportError, CompileError.
+    """
+    if target not in TARGETS: raise ExportError(f"there is no C launcher for target {target!r}; export for one of {', '.join(TARGETS)}")
+    name = name or kernel.__name__
+    check_name(name)
+    compiled = kernel.compile(*args, target=target, **kwargs)
+    values, _ = kernel._bind(*args, **kwargs)
+    arguments = [(n, plain) for n, plain in kernel._specialize(kernel._describe(values), ()).arguments if plain[0] != "constant"]
+    description = {"name": name, "format": 1, "interface": compiled.interface.to_json(), "arguments": [{"name": n, "specialization": plain} for n, plain in arguments]}
+    texts = {f"{name}.{target}.ptx": compiled.ptx, f"{name}.json": json.dumps(description, indent=1) + "\n",
+             f"{name}.h": header(name, compiled.interface, arguments), f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx)}
+    return write(Path(path), texts, overwrite)
+
+
+def check_name(name: str) -> None:
+    """Raises ExportError unless it can name C functions and files."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name) or name in KEYWORDS:
+        shown = name if len(name) <= 40 else name[:37] + "..."
+        raise ExportError(f"{shown!r} cannot name an exported kernel; use up to 128 letters, digits and _, no keyword of C, and pass it as name=")
+
+
+def write(folder: Path, texts: dict[str, str], overwrite: bool) -> list[Path]:
+    """Writes the files, each at once. Raises ExportError, before anything is written, if one is there already."""
+    try: folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e: raise ExportError(f"cannot make {folder}: {e.strerror}; pass another path=") from None
+    paths = [folder / n for n in texts]
+    for p in paths:
+        if p.resolve().parent != folder.resolve(): raise ExportError(f"{p.name} in {folder} is a link that leads elsewhere; remove it")
+        if p.exists() and not overwrite: raise ExportError(f"{p} exists; pass overwrite=True, or another path=")
+    for p, text in zip(paths, texts.values()):
+        try:
+            handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
+            with os.fdopen(handle, "w") as f: f.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, p)
+        except OSError as e: raise ExportError(f"cannot write {p}: {e.strerror}") from None
+    return paths
+
+
+# ------------------------------------------------------------------------------------------------------------------ C
+def is_array(plain: tuple) -> bool: return plain[0] == "array"
+
+
+def c_name(n: str) -> str:
+    """An argument's name where C, or a variable of ours, has taken it."""
+    return n + "_" if n in KEYWORDS or n in TAKEN or re.fullmatch(r"[besopr]\d+|tkc_.*|cu.*|CU.*", n) else n
+
+
+def prototype(name: str, arguments) -> str:
+    words = [f"const tkc_array *{c_name(n)}" if is_array(p) else f"{C_TYPES[p[1]]} {c_name(n)}" for n, p in arguments]
+    return f"CUresult tkc_{name}_launch({', '.join([f'tkc_{name} *kernel', 'const unsigned grid[3]', 'CUstream stream', *words])})"
+
+
+def header(name: str, interface: Interface, arguments) -> str:
+    guard = f"TKC_{name.upper()}_H"
+    notes = "\n".join(f" *   {c_name(n)}: {_what(p)}" for n, p in arguments)
+    return f"""/* Kernel {name} for {interface.target}. Made by tkc; do not edit.
+{notes}
+ */
+#ifndef {guard}
+#define {guard}
+#include <stdint.h>
+#include <cuda.h>
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#ifndef TKC_ARRAY
+#define TKC_ARRAY
+/* An array on the device: extents and strides in elements, slowest axis first. */
+typedef struct {{ CUdeviceptr data; int64_t shape[8], strides[8]; }} tkc_array;
+#endif
+
+typedef struct {{ CUmodule module; CUfunction function; CUdeviceptr workspace; int resident; }} tkc_{name};
+
+/* Loads the kernel into the current context. */
+CUresult tkc_{name}_load(tkc_{name} *kernel);
+/* Launches it: grid is the number of programs along each axis, as in kernel[grid]. Asynchronous; one stream at a time where there is a workspace. */
+{prototype(name, arguments)};
+CUresult tkc_{name}_unload(tkc_{name} *kernel);
+/* Why the last call on this thread gave CUDA_ERROR_INVALID_VALUE: a sentence. */
+const char *tkc_{name}_error(void);
+
+#ifdef __cplusplus
+}}
+#endif
+#endif
+"""
+
+
+def _what(plain: tuple) -> str:
+    if plain[0] == "scalar": return plain[1] + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
+    _, dtype, shape, strides, align, wide = plain
+    fact = lambda pairs: "[" + ", ".join(f"= {exact}" if exact is not None else f"multiple of {d}" if d > 1 else "any" for d, exact in pairs) + "]"
+    return f"{dtype}, extents {fact(shape)}, strides {fact(strides)}, address a multiple of {align}"
+
+
+def source(name: str, interface: Interface, arguments, ptx: str) -> str:
+    body, values = [], []
+    workspace = sum(p.bytes for p in interface.parameters if p.kind == "workspace")
+    for n, plain in arguments: body += _checks(name, c_name(n), plain)
+    for i, p in enumerate(interface.parameters):
+        lines, value = _parameter(name, i, p, arguments)
+        body += lines; values.append(value)
+    i = interface
+    x, y = i.cluster
+    lines = "\n".join("    " + line for line in body)
+    grid = _persistent(i) if i.persistent else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
+    limits = "(uint64_t)grid[0] * grid[1] * grid[2] > 0x7fffffffu" if i.persistent else f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2] > 65535"
+    launch = (f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters, NULL);" if i.cluster == (1, 1) else
+              f"CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);\n"
+              f"    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n"
+              f"    config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz; config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;\n"
+              f"    config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs = &cluster; config.numAttrs = 1;\n"
+              f"    return cuLaunchKernelEx(&config, kernel->function, parameters, NULL);")
+    return f"""/* Kernel {name} for {i.target}: loading and launching. Made by tkc; do not edit. */
+#include <stdio.h>
+#include <string.h>
+#include "{name}.h"
+
+static const char text[] =
+{_literal(ptx)};
+
+static _Thread_local char message[200];
+const char *tkc_{name}_error(void) {{ return message; }}
+
+static CUresult refused(const char *why) {{ snprintf(message, sizeof message, "{name}: %s", why); return CUDA_ERROR_INVALID_VALUE; }}
+
+CUresult tkc_{name}_load(tkc_{name} *kernel)
+{{
+    memset(kernel, 0, sizeof *kernel);
+    CUresult e = cuModuleLoadData(&kernel->module, text);
+    if (e) return e;
+    if ((e = cuModuleGetFunction(&kernel->function, kernel->module, "{i.entry}"))) return e;
+{_load(i, workspace)}    return CUDA_SUCCESS;
+}}
+
+CUresult tkc_{name}_unload(tkc_{name} *kernel)
+{{
+    if (kernel->workspace) cuMemFree(kernel->workspace);
+    CUresult e = kernel->module ? cuModuleUnload(kernel->module) : CUDA_SUCCESS;
+    memset(kernel, 0, sizeof *kernel);
+    return e;
+}}
+
+{prototype(name, arguments)}
+{{
+    if (!grid[0] || !grid[1] || !grid[2]) return CUDA_SUCCESS;
+    if ({limits}) return refused("the grid is too large; split the launch");
+{lines}
+    void *parameters[] = {{ {', '.join(values) or 'NULL'} }};
+    {grid}
+    {launch}
+}}
+"""
+
+
+def _literal(ptx: str) -> str:
+    escape = lambda line: line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t").replace("?", "\\?")
+    return "\n".join(f'    "{escape(line)}\\n"' for line in ptx.splitlines())
+
+
+def _load(i: Interface, workspace: int) -> str:
+    lines = []
+    if i.shared_bytes > 48 << 10: lines.append(f"if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {i.shared_bytes}))) return e;")
+    if workspace: lines += [f"if ((e = cuMemAlloc(&kernel->workspace, {workspace}))) return e;", f"if ((e = cuMemsetD8(kernel->workspace, 0, {workspace}))) return e;"]
+    x, y = i.cluster
+    if x * y > 8: lines.append("if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))) return e;")
+    if i.persistent and x * y == 1:
+        lines += ["CUdevice device; int each, processors;", "if ((e = cuCtxGetDevice(&device))) return e;",
+                  "if ((e = cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))) return e;",
+                  f"if ((e = cuOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel->function, {i.threads}, {i.shared_bytes}))) return e;", "kernel->resident = each * processors;"]
+    elif i.persistent:
+        lines += ["CUlaunchConfig config; memset(&config, 0, sizeof config);", "CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);",
+                  f"cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION; cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;",
+                  f"config.gridDimX = {x}; config.gridDimY = {y}; config.gridDimZ = 1; config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;",
+                  f"config.sharedMemBytes = {i.shared_bytes}; config.attrs = &cluster; config.numAttrs = 1;", "int clusters;",
+                  "if ((e = cuOccupancyMaxActiveClusters(&clusters, kernel->function, &config))) return e;", f"kernel->resident = clusters * {x * y};"]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _persistent(i: Interface) -> str:
+    size = i.cluster[0] * i.cluster[1]
+    return (f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs + {size - 1}u) / {size}u * {size}u, gy = 1, gz = 1;\n"
+            f"    if (gx > (unsigned)kernel->resident) gx = (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;")
+
+
+def _checks(name: str, n: str, plain: tuple) -> list[str]:
+    """What the code was compiled for, of one argument."""
+    lines = []
+    need = lambda condition, why: lines.append(f'if (!({condition})) return refused("argument {n}: {why}");')
+    if plain[0] == "scalar":
+        if plain[2] > 1: need(f"{n} % {plain[2]} == 0", f"expected a multiple of {plain[2]}; export the kernel for other numbers too")
+        return lines
+    _, _, shape, strides, align, wide = plain
+    for what, facts in (("shape", shape), ("strides", strides)):
+        for axis, (divisor, exact) in enumerate(facts):
+            if exact is not None: need(f"{n}->{what}[{axis}] == {exact}", f"expected {what}[{axis}] to be {exact}")
+            elif divisor > 1: need(f"{n}->{what}[{axis}] % {divisor} == 0", f"expected {what}[{axis}] to be a multiple of {divisor}")
+    if align > 1: need(f"{n}->data % {align} == 0", f"expected an address that is a multiple of {align}")
+    if not wide and shape:
+        reach = " + ".join(f"({n}->shape[{a}] ? {n}->shape[{a}] - 1 : 0) * ({n}->strides[{a}] < 0 ? -{n}->strides[{a}] : {n}->strides[{a}])" for a in range(len(shape)))
+        need(f"({reach}) * {ITEMSIZE[plain[1]]} < INT64_C(0x7fffffff)", "too large for 32-bit offsets; export the kernel for a larger array")
+    return lines
+
+
+def _parameter(name: str, i: int, p: Parameter, arguments) -> tuple[list[str], str]:
+    """The C that computes one physical parameter, and its address."""
+    n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
+    kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
+    match p.kind:
+        case "map": return _map(name, i, p, n, arguments[p.argument][1]), f"&p{i}"
+        case "pointer": value = f"{n}->data"
+        case "shape" | "stride": value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
+        case "grid": value = f"grid[{p.axis}]"
+        case "workspace": value = "kernel->workspace"
+        case "scalar":
+            if C_TYPES[arguments[p.argument][1][1]] == kind: return [], f"&{n}"
+            value = n
+        case _: raise ExportError(f"{name}: a parameter of unknown kind {p.kind!r}")
+    lines = [f"{kind} p{i} = ({kind}){value};"]
+    if p.kind in ("shape", "stride") and p.size < 8: lines.append(f'if (p{i} != {value}) return refused("argument {n}: {p.kind} {p.axis} does not fit {8 * p.size} bits");')
+    return lines, f"&p{i}"
+
+
+def _map(name: str, i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
+    """A tensor map, dimension by dimension as tkc.runtime.tensor_maps.describe."""
+    size, last = ITEMSIZE[plain[1]], len(p.box) - 1
+    panel = p.swizzle // size or p.box[last]
+    extents, strides, box = [], [], []
+    for axis, part in map_dimensions(p.box, size * 8, p.swizzle, p.panelled):
+        extent, stride, width = f"{n}->shape[{axis}]", f"{n}->strides[{axis}] * {size}", p.box[axis]
+        match part:
+            case "within": extent, width = f"({extent} < {panel} ? {extent} : {panel})", panel
+            case "panel": extent, stride, width = f"({extent} + {panel - 1}) / {panel}", str(panel * size), -(-width // panel)
+            case _ if axis == last: width = min(width, panel)
+        extents.append(extent); strides.append(stride); box.append(width)
+    lines = [f'if ({n}->data % 16 || {n}->strides[{last}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous last axis");',
+             f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
+             f"cuuint64_t s{i}[] = {{ {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};",
+             f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{ {', '.join('1' for _ in box)} }};", f"CUtensorMap p{i};",
+             f"CUresult r{i} = cuTensorMapEncodeTiled(&p{i}, CU_TENSOR_MAP_DATA_TYPE_{TYPES[p.element]}, {len(box)}, (void *)(uintptr_t){n}->data, e{i}, s{i}, b{i}, o{i},",
+             f"    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[p.swizzle]}, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);",
+             f'if (r{i}) {{ refused("argument {n}: the driver refused its tensor map: extents and strides must be multiples of 16 bytes"); return r{i}; }}']
+    return lines

@@ -1,0 +1,148 @@
+"""The command line `tkc`. Each command is a few lines over a function of tkc.tools or tkc.runtime."""
+from __future__ import annotations
+
+import ast
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from tkc.errors import Error
+from tkc.tools.opt import one_line
+
+
+class Careful(click.Group):
+    """Any error is one line on standard error and exit 2; --debug shows the traceback."""
+
+    def invoke(self, ctx: click.Context):
+        try: return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort): raise
+        except BrokenPipeError: sys.exit(1)
+        except KeyboardInterrupt: sys.exit(130)
+        except Exception as e:
+            if ctx.params.get("debug"): raise
+            click.echo(f"error: {e if isinstance(e, Error) and ctx.invoked_subcommand == 'compile' else one_line(e)}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=Careful, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="tkc")
+def main(debug: bool) -> None:
+    """Tile kernels in Python: compile, look inside, measure."""
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: cuda where there is a GPU.")
+@click.option("--examples", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Directory of the examples.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Where IR, PTX and C go.")
+def demo(names, device, examples, out) -> None:
+    """Run the examples (all, or NAMES), check them against float64, write what the compiler made."""
+    from tkc.tools.demo import demo
+    sys.exit(demo(device, examples, out, names))
+
+
+@main.command()
+def doctor() -> None:
+    """What is installed, what is missing, how to get it."""
+    from tkc.tools.doctor import doctor
+    sys.exit(doctor(Console()))
+
+
+@main.command("compile")
+@click.argument("kernel", metavar="FILE.py:NAME")
+@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+@click.option("--target", default="sm_90a", show_default=True)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
+@click.option("--emit", type=click.Choice(["ptx", "ir", "report", "sass", "llvm"]), default=None, help="What to print; default ptx (cpu: llvm).")
+@click.option("--stage", default="trace", show_default=True, help="With --emit ir: after which pass (final: the last).")
+@click.option("-o", "--output", metavar="PATH", help="A file; a directory gets PTX, JSON and C as tkc.export writes them.")
+def compile_(kernel, arguments, target, options, emit, stage, output) -> None:
+    """Compile a kernel for arguments such as x=f32[1000000], n=i32, BLOCK=1024."""
+    from tkc.tools.opt import write
+    function = find(kernel)
+    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    if output and (Path(output).is_dir() or output.endswith("/")):
+        from tkc.runtime.export import export
+        for path in export(function, **given, target=target, path=output, overwrite=True): click.echo(path)
+        return
+    compiled = function.compile(**given, target=target)
+    match emit or ("llvm" if target == "cpu" else "ptx"):
+        case "ptx": text = compiled.ptx or ""
+        case "ir": text = compiled.ir(stage)
+        case "report": text = compiled.report()
+        case "sass": text = compiled.sass
+        case "llvm": text = compiled.again().program.llvm if target == "cpu" else ""
+    if not text: raise Error(f"a kernel for {target} has no {emit}; leave --emit out")
+    write(text, output)
+
+
+def find(spec: str):
+    """The kernel NAME of FILE.py. Raises tkc.Error."""
+    from tkc.runtime.jit import JitFunction
+    path, _, name = spec.rpartition(":")
+    if not path: raise Error(f"{spec!r} names no kernel; write file.py:name")
+    source = Path(path)
+    if not source.is_file(): raise Error(f"{path}: no such file")
+    sys.path.insert(0, str(source.resolve().parent))
+    module_spec = importlib.util.spec_from_file_location(source.stem, source)
+    if module_spec is None: raise Error(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[source.stem] = module
+    try: module_spec.loader.exec_module(module)
+    except Error: raise
+    except Exception as e: raise Error(f"{path}: {type(e).__name__}: {e}") from None
+    found = getattr(module, name, None)
+    kernels = [n for n, v in vars(module).items() if isinstance(v, JitFunction)]
+    if not isinstance(found, JitFunction): raise Error(f"{path} has no kernel {name!r}; it has {', '.join(kernels) or 'none'}")
+    return found
+
+
+def pair(text: str, function) -> tuple:
+    """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or number."""
+    name, equals, value = text.partition("=")
+    if not equals: raise Error(f"{text!r} is no argument; write name=value, for example x=f32[4096]")
+    if function is not None and name not in function.names: raise Error(f"{function.__name__} has no parameter {name!r}; it has {', '.join(function.names)}")
+    try: return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError): return name, {"true": True, "false": False, "none": None}.get(value.lower(), value)
+
+
+@main.command()
+@click.argument("path", metavar="FILE", default="-")
+@click.option("--list", "listing", is_flag=True, help="Name the passes, in order.")
+@click.option("-p", "--pass", "passes", multiple=True, metavar="PASS", help="Run this pass (may be given again) instead of the pipeline.")
+@click.option("--resume-from", metavar="PASS", help="Start the pipeline at this pass.")
+@click.option("--stop-after", metavar="PASS", help="End it after this one.")
+@click.option("--print", "printing", is_flag=True, help="Print the IR after every pass.")
+@click.option("--verify-only", is_flag=True, help="Check the file and print nothing.")
+@click.option("--target", default="sm_90a", show_default=True)
+@click.option("-o", "--output", metavar="FILE")
+def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, target, output) -> None:
+    """Run passes over IR text (FILE, default standard input)."""
+    from tkc.tools.opt import optimize, read, write
+    if listing:
+        from tkc.passes.pipeline import PIPELINE
+        for name in PIPELINE: click.echo(name)
+        return
+    def observe(name, module):
+        from tkc.ir.text import show
+        if printing: click.echo(f"// after {name}\n{show(module)}")
+    write("" if (text := optimize(*read(path), target, passes, resume_from, stop_after, verify_only, observe)) and printing else text, output)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1)
+def bench(arguments) -> None:
+    """Run benchmarks by name, as benchmarks/run.py does."""
+    script = next((r / "benchmarks" / "run.py" for r in (Path.cwd(), Path(__file__).resolve().parent.parent.parent) if (r / "benchmarks" / "run.py").is_file()), None)
+    if script is None: raise Error("there is no benchmarks/run.py here; run tkc bench in a checkout of tkc")
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,80 @@
+"""`tkc opt`: reads IR text, runs passes over it, prints what comes out. Whatever the text, a wrong one is one line and exit 2."""
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+from tkc.errors import CompileError, Error, VerifyError
+
+SECONDS = 60                                    # the longest that one file may take
+
+
+def read(path: str) -> tuple[str, str]:
+    """The text of a file ("-": standard input) and its name in messages. Raises tkc.Error."""
+    from tkc.ir.text import MAX_BYTES
+    try:
+        if path == "-": return sys.stdin.buffer.read(MAX_BYTES + 1).decode(), "<stdin>"
+        with open(path, "rb") as f: return f.read(MAX_BYTES + 1).decode(), path
+    except OSError as e: raise Error(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError as e: raise Error(f"{path}: not UTF-8 text, at byte {e.start}") from None
+
+
+def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ...] = (), resume: str | None = None, stop: str | None = None,
+             verify_only: bool = False, observe: Callable | None = None) -> str:
+    """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of the three: all of it). Raises tkc.Error."""
+    from tkc.ir.target import target as target_named
+    from tkc.ir.text import parse, show
+    from tkc.ir.verify import verify
+    from tkc.passes import Free, PassContext, pipeline
+    for given in (*passes, resume, stop):
+        if given is not None and given not in pipeline.PIPELINE: raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
+    try: machine = target_named(target)
+    except ValueError as e: raise Error(str(e)) from None
+    with deadline(SECONDS):
+        module = parse(text, name)
+        verify(module, name)
+        if verify_only: return ""
+        if passes:
+            context = PassContext(machine, Free())
+            for p in passes:
+                pipeline.module_of(p).run(module, context)
+                verify(module, f"after {p}")
+                if observe: observe(p, module)
+        else:
+            if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop): raise Error(f"{stop} comes before {resume}; nothing is to be run")
+            pipeline.run(module, machine, Free(), observe, resume, stop)
+        return show(module)
+
+
+@contextmanager
+def deadline(seconds: int):
+    """Raises tkc.Error after so long, where the system has timers."""
+    if not hasattr(signal, "setitimer"): yield; return
+    def late(*_): raise Error(f"gave up after {seconds} s")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try: yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def one_line(e: BaseException) -> str:
+    """An exception in one line of a terminal."""
+    match e:
+        case CompileError(location=None): text = e.message
+        case CompileError(): text = f"{e.location}: {e.message}"
+        case VerifyError() | Error(): text = str(e)
+        case RecursionError(): text = "nested too deeply"
+        case _: text = f"{type(e).__name__}: {e} (a bug of tkc; --debug shows where)"
+    return " ".join(text.split())[:2000]
+
+
+def write(text: str, path: str | None) -> None:
+    if path is None: sys.stdout.write(text)
+    else:
+        try: Path(path).write_text(text)
+        except OSError as e: raise Error(f"{path}: {e.strerror}") from None
