@@ -189,8 +189,8 @@ Trial = Callable[[Contest, Contestant], None]          # tries a risky contestan
 
 def race(contest: Contest, rounds: int = 8, seed: int = 0, trial: Trial | None = None, budget: float = float("inf"),
          say: Callable[[str], None] = lambda text: None) -> Result:
-    """Check every contestant, then run the rounds.  `budget`: seconds after which no further round begins (there are at least 3)."""
-    result, runners, started = Result(contest), {}, time.monotonic()
+    """Check every contestant, then run the rounds.  `budget`: seconds of rounds after which no further one begins (there are at least 3)."""
+    result, runners = Result(contest), {}
     reference = contest.reference() if contest.reference else None
     for contestant in contest.contestants:
         try:
@@ -205,7 +205,7 @@ def race(contest: Contest, rounds: int = 8, seed: int = 0, trial: Trial | None =
         else: runners[contestant.name] = runner
     del reference
     if not runners: return result
-    shuffle, result.seconds = random.Random(seed), {name: [] for name in runners}
+    shuffle, started, result.seconds = random.Random(seed), time.monotonic(), {name: [] for name in runners}
     for i in range(rounds):
         if i >= 3 and time.monotonic() - started > budget: break
         order = list(runners)

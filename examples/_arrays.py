@@ -47,12 +47,12 @@ def largest_error(out, reference: np.ndarray) -> float:
 def main(cases) -> None:
     """`python examples/<name>.py`: run the cases where this machine can, one line each."""
     from tkc.runtime import driver
-    device = "cuda" if driver.available() else "cpu"
+    device, wait = ("cuda", driver.synchronize) if driver.available() else ("cpu", lambda: None)
     for case in cases(device):
-        case["run"]()
+        case["run"]()                                   # compiles
+        wait()
         start = time.perf_counter()
         case["run"]()
-        error = case["error"]()
-        shape = " x ".join(map(str, case["shape"]))
-        print(f"{case['name']:12} {shape:>22} {case['dtype']:9} on {device}: error {error:.1e} ({'ok' if error <= case['tolerance'] else 'WRONG'}), "
-              f"{1e3 * (time.perf_counter() - start):.1f} ms with the check")
+        wait()
+        ms, error, shape = 1e3 * (time.perf_counter() - start), case["error"](), " x ".join(map(str, case["shape"]))
+        print(f"{case['name']:16} {shape:>20} {case['dtype']:9} {device}  {ms:8.3f} ms  error {error:.1e} {'ok' if error <= case['tolerance'] else 'WRONG'}")
