@@ -1,0 +1,198 @@
+"""Ranges: what values an integer can have, and what divides it. An analysis; it changes nothing.
+
+    %p = tile.program_id 0        0 … 2³¹ − 2
+    %m = tile.mul %p, 128         0 …          a multiple of 128
+    %c = tile.lt %i, %n           0 … 1        (1 … 1 where it always holds)
+
+A tile's range holds for each of its elements. Ask `Ranges().of(value)`; it follows definitions backward and remembers what it
+found, so make a new one after changing the IR. `divisor(value)` is the short form for one question.
+
+Overflow. Unsigned arithmetic wraps, so a result that does not fit tells nothing. Signed sums and products of indices (program
+ids, extents, loop counters, known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a
+program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from xdsl.dialects import scf
+from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import shared, tile
+from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
+
+_SMALL, _DEEPEST = 1 << 16, 4
+_COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi), "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
+                "ge": lambda a, b: (a.lo >= b.hi, a.hi < b.lo), "eq": lambda a, b: (a.lo == a.hi == b.lo == b.hi, a.hi < b.lo or b.hi < a.lo),
+                "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi)}
+
+
+@dataclass(frozen=True)
+class Range:
+    """lo <= value <= hi, and divisor divides it (0: the value is 0, which everything divides)."""
+    lo: int
+    hi: int
+    divisor: int = 1
+
+    @property
+    def exact(self) -> int | None: return self.lo if self.lo == self.hi else None
+
+    def join(self, other: Range) -> Range: return Range(min(self.lo, other.lo), max(self.hi, other.hi), gcd(self.divisor, other.divisor))
+
+
+def exactly(n: int) -> Range: return Range(n, n, abs(n))
+
+
+def bounds(t: Attribute) -> Range | None:
+    """Everything an integer or truth type can hold; None for other types."""
+    t = element_of(t)
+    if is_bool(t): return Range(0, 1)
+    if not is_integer(t): return None
+    n = t.width.data
+    return Range(0, 2**n - 1) if is_unsigned(t) else Range(-2**(n - 1), 2**(n - 1) - 1)
+
+
+def divisor(value: SSAValue) -> int:
+    """The largest known divisor of an integer (0: it is zero)."""
+    found = Ranges().of(value)
+    return 1 if found is None else found.divisor
+
+
+class Ranges:
+    def __init__(self, assumed: dict[SSAValue, Range] | None = None):
+        self._assumed = assumed or {}
+        self._memo: dict[SSAValue, Range | None] = dict(self._assumed)
+
+    def of(self, value: SSAValue) -> Range | None:
+        """The range of an integer or truth value, scalar or tile; None for anything else."""
+        if value not in self._memo:
+            whole = bounds(value.type)
+            self._memo[value] = whole                      # what a cycle would find
+            if whole is not None: self._memo[value] = self._compute(value, whole)
+        return self._memo[value]
+
+    def always(self, condition: SSAValue) -> bool | None:
+        """True or False if a truth value is that, everywhere; None if it is open."""
+        found = self.of(condition)
+        return None if found is None or found.exact is None else bool(found.exact)
+
+    def _compute(self, value: SSAValue, whole: Range) -> Range:
+        owner = value.owner
+        if isinstance(owner, Block): return self._argument(value, whole)
+        match owner:
+            case tile.Constant(): return exactly(owner.number)
+            case tile.ProgramId(): return Range(0, min(whole.hi, 2**31 - 2))
+            case tile.NumPrograms(): return Range(1, min(whole.hi, 2**31 - 1))
+            case tile.Dim(): return self._fact(owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi))
+            case tile.Stride(): return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)
+            case tile.Arange():
+                start, n = owner.start.value.data, value.type.extents[0]
+                return Range(start, start + n - 1, abs(start) if n == 1 else 1)
+            case tile.Multiple():
+                found, d = self.of(owner.arg), owner.divisor.value.data
+                return Range(found.lo, found.hi, found.divisor * d // (gcd(found.divisor, d) or 1))
+            case tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | tile.Slice() | tile.Extract() | tile.Flip() | tile.Sort() | shared.Convert():
+                return self.of(owner.arg)
+            case tile.Concat(): return self._joined(owner.args)
+            case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"): return self.of(owner.args[0])
+            case tile.Reduce() if owner.kind.data in ("argmax", "argmin"): return Range(0, owner.args[0].type.extents[owner.axis.value.data] - 1)
+            case tile.Histogram(): return Range(0, owner.arg.type.size)
+            case ew.Select(): return self._joined([owner.if_true, owner.if_false])
+            case ew.Cast():
+                found = self.of(owner.arg)
+                if found is None: return whole
+                if is_bool(element_of(value.type)): return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
+                return found if whole.lo <= found.lo and found.hi <= whole.hi else whole
+            case ew.Elementwise(): return self._function(owner, whole)
+            case scf.IfOp():
+                i = owner.results.index(value)
+                return self._joined([region.block.last_op.operands[i] for region in owner.regions])
+            case scf.ForOp():
+                i = owner.results.index(value)
+                return self._joined([owner.iter_args[i], owner.body.block.last_op.operands[i]])
+        return whole
+
+    def _joined(self, values) -> Range:
+        first, *rest = [self.of(v) for v in values]
+        for found in rest: first = first.join(found)
+        return first
+
+    def _fact(self, fact, whole: Range) -> Range:
+        return exactly(fact.exact) if fact.exact is not None else Range(whole.lo, whole.hi, fact.divisor)
+
+    def _argument(self, value: BlockArgument, whole: Range) -> Range:
+        loop = value.block.parent_op()
+        if not isinstance(loop, scf.ForOp): return whole
+        if value.index == 0:
+            lb, ub, step = map(self.of, (loop.lb, loop.ub, loop.step))
+            return Range(lb.lo, max(lb.lo, ub.hi - 1), gcd(lb.divisor, step.divisor))
+        start, next_ = loop.iter_args[value.index - 1], value.block.last_op.operands[value.index - 1]
+        if len(self._assumed) >= _DEEPEST: return whole
+        guess = self.of(start)
+        for attempt in range(4):                           # guess, see what one iteration makes of it, widen what moved
+            after = guess.join(Ranges({**self._assumed, value: guess}).of(next_))
+            if after == guess: return guess
+            guess = Range(guess.lo if after.lo == guess.lo else whole.lo, guess.hi if after.hi == guess.hi else whole.hi, after.divisor if attempt < 2 else 1)
+        return whole
+
+    def _function(self, op: ew.Elementwise, whole: Range) -> Range:
+        args = [self.of(a) for a in op.args]
+        if None in args: return whole
+        a, b = args[0], args[-1]
+        name = op.fn.name
+        if name in _COMPARISONS:
+            true, false = _COMPARISONS[name](a, b)
+            return exactly(1) if true else exactly(0) if false else whole
+        if is_bool(element_of(op.result.type)): return self._logic(name, a, b, whole)
+        if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
+            return self._fitted(_exact(name, a, b), args, op, whole)
+        match name:
+            case "add": found = Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
+            case "sub": found = Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
+            case "mul":
+                corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+                found = Range(min(corners), max(corners), a.divisor * b.divisor)
+            case "neg": found = Range(-a.hi, -a.lo, a.divisor)
+            case "abs": found = Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
+            case "max": found = Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
+            case "min": found = Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
+            case "floordiv" if b.lo > 0:
+                n = b.exact
+                found = Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), a.divisor // n if n and a.divisor % n == 0 else 1)
+            case "mod" if b.lo > 0:
+                inside = 0 <= a.lo and a.hi < b.lo
+                found = a if inside else Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
+            case "and" if b.lo >= 0 or a.lo >= 0:
+                found = Range(0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor)))
+            case "or" | "xor" if a.lo >= 0 and b.lo >= 0:
+                found = Range(0, (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1, gcd(_power(a.divisor), _power(b.divisor)))
+            case "shl" if b.exact is not None and 0 <= b.exact < 63: found = Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
+            case "shr" if b.exact is not None and 0 <= b.exact < 64: found = Range(a.lo >> b.exact, a.hi >> b.exact, a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1)
+            case _: return whole
+        return self._fitted(found, args, op, whole)
+
+    def _fitted(self, found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> Range:
+        if whole.lo <= found.lo and found.hi <= whole.hi: return found
+        blind = [r for r, v in zip(args, op.args) if (full := bounds(v.type)) is not None and (r.lo, r.hi) == (full.lo, full.hi)]
+        hashing = op.fn.name in ("mul", "shl") and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
+        if is_unsigned(element_of(op.result.type)) or hashing or op.fn.name == "shl": return Range(whole.lo, whole.hi, _power(found.divisor))
+        if blind: return Range(whole.lo, whole.hi, found.divisor)
+        return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
+
+    def _logic(self, name: str, a: Range, b: Range, whole: Range) -> Range:
+        match name:
+            case "and": return Range(a.lo & b.lo, a.hi & b.hi, 1)
+            case "or": return Range(a.lo | b.lo, a.hi | b.hi, 1)
+            case "not": return Range(1 - a.hi, 1 - a.lo, 1)
+            case _: return whole
+
+
+def _power(n: int) -> int:
+    """The largest power of two in a divisor: what survives a wrap."""
+    return n & -n
+
+
+def _exact(name: str, a: Range, b: Range) -> Range:
+    return exactly({"add": a.lo + b.lo, "sub": a.lo - b.lo, "mul": a.lo * b.lo, "neg": -a.lo}[name])
