@@ -125,6 +125,14 @@ class Array:
         return Array(tracer().emit(tile.View(self.use(), kinds, offsets, result)).result, self.wide)
 
 
+def _load_first(self, *_): fail(f"an {self._describe()} lives in memory and takes no part in arithmetic; load a tile of it: tkc.load(array, offsets, shape)")
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+    for _method in (f"__{_name}__", f"__r{_name}__"): setattr(Array, _method, _load_first)
+for _method in "__neg__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__".split(): setattr(Array, _method, _load_first)
+
+
 def integer(x, what: str) -> SSAValue:
     """A scalar integer (Python or traced) as an SSA value of i32 or i64."""
     x = unpack(x)

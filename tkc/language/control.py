@@ -138,7 +138,7 @@ class Loop(Construct):
             if slot[0] == 0 and self.picture.names.get(slot[1], UNBOUND) is UNBOUND:       # first bound inside: a name of the body
                 self.lost[slot] = f"`{slot[1]}` has a value only inside {self.where}; give it one before the loop to use it after"
                 continue
-            if new is UNBOUND: self.lost[slot] = f"`{slot[1]}` is deleted inside {self.where}"; stable = False; continue
+            if new is UNBOUND: self.lost[slot] = tracer().reasons.get(slot[1], f"`{slot[1]}` is deleted inside {self.where}"); stable = False; continue
             try: spec = merge(old, new, counts)
             except Mismatch as e:
                 self.lost[slot] = f"`{self.picture.label(slot)}` is not the same kind of value before {self.where} and after an iteration: {e}; convert with .to(), or start from a value of the later kind"
@@ -323,6 +323,7 @@ class Branch(Construct):
             old = (a.get(slot) or b[slot])[0]
             x, y = a[slot][1] if slot in a else old, b[slot][1] if slot in b else old
             label = self.picture.label(slot)
+            if (x is UNBOUND or y is UNBOUND) and old is not UNBOUND and slot[1] in t.reasons: reasons[slot] = t.reasons[slot[1]]; continue
             if x is UNBOUND or y is UNBOUND: reasons[slot] = f"`{label}` has a value in one branch of an `if` only; give it one before the `if`, or in both branches"; continue
             try: spec = merge(x, y, counts)
             except Mismatch as e: reasons[slot] = f"`{label}` differs between the branches of an `if`: {e}; give both the same kind, e.g. with .to()"; continue

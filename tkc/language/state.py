@@ -25,7 +25,7 @@ from xdsl.ir import Attribute, SSAValue
 from tkc.ir.types import ArrayType, TileType, is_float, is_integer
 from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
-from tkc.language.tracer import fail, frames, integer_type, tracer
+from tkc.language.tracer import fail, frames, is_library, tracer
 from tkc.language.values import Number, Pointer, Value, describe, lift, unpack, wrap
 
 LIMIT = 200_000
@@ -49,15 +49,9 @@ for _name in ("add sub mul truediv floordiv mod pow matmul and or xor lshift rsh
 
 # ------------------------------------------------------------------------------------------------------ containers
 _PLAIN = (*Number, str, bytes, complex, type(None), type, DType, Pointer, Value, ModuleType, np.ndarray, np.generic, BuiltinFunctionType, CodeType, FrameType, Lost)
-_LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "jax", "jaxlib", "cupy", "xdsl", "ml_dtypes", "tkc", "pytest", "_pytest", "cuda"} - {"collections", "types", "__main__", "functools"}
-
-
-def _root(module: str | None) -> str: return (module or "").partition(".")[0]
-
-
 def is_users(f: FunctionType) -> bool:
     """A function that may take part in a kernel (not of a library); tkc's kernels count as the user's."""
-    return _root(f.__module__) not in _LIBRARIES or (f.__module__ or "").startswith("tkc.kernels")
+    return not is_library(f.__module__)
 
 
 def _global_names(code: CodeType) -> set[str]:
@@ -86,7 +80,7 @@ def contents(obj) -> dict | None:
         case FunctionType() | MethodType() | tuple() | frozenset() | Array(): return None
     if isinstance(obj, _PLAIN): return None
     if hasattr(type(obj), "__next__"): return _iterator(obj)
-    if _root(type(obj).__module__) in _LIBRARIES: return None
+    if is_library(type(obj).__module__) and type(obj).__module__ not in ("types", "collections"): return None
     found = dict(getattr(obj, "__dict__", {}))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())

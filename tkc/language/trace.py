@@ -16,7 +16,7 @@ from tkc.ir.verify import verify
 from tkc.language.arrays import Array
 from tkc.language.signature import ArrayArgument, ConstantArgument, ScalarArgument, Signature
 from tkc.language.state import traced_function
-from tkc.language.tracer import Tracer, activate, is_own, place
+from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 
 
@@ -88,9 +88,6 @@ def _words(e: Exception, tracer: Tracer) -> str:
 def _location(tb: TracebackType | None) -> Location | None:
     chain = []
     while tb is not None:
-        code = tb.tb_frame.f_code
-        if not is_own(code.co_filename) and not code.co_name == "<lambda>" or chain and not is_own(code.co_filename): chain.append(place(code, tb.tb_lasti, tb.tb_lineno))
+        if is_users_frame(tb.tb_frame): chain.append((tb.tb_frame.f_code, tb.tb_lasti, tb.tb_lineno))
         tb = tb.tb_next
-    if not chain: return None
-    last = chain[-1]
-    return Location(last.file, last.line, last.column, last.end_column, last.function, tuple(chain[:-1]))
+    return locate(chain)

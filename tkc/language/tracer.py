@@ -6,9 +6,11 @@ that is dominance, checked at every use, so that a value which escaped its regio
 """
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -20,7 +22,8 @@ from tkc.ir import elementwise, tile
 from tkc.ir.text import source
 from tkc.ir.types import is_float
 
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_KERNELS = os.path.join(_OWN, "kernels") + os.sep
 _stack: list[Tracer] = []
 
 
@@ -88,14 +91,25 @@ def activate(t: Tracer):
 
 
 # ------------------------------------------------------------------------------------------------------ source locations
-def is_own(filename: str) -> bool: return filename.startswith(_OWN)
+LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "jax", "jaxlib", "cupy", "xdsl", "ml_dtypes", "tkc", "pytest", "_pytest", "cuda"} - {"__main__"}
+
+
+def is_own(filename: str) -> bool: return filename.startswith(_OWN) and not filename.startswith(_KERNELS)
+
+
+def is_library(module: str | None) -> bool:
+    """Code that takes no part in a kernel; our own kernels do, as a user's would."""
+    return (module or "").partition(".")[0] in LIBRARIES and not (module or "").startswith("tkc.kernels")
+
+
+def is_users_frame(frame: FrameType) -> bool: return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:
     """The user's frames of the running kernel, innermost first."""
     frame, found = frame or sys._getframe(1), []
     while frame is not None and frame.f_code.co_name != "_traced_call":
-        if not is_own(frame.f_code.co_filename): found.append(frame)
+        if is_users_frame(frame): found.append(frame)
         frame = frame.f_back
     return found
 
@@ -104,30 +118,41 @@ def frames(frame: FrameType | None = None) -> list[FrameType]:
 def _positions(code: CodeType) -> list: return list(code.co_positions())
 
 
-def place(code: CodeType, last: int, line: int | None, calls: tuple[Location, ...] = ()) -> Location:
-    """The location of an instruction of a user's code object."""
+def _characters(file: str, line: int, column: int | None) -> int | None:
+    """A column in characters; Python counts bytes of UTF-8."""
+    text = linecache.getline(file, line)
+    return column if column is None or text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
+
+
+def _place(code: CodeType, last: int, line: int | None) -> tuple[int, int, int | None]:
+    """Line, column and end column of an instruction."""
     positions = _positions(code)
-    at = positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
-    end = at[3] if at[1] == at[0] else None
-    return Location(code.co_filename, at[0] or line or 0, at[2] or 0, end, code.co_name, calls)
+    first, end_line, column, end = positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
+    first = first or line or 0
+    return first, _characters(code.co_filename, first, column) or 0, _characters(code.co_filename, first, end) if end_line == first else None
+
+
+def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
+    """The location of a chain of calls, outermost first, each a code object, its last instruction and line."""
+    places = []
+    for code, last, line in chain:
+        found = Location(code.co_filename, *_place(code, last, line), code.co_name)
+        if code.co_name == "<lambda>" and places and code in places[-1][0].co_consts:            # an operand of `and`, or a lambda called in place
+            found = replace(found, function=places.pop()[1].function)
+        places.append((code, found))
+    return replace(places[-1][1], calls=tuple(p for _, p in places[:-1])) if places else None
 
 
 def here() -> Location | None:
     """The user's place now, with the chain of calls inside the kernel."""
-    if not tracing(): return None
-    chain = [place(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1))) if f.f_code.co_name != "<lambda>" or len(_positions(f.f_code))]
-    if not chain: return None
-    *calls, last = chain
-    return Location(last.file, last.line, last.column, last.end_column, last.function, tuple(calls))
+    return locate([(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1)))]) if tracing() else None
 
 
 def _where() -> tuple[str, int, int]:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_OWN):
-            at = _positions(code)[frame.f_lasti // 2]
-            return code.co_filename, at[0] or frame.f_lineno or 0, at[2] or 0
+        if is_users_frame(frame): return code.co_filename, *_place(code, frame.f_lasti, frame.f_lineno)[:2]
         if code.co_name == "_traced_call": break
         frame = frame.f_back
     return "", 0, 0
@@ -143,6 +168,3 @@ def fail(message: str) -> None:
 
 
 def integer_type(value: int) -> Attribute: return i32 if -2**31 <= value < 2**31 else i64
-
-
-__all__ = ["Tracer", "tracer", "tracing", "activate", "frames", "here", "fail", "pure", "discard", "place", "is_own", "integer_type", "i1", "i32", "i64"]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
-from xdsl.dialects.builtin import i1
 from xdsl.ir import Attribute, SSAValue
 
 from tkc.ir import elementwise, tile
@@ -262,6 +262,12 @@ class Value:
 
     def __repr__(self): return f"<{describe(self)}>"
 
+    def __getattr__(self, name: str):
+        import tkc
+        known = [n for n in dir(type(self)) if not n.startswith("_")]
+        close = f"; use tkc.{name}(tile)" if name in tkc.__all__ else "".join(f"; did you mean .{n}?" for n in get_close_matches(name, known, 1))
+        raise AttributeError(f"{describe(self)} has no `.{name}`{close or '; it has .' + ', .'.join(known)}")
+
     __add__, __radd__ = _binary(arithmetic, "add")
     __sub__, __rsub__ = _binary(arithmetic, "sub")
     __mul__, __rmul__ = _binary(arithmetic, "mul")
@@ -301,10 +307,11 @@ class Value:
 
     def __bool__(self):
         if self.shape: fail(f"a tile ({describe(self)}) has no single truth value; combine with &, | and ~, choose with tkc.where, or reduce with tkc.any or tkc.all")
+        from tkc.language.rewrite import has_source
         found = frames()
-        name = found[0].f_code.co_name if found else "it"
-        fail(f"the truth of a traced {self.dtype.name} is needed where tracing cannot follow it: the source of `{name}` cannot be read, or it is in a comprehension, assert or "
-             "match; put the condition in a plain `if` or `while` of a function in a file, or use tkc.where")
+        if found and not has_source(found[0].f_code):
+            fail(f"`{found[0].f_code.co_name}` branches on a traced {self.dtype.name}, but its source cannot be read to trace both ways; define it in a file, or use tkc.where")
+        fail(f"the truth of a traced {self.dtype.name} is not known at compile time: comprehensions, assert and match need a Python value; use `if`, tkc.where or tkc.device_assert")
 
     def _concrete(self, what: str): fail(f"{what} needs a number known at compile time, got a traced {describe(self)}; make it a tkc.constexpr argument")
     def __index__(self): self._concrete("this use")
@@ -398,5 +405,3 @@ def static_shape(shape, allow: int | None = None) -> tuple[int, ...]:
         result.append(n)
     return tuple(result)
 
-
-truth = i1
