@@ -64,9 +64,9 @@ class Access:
         return mine >= min(best, SECTOR * 8 // self.bits)
 
     def _run(self, layout: Layout) -> int:
-        """Neighbouring elements that the lanes of a warp touch in one access."""
+        """Neighbouring elements that the lanes of a warp touch together."""
         axis = self.order[0]
-        run = layout.vector(axis, self.vector)
+        run = layout.vector(axis, max(1, 128 // self.bits))
         for digit in sorted(layout.digits(axis, ["lanes"]), key=lambda d: d.stride):
             if digit.stride == run: run *= digit.extent
         return min(run, self.shape[axis])

@@ -31,13 +31,13 @@ def of_dot(dot: tile.Dot, plan: DotPlan) -> tuple[Layout, Layout, Layout]:
 
 
 def fma_accumulator(shape: tuple[int, ...], width: int, warps: tuple[int, int]) -> Layout:
-    """Vectors of 16 bytes along n, up to eight lanes side by side, the other lanes along m."""
+    """Eight lanes along n and four along m (others only where the tile is thinner), so that rows of dots of one height stay where they
+    are; a lane takes up to 16 bytes of neighbours along n."""
     *batch, m, n = shape
     power = lambda x: 1 << (x - 1).bit_length()
-    vector = min(max(1, 128 // width), power(n))
-    lanes_n = min(8, power(-(-n // vector)))
-    lanes_m = min(WARP // lanes_n, power(m))
-    lanes_n = min(WARP // lanes_m, power(-(-n // vector)))
+    lanes_m = min(WARP // min(8, power(n)), power(m))
+    lanes_n = min(WARP // lanes_m, power(n))
+    vector = min(max(1, 128 // width), power(-(-n // lanes_n)))
     ones = (1,) * len(batch)
     return blocked(tuple(shape), vector, (*ones, *warps), threads_per=(*ones, lanes_m, lanes_n))
 

@@ -13,10 +13,10 @@ from tkc.ir.digits import Digit, LayoutError
 from tkc.ir.layout import WARP, Layout, blocked
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.access import BLOCKS, POINTERS, Access, tile_of
+from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, tile_of
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.ranges import Ranges
-from tkc.passes.values import POINTWISE, Kinds, feeds_dot, tiles
+from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Groups:
         self.dots: dict[Operation, Chosen] = {}
         self.chosen: dict[SSAValue, Layout] = {}
         self.members: list[SSAValue] = []
+        self.wanted: list[tuple[SSAValue, Layout]] = []
         for op in kernel.walk(): self._enter(op)
 
     # ---- what ties values together -----------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ class Groups:
                 self.dots[op] = Chosen(plan, of_dot(op, plan))
                 self.tie(op.result, op.acc)
                 self._relate(op.result, op.acc)
+                for factor, layout in zip((op.a, op.b), self.dots[op].layouts): self._follow_sunk(factor, layout, factor.type.size)
             case tile.Reduce():
                 self.tie(*op.args)
                 axis = op.axis.value.data
@@ -93,9 +95,17 @@ class Groups:
                 self.accesses[op] = Access.of(op, self.ranges)
                 for v in (*op.results, *op.operands):
                     if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents: self.anchors.setdefault(v, []).append(op)
+                if isinstance(op, BLOCKS): self._gathers(op)
             case _ if isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0]):
                 self.tie(op.results[0], *op.operands)
                 for v in op.operands: self._relate(op.results[0], v)
+
+    def _gathers(self, op: Operation) -> None:
+        """Offsets that are tiles follow the block they address."""
+        moved = op.result if isinstance(op, tile.Load) else op.value
+        for axis, offset in enumerate(op.offsets):
+            if isinstance(offset.type, TileType) and self.kinds.data(offset) and self.kinds.data(moved):
+                self.relations.append(Relation(moved, offset, lambda layout, axis=axis: offsets_layout(op, axis, layout)))
 
     def tie_alone(self, op: Operation) -> None:
         """Every data value is in some group."""
@@ -120,12 +130,25 @@ class Groups:
             return layout
         self.relations.append(Relation(result, value, derive))
 
+    def _follow_sunk(self, value: SSAValue, layout: Layout, whole: int) -> None:
+        """Small loads that are broadcast into a dot's factor are made where they are wanted."""
+        if not isinstance(value.type, TileType) or self.kinds.cheap(value): return
+        op = value.owner
+        if self.kinds.view(value):
+            try: self._follow_sunk(op.arg, backward(op, layout), whole)
+            except LayoutError: return
+        elif self.kinds.sunk(value):
+            for v in op.operands: self._follow_sunk(v, layout, whole)
+        elif isinstance(op, LOADS) and value.has_one_use() and value.type.size < whole and value.type.size * bits(element_of(value.type)) <= 8 * SMALL:
+            self.wanted.append((value, layout))
+
     # ---- deciding ------------------------------------------------------------------------------------------------------
     def assign(self) -> None:
         size = lambda v: v.type.size
         self._gather(self.anchors); self._gather(self.reductions)
         self.relations.sort(key=lambda r: -size(r.source))
         for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
+        for value, layout in self.wanted: self.chosen.setdefault(self.find(value), layout)
         self._propagate()
         for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0)):
             root = self.find(v)

@@ -175,7 +175,7 @@ def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, context: PassContex
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
     if instruction is None:
-        split = _split(warps, m, n, 1, 1)
+        split = (warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1)
         width = bits(element_of(dot.acc.type))
         held = -(-m * n // (32 * warps))
         side = max(1, int(held ** 0.5))
@@ -238,11 +238,25 @@ def _stages(program: Program, loads: tuple[LoadPlan, ...], warps: int, asked: in
 
 
 def _swept(program: Program) -> bool:
-    """Whether programs along axes 0 and 1 compute dots on different blocks, in an order that nobody can observe."""
+    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another for all of axis 1, and nobody can
+    observe the order of programs."""
     ops = list(program.kernel.walk())
-    axes = {op.axis.value.data for op in ops if isinstance(op, tile.ProgramId)}
-    ordered = any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in ops)
-    return {0, 1} <= axes and 2 not in axes and not ordered and any(loop_of(d) is not None for d in program.dots)
+    if any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in ops): return False
+    axes = [program_axes(op.operands) for op in program.loads if loop_of(op) is not None and dots_fed(op)]
+    return {0} in axes and {1} in axes
+
+
+def program_axes(values) -> set[int]:
+    """The grid axes on which values depend."""
+    found, seen, work = set(), set(), list(values)
+    while work:
+        v = work.pop()
+        if v in seen: continue
+        seen.add(v)
+        if isinstance(v.owner, tile.ProgramId): found.add(v.owner.axis.value.data)
+        elif isinstance(v.owner, Operation): work += [o for op in v.owner.walk() for o in op.operands]
+        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)): work += v.owner.parent_op().operands
+    return found
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------------

@@ -157,6 +157,7 @@ def _sweep(kernel: tile.Kernel) -> bool:
 
 def _has_effect(op: Operation) -> bool:
     if isinstance(op, (scf.YieldOp, scf.ConditionOp, tile.Yield)) or op.regions: return False
+    if isinstance(op, tile.Load): return False
     if isinstance(op, tile.LoadPointers): return op.semantics is not None            # an acquire orders what follows
     return not is_side_effect_free(op)
 
