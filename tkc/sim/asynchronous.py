@@ -54,7 +54,7 @@ def tma_load(m, op):
         m.mbarrier(address, agent, op, rank, far=True)
         block.memory.write(buffer.base, cells, event, op)
         block.memory.poison(buffer.base, lands)
-        block.loads.append(event)
+        block.visits.append((event.index, event.epoch, op))
         places.append(block)
     left = list(places)
 

@@ -31,9 +31,9 @@ class Buffer:
 
 
 class GlobalMemory:
-    """Buffers by address. `watch(addresses, live, itemsize, write)` is called before each access where it is set."""
+    """Buffers by address."""
 
-    def __init__(self) -> None: self.buffers, self.watch = [], None
+    def __init__(self) -> None: self.buffers: list[Buffer] = []
 
     def register(self, array: np.ndarray, name: str = "") -> int:
         """The pointer to the array's first element; the array's own bytes are used, in place."""
@@ -61,7 +61,6 @@ class GlobalMemory:
 
     def _parts(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, write: bool):
         """The buffers touched: (elements of the buffer, indices, which of the pointers)."""
-        if self.watch: self.watch(pointers, live, dtype.itemsize, write)
         for number in np.unique(pointers[live] >> SHIFT):
             if number == WRAPPED >> SHIFT: raise OffsetOverflow("an offset of an element that is accessed wraps in the integer type of the program")
             which = live & (pointers >> SHIFT == number)

@@ -96,7 +96,7 @@ class BlockState:
         self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.launch.clocks)
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named: dict[object, Rendezvous] = {}
-        self.loads: list[Event] = []
+        self.visits: list[tuple[int, int, Operation]] = []        # copies and arrivals from elsewhere: stamp and operation
         self.agents: list[Agent] = []
         self.over = False
 

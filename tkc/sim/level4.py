@@ -27,7 +27,7 @@ from tkc.sim import asynchronous as a
 from tkc.sim import dataflow, level0
 from tkc.sim import synchronization as s
 from tkc.sim.barriers import Rendezvous
-from tkc.sim.clocks import ASYNC, Clocks
+from tkc.sim.clocks import GENERIC, Clocks
 from tkc.sim.engine import Scheduler, Statistics
 from tkc.sim.global_memory import GlobalMemory
 from tkc.sim.instance import BlockState, Buffer, Instance, Ring, TensorMap
@@ -80,11 +80,9 @@ class Cluster:
             self.launch.spawn(one, self.launch.kernel.body.block, lambda block=block: self._end(block))
 
     def _end(self, block: BlockState) -> None:
-        known = np.max([a.knows[ASYNC] for a in block.agents], 0)
-        for event in block.loads:
-            if known[event.index] < event.epoch:
-                op = self.launch.clocks.at(event.index, event.epoch)
-                raise Violation("pending at exit", f"block {block.number} ends and nobody in it has waited for a copy into its shared memory", op)
+        known = np.max([a.knows[GENERIC] for a in block.agents], 0)
+        for index, epoch, op in block.visits:
+            if known[index] < epoch: raise Violation("pending at exit", f"block {block.number} can end before '{op.name}' has reached its shared memory: nobody in it waits for that", op)
         block.over = True
         self.launch.ended(self)
 

@@ -99,6 +99,7 @@ def cluster_wait(m, op):
         if generation is None: raise Violation("arrivals", f"{agent.name} waits at the cluster's barrier without an arrival")
         yield Wait(lambda: cluster.barrier.over(generation), lambda: str(cluster.barrier), op)
         agent.learn(cluster.barrier.done[generation])
+        agent.cluster_generation = None
     yield from m.both(op, action)
     return ()
 
@@ -161,7 +162,9 @@ def mbarrier_arrive(m, op):
     def action(agent: Agent) -> Generator:
         yield None
         if agent is m.laggard and not each: return
-        for rank in targets: m.mbarrier(address, agent, op, rank).arrive(agent.knows, agent.warps if each else 1, op, agent.name)
+        for rank in targets:
+            m.mbarrier(address, agent, op, rank).arrive(agent.knows, agent.warps if each else 1, op, agent.name)
+            if rank != m.block.rank: m.block.cluster.at(rank).visits.append((agent.index, agent.epoch, op))
         agent.tick()
     yield from m.both(op, action)
     return ()

@@ -1,0 +1,40 @@
+"""The mutation score: every mutant of every program is found on every schedule, except the equivalent ones."""
+import pytest
+
+from tests.sim import programs
+from tests.sim.test_level4 import parse, run_chain, run_product, run_ring, run_turns, verdict
+from tkc.sim.mutants import mutants
+
+SEEDS = range(3)
+RUNS = {
+    "product": (programs.product(2, 2), lambda m, seed: run_product(m, 5, 2, seed)),
+    "cluster": (programs.product(2, 2, 2), lambda m, seed: run_product(m, 3, 2, seed, 2)),
+    "ring": (programs.ring(3), lambda m, seed: run_ring(m, 5, seed)),
+    "exchange": (programs.exchange(before="tile.fence async_shared"), lambda m, seed: run_ring(m, 5, seed)),
+    "chain": (programs.chain(), lambda m, seed: run_chain(m, seed)),
+    "turns": (programs.turns(), lambda m, seed: run_turns(m, 4, seed)),
+}
+# A fence after the barrier still stands between the accesses: the thread that issues the copy executes it, and knows of the others' accesses.
+# A wait behind a fence of registers still stands before the dot. The expectation of a barrier that nobody else touches may come before the block's
+# barrier. In `turns`, each warp's elements are written by itself before the roles part.
+EQUIVALENT = {
+    "product": {"later: fence", "later: mbarrier_wait"}, "cluster": {"later: fence", "later: mbarrier_wait"}, "ring": set(), "exchange": {"later: fence"},
+    "chain": {"later: fence", "later: mbarrier_wait", "earlier: mbarrier_expect"}, "turns": {"drop: block_barrier"},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_mutant_is_found(name, monkeypatch):
+    text, run = RUNS[name]
+    monkeypatch.setattr("tests.sim.test_level4.module_of", lambda module: module)
+    missed, count = [], 0
+    for label, mutant in mutants(parse(text)):
+        count += 1
+        if any(verdict(run, mutant, seed) == "missed" for seed in SEEDS): missed.append(label)
+    survivors = [label for label in missed if label.split(" #")[0] not in EQUIVALENT[name]]
+    assert count >= 10 and not survivors, survivors
+
+
+def test_the_originals_are_clean():
+    for text, run in RUNS.values():
+        for seed in range(3, 13): run(text, seed)
