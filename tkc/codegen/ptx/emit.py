@@ -21,6 +21,7 @@ from tkc.codegen.ptx.values import Array, Tile, compute_class, compute_type, fro
 from tkc.codegen.ptx.writer import Operand, Writer, class_of
 from tkc.errors import CompileError
 from tkc.ir.interface import Interface, Parameter
+from tkc.ir.ranges import Ranges
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
@@ -79,6 +80,7 @@ class Emitter:
         self.uses_shared = False
         self.directives: list[str] = []                   # of the entry, e.g. ".minnctapersm 1"
         self.isa = tuple(map(int, target.ptx.split(".")))
+        self.ranges = Ranges()
         self.op: Operation = kernel
         self.cluster = _cluster(kernel)
         self.persistent = "persistent" in kernel.attributes
@@ -159,7 +161,8 @@ class Emitter:
 
     def nonnegative(self, value: SSAValue) -> bool:
         """Whether an integer is known not to be negative."""
-        return False
+        found = self.ranges.of(value)
+        return found is not None and found.lo >= 0
 
     # ---- who we are ---------------------------------------------------------------------------------------------
     def special(self, name: str) -> str:

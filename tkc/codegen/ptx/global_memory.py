@@ -1,78 +1,124 @@
-"""Global memory: tiles of pointers, blocks of arrays, scalars."""
+"""Global memory: blocks of arrays, tiles of pointers, scalars."""
 from __future__ import annotations
 
-from tkc.codegen.ptx.conversions import normal
+from collections.abc import Callable
+
+from xdsl.ir import SSAValue
+
+from tkc.codegen.ptx.access import WIDEST, Group, both, load_element, load_tile, store_element, store_tile
+from tkc.codegen.ptx.barriers import meet
+from tkc.codegen.ptx.blocks import Block, fast_axis, mask_of, vector_of_mask
 from tkc.codegen.ptx.coordinates import inside, is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import Tile, compute_class, packing, registers_of
+from tkc.codegen.ptx.values import compute_class
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
-from tkc.ir.types import TileType, bits, element_of, is_bool
+from tkc.ir.axis_info import contiguity
+from tkc.ir.layout import Layout
+from tkc.ir.types import TileType, bits, element_of
+
+SCOPES = {"block": "cta", "gpu": "gpu", "system": "sys", None: "gpu"}
 
 
-def both(e: Emitter, a: Operand, b: Operand) -> Operand:
-    """Conjunction of truth values that may be known."""
-    if a is False or b is False: return False
-    if not isinstance(a, str): return b
-    if not isinstance(b, str): return a
-    return e.w.op("and.pred", "pred", a, b)
+def otherwise(e: Emitter, other: SSAValue | None) -> Callable[[int], Operand]:
+    """What element i reads as where it does not exist."""
+    if other is None: return lambda i: 0
+    if isinstance(other.type, TileType): return lambda i: e.element(e.tile(other), i)
+    return lambda i: e.operand(other)
 
 
-def load_element(e: Emitter, address: str, element, held: Operand, other: Operand, name: str = "ld.global") -> Operand:
-    """One element, widened; `other` where not held."""
-    width, w = bits(element), e.w
-    if held is False: return other
-    raw = w.new("b64" if width == 64 else "b32")
-    kind = {8: "u8", 16: "b16", 32: "b32", 64: "b64"}[width]
-    if isinstance(held, str): w.move(raw, 0)
-    target = w.new("b16") if width == 16 else raw
-    if width == 16 and isinstance(held, str): w.emit(f"mov.b16 {target}, 0")
-    with w.predicated(held if isinstance(held, str) else None): w.emit(f"{name}.{kind} {target}, [{address}]")
-    if width == 16: w.emit(f"cvt.u32.u16 {raw}, {target}")
-    found = w.op("setp.ne.b32", "pred", raw, 0) if is_bool(element) else e.unpacked(raw, element)
-    if isinstance(held, str) and other != 0:
-        from tkc.codegen.ptx.elementwise import select
-        found = select(e, element, held, found, other)
-    return found
+def stores_once(e: Emitter, layout: Layout) -> Callable[[int], Operand]:
+    """Whether this thread is the one that stores a register's element, of those that hold it."""
+    first, seen = is_first_copy(e, layout), {}
+    offsets = [tuple(at) for at in layout.offsets("registers").tolist()]
+    for r, at in enumerate(offsets): seen.setdefault(at, r)
+    return lambda r: first if seen[offsets[r]] == r else False
 
 
-def store_element(e: Emitter, address: str, element, x: Operand, held: Operand, name: str = "st.global") -> None:
-    if held is False: return
-    width, w = bits(element), e.w
-    raw = w.op("selp.b32", "b32", 1, 0, x) if is_bool(element) and isinstance(x, str) else int(x) if is_bool(element) else e.packed([x], element)
-    raw = w.register(raw, "b64" if width == 64 else "b32")
-    if width == 16: raw = w.op("cvt.u16.u32", "b16", raw)
-    with w.predicated(held if isinstance(held, str) else None): w.emit(f"{name}.{ {8: 'b8', 16: 'b16', 32: 'b32', 64: 'b64'}[width]} [{address}], {raw}")
+def one_thread(e: Emitter) -> Operand:
+    """Whether this is the instance's first thread."""
+    return True if e.instance.single else e.w.hoist(("first thread", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.thread(), 0))
+
+
+def broadcast(e: Emitter, x: Operand, kind: str) -> str:
+    """A scalar of the instance's first thread, given to all of it through shared memory."""
+    if e.instance.single: return e.w.register(x, kind)
+    w = e.w
+    at = w.hoist("slot", lambda: (e.shared_base(), e.scratch(16)), root=True)
+    place = f"[{at[0]}+{at[1]}]"
+    held = w.op("selp.b32", "b32", 1, 0, x) if kind == "pred" else w.register(x, kind)
+    width = "b64" if kind == "b64" else "b32"
+    if e.instance.first != 0: e.fail("a scalar read by one thread of a role cannot be given to the others yet")
+    meet(e)
+    with w.predicated(one_thread(e)): w.emit(f"st.shared.{width} {place}, {held}")
+    meet(e)
+    found = w.new(width)
+    w.emit(f"ld.shared.{width} {found}, {place}")
+    return w.op("setp.ne.b32", "pred", found, 0) if kind == "pred" else found
+
+
+# ---- blocks ---------------------------------------------------------------------------------------------------------
+@emitter(tile.Load)
+def load(e: Emitter, op: tile.Load) -> None:
+    t = op.result.type
+    if not isinstance(t, TileType):
+        group = Block(e, op, None).group(0, op.mask)
+        return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
+    block = Block(e, op, t.register_layout)
+    v = block.vector(mask=op.mask)
+    e.set(op.result, load_tile(e, t, v, lambda i: block.group(i * v, op.mask), otherwise(e, op.other), "global", into=e.home(op.result)))
+
+
+@emitter(tile.Store)
+def store(e: Emitter, op: tile.Store) -> None:
+    t = op.value.type
+    if not isinstance(t, TileType):
+        return store_element(e, Block(e, op, None).group(0, op.mask, one_thread(e)), t, e.operand(op.value), "global")
+    block, once = Block(e, op, t.register_layout), stores_once(e, t.register_layout)
+    v = block.vector(mask=op.mask)
+    store_tile(e, e.tile(op.value), v, lambda i: block.group(i * v, op.mask, once(i * v)), "global")
+
+
+# ---- pointers -------------------------------------------------------------------------------------------------------
+def pointer_vector(e: Emitter, pointers: SSAValue, mask: SSAValue | None, size: int) -> int:
+    """Elements that one access may move: neighbours in registers whose addresses are neighbours, aligned, and masked together."""
+    layout = pointers.type.register_layout
+    axis = fast_axis(layout)
+    if axis is None: return 1
+    along, v = contiguity(pointers, axis, e.ranges), layout.vector(axis, WIDEST // size)
+    while v > 1 and (along.run % v or along.at(v) % v): v //= 2
+    return vector_of_mask(e, mask, axis, v)
+
+
+def pointer_group(e: Emitter, pointers: SSAValue, mask: SSAValue | None, extra: Callable[[int], Operand] = lambda r: True) -> Callable[[int], Group]:
+    found, layout = e.tile(pointers), pointers.type.register_layout
+
+    def group(r: int) -> Group:
+        held = both(e, both(e, inside(e, layout, r), mask_of(e, mask, r)), extra(r))
+        return Group("", 0, False) if held is False else Group(e.w.register(found.registers[r], "b64"), 0, held)
+    return group
 
 
 @emitter(tile.LoadPointers)
 def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
-    t = op.result.type
-    element = element_of(t)
+    t, acquire = op.result.type, op.semantics is not None and op.semantics.data == "acquire"
+    how = f".acquire.{SCOPES[op.scope and op.scope.data]}" if acquire else ""
     if not isinstance(t, TileType):
-        held = True if op.mask is None else e.operand(op.mask)
-        other = 0 if op.other is None else e.operand(op.other)
-        return e.set(op.result, load_element(e, e.register(op.pointers), element, held, other))
-    layout, pointers = t.register_layout, e.tile(op.pointers)
-    found = []
-    for r in range(layout.num_registers):
-        held = inside(e, layout, r)
-        if op.mask is not None: held = both(e, held, e.element(e.tile(op.mask), r))
-        other = 0 if op.other is None else e.element(e.tile(op.other), r) if isinstance(op.other.type, TileType) else e.operand(op.other)
-        found.append(load_element(e, pointers.registers[r], element, held, other))
-    e.set(op.result, e.build(t, found))
+        held = both(e, mask_of(e, op.mask, 0), one_thread(e) if acquire else True)
+        found = load_element(e, Group(e.register(op.pointers), 0, held), t, otherwise(e, op.other)(0), "global", how)
+        return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
+    v = 1 if acquire else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
+    group = pointer_group(e, op.pointers, op.mask)
+    e.set(op.result, load_tile(e, t, v, lambda i: group(i * v), otherwise(e, op.other), "global", how, into=e.home(op.result)))
 
 
 @emitter(tile.StorePointers)
 def store_pointers(e: Emitter, op: tile.StorePointers) -> None:
-    t = op.value.type
-    element = element_of(t)
+    t, release = op.value.type, op.semantics is not None and op.semantics.data == "release"
+    how = f".release.{SCOPES[op.scope and op.scope.data]}" if release else ""
+    if release: meet(e)                           # what the others wrote comes first
     if not isinstance(t, TileType):
-        first = e.w.memo(("first thread", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.thread(), 0))
-        held = first if op.mask is None else both(e, first, e.operand(op.mask))
-        return store_element(e, e.register(op.pointers), element, e.operand(op.value), held)
-    layout, pointers, values = t.register_layout, e.tile(op.pointers), e.tile(op.value)
-    for r in range(layout.num_registers):
-        held = both(e, inside(e, layout, r), is_first_copy(e, layout))
-        if op.mask is not None: held = both(e, held, e.element(e.tile(op.mask), r))
-        store_element(e, pointers.registers[r], element, e.element(values, r), held)
+        return store_element(e, Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), t, e.operand(op.value), "global", how)
+    v = 1 if release else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
+    group = pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
+    store_tile(e, e.tile(op.value), v, lambda i: group(i * v), "global", how)

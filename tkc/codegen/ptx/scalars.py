@@ -152,7 +152,7 @@ def view(e: Emitter, op: tile.View) -> None:
         if kind == "slice":
             first, stop = e.operand(offsets.pop(0)), e.operand(offsets.pop(0))
             starts.append((axis, first))
-            extents.append(lambda first=first, stop=stop: _difference(e, stop, first))
+            extents.append(lambda axis=axis, first=first, stop=stop: _part(e, a.extent(axis), first, stop))
         else: extents.append(lambda axis=axis: a.extent(axis))
 
     def base() -> Operand:
@@ -164,10 +164,16 @@ def view(e: Emitter, op: tile.View) -> None:
                            lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i])))
 
 
-def _difference(e: Emitter, stop: Operand, first: Operand) -> Operand:
-    if first == 0: return narrowed(e, stop)
-    stop, first = narrowed(e, stop), narrowed(e, first)
-    return stop - first if not isinstance(stop, str) and not isinstance(first, str) else e.w.op("sub.s32", "b32", stop, first)
+def _part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:
+    """max(0, min(stop, extent) - first)."""
+    w = e.w
+    if isinstance(stop, str) and stop.startswith("%d"): stop = w.op("cvt.u32.u64", "b32", w.op("min.s64", "b64", stop, wide(e, extent)))
+    elif not isinstance(stop, str) and not isinstance(extent, str): stop = min(stop, extent)
+    else: stop = w.op("min.s32", "b32", *((stop, extent) if isinstance(stop, str) else (extent, stop)))
+    first = narrowed(e, first)
+    if first == 0: return stop
+    if not isinstance(stop, str) and not isinstance(first, str): return max(0, stop - first)
+    return w.op("max.s32", "b32", w.op("sub.s32", "b32", stop, first), 0)
 
 
 def narrowed(e: Emitter, x: Operand) -> Operand:
