@@ -8,12 +8,13 @@ Everything here is a question about one load, store or atomic (all have the same
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.digits import copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.ranges import Ranges
@@ -76,12 +77,21 @@ def coalesced(shape: tuple[int, ...], vector: int, warps: int, order: tuple[int,
     """`blocked`, with the warps on axes that are not reduced as far as those have room for them."""
     if not shape or not reduced: return blocked(shape, vector, warps, order)
     units, left = [1] * len(shape), warps
-    for axis in sorted(range(len(shape)), key=lambda a: (a in reduced, order.index(a) if a in reduced else -shape[a])):
+    for axis in sorted((a for a in range(len(shape)) if a not in reduced), key=lambda a: -shape[a]):
         room = -(-shape[axis] // (vector if axis == order[0] else 1))
-        while left > 1 and left % 2 == 0 and 2 * units[axis] <= room: units[axis], left = 2 * units[axis], left // 2
-        if left == 1: break
-    if left > 1: return blocked(shape, vector, warps, order)
-    return blocked(shape, vector, tuple(units), order)
+        while left % 2 == 0 and 2 * units[axis] <= room: units[axis], left = 2 * units[axis], left // 2
+    for axis in sorted(reduced, key=order.index):
+        while left % 2 == 0:
+            units[axis] *= 2
+            if _idle(blocked(shape, vector, tuple(units), order), axis): units[axis] //= 2; break
+            left //= 2
+    found = blocked(shape, vector, tuple(units), order)
+    return replace(found, warps=(*found.warps, copies(left))) if left > 1 else found
+
+
+def _idle(layout: Layout, axis: int) -> bool:
+    """Whether a warp holds nothing but padding along an axis."""
+    return any(at >= layout.shape[axis] for at in layout.offsets("warps")[:, axis].tolist())
 
 
 def _floor_power(n: int) -> int: return 1 << n.bit_length() - 1 if n > 0 else 1

@@ -87,10 +87,18 @@ def lines_of_warps(layout: Layout, axis: int) -> list[np.ndarray]:
     return [np.array([c for c in sorted(start + w for w in within) if c < layout.shape[axis]], int) for start in starts]
 
 
+def neutral(kind: str, dtype: np.dtype):
+    """What a warp that holds only padding contributes."""
+    if kind in ("max", "min"):
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        return (limits.min if kind == "max" else limits.max) if limits else (-np.inf if kind == "max" else np.inf)
+    return kind in ("prod", "all")
+
+
 def reduce_partial(m, op, x):
     axis, lines, ufunc = op.axis.value.data, lines_of_warps(op.arg.type.register_layout, op.axis.value.data), level0.REDUCE[op.kind.data]
     wide = level0.accumulated(x)
-    parts = [ufunc.reduce(np.take(wide, line, axis), axis=axis) if len(line) else np.take(wide, 0, axis) * np.nan for line in lines]
+    parts = [ufunc.reduce(np.take(wide, line, axis), axis=axis) if len(line) else np.full_like(np.take(wide, 0, axis), neutral(op.kind.data, wide.dtype)) for line in lines]
     return rounded(np.stack(parts, axis), op.result.type)
 
 
