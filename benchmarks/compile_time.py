@@ -23,7 +23,7 @@ def start(target: str, cache: Path) -> None:
     """One process; its standard error is shown if it fails."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])]), "TKC_CACHE_DIR": str(cache)}
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(target=target)], env=environment, capture_output=True, text=True)
-    if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    if done.returncode: raise RuntimeError(harness.last_words(done.stderr, done.returncode))
 
 
 def contest(seed: int, target: str = "sm_80") -> Contest:

@@ -223,6 +223,11 @@ def example(name: str):
     return importlib.import_module(name)
 
 
+def last_words(stderr: str, status: int) -> str:
+    """What a failed process said: the last line of its traceback that is not indented, which names the exception."""
+    return next((line for line in reversed(stderr.splitlines()) if line.strip() and not line[0].isspace()), f"exit status {status}")
+
+
 # ------------------------------------------------------------------------------------------------------------ timers
 def gpu_timer(run: Callable[[], Any], warmup_ms: int = 25, rep_ms: int = 100) -> float:
     """Median of triton.testing.do_bench: events round each run, L2 flushed by writing before it."""

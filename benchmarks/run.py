@@ -50,7 +50,7 @@ def trial(name: str, seed: int, deadline: float) -> harness.Trial:
         command = [sys.executable, __file__, name, "--try", contestant.name, "--seed", str(seed)]
         try: done = subprocess.run(command, capture_output=True, text=True, timeout=deadline)
         except subprocess.TimeoutExpired: raise harness.Wrong(f"gave no result within {deadline:g} s in a process of its own") from None
-        if done.returncode: raise harness.Wrong((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        if done.returncode: raise harness.Wrong(harness.last_words(done.stderr, done.returncode))
     return run
 
 

@@ -31,7 +31,8 @@ BELOW = {
     "public": {"runtime", "language", "errors"},
 }
 # Imports inside a function that run only when it is called, and go upward on purpose: (file, room).
-UPWARD = {("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime"}
+UPWARD = {("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime",
+          ("tkc/language/values.py", "public"): "the error of an unknown attribute names the public function of that name"}
 DRIVERS = {"cuda", "torch", "cupy"}
 MAY_HAVE_DRIVER = {"runtime", "tools"}
 

@@ -149,6 +149,11 @@ def test_a_risky_contestant_is_tried_first():
     assert tried == ["ours"] and "no result within" in result.failures["ours"] and "rival" in result.seconds
 
 
+def test_last_words():
+    assert harness.last_words("Traceback\n  File\ntkc.errors.CompileError: x.py:3:1: no\n  File\n    code\n    ^\n", 1) == "tkc.errors.CompileError: x.py:3:1: no"
+    assert harness.last_words("", 7) == "exit status 7"
+
+
 # ------------------------------------------------------------------------------------------------------------ timers and files
 def test_host_timers_measure_time():
     assert harness.host_timer(lambda: time.sleep(0.01), 3) == pytest.approx(0.01, rel=0.9)

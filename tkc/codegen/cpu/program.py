@@ -22,8 +22,8 @@ from tkc.codegen.cpu.lower import CONTEXT, Lowering
 from tkc.codegen.cpu.planning import WRITES, touched
 from tkc.errors import CompileError, DeviceError, LaunchError
 from tkc.ir import tile
+from tkc.ir.dtypes import BY_IR, BY_NAME
 from tkc.ir.types import ArrayType, PointerType
-from tkc.language.dtypes import BY_IR, BY_NAME
 
 PRINT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
 _names = itertools.count()
