@@ -28,7 +28,7 @@ def api():
         try: from cuda.bindings import driver
         except ImportError: raise DeviceError("an array is on a GPU, and cuda-python is not installed; pip install cuda-bindings, or pass arrays in host memory") from None
         try: error, = driver.cuInit(0)
-        except RuntimeError as e: raise DeviceError(f"the CUDA driver could not be loaded ({str(e).splitlines()[0]}); install NVIDIA's driver, or pass arrays in host memory") from None
+        except RuntimeError: raise DeviceError("the CUDA driver could not be loaded; install NVIDIA's driver, or pass arrays in host memory") from None
         if int(error): raise DeviceError(f"the CUDA driver cannot be used: {_named(driver, error)}; see `tkc doctor`, or pass arrays in host memory")
         _api = driver
     if _poison: raise DeviceError(_poison)

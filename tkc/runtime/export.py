@@ -234,7 +234,7 @@ def _checks(name: str, n: str, plain: tuple) -> list[str]:
     if align > 1: need(f"{n}->data % {align} == 0", f"expected an address that is a multiple of {align}")
     if not wide and shape:
         reach = " + ".join(f"({n}->shape[{a}] ? {n}->shape[{a}] - 1 : 0) * ({n}->strides[{a}] < 0 ? -{n}->strides[{a}] : {n}->strides[{a}])" for a in range(len(shape)))
-        need(f"({reach}) * {ITEMSIZE[plain[1]]} < INT64_C(0x7fffffff)", "too large for 32-bit offsets; export the kernel for a larger array")
+        need(f"({reach} + 1) * {ITEMSIZE[plain[1]]} <= INT64_C(0x7fffffff)", "too large for 32-bit offsets; export the kernel for a larger array")
     return lines
 
 

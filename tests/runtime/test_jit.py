@@ -1,0 +1,236 @@
+"""Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.runtime import kernels
+from tests.runtime.fake_driver import FakeTensor
+from tests.runtime.kernels import add, grid, scaled, shift
+from tkc.errors import CompileError, LaunchError
+from tkc.runtime.jit import JitFunction
+
+
+def fresh(kernel) -> JitFunction: return JitFunction(kernel.fn)
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1009])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64])
+def test_a_kernel_runs_on_numpy_arrays(n, dtype):
+    x, y = (np.arange(k, k + n).astype(dtype) for k in (0, 5))
+    out = np.zeros(n, dtype)
+    add[grid](x, y, out, n)
+    assert np.array_equal(out, x + y)
+
+
+def test_the_same_call_again_follows_its_arrays():
+    k, x = fresh(add), np.ones(100, np.float32)
+    out = np.zeros(100, np.float32)
+    for round in range(5):
+        x[:] = round
+        k[grid](x, x, out, 100)
+        assert (out == 2 * round).all()
+    assert len(k._compiled) == 1 and sum(len(ready) for _, ready in k._ready.values()) == 1
+
+
+def test_other_arrays_numbers_and_constants_are_other_launches():
+    k = fresh(add)
+    for n in (1, 5, 16, 17, 64, 100):
+        for block in (16, 64):
+            x, out = np.arange(n, dtype=np.float32), np.zeros(n, np.float32)
+            k[grid](x, x, out, n, BLOCK=block)
+            assert np.array_equal(out, 2 * x)
+
+
+def test_arguments_by_name_and_by_place_are_the_same():
+    k, x, out = fresh(add), np.ones(70, np.float32), np.zeros(70, np.float32)
+    k[2](x, x, out, 70)
+    k[(2,)](out=out, x=x, n=70, y=x)
+    k[2, 1, 1](x, x, out, n=70, BLOCK=64)
+    assert len(k._compiled) == 1
+
+
+def test_one_and_true_and_one_point_zero_are_different_constants():
+    @tkc.jit
+    def fill(out, value: tkc.constexpr): tkc.store(out, (0,), tkc.full((4,), value).to(out.dtype) + (1 if isinstance(value, float) else 0))
+    out = np.zeros(4, np.float32)
+    for value, expected in ((2, 2), (2.0, 3), (1, 1), (1.0, 2)):
+        fill[1](out, value)
+        assert (out == expected).all(), value
+
+
+def test_a_number_that_equals_one_is_compiled_for():
+    out = np.zeros(4, np.float32)
+    shift[1](np.arange(10, dtype=np.float32), 1, out)
+    assert list(out) == [1, 2, 3, 4]
+
+
+def test_overlapping_arguments_are_another_specialization():
+    k, x = fresh(shift), np.arange(300, dtype=np.float32)
+    k[1](x, 0, x[:64])
+    k[1](x, 0, np.zeros(64, np.float32))
+    assert len(k._compiled) == 2
+
+
+def test_a_rebound_global_is_noticed(monkeypatch):
+    k, x, out = fresh(scaled), np.ones(4, np.float32), np.zeros(4, np.float32)
+    k[1](x, out, 4)
+    first = out[0]
+    monkeypatch.setattr(kernels, "OFFSETS", (5, 2))
+    k[1](x, out, 4)
+    assert out[0] == pytest.approx(first + 4)
+
+
+def test_a_rebound_global_of_a_helper_is_noticed(monkeypatch):
+    k, x, out = fresh(scaled), np.ones(4, np.float32), np.zeros(4, np.float32)
+    k[1](x, out, 4)
+    first = out[0]
+    monkeypatch.setattr(kernels, "SCALE", 4.0)
+    k[1](x, out, 4)
+    assert out[0] == pytest.approx(first + 1)
+
+
+def test_the_disk_cache_gives_the_same(monkeypatch, tmp_path):
+    monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "c"))
+    x, out = np.arange(9, dtype=np.float32), np.zeros(9, np.float32)
+    found = []
+    for _ in range(2):
+        k = fresh(add)
+        out[:] = 0
+        k[1](x, x, out, 9)
+        assert np.array_equal(out, 2 * x)
+        found.append(next(iter(k._compiled.values())).cached)
+    assert found == [False, True] and "tile.kernel @add" in k.compile(x, x, out, 9).ir()
+
+
+def test_ptx_from_the_disk_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "c"))
+    one, two = (fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80") for _ in range(2))
+    assert two.cached and not one.cached
+    assert (two.ptx, two.interface, two.decisions) == (one.ptx, one.interface, one.decisions) and ".entry" in two.ptx
+    assert two.ir("final") == one.ir("final") != two.ir()
+
+
+def test_interpreted(monkeypatch):
+    monkeypatch.setenv("TKC_INTERPRET", "1")
+    x, out = np.arange(70).astype(ml_dtypes.bfloat16), np.zeros(70, ml_dtypes.bfloat16)
+    k = fresh(add)
+    k[grid](x, x, out, 70)
+    assert np.array_equal(out, x + x) and not k._compiled
+
+
+def test_prepared(monkeypatch):
+    x, out = np.ones(8, np.float32), np.zeros(8, np.float32)
+    launch = add.prepare(x, x, out, 8, grid=1)
+    launch()
+    assert (out == 2).all()
+    x[:] = 4
+    launch()
+    assert (out == 8).all()
+
+
+def test_torch_tensors_in_host_memory():
+    x, out = np.arange(8).astype(ml_dtypes.bfloat16), np.zeros(8, ml_dtypes.bfloat16)
+    tensor = lambda a: FakeTensor(a.shape, "bfloat16", a.ctypes.data, device=-1)
+    add[1](tensor(x), tensor(x), tensor(out), 8)
+    assert np.array_equal(out, x + x)
+
+
+def test_an_empty_grid_and_empty_arrays():
+    x = np.zeros(0, np.float32)
+    add[0](x, x, x, 0)
+    add[1](x, x, x, 0)
+
+
+def test_from_many_threads():
+    k, wrong = fresh(add), []
+
+    def work(seed):
+        x = np.full(1000 + seed % 3, seed, np.float32)
+        for _ in range(20):
+            out = np.zeros_like(x)
+            k[grid](x, x, out, len(x))
+            if not (out == 2 * seed).all(): wrong.append(seed)
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(16)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not wrong
+
+
+BAD = [
+    ("too few", lambda x: add[1](x, x), "missing 2 required"), ("too many", lambda x: add[1](x, x, x, 4, 64, 5), "positional arguments"),
+    ("twice", lambda x: add[1](x, x, x, 4, x=x), "multiple values"), ("an unknown option", lambda x: add[1](x, x, x, 4, warps=4), "'warps' is neither"),
+    ("a bad option", lambda x: add[1](x, x, x, 4, num_warps="4"), "num_warps"), ("a bad grid", lambda x: add["x"](x, x, x, 4), "grid"),
+    ("a bad grid function", lambda x: add[lambda a: None](x, x, x, 4), "grid"), ("no grid", lambda x: add(x, x, x, 4), "with a grid"),
+    ("a list for a constant", lambda x: add[1](x, x, x, 4, BLOCK=[64]), "hashable"), ("a string for an array", lambda x: add[1]("hello", x, x, 4), "stands for no argument"),
+    ("a stand-in", lambda x: add[1]("f32[64]", x, x, 4), "not launched"), ("a stand-in for a number", lambda x: add[1](x, x, x, "i32"), "not launched"),
+    ("complex", lambda x: add[1](x.astype(complex), x, x, 4), "complex128"), ("an object", lambda x: add[1](object(), x, x, 4), "expected an array"),
+    ("a huge number", lambda x: add[1](x, x, x, 1 << 70), "64 bits"), ("a GPU's array and ours", lambda x: add[1](FakeTensor((4,)), x, x, 4), "one device"),
+    ("two GPUs", lambda x: add[1](FakeTensor((4,)), FakeTensor((4,), device=1), FakeTensor((4,)), 4), "cuda:0, cuda:1"),
+    ("read-only", lambda x: add[1](x, x, _read_only(x), 4), "read-only"),
+]
+
+
+def _read_only(x):
+    y = x.copy()
+    y.flags.writeable = False
+    return y
+
+
+@pytest.mark.parametrize("call,message", [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_calls(call, message):
+    with pytest.raises(LaunchError, match=message): call(np.zeros(4, np.float32))
+
+
+def test_only_functions_with_named_parameters_are_kernels():
+    with pytest.raises(TypeError): tkc.jit(3)
+    with pytest.raises(LaunchError, match="name every parameter"): tkc.jit(lambda *a: None)
+
+
+def test_a_kernel_with_options_of_its_own():
+    @tkc.jit(num_warps=8)
+    def k(x): tkc.store(x, (0,), tkc.zeros((64,)))
+    assert k.compile("f32[64]", target="sm_80").interface.threads == 256
+    assert k.compile("f32[64]", target="sm_80", num_warps=2).interface.threads == 64
+
+
+def test_a_result_says_what_it_has():
+    c = fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
+    with pytest.raises(CompileError, match="there are trace"): c.ir("nonsense")
+    assert "together" in c.report() and [s for s, _ in c.times][0] == "trace"
+
+
+# ---------------------------------------------------------------------------------------------------------- a made-up GPU
+def on_gpu(n=256, dtype="float32"): return [FakeTensor((n,), dtype, pointer=0x1000_0000 * (i + 1)) for i in range(3)]
+
+
+def test_a_launch_reaches_the_driver(gpu):
+    k = fresh(add)
+    for _ in range(3): k[grid](*on_gpu(), 256)
+    assert len(gpu.named("launch")) == 3 and len(gpu.named("cuModuleLoadDataEx")) == 1
+    assert gpu.named("launch")[0][1] == (4, 1, 1)
+
+
+def test_the_second_launch_asks_the_driver_for_nothing_else(gpu):
+    k = fresh(add)
+    k[grid](*on_gpu(), 256)
+    before = len(gpu.calls)
+    k[grid](*on_gpu(), 256)
+    assert [c[0] for c in gpu.calls[before:]] == ["launch"]
+
+
+def test_kernels_of_the_same_facts_are_compiled_once(gpu):
+    k = fresh(add)
+    for n in (256, 512, 1024): k[grid](*on_gpu(n), n)
+    for n in (257, 511, 1001): k[grid](*on_gpu(n), n)
+    assert len(k._compiled) == 2 == len(gpu.named("cuModuleLoadDataEx"))
+
+
+def test_dumps_of_every_pass(monkeypatch, tmp_path):
+    monkeypatch.setenv("TKC_DUMP", str(tmp_path))
+    fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
+    names = sorted(p.name for p in (tmp_path / "add").iterdir())
+    from tkc.passes.pipeline import PIPELINE
+    assert names == [f"{i:02}-{s}.mlir" for i, s in enumerate(["trace", *PIPELINE])]
