@@ -9,12 +9,13 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.digits import Digit, LayoutError
-from tkc.ir.layout import WARP, Layout, blocked
+from tkc.ir.digits import LayoutError
+from tkc.ir.layout import Layout
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, tile_of
 from tkc.passes.dot_layouts import of_dot
+from tkc.passes.movers import offsets_layout, one_warp, stretched
 from tkc.passes.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
 
@@ -266,63 +267,3 @@ def forward(op: Operation, layout: Layout) -> Layout:
             return layout
         case tile.Transpose(): return layout.transpose(op.permutation.get_values())
         case _: return layout.reshape(op.result.type.extents)
-
-
-# ---- layouts for operations that move elements along an axis -------------------------------------------------------------
-
-def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
-    """A layout whose threads repeat along each axis of `steps` after so many coordinates (which divide its extent)."""
-    core = tuple(steps.get(a, n) for a, n in enumerate(shape))
-    layout = blocked(core, min(max(1, 128 // width), core[-1] & -core[-1]), warps)
-    for axis, step in steps.items():
-        if layout.padded_shape[axis] != step: layout = blocked(core, 1, warps, order=None, threads_per=tuple(1 for _ in core))
-    extra = tuple(Digit(shape[a] // step, a, step) for a, step in steps.items())
-    return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
-
-
-def one_warp(shape: tuple[int, ...], axis: int, warps: int, exact: bool) -> Layout:
-    """The axis in registers and lanes of one warp, powers of two lanes: unpadded (`exact`), or padded to a power of two."""
-    n = shape[axis] if exact else 1 << (shape[axis] - 1).bit_length()
-    lanes = min(WARP, n & -n)
-    others = tuple(1 if a == axis else m for a, m in enumerate(shape))
-    rest = blocked(others, 1, warps, threads_per=None) if lanes == 1 else blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
-    if lanes > 1:                                          # the copies that `blocked` made are the lanes along the axis
-        spare = next(i for i, d in enumerate(rest.lanes) if d.axis < 0 and d.extent % lanes == 0)
-        left = rest.lanes[spare].extent // lanes
-        digits = (Digit(lanes, axis, n // lanes), *((Digit(left, -1, 0),) if left > 1 else ()))
-        rest_lanes = (*rest.lanes[:spare], *digits, *rest.lanes[spare + 1:])
-    else: rest_lanes = rest.lanes
-    return Layout(shape, (Digit(n // lanes, axis, 1), *rest.registers), rest_lanes, rest.warps)
-
-
-def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Up to `count` lanes (a power of two) over axes, the last first."""
-    found = []
-    for n in reversed(extents):
-        here = min(count, 1 << (n - 1).bit_length())
-        found.append(here); count //= here
-    return tuple(reversed(found))
-
-
-def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, Layout]:
-    """Layouts of a slice's operand and result between which it is a choice of registers; the operand's own if that serves."""
-    t, r, offsets, steps = op.arg.type, op.result.type, op.offsets.get_values(), op.steps
-    if all(s == 1 for s in steps):
-        try: return layout, layout.slice(offsets, r.extents)[0]
-        except LayoutError: pass
-    strided = [a for a in range(t.rank) if steps[a] > 1]
-    periods = {a: gcd(offsets[a], r.extents[a], t.extents[a]) for a in range(t.rank) if a not in strided and r.extents[a] != t.extents[a]}
-    inner = tuple(1 if a in strided else n for a, n in enumerate(t.extents))
-    core = stretched(inner, bits(element_of(t)), periods, warps)
-    whole = Layout(t.extents, (*(Digit(t.extents[a], a, 1) for a in strided), *core.registers), core.lanes, core.warps)
-    kept = tuple(1 if a in strided else n for a, n in enumerate(r.extents))
-    part = core.slice([0 if a in strided else o for a, o in enumerate(offsets)], kept)[0]
-    return whole, Layout(r.extents, (*(Digit(r.extents[a], a, 1) for a in strided), *part.registers), part.lanes, part.warps)
-
-
-def offsets_layout(op: tile.Load | tile.Store | tile.AtomicBlock, axis: int, layout: Layout) -> Layout:
-    """The layout of a gather's offsets along an array axis, given that of the block."""
-    extents = op.extents.get_values()
-    kept = [a for a, n in enumerate(extents) if n >= 0]
-    here = tuple(extents[a] if a == axis else 1 for a in kept)
-    return layout.operand_of_broadcast(here).reshape((extents[axis],))

@@ -36,17 +36,16 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
-from tkc.ir.digits import LayoutError
-from tkc.ir.layout import Layout, blocked, movement
+from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase_dead, stamp
+from tkc.ir.rewrite import after, before, erase_dead
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
-from tkc.passes.groups import Groups, offsets_layout, slice_source
-from tkc.passes.values import POINTWISE, VIEWS, tiles
+from tkc.passes.groups import Groups
+from tkc.passes.movers import offsets_layout, reshape_layouts, slice_source
+from tkc.passes.values import POINTWISE, tiles
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -109,21 +108,14 @@ class Selection:
                 permutation = op.permutation.get_values()
                 operands = [self.ask(op.arg, layout.transpose([permutation.index(i) for i in range(len(permutation))]))]
             case tile.Reshape():
-                source = self._source_of_reshape(op, layout)
-                if source is None: return self._convert(self.ask(value, self.groups.image(value)), layout)
+                source, result = reshape_layouts(op, layout, self._layout(op.arg), self.plan.warps)
+                if result != layout: return self._convert(self.ask(value, result), layout)
                 operands = [self.ask(op.arg, source)]
             case _: operands = [self.ask(v, layout) for v in op.operands]
         new = op.clone({old: new for old, new in zip(op.operands, operands)})
         new.results[0]._type = value.type.with_layout(layout)
         new.results[0].name_hint = value.name_hint
         return after(op, new).results[0]
-
-    def _source_of_reshape(self, op: tile.Reshape, layout: Layout) -> Layout | None:
-        """The operand's layout from which `layout` is the same registers; None if there is none."""
-        try:
-            source = layout.reshape(op.arg.type.extents)
-            return source if source.reshape(op.result.type.extents) == layout or _ones_only(op) else None
-        except LayoutError: return None
 
     def _convert(self, value: SSAValue, layout: Layout) -> SSAValue:
         source = value.type.register_layout
@@ -247,11 +239,6 @@ _SCOPES = {"none": "nowhere", "registers": "between registers", "lanes": "betwee
 
 
 def _short(t: TileType) -> str: return "x".join(map(str, t.extents)) + f" {element_of(t)}"
-
-
-def _ones_only(op: tile.Reshape) -> bool:
-    """Whether a reshape only adds or drops extents of 1."""
-    return [n for n in op.arg.type.extents if n > 1] == [n for n in op.result.type.extents if n > 1]
 
 
 def _blocks(kernel: tile.Kernel):

@@ -1,0 +1,110 @@
+"""Layouts for operations that move elements along an axis: reshape, slice, concat, flip, sort, gather.
+
+Each is a choice of registers (or, for sort and flip, stays inside a warp) if the axis it works on lies right: these functions build
+the layouts in which it does.
+"""
+from __future__ import annotations
+
+from math import gcd, prod
+
+from tkc.ir import tile
+from tkc.ir.digits import Digit, LayoutError, copies
+from tkc.ir.layout import WARP, Layout, blocked
+from tkc.ir.types import bits, element_of
+
+
+def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
+    """A layout whose threads repeat along each axis of `steps` after so many coordinates (which divide its extent)."""
+    core = tuple(steps.get(a, n) for a, n in enumerate(shape))
+    layout = blocked(core, min(max(1, 128 // width), core[-1] & -core[-1]), warps)
+    for axis, step in steps.items():
+        if layout.padded_shape[axis] != step: layout = blocked(core, 1, warps, order=None, threads_per=tuple(1 for _ in core))
+    extra = tuple(Digit(shape[a] // step, a, step) for a, step in steps.items())
+    return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
+
+
+def one_warp(shape: tuple[int, ...], axis: int, warps: int, exact: bool) -> Layout:
+    """The axis in registers and lanes of one warp, powers of two lanes: unpadded (`exact`), or padded to a power of two."""
+    n = shape[axis] if exact else 1 << (shape[axis] - 1).bit_length()
+    lanes = min(WARP, n & -n)
+    others = tuple(1 if a == axis else m for a, m in enumerate(shape))
+    rest = blocked(others, 1, warps, threads_per=None) if lanes == 1 else blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
+    if lanes > 1:                                          # the copies that `blocked` made are the lanes along the axis
+        spare = next(i for i, d in enumerate(rest.lanes) if d.axis < 0 and d.extent % lanes == 0)
+        left = rest.lanes[spare].extent // lanes
+        digits = (Digit(lanes, axis, n // lanes), *((Digit(left, -1, 0),) if left > 1 else ()))
+        rest_lanes = (*rest.lanes[:spare], *digits, *rest.lanes[spare + 1:])
+    else: rest_lanes = rest.lanes
+    return Layout(shape, (Digit(n // lanes, axis, 1), *rest.registers), rest_lanes, rest.warps)
+
+
+def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Up to `count` lanes (a power of two) over axes, the last first."""
+    found = []
+    for n in reversed(extents):
+        here = min(count, 1 << (n - 1).bit_length())
+        found.append(here); count //= here
+    return tuple(reversed(found))
+
+
+def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, Layout]:
+    """Layouts of a slice's operand and result between which it is a choice of registers; the operand's own if that serves."""
+    t, r, offsets, steps = op.arg.type, op.result.type, op.offsets.get_values(), op.steps
+    if all(s == 1 for s in steps):
+        try: return layout, layout.slice(offsets, r.extents)[0]
+        except LayoutError: pass
+    strided = [a for a in range(t.rank) if steps[a] > 1]
+    periods = {a: gcd(offsets[a], r.extents[a], t.extents[a]) for a in range(t.rank) if a not in strided and r.extents[a] != t.extents[a]}
+    inner = tuple(1 if a in strided else n for a, n in enumerate(t.extents))
+    core = stretched(inner, bits(element_of(t)), periods, warps)
+    whole = Layout(t.extents, (*(Digit(t.extents[a], a, 1) for a in strided), *core.registers), core.lanes, core.warps)
+    kept = tuple(1 if a in strided else n for a, n in enumerate(r.extents))
+    part = core.slice([0 if a in strided else o for a, o in enumerate(offsets)], kept)[0]
+    return whole, Layout(r.extents, (*(Digit(r.extents[a], a, 1) for a in strided), *part.registers), part.lanes, part.warps)
+
+
+def offsets_layout(op: tile.Load | tile.Store | tile.AtomicBlock, axis: int, layout: Layout) -> Layout:
+    """The layout of a gather's offsets along an array axis, given that of the block."""
+    extents = op.extents.get_values()
+    kept = [a for a, n in enumerate(extents) if n >= 0]
+    here = tuple(extents[a] if a == axis else 1 for a in kept)
+    return layout.operand_of_broadcast(here).reshape((extents[axis],))
+
+
+def reshape_layouts(op: tile.Reshape, wanted: Layout, given: Layout, warps: int) -> tuple[Layout, Layout]:
+    """Layouts of a reshape's operand and result between which it is free: `wanted` for the result if that can be, else the operand's
+    as `given`, else one made for the purpose."""
+    old, new = op.arg.type.extents, op.result.type.extents
+    ones = [n for n in old if n > 1] == [n for n in new if n > 1]
+    try:
+        source = wanted.reshape(old)
+        if ones or source.reshape(new) == wanted: return source, wanted
+    except LayoutError: pass
+    try:
+        result = given.reshape(new)
+        if ones or result.reshape(old) == given: return given, result
+    except LayoutError: pass
+    flat = _divisible(old, new, warps)
+    return flat.reshape(old), flat.reshape(new)
+
+
+def _divisible(old: tuple[int, ...], new: tuple[int, ...], warps: int) -> Layout:
+    """A layout of the elements in row-major order whose digits divide among the axes of both shapes.
+
+    Cut where an axis of either shape begins. If each cut divides the next, the outermost parts go to lanes and warps as far as
+    they are powers of two; otherwise (7x5 to 5x7) every thread holds everything.
+    """
+    size = prod(old)
+    cuts = sorted({prod(shape[i:]) for shape in (old, new) for i in range(len(shape) + 1)})
+    if any(b % a for a, b in zip(cuts, cuts[1:])): cuts = [1, size]; room = {"lanes": 1, "warps": 1}
+    else: room = {"lanes": WARP, "warps": warps}
+    registers, spread = [], {"lanes": [], "warps": []}
+    for low, high in reversed(list(zip(cuts, cuts[1:]))):
+        extent = high // low
+        for place in "lanes", "warps":
+            here = gcd(extent & -extent, room[place])
+            extent, room[place] = extent // here, room[place] // here
+            spread[place].insert(0, Digit(here, 0, low * extent))
+        registers.insert(0, Digit(extent, 0, low))
+    total = lambda digits: prod(d.extent for d in digits)
+    return Layout((size,), tuple(registers), (*spread["lanes"], copies(WARP // total(spread["lanes"]))), (*spread["warps"], copies(warps // total(spread["warps"]))))
