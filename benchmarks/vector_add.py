@@ -11,19 +11,19 @@ def contest(seed: int, n: int = N) -> Contest:
     x, y = (torch.randn(n, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(2))
     out = torch.empty_like(x)
 
-    def ours(block: int, warps: int) -> Runner:
+    def ours(block: int) -> Runner:
         import tkc
         add = harness.example("vector_add").add
         grid = (tkc.cdiv(n, block),)
-        return Runner(lambda: (add[grid](x, y, out, n, BLOCK=block, num_warps=warps), out)[1], out)
+        return Runner(lambda: (add[grid](x, y, out, n, BLOCK=block), out)[1], out)
 
     def triton() -> Runner:
         from benchmarks import rivals_triton
         return Runner(lambda: rivals_triton.add(x, y, out), out)
 
     return Contest("vector-add", f"Vector add, {n} bfloat16 elements", (
-        Contestant("tkc", lambda: ours(4096, 8), "ours", risky=True),
-        Contestant("tkc BLOCK 1024", lambda: ours(1024, 4), "ours", risky=True),
+        Contestant("tkc", lambda: ours(1024), "ours", risky=True),
+        Contestant("tkc BLOCK 4096", lambda: ours(4096), "ours"),
         Contestant("torch", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
         Contestant("triton", triton),
         Contestant("copy of as many bytes", lambda: Runner(copy(3 * n)), "bound"),
