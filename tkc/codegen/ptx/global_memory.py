@@ -10,7 +10,8 @@ from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.blocks import Block, fast_axis, mask_of, vector_of_mask
 from tkc.codegen.ptx.coordinates import inside, is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import compute_class
+from tkc.codegen.ptx.reduce import shuffle
+from tkc.codegen.ptx.values import Tile, compute_class
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
@@ -40,8 +41,8 @@ def one_thread(e: Emitter) -> Operand:
     return True if e.instance.single else e.w.hoist(("first thread", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.thread(), 0))
 
 
-def broadcast(e: Emitter, x: Operand, kind: str) -> str:
-    """A scalar of the instance's first thread, given to all of it through shared memory."""
+def broadcast(e: Emitter, x: Operand, kind: str, giver: Operand | None = None) -> str:
+    """A scalar of one thread (the instance's first), given to all of it through shared memory."""
     if e.instance.single: return e.w.register(x, kind)
     w = e.w
     at = w.hoist("slot", lambda: (e.shared_base(), e.scratch(16)), root=True)
@@ -50,11 +51,24 @@ def broadcast(e: Emitter, x: Operand, kind: str) -> str:
     width = "b64" if kind == "b64" else "b32"
     if e.instance.first != 0: e.fail("a scalar read by one thread of a role cannot be given to the others yet")
     meet(e)
-    with w.predicated(one_thread(e)): w.emit(f"st.shared.{width} {place}, {held}")
+    with w.predicated(giver or one_thread(e)): w.emit(f"st.shared.{width} {place}, {held}")
     meet(e)
     found = w.new(width)
     w.emit(f"ld.shared.{width} {found}, {place}")
     return w.op("setp.ne.b32", "pred", found, 0) if kind == "pred" else found
+
+
+def one_from(e: Emitter, value: Tile, index: tuple[int, ...]) -> Operand:
+    """One element of a tile, for every thread of the instance."""
+    owners = value.layout.owners(index)
+    register, lane, warp, _ = owners[0]
+    x, kind, w = e.element(value, register), compute_class(value.element), e.w
+    lanes, warps = {l for _, l, _, _ in owners}, {v for _, _, v, _ in owners}
+    if not isinstance(x, str): return x
+    if len(lanes) < 32: x = shuffle(e, x, lane, kind, "idx")
+    if len(warps) == value.layout.num_warps: return x
+    here = w.op("setp.eq.s32", "pred", e.thread(), 32 * warp)
+    return broadcast(e, x, kind, here)
 
 
 # ---- blocks ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, packing
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
+from tkc.ir.layout import Layout, register_map
 from tkc.ir.types import TileType, bits, is_bool
 
 
@@ -60,3 +61,74 @@ def splat(e: Emitter, op: tile.Splat) -> None:
     p = packing(t.element, t.register_layout.num_registers)
     raw = narrow(e, [x] * p, t.element)
     e.set(op.result, Tile.of(t, [raw] * (t.register_layout.num_registers // p)))
+
+
+# ---- by choosing registers ----------------------------------------------------------------------------------------------
+def deliver(e: Emitter, op, held: Layout, value: Tile, registers: list[int] | None = None) -> None:
+    """A tile held as `held` (register i is number `registers[i]` of `value`) in the layout the result wants."""
+    t = op.result.type
+    sources = register_map(held, t.register_layout)
+    if sources is None: e.fail(f"'{op.name}' leaves its result as {held}, but it is wanted as {t.register_layout}: convert it")
+    e.set(op.result, chosen(e, t, [(value, registers[r] if registers else r) for r in sources]), alias=True)
+
+
+@emitter(tile.Broadcast)
+def broadcast(e: Emitter, op: tile.Broadcast) -> None: deliver(e, op, e.tile(op.arg).layout, e.tile(op.arg))
+
+
+@emitter(tile.Reshape)
+def reshape(e: Emitter, op: tile.Reshape) -> None:
+    value = e.tile(op.arg)
+    deliver(e, op, value.layout.reshape(op.result.type.extents), value)
+
+
+@emitter(tile.Transpose)
+def transpose(e: Emitter, op: tile.Transpose) -> None:
+    value = e.tile(op.arg)
+    deliver(e, op, value.layout.transpose(op.permutation.get_values()), value)
+
+
+@emitter(tile.Slice)
+def slice_(e: Emitter, op: tile.Slice) -> None:
+    """By the elements that each thread has: register i of the result is that register of the operand in every thread."""
+    value, t = e.tile(op.arg), op.result.type
+    have, want = value.layout.table(), t.register_layout.table() * np.array(op.steps) + np.array(op.offsets.get_values())
+    real = (t.register_layout.table() < np.array(t.extents)).all(-1)
+    sources = []
+    for r in range(t.register_layout.num_registers):
+        fits = ((have == want[:, :, r:r + 1]).all(-1) | ~real[:, :, r:r + 1]).all((0, 1))
+        if not fits.any(): e.fail(f"a slice at {list(op.offsets.get_values())} of {value.layout} takes elements of other threads for {t.register_layout}: passes must send it through shared memory")
+        sources.append((value, int(fits.argmax())))
+    e.set(op.result, chosen(e, t, sources), alias=True)
+
+
+@emitter(tile.Concat)
+def concat(e: Emitter, op: tile.Concat) -> None:
+    parts, t = [e.tile(a) for a in op.args], op.result.type
+    whole, sources = Layout.concat([p.layout for p in parts], op.axis.value.data)
+    wanted = register_map(whole, t.register_layout)
+    if wanted is None: e.fail(f"'tile.concat' leaves its result as {whole}, but it is wanted as {t.register_layout}: convert it")
+    e.set(op.result, chosen(e, t, [(parts[sources[r][0]], sources[r][1]) for r in wanted]), alias=True)
+
+
+@emitter(tile.Flip)
+def flip(e: Emitter, op: tile.Flip) -> None:
+    """Within the threads: where the axis lies in registers alone."""
+    value, t, axis = e.tile(op.arg), op.result.type, op.axis.value.data
+    have, want = value.layout.table(), t.register_layout.table().copy()
+    want[..., axis] = t.extents[axis] - 1 - want[..., axis]
+    real = (t.register_layout.table() < np.array(t.extents)).all(-1)
+    sources = []
+    for r in range(t.register_layout.num_registers):
+        fits = ((have == want[:, :, r:r + 1]).all(-1) | ~real[:, :, r:r + 1]).all((0, 1))
+        if not fits.any(): e.fail("a flip along an axis that lies across threads: passes must send it through shared memory")
+        sources.append((value, int(fits.argmax())))
+    e.set(op.result, chosen(e, t, sources), alias=True)
+
+
+@emitter(tile.Extract)
+def extract(e: Emitter, op: tile.Extract) -> None:
+    """One element for every thread: a shuffle inside a warp, shared memory among warps."""
+    from tkc.codegen.ptx.global_memory import one_from
+    value = e.tile(op.arg)
+    e.set(op.result, one_from(e, value, tuple(op.index.get_values())))

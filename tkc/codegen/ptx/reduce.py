@@ -1,0 +1,274 @@
+"""Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes.
+
+Warps do not meet here: a reduction over warps is a reduce_partial, a trip through shared memory and a tile.reduce (swizzle-shared
+makes them).  Padding takes the neutral element.
+
+A `combine` region need not commute, so its registers and lanes are folded in the order of the axis: digit by digit of the
+layout, from the smallest stride to the largest.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Attribute, Operation, Region
+
+from tkc.codegen.ptx.conversions import normal
+from tkc.codegen.ptx.coordinates import coordinate, inside
+from tkc.codegen.ptx.elementwise import function, select
+from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.values import Tile, compute_class, compute_type
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir import shared, tile
+from tkc.ir.layout import Layout, register_map
+from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_unsigned
+
+BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
+Values = tuple[Operand, ...]
+
+
+def neutral(kind: str, t: Attribute) -> Operand:
+    """What changes nothing."""
+    if kind in ("sum", "xor", "any"): return False if is_bool(t) else 0.0 if is_float(t) else 0
+    if kind == "prod": return 1.0 if is_float(t) else 1
+    if kind == "all": return True
+    low = kind in ("max", "argmax")
+    if is_bool(t): return not low
+    if is_float(t): return float("-inf") if low else float("inf")
+    width, unsigned = bits(t), is_unsigned(t)
+    if unsigned: return 0 if low else (1 << width) - 1
+    return -(1 << width - 1) if low else (1 << width - 1) - 1
+
+
+def shuffle(e: Emitter, x: Operand, mask: Operand, kind: str, how: str = "bfly") -> Operand:
+    """The value of the lane whose number differs by `mask` (how "idx": of lane number `mask`)."""
+    if not isinstance(x, str): return x
+    w = e.w
+    if kind == "pred": return w.op("setp.ne.b32", "pred", shuffle(e, w.op("selp.b32", "b32", 1, 0, x), mask, "b32", how), 0)
+    if kind == "b64":
+        low, high = w.many("b32", 2)
+        w.emit(f"mov.b64 {{{low}, {high}}}, {x}")
+        into = w.new("b64")
+        w.emit(f"mov.b64 {into}, {{{shuffle(e, low, mask, 'b32', how)}, {shuffle(e, high, mask, 'b32', how)}}}")
+        return into
+    return w.op(f"shfl.sync.{how}.b32", "b32", x, mask, 31, -1)
+
+
+def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[tuple[int, int]]:
+    """(lane mask, stride along the axis) of each bit of the lanes that lie along the axis, smallest stride first."""
+    found, weight = [], 1
+    for d in layout.lanes:
+        if d.axis == axis:
+            if d.extent & d.extent - 1 or weight & weight - 1: e.fail(f"a reduction over {d.extent} lanes needs a power of two: choose another layout")
+            found += [(weight << b, d.stride << b) for b in range(d.extent.bit_length() - 1)]
+        weight *= d.extent
+    return sorted(found, key=lambda pair: pair[1])
+
+
+class Folder:
+    """How two partial results (tuples of operands) become one."""
+
+    def __init__(self, e: Emitter, op: Operation, kind: str, elements: Sequence[Attribute], region: Region | None = None):
+        self.e, self.kind, self.region, self.elements = e, kind, region, tuple(elements)
+        self.classes = tuple(map(compute_class, elements))
+
+    def __call__(self, a: Values, b: Values) -> Values:
+        """a comes before b along the axis."""
+        if self.kind == "combine": return self._region(a, b)
+        if self.kind.startswith("arg"): return self._first_of(a, b)
+        return (function(self.e, BINARY[self.kind], self.elements[0], (a[0], b[0])),)
+
+    def _region(self, a: Values, b: Values) -> Values:
+        e, block = self.e, self.region.block
+        with e.w.scope():
+            for name, x in zip(block.args, (*a, *b), strict=True): e.values[name] = x
+            e.block(block)
+            return tuple(e.operand(v) for v in block.last_op.operands)
+
+    def _wins(self, a: Operand, b: Operand) -> Operand:
+        """b beats a: it is larger (smaller), or the first NaN."""
+        e, t, sign = self.e, self.elements[0], "gt" if self.kind == "argmax" else "lt"
+        a, b = (e.w.register(x, self.classes[0]) for x in (a, b))
+        if not is_float(t): return function(e, sign, t, (b, a))
+        kind = compute_type(t)
+        return e.w.op(f"setp.{sign}u.and.{kind}", "pred", b, a, e.w.op(f"setp.num.{kind}", "pred", a, a), type=kind)
+
+    def _first_of(self, a: Values, b: Values) -> Values:
+        e = self.e
+        take = self._wins(a[0], b[0])
+        if len(a) > 2 or len(b) > 2:                     # across lanes: of equals the smaller index
+            a, b = a[:2], b[:2]
+            tie = e.w.op("setp.lt.s32", "pred", e.w.register(b[1]), a[1])
+            tie = e.w.op("and.pred", "pred", tie, e.w.op("not.pred", "pred", self._wins(b[0], a[0])))
+            take = e.w.op("or.pred", "pred", e.w.register(take, "pred"), tie)
+        return select(e, self.elements[0], take, b[0], a[0]), select(e, i32, take, b[1], a[1])
+
+    # ---- over registers and lanes -------------------------------------------------------------------------------
+    def tree(self, items: list[Values]) -> Values:
+        while len(items) > 1: items = [self(*items[i:i + 2]) if i + 1 < len(items) else items[i] for i in range(0, len(items), 2)]
+        return items[0]
+
+    def across(self, x: Values, mask: int) -> Values:
+        """With the lane on the other side of `mask`; for a region, the lane with the bit comes second."""
+        e = self.e
+        other = tuple(shuffle(e, v, mask, c) for v, c in zip(x, self.classes))
+        if self.kind.startswith("arg"): return self((*x, None), (*other, None))
+        if self.kind != "combine": return self(x, other)
+        second = e.w.hoist(("bit", mask), lambda: e.w.op("setp.ne.b32", "pred", e.w.op("and.b32", "b32", e.lane(), mask), 0), root=True)
+        pick = lambda yes, no: tuple(select(e, t, second, a, b) for t, a, b in zip(self.elements, yes, no))
+        return self(pick(other, x), pick(x, other))
+
+
+def lines(layout: Layout, axis: int) -> list[list[int]]:
+    """The registers of each line along the axis, each coordinate once (registers may hold copies)."""
+    at = layout.offsets("registers")[:, axis]
+    return [list({int(at[r]): r for r in reversed(group)}.values())[::-1] for group in layout.register_groups(axis)]
+
+
+def in_warp(e: Emitter, folder: Folder, layout: Layout, axis: int, item: Callable[[int], Values]) -> list[Values]:
+    """Each line along the axis folded over registers and lanes: one value for each register of `layout.drop(axis)`."""
+    lanes = lanes_along(e, layout, axis)
+    answers = []
+    for group in lines(layout, axis):
+        if folder.kind == "combine": x = _ordered(folder, layout, axis, lanes, [(int(layout.offsets("registers")[r, axis]), item(r)) for r in group])
+        else:
+            x = folder.tree([item(r) for r in group])
+            for mask, _ in lanes: x = folder.across(x, mask)
+        answers.append(x)
+    return answers
+
+
+def _ordered(folder: Folder, layout: Layout, axis: int, lanes: list[tuple[int, int]], items: list[tuple[int, Values]]) -> Values:
+    """Folds registers up to the stride of the next lane bit, then that bit, and so on."""
+    at = 0
+    for mask, stride in [*lanes, (0, layout.padded_shape[axis] + 1)]:
+        if at < stride: items = [(where, _chain(folder, [x for _, x in part])) for where, part in groupby(items, key=lambda pair: pair[0] // stride)]; items = [(w * stride, x) for w, x in items]
+        if mask: items = [(where, folder.across(x, mask)) for where, x in items]; at = stride
+    return items[0][1]
+
+
+def _chain(folder: Folder, items: list[Values]) -> Values:
+    x = items[0]
+    for y in items[1:]: x = folder(x, y)
+    return x
+
+
+def reduced_items(e: Emitter, op: Operation, args: Sequence[Tile], axis: int, kind: str) -> Callable[[int], Values]:
+    """The elements of register r, or the neutral element where it is padding; argmax and argmin carry their index."""
+    layout = args[0].layout
+
+    def item(r: int) -> Values:
+        found = [e.element(a, r) for a in args]
+        held = inside(e, layout, r) if layout.padded_shape[axis] != layout.shape[axis] else True
+        if held is not True:
+            if kind == "combine": e.fail(f"a reduction with its own combine over an axis of {layout.shape[axis]} held in {layout.padded_shape[axis]} has no neutral element: use a power of two")
+            found = [select(e, args[0].element, held, found[0], neutral(kind, args[0].element))]
+        return (*found, coordinate(e, layout, r, axis)) if kind.startswith("arg") else tuple(found)
+    return item
+
+
+@emitter(tile.Reduce)
+def reduce(e: Emitter, op: tile.Reduce) -> None:
+    kind, axis, args = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args]
+    layout = args[0].layout
+    if layout.warps_along(axis) > 1: e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
+    elements = [a.element for a in args]
+    folder = Folder(e, op, kind, elements + [i32] * kind.startswith("arg"), op.combine)
+    answers = in_warp(e, folder, layout, axis, reduced_items(e, op, args, axis, kind))
+    for position, result in enumerate(op.results):
+        which = 1 if kind.startswith("arg") else position
+        deliver(e, result, layout.drop(axis), [x[which] for x in answers])
+
+
+def deliver(e: Emitter, result, layout: Layout, values: list[Operand]) -> None:
+    """The values of the registers of `layout` as a result in its own layout (the same threads)."""
+    t = result.type
+    if not isinstance(t, TileType): return e.set(result, normal(e, values[0], t))
+    chosen_from = register_map(layout, t.register_layout)
+    if chosen_from is None: e.fail(f"a reduction leaves its result as {layout}, but it is wanted as {t.register_layout}: convert it")
+    e.set(result, e.build(t, [values[i] for i in chosen_from], e.home(result)))
+
+
+@emitter(shared.ReducePartial)
+def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
+    kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), op.result.type
+    layout, wanted = arg.layout, t.register_layout
+    answers = in_warp(e, Folder(e, op, kind, [arg.element]), layout, axis, reduced_items(e, op, [arg], axis, kind))
+    place = {tuple(at): i for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))}
+    without = lambda at: tuple(x for a, x in enumerate(at) if a != axis)
+    e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()], e.home(op.result)))
+
+
+# ---- scans ------------------------------------------------------------------------------------------------------------
+@emitter(tile.Scan)
+def scan(e: Emitter, op: tile.Scan) -> None:
+    """Inclusive prefixes: the registers of a thread one after the other, then lanes by doubling, digit by digit of the axis."""
+    kind, axis, args, back = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args], op.reverse is not None
+    layout = args[0].layout
+    if layout.warps_along(axis) > 1: e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
+    folder = Folder(e, op, kind, [a.element for a in args], op.combine)
+    join = (lambda a, b: folder(b, a)) if back else folder          # a was met first
+    lanes, at = lanes_along(e, layout, axis), layout.offsets("registers")
+    prefix: dict[int, Values] = {r: tuple(e.element(a, r) for a in args) for r in range(layout.num_registers)}
+    if back and layout.is_padded and layout.padded_shape[axis] != layout.shape[axis]:
+        if kind == "combine": e.fail("a reversed scan with its own combine over a padded axis has no neutral element: use a power of two")
+        for r in prefix:
+            held = inside(e, layout, r)
+            if held is not True: prefix[r] = (select(e, args[0].element, held, prefix[r][0], neutral(kind, args[0].element)),)
+    w = Walk(e, folder, join, prefix, at[:, axis], lanes, back)
+    for group in lines(layout, axis): w.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), layout.padded_shape[axis])
+    first = {tuple(place): r for r, place in reversed(list(enumerate(at.tolist())))}
+    for position, result in enumerate(op.results):
+        e.set(result, e.build(result.type, [prefix[first[tuple(place)]][position] for place in at.tolist()]))
+
+
+@dataclass
+class Walk:
+    """The steps of a scan: stretches of the axis that carry their own prefixes, doubled until there is one."""
+    e: Emitter
+    folder: Folder
+    join: Callable[[Values, Values], Values]
+    prefix: dict[int, Values]
+    at: np.ndarray
+    lanes: list[tuple[int, int]]
+    back: bool
+
+    def line(self, order: list[int], extent: int) -> None:
+        done = 1
+        for mask, stride in [*self.lanes, (0, extent)]:
+            if stride > done: self.registers(order, done, stride); done = stride
+            if mask: self.lane(order, mask, stride); done = 2 * stride
+
+    def stretches(self, order: list[int], length: int) -> list[list[int]]:
+        return [list(part) for _, part in groupby(order, key=lambda r: int(self.at[r]) // length)]
+
+    def registers(self, order: list[int], done: int, stride: int) -> None:
+        """Each stretch of `done` takes the total of the one before it, within stretches of `stride`."""
+        for stretch in self.stretches(order, stride):
+            total = None
+            for part in self.stretches(stretch, done):
+                if total is not None:
+                    for r in part: self.prefix[r] = self.join(total, self.prefix[r])
+                total = self.total(self.prefix[part[-1]], done)
+
+    def lane(self, order: list[int], mask: int, stride: int) -> None:
+        """Lanes whose bit comes second take the total of the lane that comes first."""
+        e, w = self.e, self.e.w
+        bit = w.hoist(("bit", mask), lambda: w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", e.lane(), mask), 0), root=True)
+        later = w.memo(("no bit", mask), lambda: w.op("not.pred", "pred", bit)) if self.back else bit
+        for part in self.stretches(order, stride):
+            total = self.total(self.prefix[part[-1]], stride)
+            before = tuple(shuffle(e, v, mask, c) for v, c in zip(total, self.folder.classes))
+            for r in part:
+                joined = self.join(before, self.prefix[r])
+                self.prefix[r] = tuple(select(e, t, later, j, p) for t, j, p in zip(self.folder.elements, joined, self.prefix[r]))
+
+    def total(self, x: Values, length: int) -> Values:
+        """x of the lane that comes last in its stretch of `length`."""
+        e, below = self.e, sum(mask for mask, stride in self.lanes if stride < length)
+        if not below: return x
+        last = e.w.memo(("last", below, self.back), lambda: e.w.op("and.b32", "b32", e.lane(), 31 & ~below) if self.back else e.w.op("or.b32", "b32", e.lane(), below))
+        return tuple(shuffle(e, v, last, c, "idx") for v, c in zip(x, self.folder.classes))
