@@ -3,10 +3,12 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import tkc
 from tests.language.kernels import array, i32, traced
+from tests.language import state_of_a_module
 from tests.language.oracle import agrees
 
 TRIPS = [(n, c) for n in (0, 1, 2, 5) for c in (0, 1)]
@@ -504,6 +506,44 @@ def test_partial_update_in_a_branch_in_a_loop(out, n, c):
     tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
 
 
+class Settings:
+    x = 0
+
+
+@kernel
+def test_class_attribute(out, n, c):
+    Settings.x = c
+    for k in tkc.range(n): Settings.x = Settings.x + k
+    tkc.store(out, (0,), Settings.x)
+
+
+@kernel
+def test_attribute_of_a_module(out, n, c):
+    state_of_a_module.total = c
+    for k in tkc.range(n): state_of_a_module.total = state_of_a_module.total + k
+    tkc.store(out, (0,), state_of_a_module.total)
+
+
+def counting(): counting.calls = counting.calls + 1
+
+
+@kernel
+def test_attribute_of_a_function(out, n, c):
+    counting.calls = c
+    for k in tkc.range(n): counting()
+    tkc.store(out, (0,), counting.calls)
+
+
+@kernel
+def test_inner_function_of_a_name_first_bound_in_the_loop(out, n, c):
+    def read(): return t
+    a = 0
+    for k in tkc.range(n):
+        t = k + a
+        a = a + read()
+    tkc.store(out, (0,), a)
+
+
 # ------------------------------------------------------------------------------------------ refused, never silent
 def refused(f, match):
     with pytest.raises(tkc.CompileError, match=match): traced(f, array(tkc.int32), i32(), i32())
@@ -575,6 +615,22 @@ def test_iterator_advanced():
         g = iter([1, 2, 3])
         for k in tkc.range(n): tkc.store(out, (k,), next(g))
     refused(f, "iterator")
+
+
+def test_numpy_array_changed():
+    counts = np.zeros(3)
+    def f(out, n, c):
+        for k in tkc.range(n): counts[0] += 1
+    refused(f, "`.*counts` .ndarray. changes")
+
+
+def test_combination_with_a_side_effect():
+    calls = [0]
+    def combine(a, b):
+        calls[0] = calls[0] + 1
+        return a + b
+    def f(out, n, c): tkc.reduce(tkc.arange(4), 0, combine)
+    refused(f, "combination")
 
 
 def test_set_changed():

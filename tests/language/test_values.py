@@ -15,12 +15,7 @@ R = np.random.default_rng(1)
 
 def evaluate(function, *inputs):
     """function(*tiles) of whole arrays, as NumPy arrays (a list of them for a tuple)."""
-    shapes, many = [], []
-
-    def kernel(ins, out):
-        got = function(*(tkc.load(a, (0,) * a.ndim, a.shape[:]) for a in ins))
-        many.append(isinstance(got, tuple))
-        for k, g in enumerate(got if isinstance(got, tuple) else (got,)): tkc.store(out[k], (0,) * out[k].ndim, g)
+    shapes = []
 
     def probe(*arrays):
         got = function(*(tkc.load(a, (0,) * a.ndim, a.shape[:]) for a in arrays))

@@ -7,12 +7,13 @@ operation is made from the last pass.
 from __future__ import annotations
 
 import builtins
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Block, Region, SSAValue
 
 from tkc.ir import elementwise
@@ -70,19 +71,24 @@ class Range:
     start: Any
     stop: Any
     step: Any
+    num_stages: int | None = None
     def __iter__(self): fail("a traced range works in a `for` statement of a kernel only (not in comprehensions, zip, enumerate or list); use tkc.static_range to unroll")
     __len__ = __getitem__ = __iter__
 
 
 def range_(*bounds, num_stages: int | None = None) -> Range:
-    """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced once, run at run time."""
+    """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced once, run at run time.
+
+    num_stages: a wish for the depth of the loop's rings, which the plan follows where it can.
+    """
+    if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 1): fail(f"num_stages is a positive integer, got {describe(num_stages)}")
     if not 1 <= len(bounds) <= 3: fail(f"tkc.range takes 1 to 3 numbers, got {len(bounds)}")
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
     start, stop, step = map(unpack, (start, stop, step))
     for what, v in (("start", start), ("stop", stop), ("step", step)):
         if isinstance(v, bool) or not isinstance(v, (int, Scalar)) or isinstance(v, Scalar) and not v.dtype.is_int: fail(f"the {what} of a range is an integer, got {describe(v)}")
     if isinstance(step, int) and step == 0: fail("the step of a range is not 0")
-    return Range(start, stop, step)
+    return Range(start, stop, step, num_stages)
 
 
 def static_range(*bounds):
@@ -135,8 +141,8 @@ class Loop(Construct):
                 fail(f"`{self.picture.label(slot)}` is changed in place and also replaced inside {self.where}; do one of the two")
         for slot, (old, new) in changed.items():
             if slot in self.lost or slot[0] == 0 and slot[1] in ignore: continue
-            if slot[0] == 0 and self.picture.names.get(slot[1], UNBOUND) is UNBOUND:       # first bound inside: a name of the body
-                self.lost[slot] = f"`{slot[1]}` has a value only inside {self.where}; give it one before the loop to use it after"
+            if old is UNBOUND:                                 # first bound inside: a name of the body
+                self.lost[slot] = f"`{self.picture.label(slot)}` has a value only inside {self.where}; give it one before the loop to use it after"
                 continue
             if new is UNBOUND: self.lost[slot] = tracer().reasons.get(slot[1], f"`{slot[1]}` is deleted inside {self.where}"); stable = False; continue
             try: spec = merge(old, new, counts)
@@ -206,7 +212,9 @@ class ForLoop(Loop):
             with t.inside(before), t.inside(body): t.emit(scf.YieldOp(*(fixed.get(yielded[k], yielded[k]) for k in keep)))
             for arg, first in fixed.items(): arg.replace_all_uses_with(first); body.erase_arg(arg)
             t.inline(before)
-            given = iter(t.emit(scf.ForOp(*bounds, [initial[k] for k in keep], Region(body))).results)
+            loop = t.emit(scf.ForOp(*bounds, [initial[k] for k in keep], Region(body)))
+            if r.num_stages is not None: loop.attributes["num_stages"] = IntegerAttr(r.num_stages, i64)
+            given = iter(loop.results)
             return self._finish([next(given) if k in keep else initial[k] for k in range(len(args))], self.targets)
 
     def leave(self, names: dict[str, Any]) -> None: self.settled = self._settle(_clean(names), self.targets)
@@ -341,10 +349,9 @@ class Branch(Construct):
 def _choose(condition: Scalar, then, orelse) -> Any:
     """One of two thunks: by select where both may run, else by scf.if."""
     t, blocks, found = tracer(), [Block(), Block()], []
-    c, before = _condition(condition), Picture.take(_clean(frames()[0].f_locals))
+    c = _condition(condition)
     for thunk, block in zip((then, orelse), blocks):
-        with t.inside(block): found.append(thunk())
-        if before.changes(before.names, "a conditional expression"): fail("a conditional expression assigns to something; use an `if` statement")
+        with unchanged("a conditional expression"), t.inside(block): found.append(thunk())
     try: spec = merge(*found)
     except Mismatch as e: fail(f"the two sides of a conditional expression differ: {e}; give both the same kind, e.g. with .to()")
     if all(map(pure, blocks)):
@@ -413,6 +420,15 @@ def chain(first, names: tuple[str, ...], *thunks):
 def used(x):
     """An operand of `is`: a value that was lost must not compare silently."""
     return x == x if type(x) is Lost else x
+
+
+@contextmanager
+def unchanged(what: str):
+    """Python state must not change meanwhile."""
+    before = Picture.take(_clean(frames()[0].f_locals))
+    yield
+    found = before.changes(before.names, what)
+    if found: fail(f"{what} changes `{before.label(next(iter(found)))}`; let it only return its result")
 
 
 def python_min(*args, **kwargs): return _python_extreme(builtins.min, operations.minimum, args, kwargs)

@@ -291,10 +291,10 @@ argmax, argmin = _arg("argmax"), _arg("argmin")
 
 def _combine_region(tiles: list[Tile], combine) -> Region:
     """The user's combination, traced on 2n scalars."""
-    from tkc.language.control import callable_in_kernel
+    from tkc.language.control import callable_in_kernel, unchanged
     t, elements = tracer(), [element_of(x.ssa.type) for x in tiles]
     block = Block(arg_types=elements * 2)
-    with t.inside(block):
+    with unchanged("the combination of a reduction or scan"), t.inside(block):
         got = callable_in_kernel(combine)(*map(wrap, block.args))
         got = list(got) if isinstance(got, (tuple, list)) else [got]
         if len(got) != len(tiles): fail(f"the combination of {len(tiles)} tiles gives {len(tiles)} values, got {len(got)}")

@@ -47,12 +47,14 @@ def _compile(code: CodeType) -> CodeType | None:
     node = _find(code)
     if node is None: return None
     names = [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
-    if list(code.co_varnames[:len(names)]).sort() != names.sort(): return None
+    if sorted(code.co_varnames[:len(names)]) != sorted(names): return None          # the file changed since it was imported
     if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)): return None
     new = _Rewriter().function(node)
     arguments = ast.arguments([], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, [])
     inner = ast.Expr(new) if isinstance(new, ast.Lambda) else new
-    factory = ast.fix_missing_locations(ast.Module([ast.FunctionDef("__factory__", arguments, [ast.copy_location(inner, node)], [], lineno=1, col_offset=0)], []))
+    name = code.co_name                                     # a function that names itself means the global (or its free variable), not the factory's
+    own = [] if isinstance(node, ast.Lambda) or name in code.co_freevars else [ast.Global([name])]
+    factory = ast.fix_missing_locations(ast.Module([ast.FunctionDef("__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0)], []))
     outer = next(c for c in compile(factory, code.co_filename, "exec").co_consts if isinstance(c, CodeType))
     found = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == code.co_name)
     _mark(found)

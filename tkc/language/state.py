@@ -15,8 +15,9 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field, is_dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, GeneratorType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from xdsl.dialects.builtin import i1, i32, i64
@@ -48,7 +49,9 @@ for _name in ("add sub mul truediv floordiv mod pow matmul and or xor lshift rsh
 
 
 # ------------------------------------------------------------------------------------------------------ containers
-_PLAIN = (*Number, str, bytes, complex, type(None), type, DType, Pointer, Value, ModuleType, np.ndarray, np.generic, BuiltinFunctionType, CodeType, FrameType, Lost)
+_PLAIN = (*Number, str, bytes, complex, type(None), DType, Pointer, Value, np.generic, BuiltinFunctionType, CodeType, FrameType, Lost)
+
+
 def is_users(f: FunctionType) -> bool:
     """A function that may take part in a kernel (not of a library); tkc's kernels count as the user's."""
     return not is_library(f.__module__)
@@ -62,8 +65,14 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 class Globals:
-    """The global names that traced code mentions, as a container (one a module)."""
+    """The names of a module that traced code mentions, as a container."""
     def __init__(self, table: dict): self.table, self.names = table, set()
+
+
+class Frozen:
+    """A content that can be compared but not put back."""
+    def __init__(self, mark): self.mark = mark
+    def __eq__(self, other): return isinstance(other, Frozen) and self.mark == other.mark
 
 
 def contents(obj) -> dict | None:
@@ -71,13 +80,17 @@ def contents(obj) -> dict | None:
     match obj:
         case list() | deque(): return dict(enumerate(obj))
         case dict(): return dict(obj)
-        case set() | bytearray(): return {"contents": frozenset(obj) if isinstance(obj, set) else bytes(obj)}
+        case set(): return {"contents": Frozen(frozenset(map(id, obj)))}
+        case bytearray() | np.ndarray(): return {"contents": Frozen((len(obj) if isinstance(obj, bytearray) else obj.shape, crc32(obj if isinstance(obj, bytearray) else np.ascontiguousarray(obj).view(np.uint8))
+                                                                if not isinstance(obj, np.ndarray) or obj.dtype != object else tuple(map(id, obj.flat))))}
         case CellType():
             try: return {"contents": obj.cell_contents}
-            except ValueError: return {}
+            except ValueError: return {"contents": UNBOUND}
         case Globals(): return {n: obj.table[n] for n in sorted(obj.names) if n in obj.table}
-        case GeneratorType(): return {"position": obj.gi_frame.f_lasti if obj.gi_frame else None}
-        case FunctionType() | MethodType() | tuple() | frozenset() | Array(): return None
+        case GeneratorType(): return {"position": Frozen(obj.gi_frame.f_lasti if obj.gi_frame else None)}
+        case FunctionType(): return dict(vars(obj)) if is_users(obj) else None
+        case type(): return {n: v for n, v in vars(obj).items() if not n.startswith("__") and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)} if not is_library(obj.__module__) else None
+        case MethodType() | tuple() | frozenset() | Array() | ModuleType(): return None
     if isinstance(obj, _PLAIN): return None
     if hasattr(type(obj), "__next__"): return _iterator(obj)
     if is_library(type(obj).__module__) and type(obj).__module__ not in ("types", "collections"): return None
@@ -91,7 +104,7 @@ def contents(obj) -> dict | None:
 
 def _iterator(obj) -> dict | None:
     """The position of an iterator, where it tells one."""
-    try: return {"position": repr(obj.__reduce__()[1:])}
+    try: return {"position": Frozen(repr(obj.__reduce__()[1:]))}
     except Exception: return None
 
 
@@ -118,8 +131,11 @@ def write(obj, key, value) -> None:
     """Rebinds one slot."""
     match obj:
         case list() | deque() | dict(): obj[key] = value
-        case CellType(): obj.cell_contents = value
+        case CellType():
+            if value is not UNBOUND: obj.cell_contents = value
+            else: del obj.cell_contents
         case Globals(): obj.table[key] = value
+        case type(): setattr(obj, key, value)
         case _: object.__setattr__(obj, key, value)
 
 
@@ -133,19 +149,20 @@ class Picture:
     containers: dict[int, tuple[Any, dict]] = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
     edges: Counter = field(default_factory=Counter)
+    mentioned: set[str] = field(default_factory=set)
 
     @staticmethod
     def take(names: dict[str, Any]) -> Picture:
         """The state reachable from `names` (the locals of the innermost frame) and the frames outside it."""
-        picture, tables = Picture(names), {}
+        picture, tables, modules = Picture(names), {}, []
         stack: list[tuple[Any, str]] = [(v, n) for n, v in names.items()]
         for depth, frame in enumerate(frames(sys._getframe(1))):
             picture._globals(tables, frame.f_globals, frame.f_code, stack)
             if depth: stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
         seen = set()
-        while stack:
+        while stack or picture._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if isinstance(obj, _PLAIN) and not isinstance(obj, np.ndarray): continue
+            if isinstance(obj, _PLAIN): continue
             picture.edges[id(obj)] += 1
             if id(obj) in seen: continue
             seen.add(id(obj))
@@ -154,21 +171,29 @@ class Picture:
             if isinstance(obj, FunctionType) and is_users(obj): picture._globals(tables, obj.__globals__, obj.__code__, stack)
             slots = contents(obj)
             if slots is not None: picture.containers[id(obj)] = (obj, slots)
-            inner = slots if slots is not None else parts(obj)
-            if isinstance(obj, (GeneratorType,)) and obj.gi_frame: inner = {**inner, **obj.gi_frame.f_locals}
+            inner = parts(obj) | (slots or {})
+            if isinstance(obj, GeneratorType) and obj.gi_frame: inner |= obj.gi_frame.f_locals
+            if isinstance(obj, ModuleType) and not is_library(obj.__name__): modules.append(obj)
             stack += [(v, _path(obj, path, k)) for k, v in inner.items()]
         return picture
 
     def _globals(self, tables: dict, table: dict, code: CodeType, stack: list) -> None:
         """Adds the globals that a code object names to the state."""
-        holder = tables.get(id(table))
-        if holder is None:
-            holder = tables[id(table)] = Globals(table)
-        new = {n for n in _global_names(code) if n in table} - holder.names
+        self.mentioned |= (names := _global_names(code))
+        self._mention(tables, table, names, stack)
+
+    def _mention(self, tables: dict, table: dict, names: set[str], stack: list) -> None:
+        holder = tables.setdefault(id(table), Globals(table))
+        new = {n for n in names if n in table} - holder.names
         holder.names |= new
         self.containers[-id(table)] = (holder, contents(holder))
         self.paths[-id(table)] = "global"
         stack += [(table[n], n) for n in new]
+
+    def _modules(self, tables: dict, modules: list, stack: list) -> bool:
+        """Attributes of the user's modules whose names the code mentions, as far as they are new."""
+        for m in modules: self._mention(tables, vars(m), self.mentioned, stack)
+        return bool(stack)
 
     def restore(self) -> None:
         """Puts every container back as it was."""
@@ -190,7 +215,7 @@ class Picture:
                 fail(f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'} inside {where}; give it all its elements before, and assign to them inside")
             for k in slots:
                 if same(slots[k], now[k]): continue
-                if isinstance(obj, (set, bytearray, GeneratorType)) or hasattr(type(obj), "__next__"):
+                if isinstance(slots[k], Frozen):
                     fail(f"`{path}` ({type(obj).__name__}) changes inside {where}, where tracing cannot carry it; use a list of fixed length")
                 found[key, k] = slots[k], now[k]
         return found
@@ -224,6 +249,7 @@ def same(old, new) -> bool:
         case float(): return old.hex() == new.hex()
         case bool() | int() | str() | bytes() | frozenset(): return old == new
         case tuple(): return len(old) == len(new) and all(map(same, old, new))
+        case Frozen(): return old == new
     if is_immutable_record(old): return all(same(a, b) for a, b in zip(vars(old).values(), vars(new).values()))
     return False
 

@@ -1,0 +1,2 @@
+"""A module whose attribute a kernel under test assigns."""
+total = 0
