@@ -31,8 +31,8 @@ def earlier(op: Operation) -> None:
 
 
 def later(op: Operation) -> None:
-    after = op.next_op
-    while type(after) not in SYNCHRONISING: after = after.next_op
+    """Behind the next operation of its block that it protects."""
+    after = _next_use(op)
     op.detach()
     after.parent.insert_op_after(op, after)
 
@@ -42,16 +42,22 @@ def add(name: str, n: int) -> Change:
     return change
 
 
-def operand(name: str, function: str, n: int) -> Change:
-    """An operand with a function of it and a constant in its place."""
-    def change(op: Operation) -> None:
-        value = getattr(op, name)
-        value = value if not isinstance(value, tuple) and not hasattr(value, "__len__") else value[0]
-        constant = tile.Constant(n, i32)
-        changed = CLASSES[function](value, constant.result)
-        op.parent.insert_ops_before([constant, changed], op)
-        op.operands[list(op.operands).index(value)] = changed.result
-    return change
+def computed(op: Operation, value, *steps: tuple[str, int]) -> None:
+    """An operand replaced by functions of it and constants."""
+    at, result = list(op.operands).index(value), value
+    for function, n in steps:
+        new = [constant := tile.Constant(n, i32), changed := CLASSES[function](result, constant.result)]
+        op.parent.insert_ops_before(new, op)
+        result = changed.result
+    op.operands[at] = result
+
+
+def other_parity(op: Operation) -> None: computed(op, op.parity, ("xor", 1))
+
+
+def stage_before(op: Operation) -> None:
+    stages = _ring(op).type.stages
+    computed(op, op.index[0], ("add", stages - 1), ("mod", stages))
 
 
 def other_kind(op: Operation) -> None: op.properties["kind"] = tile.StringAttr("block")
@@ -73,17 +79,29 @@ DROPPED = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.Cluste
            T.CpCommit, T.CpWait, T.DotCommit, T.TmaLoad, T.TmaStore)
 
 
-def _neighbour(op: Operation, step: str) -> bool:
-    op = getattr(op, step)
-    while op is not None and type(op) not in SYNCHRONISING: op = getattr(op, step)
-    return op is not None
+USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.MbarrierArrive)
+
+
+def _ring(op: Operation): return op.ring if isinstance(op, shared.Stage) else op.barriers
+
+
+def _next_use(op: Operation) -> Operation | None:
+    op = op.next_op
+    while op is not None and not isinstance(op, USES): op = op.next_op
+    return op
+
+
+def _waits_before(op: Operation) -> bool:
+    op = op.prev_op
+    while op is not None and type(op) not in SYNCHRONISING: op = op.prev_op
+    return isinstance(op, (T.MbarrierWait, T.DotWait, T.Barrier, T.DotAsync, shared.Read, shared.Write))
 
 
 OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
     "drop": (drop, lambda op: isinstance(op, DROPPED)),
     "twice": (twice, lambda op: isinstance(op, (T.MbarrierArrive, T.MbarrierExpect, T.MbarrierInit))),
-    "earlier": (earlier, lambda op: isinstance(op, (T.MbarrierArrive, T.BarrierArrive, T.MbarrierExpect)) and _neighbour(op, "prev_op")),
-    "later": (later, lambda op: isinstance(op, (T.MbarrierWait, T.Fence)) and _neighbour(op, "next_op")),
+    "earlier": (earlier, lambda op: isinstance(op, (T.MbarrierArrive, T.BarrierArrive, T.MbarrierExpect)) and _waits_before(op)),
+    "later": (later, lambda op: (isinstance(op, T.MbarrierWait) or isinstance(op, T.Fence) and op.kind.data in ("async_shared", "dot")) and _next_use(op) is not None),
     "deeper": (add("pending", 1), lambda op: isinstance(op, (T.DotWait, T.BulkWait, T.CpWait))),
     "count + 1": (add("count", 1), lambda op: isinstance(op, T.MbarrierInit)),
     "count - 1": (add("count", -1), lambda op: isinstance(op, T.MbarrierInit) and op.count.value.data > 1),
@@ -91,8 +109,8 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
     "threads - 32": (add("threads", -32), lambda op: isinstance(op, (T.Barrier, T.BarrierArrive))),
     "bytes + 16": (add("bytes", 16), lambda op: isinstance(op, T.MbarrierExpect)),
     "bytes - 16": (add("bytes", -16), lambda op: isinstance(op, T.MbarrierExpect)),
-    "parity": (operand("parity", "xor", 1), lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierTest))),
-    "stage": (operand("index", "xor", 1), lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, shared.Stage)) and len(op.index) > 0),
+    "parity": (other_parity, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierTest))),
+    "stage": (stage_before, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, shared.Stage)) and len(op.index) > 0 and _ring(op).type.stages > 1),
     "kind": (other_kind, lambda op: isinstance(op, T.Fence) and op.kind.data != "block"),
     "own block": (own_block, lambda op: isinstance(op, (T.MbarrierArrive, T.TmaLoad)) and op.to is not None),
 }
