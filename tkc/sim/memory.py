@@ -53,7 +53,8 @@ class SharedMemory:
         cells = -(-size // CELL)
         self.size, self.clocks, self.bytes = size, clocks, np.full(cells * CELL, POISON, np.uint8)
         self.writer, self.written = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
-        self.read_at, self.guarded = np.zeros((cells, 8), np.int32), np.zeros(cells, bool)
+        self.read_at: dict[int, np.ndarray] = {}                  # reader -> epoch of its last read of each cell
+        self.guarded = np.zeros(cells, bool)
 
     # ---- values
     def index(self, base: int, memory: SharedLayout) -> np.ndarray: return (base + memory.table()) // memory.itemsize
@@ -69,7 +70,6 @@ class SharedMemory:
         cells = base // CELL + cells
         if cells.size and (cells[0] < 0 or cells[-1] >= len(self.writer)):
             raise Violation("bounds", f"byte {int(cells[-1]) * CELL} of {self.size} bytes of shared memory", op, (event.who,))
-        if event.index >= self.read_at.shape[1]: self.read_at = np.pad(self.read_at, ((0, 0), (0, event.index)))
         dense = cells.size and cells[-1] - cells[0] + 1 == cells.size
         return slice(int(cells[0]), int(cells[-1]) + 1) if dense else cells
 
@@ -79,18 +79,17 @@ class SharedMemory:
         at = self._cells(base, cells, op, event)
         self._check_writes(at, event, op, "reads")
         if not self.writer[at].all(): raise Violation("uninitialized", f"{event.who} reads shared memory that nobody wrote", op, (event.who,))
-        self.read_at[at, event.index] = event.epoch
+        if event.index not in self.read_at: self.read_at[event.index] = np.zeros_like(self.writer)
+        self.read_at[event.index][at] = event.epoch
 
     def write(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
         """Likewise, against earlier reads too."""
         if not cells.size: return
         at = self._cells(base, cells, op, event)
         self._check_writes(at, event, op, "overwrites")
-        reads = self.read_at[at]
-        late = reads > event.reads_view[:reads.shape[1]]
-        if late.any():
-            cell, reader = (int(x[0]) for x in np.nonzero(late))
-            self._fail(event, op, "overwrites", reader, int(reads[cell, reader]), "reads", event.fenced[reader] >= reads[cell, reader])
+        for reader, epochs in self.read_at.items():
+            latest = int(epochs[at].max())
+            if latest > event.reads_view[reader]: self._fail(event, op, "overwrites", reader, latest, "reads", event.fenced[reader] >= latest)
         self.writer[at], self.written[at] = event.index, event.epoch
 
     def _check_writes(self, at, event: Event, op: Operation, verb: str) -> None:
