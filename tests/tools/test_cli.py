@@ -1,0 +1,128 @@
+"""The command line, called in this process; bad input is one line and exit 2."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tkc.passes.pipeline import PIPELINE
+from tkc.tools.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = f"{ROOT / 'tests' / 'runtime' / 'kernels.py'}"
+ADD = ("compile", f"{KERNELS}:add", "x=f32[1024]", "y=f32[1024]", "out=f32[1024]", "n=i32", "--target", "sm_80")
+
+
+def tkc(*words, text=None): return CliRunner().invoke(main, words, input=text)
+
+
+def ok(*words, text=None) -> str:
+    done = tkc(*words, text=text)
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    return done.stdout
+
+
+def refused(*words, text=None) -> str:
+    """The one line of an error."""
+    done = tkc(*words, text=text)
+    assert done.exit_code == 2, (done.exit_code, done.output)
+    line, = done.stderr.strip().splitlines()
+    assert line.startswith("error: ") and "Traceback" not in done.output and not done.stdout
+    return line
+
+
+@pytest.fixture(scope="module")
+def level_0() -> str: return ok(*ADD, "--emit", "ir")
+
+
+def test_compile(tmp_path):
+    assert ".target sm_80" in ok(*ADD)
+    ok(*ADD, "-o", str(tmp_path / "a.ptx"))
+    assert ".entry" in (tmp_path / "a.ptx").read_text()
+    assert ".reqntid 256" in ok(*ADD, "--option", "num_warps=8")
+    assert "define" in ok(*ADD[:-1], "cpu") and "together" in ok(*ADD, "--emit", "report")
+    assert {Path(p).name for p in ok(*ADD, "-o", f"{tmp_path}/").split()} == {"add.sm_80.ptx", "add.json", "add.h", "add.c"}
+
+
+def test_opt_does_what_the_compiler_does(level_0):
+    final = ok(*ADD, "--emit", "ir", "--stage", "final")
+    assert ok("opt", "--target", "sm_80", text=level_0) == final
+    half = ok("opt", "--target", "sm_80", "--stop-after", PIPELINE[4], text=level_0)
+    assert ok("opt", "--target", "sm_80", "--resume-from", PIPELINE[5], text=half) == final
+    by_name = [w for p in PIPELINE for w in ("-p", p)]
+    assert ok("opt", "--target", "sm_80", *by_name, text=level_0) == final
+
+
+def test_opt_prints_every_pass(level_0):
+    assert [line[9:] for line in ok("opt", "--target", "sm_80", "--print", text=level_0).splitlines() if line.startswith("// after ")] == list(PIPELINE)
+
+
+def test_opt_lists_and_verifies(level_0, tmp_path):
+    assert ok("opt", "--list").split() == list(PIPELINE)
+    assert ok("opt", "--verify-only", text=level_0) == ""
+    (tmp_path / "k.mlir").write_text(level_0)
+    assert "tile.kernel" in ok("opt", str(tmp_path / "k.mlir"), "--stop-after", "simplify")
+
+
+@pytest.mark.parametrize("words,expected", [
+    (("-p", "nonsense"), "there is no pass 'nonsense'"), (("--target", "sm_1"), "unknown target"), (("--resume-from", "assign-registers", "--stop-after", "plan"), "comes before"),
+    (("/no/such/file",), "No such file"), (("/",), "directory")])
+def test_opt_refuses(level_0, words, expected): assert expected in refused("opt", *words, text=level_0)
+
+
+@pytest.mark.parametrize("text", [
+    "", "}", "builtin.module {", "import os", '"unterminated' + "a" * 60, "builtin.module { tile.kernel @k() { } }", "(" * 5000, "{" * 150, "9" * 10000, "\0\1\2",
+    "builtin.module { func.func @f() { func.return } }", 'builtin.module { "tile.nonsense"() : () -> () }',
+    "builtin.module { tile.kernel @k() {level = 9 : i64} { tile.return } }", "builtin.module { tile.kernel @k() {level = 0 : i64} { %a = tile.add %b, %b : i32 tile.return } }"])
+def test_malformed_text_is_one_line(text):
+    refused("opt", text=text)
+
+
+def test_mutants_of_a_kernel_never_show_a_traceback(level_0):
+    import random
+    r = random.Random(1)
+    for _ in range(120):
+        at, n = r.randrange(len(level_0)), r.choice((1, 1, 3, 20))
+        mutant = r.choice((level_0[:at] + level_0[at + n:], level_0[:at] + r.choice("(){}<>%!@,:=xi\"-0") + level_0[at + n:], level_0[:at] + level_0[at - 30:at] + level_0[at:]))
+        done = tkc("opt", "--verify-only", text=mutant)
+        assert done.exit_code in (0, 2) and len(done.stderr.strip().splitlines()) <= 1 and "bug of tkc" not in done.stderr, (mutant, done.stderr)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "x.mlir").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in refused("opt", str(tmp_path / "x.mlir"))
+
+
+@pytest.mark.parametrize("words,expected", [
+    ((f"{KERNELS}:nothing",), "has no kernel 'nothing'; it has add"), ((KERNELS.replace(".py", ".txt") + ":add",), "no such file"), (("add",), "file.py:name"),
+    ((f"{KERNELS}:add", "z=f32[4]"), "no parameter 'z'"), ((f"{KERNELS}:add", "x"), "no argument"), ((f"{KERNELS}:add", "x=f32[4]"), "missing"),
+    ((f"{KERNELS}:add", "x=f31[4]", "y=f32[4]", "out=f32[4]", "n=i32"), "f31"), ((f"{KERNELS}:add", "x=f32[4]", "y=f32[4]", "out=f32[4]", "n=i32", "--target", "sm_1"), "sm_1")])
+def test_compile_refuses(words, expected): assert expected in refused("compile", *words)
+
+
+def test_a_kernel_that_cannot_be_compiled_shows_its_line(tmp_path):
+    (tmp_path / "bad.py").write_text("import tkc\n\n@tkc.jit\ndef k(x):\n    tkc.store(x, (0,), nonsense)\n")
+    done = tkc("compile", f"{tmp_path / 'bad.py'}:k", "x=f32[4]")
+    assert done.exit_code == 2 and "bad.py" in done.stderr and "^" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    done = subprocess.run([sys.executable, "-m", "tkc.tools.cli", "--debug", "opt", "/no/such/file"], cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" in done.stderr
+
+
+def test_doctor():
+    out = ok("doctor")
+    for word in ("xdsl", "llvmlite", "ptxas", "torch", "cache"): assert word in out
+
+
+def test_doctor_misses_what_is_needed(monkeypatch):
+    from tkc.tools import doctor
+    monkeypatch.setattr(doctor, "_version", lambda package: "" if package == "xdsl" else "1.0")
+    done = tkc("doctor")
+    assert done.exit_code == 1 and "pip install xdsl" in done.output
+
+
+def test_help_of_every_command():
+    for name in main.commands: assert ok(name, "--help")
