@@ -66,7 +66,7 @@ def _satisfied(op) -> bool:
         case tile.Sort(): return of(op.arg) == of(op.result) and of(op.arg).warps_along(op.arg.type.rank - 1) == 1
         case tile.Flip():
             axis = op.axis.value.data
-            return of(op.arg) == of(op.result) and of(op.arg).warps_along(axis) == 1 and of(op.arg).padded_shape[axis] == op.arg.type.extents[axis]
+            return of(op.arg) == of(op.result) and not of(op.arg).digits(axis, ["lanes", "warps", "blocks"])
         case tile.Dot(): return op.instruction is not None and of(op.acc) == of(op.result) and _factors(op)
         case tile.Store() | tile.Load() if tiles: return len({of(v) for v in tiles if v.type.extents == tiles[-1].type.extents}) == 1
         case scf.ForOp(): return all(a.type == b.type == c.type for a, b, c in zip(op.iter_args, op.body.block.args[1:], op.results))

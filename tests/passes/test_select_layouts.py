@@ -154,6 +154,28 @@ def test_sorting_and_histograms():
     same(case.run(module), case.run(case.module()), 0)
 
 
+@pytest.mark.parametrize("n", [1, 7, 64, 1000, 101])
+def test_flips_of_any_length(n):
+    def f(x, o, N: tkc.constexpr): tkc.store(o, (0, 0), tkc.flip(tkc.load(x, (0, 0), (3, N)), axis=1))
+    case = Case(f, (f2, f2), dict(N=n), lambda: [normal(3, n), blank(3, n)], (1,))
+    module, kernel, _ = selected(case)
+    check(kernel)
+    assert max((v.type.register_layout.num_registers for op in kernel.walk() if isinstance(op, tile.Flip) for v in op.results), default=0) <= 128
+    same(case.run(module), case.run(case.module()), 0)
+
+
+def test_three_products_of_tf32_are_nearly_one_of_float32():
+    def f(a, b, o, P: tkc.constexpr): tkc.store(o, (0, 0), tkc.dot(tkc.load(a, (0, 0), (32, 32)), tkc.load(b, (0, 0), (32, 32)), precision=P))
+    errors = {}
+    for precision in "ieee", "tf32", "tf32x3":
+        case = Case(f, (f2, f2, f2), dict(P=precision), lambda: [normal(32, 32), normal(32, 32, seed=1), blank(32, 32)], (1,))
+        module, kernel, _ = selected(case)
+        check(kernel)
+        a, b, _ = case.data()
+        errors[precision] = np.abs(case.run(module)[0] - a.astype(float) @ b).max()
+    assert errors["ieee"] < 1e-5 and 1e-5 < errors["tf32"] < 1e-2 and errors["tf32x3"] < 2e-5
+
+
 def test_resuming_from_text_reads_the_plan():
     case = product(256, 256, 128, 128, 128, 32)
     module, given = case.module(), context()

@@ -15,7 +15,7 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, tile_of
 from tkc.passes.dot_layouts import of_dot
-from tkc.passes.movers import offsets_layout, one_warp, stretched
+from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
 from tkc.passes.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
 
@@ -241,8 +241,8 @@ class Groups:
                 step = gcd(*(a.type.extents[axis] for a in op.args))
                 parts = [stretched(a.type.extents, bits(element_of(t)), {axis: step}, self.plan.warps) for a in op.args]
                 return parts, Layout.concat(parts, axis)[0]
-            case tile.Flip(): layout = one_warp(t.extents, op.axis.value.data % t.rank, self.plan.warps, exact=True)
-            case _: layout = one_warp(t.extents, t.rank - 1, self.plan.warps, exact=False)
+            case tile.Flip(): layout = one_thread(t.extents, op.axis.value.data, self.plan.warps)
+            case _: layout = one_warp(t.extents, t.rank - 1, self.plan.warps)
         return [layout], layout
 
 

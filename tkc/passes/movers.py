@@ -10,7 +10,10 @@ from math import gcd, prod
 from tkc.ir import tile
 from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked
-from tkc.ir.types import bits, element_of
+from tkc.ir.rewrite import before, replace
+from tkc.ir.types import TileType, bits, element_of
+
+LONGEST_FLIP = 32               # elements that a thread reverses in its registers
 
 
 def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
@@ -23,19 +26,21 @@ def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: 
     return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
 
 
-def one_warp(shape: tuple[int, ...], axis: int, warps: int, exact: bool) -> Layout:
-    """The axis in registers and lanes of one warp, powers of two lanes: unpadded (`exact`), or padded to a power of two."""
-    n = shape[axis] if exact else 1 << (shape[axis] - 1).bit_length()
-    lanes = min(WARP, n & -n)
+def one_thread(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
+    """The axis in registers alone, the others spread as far as they go."""
+    rest = blocked(tuple(1 if a == axis else n for a, n in enumerate(shape)), 1, warps)
+    return Layout(shape, (Digit(shape[axis], axis, 1), *rest.registers), rest.lanes, rest.warps)
+
+
+def one_warp(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
+    """The axis in registers and lanes of one warp, padded to a power of two."""
+    n = 1 << (shape[axis] - 1).bit_length()
+    lanes = min(WARP, n)
     others = tuple(1 if a == axis else m for a, m in enumerate(shape))
-    rest = blocked(others, 1, warps, threads_per=None) if lanes == 1 else blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
-    if lanes > 1:                                          # the copies that `blocked` made are the lanes along the axis
-        spare = next(i for i, d in enumerate(rest.lanes) if d.axis < 0 and d.extent % lanes == 0)
-        left = rest.lanes[spare].extent // lanes
-        digits = (Digit(lanes, axis, n // lanes), *((Digit(left, -1, 0),) if left > 1 else ()))
-        rest_lanes = (*rest.lanes[:spare], *digits, *rest.lanes[spare + 1:])
-    else: rest_lanes = rest.lanes
-    return Layout(shape, (Digit(n // lanes, axis, 1), *rest.registers), rest_lanes, rest.warps)
+    rest = blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
+    used = tuple(d for d in rest.lanes if d.axis >= 0)
+    spare = WARP // (lanes * prod(d.extent for d in used))
+    return Layout(shape, (Digit(n // lanes, axis, 1), *rest.registers), (Digit(lanes, axis, n // lanes), *used, copies(spare)), rest.warps)
 
 
 def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -45,6 +50,19 @@ def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
         here = min(count, 1 << (n - 1).bit_length())
         found.append(here); count //= here
     return tuple(reversed(found))
+
+
+def factor_flip(op: tile.Flip) -> None:
+    """A flip too long for one thread, as flips of the digits of its index: 1024 reversed is 32 x 32 reversed along both axes."""
+    t, axis = op.arg.type, op.axis.value.data
+    n = t.extents[axis]
+    low = next((f for f in range(LONGEST_FLIP, 1, -1) if n % f == 0), 1)
+    if n <= LONGEST_FLIP or low == 1: return
+    split = before(op, tile.Reshape(op.arg, TileType((*t.extents[:axis], n // low, low, *t.extents[axis + 1:]), t.element))).result
+    inner = before(op, tile.Flip(split, axis + 1)).result
+    outer = before(op, tile.Flip(inner, axis))
+    replace(op, before(outer.next_op, tile.Reshape(outer.result, t)).results)
+    factor_flip(outer)
 
 
 def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, Layout]:

@@ -25,26 +25,28 @@ What the operations demand (what code generation and later passes may count on):
     transpose             result = operand.transpose(permutation), register for register
     broadcast, reshape, slice, concat    every thread holds what it needs: the result is a choice of registers
     reduce                result = operand.drop(axis)
-    dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k
-    sort, flip            the axis inside one warp for sort, inside one thread for flip; result as operand
+    dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
+    sort                  the axis inside one warp, padded to a power of two; result as operand
+    flip                  the axis inside one thread; result as operand (a long flip is several short ones of a reshaped tile)
     gather offsets        a rank-1 tile of offsets has the block's layout along its axis (copies elsewhere)
     loads, stores, histogram, print, assert, extract    anything; replicated elements are stored or counted once
 """
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
+from tkc.ir.elementwise import CLASSES, Bitcast
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase_dead
+from tkc.ir.rewrite import after, before, erase_dead, replace
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
-from tkc.passes.movers import offsets_layout, reshape_layouts, slice_source
+from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.values import POINTWISE, tiles
 
 
@@ -67,6 +69,8 @@ class Selection:
 
     def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
         self.kernel, self.plan, self.context = kernel, plan, context
+        for op in list(kernel.walk()):
+            if isinstance(op, tile.Flip): factor_flip(op)
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
@@ -210,6 +214,7 @@ class Selection:
         self._operands(op, [a, b, acc])
         self._settle(op.result, acc)
         op.properties["instruction"] = StringAttr(chosen.plan.instruction)
+        if op.precision.data == "tf32x3" and chosen.plan.instruction == "mma": return self._in_three(op)
         k, chunk = op.a.type.extents[-1], chosen.plan.chunk
         if chosen.plan.instruction == "fma" and 0 < chunk < k: self._in_steps(op, chunk)
 
@@ -221,10 +226,21 @@ class Selection:
             parts = [self._part(op, v, axis, start, count) for v, axis in ((op.a, -1), (op.b, -2))]
             step = tile.Dot(*parts, total, op.precision.data, op.instruction.data)
             total = before(op, step).result
-        total.name_hint = op.result.name_hint
-        op.result.replace_all_uses_with(total)
-        self.made = {(total if v is op.result else v, layout): new for (v, layout), new in self.made.items()}
-        op.detach(); op.erase()
+        replace(op, [total])
+
+    def _in_three(self, op: tile.Dot) -> None:
+        """tf32x3: each factor is a tf32 and what that leaves; of the four products the one of the two rests is below float32's last bit."""
+        make = lambda new: before(op, new).results[0]
+
+        def parts(v: SSAValue) -> tuple[SSAValue, SSAValue]:
+            whole = TileType(v.type.shape, i32, v.type.layout)
+            kept = make(CLASSES["and"](make(Bitcast(v, whole)), make(tile.Constant(-1 << 13, whole))))
+            high = make(Bitcast(kept, v.type))
+            return high, make(CLASSES["sub"](v, high))
+        (a, a_rest), (b, b_rest) = parts(op.a), parts(op.b)
+        total = op.acc
+        for x, y in (a_rest, b), (a, b_rest), (a, b): total = make(tile.Dot(x, y, total, "tf32", op.instruction.data))
+        replace(op, [total])
 
     def _part(self, op: tile.Dot, value: SSAValue, axis: int, start: int, count: int) -> SSAValue:
         t = value.type
