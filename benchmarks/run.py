@@ -3,7 +3,7 @@
     python benchmarks/run.py                          every race that this machine can run
     python benchmarks/run.py vector_add softmax --rounds 12 --out /tmp/results
 
-A race is a module of this folder with a function `contest(seed) -> Contest`.  Each runs in a process of its own with a deadline,
+A race is a module of this folder with a function `contest(seed) -> Contest`, or `contests(seed)` that yields several.  Each module runs in a process of its own with a deadline,
 so that one that hangs or crashes costs only itself; a risky contestant is tried in a further one.  Results go to benchmarks/results
 (or --out); the short tables are printed again at the end.
 """
@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,11 +23,15 @@ if __name__ == "__main__": sys.path[0] = str(ROOT)          # instead of this fo
 
 from benchmarks import harness, report  # noqa: E402
 
-RACES = ("vector_add", "softmax", "matmul_mma", "launch", "compile_time", "cpu_matmul")
+RACES = tuple(name for name in ("vector_add", "softmax", "matmul_mma", "launch", "golden", "compile_time", "cpu_matmul") if (ROOT / "benchmarks" / f"{name}.py").exists())
 ON_CPU = ("compile_time", "cpu_matmul")
 
 
-def load(name: str, seed: int) -> harness.Contest: return importlib.import_module(f"benchmarks.{name}").contest(seed)
+def load(name: str, seed: int) -> Iterator[harness.Contest]:
+    """The contests of a module, one after the other: each may fill the GPU's memory."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    if hasattr(module, "contests"): yield from module.contests(seed)
+    else: yield module.contest(seed)
 
 
 def has_gpu() -> bool:
@@ -35,9 +40,9 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def try_one(name: str, contestant: str, seed: int) -> int:
+def try_one(name: str, of: str, contestant: str, seed: int) -> int:
     """In a child process: check one contestant and time it once; what it raises is printed."""
-    contest = load(name, seed)
+    contest = next(c for c in load(name, seed) if c.name == of)
     chosen = next(c for c in contest.contestants if c.name == contestant)
     runner = chosen.make()
     if contest.reference and chosen.role != "bound": harness.check(runner, contest.reference(), contest.tolerance)
@@ -47,7 +52,7 @@ def try_one(name: str, contestant: str, seed: int) -> int:
 
 def trial(name: str, seed: int, deadline: float) -> harness.Trial:
     def run(contest, contestant):
-        command = [sys.executable, __file__, name, "--try", contestant.name, "--seed", str(seed)]
+        command = [sys.executable, __file__, name, "--try", contestant.name, "--of", contest.name, "--seed", str(seed)]
         try: done = subprocess.run(command, capture_output=True, text=True, timeout=deadline)
         except subprocess.TimeoutExpired: raise harness.Wrong(f"gave no result within {deadline:g} s in a process of its own") from None
         if done.returncode: raise harness.Wrong(harness.last_words(done.stderr, done.returncode))
@@ -55,13 +60,15 @@ def trial(name: str, seed: int, deadline: float) -> harness.Trial:
 
 
 def race_one(name: str, options: argparse.Namespace) -> int:
-    """One race in this process; its table goes to stdout, the progress to stderr."""
-    contest = load(name, options.seed)
-    result = harness.race(contest, options.rounds, options.seed, trial(name, options.seed, options.deadline / 2), budget=options.deadline / 2,
-                          say=lambda text: print(text, file=sys.stderr, flush=True))
-    report.write(result, Path(options.out))
-    print(report.text(result), flush=True)
-    return 0 if result.seconds else 1
+    """The races of one module in this process; the tables go to stdout, the progress to stderr."""
+    say, failed = lambda text: print(text, file=sys.stderr, flush=True), 0
+    for contest in load(name, options.seed):
+        result = harness.race(contest, options.rounds, options.seed, trial(name, options.seed, options.deadline / 2), budget=options.deadline / 2, say=say)
+        report.write(result, Path(options.out))
+        print(report.text(result), flush=True)
+        failed += not result.seconds
+        del contest, result
+    return 1 if failed else 0
 
 
 def bounded(command: list[str], deadline: float) -> tuple[int | None, str]:
@@ -95,13 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=150, help="seconds a race may take")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--try", dest="contestant", help=argparse.SUPPRESS)
+    parser.add_argument("--of", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     for name in options.names:
         if not (ROOT / "benchmarks" / f"{name}.py").exists(): parser.error(f"no race is named {name!r}; there are {', '.join(RACES)}")
     if options.rounds < 1: parser.error("--rounds must be at least 1")
-    if options.contestant: return try_one(options.names[0], options.contestant, options.seed)
+    if options.contestant: return try_one(options.names[0], options.of, options.contestant, options.seed)
     if options.one: return race_one(options.names[0], options)
-    return race_all(options.names or [name for name in RACES if name in ON_CPU or has_gpu()], options)
+    return race_all(options.names or [*(RACES if has_gpu() else ON_CPU)], options)
 
 
 if __name__ == "__main__": sys.exit(main())

@@ -184,8 +184,9 @@ RACE = """
 import time
 from benchmarks.harness import Contest, Contestant, Runner
 def hang(): time.sleep(60)
-def contest(seed):
-    return Contest("toy", "A toy", (Contestant("ours", lambda: Runner(lambda: {ours}), "ours", risky=True), Contestant("rival", lambda: Runner(lambda: None))),
+def contests(seed):
+    yield Contest("other", "Another toy", (Contestant("rival", lambda: Runner(lambda: None)),), lambda run: 1e-6, "a made-up clock")
+    yield Contest("toy", "A toy", (Contestant("ours", lambda: Runner(lambda: {ours}), "ours", risky=True), Contestant("rival", lambda: Runner(lambda: None))),
                    lambda run: (run(), 1e-6 if run.__code__.co_names == () else 2e-6)[1], "a made-up clock")
 """
 
@@ -202,8 +203,8 @@ def command(tmp_path, ours, *arguments):
 def test_a_race_from_the_command_line(tmp_path):
     done = command(tmp_path, "None", "toy", "--rounds", "4", "--out", str(tmp_path / "results"))
     assert done.returncode == 0, done.stderr
-    assert "A toy (4 rounds)" in done.stdout
-    assert sorted(p.suffix for p in (tmp_path / "results").iterdir()) == [".json", ".md", ".png"]
+    assert "Another toy (4 rounds)" in done.stdout and "A toy (4 rounds)" in done.stdout
+    assert sorted(p.suffix for p in (tmp_path / "results").iterdir()) == [".json", ".json", ".md", ".md", ".png", ".png"]
 
 
 def test_one_that_hangs_in_its_trial_is_out(tmp_path):
