@@ -15,7 +15,7 @@ from numpy.polynomial import chebyshev
 from xdsl.ir import Attribute
 
 from tkc.codegen.cpu.emit import Function, constant, suffix, vec
-from tkc.codegen.cpu.numbers import held, is_short, rounded
+from tkc.codegen.cpu.numbers import FLOAT8, held, is_short, rounded
 from tkc.ir.types import is_bool, is_float, is_unsigned
 
 
@@ -216,7 +216,8 @@ def elementwise(f: Function, name: str, element: Attribute, w: int, *args: str) 
     if name in COMPARE: return _compare(f, name, element, w, *args)
     if not is_float(element): return _integer(f, name, element, w, *args)
     out = _float(f, name, held(element), w, *args)
-    return out if name in EXACT or name in ("isnan", "isinf") or not is_short(element) else rounded(f, element, out, w)
+    if name in ("isnan", "isinf") or not is_short(element) or name in EXACT and not isinstance(element, FLOAT8): return out
+    return rounded(f, element, out, w)
 
 
 def _compare(f, name, element, w, a, b) -> str:
@@ -249,12 +250,16 @@ def _float(f: Function, name: str, t: str, w: int, *args: str) -> str:
             wrong = f.op("and", vec("i1", w), differs, f.emit(f"fcmp one {m.T} {r}, {zero}"))
             out = m.pick(wrong, m.add(r, b), r)
             return m.pick(m.equal(r, zero), m.call("copysign", zero, b), out)
-        case "floordiv":                                            # NumPy's: floor((a − a mod b) / b), repaired to the nearest integer
-            b = args[1]
-            q = m.div(m.sub(a, _float(f, "mod", t, w, a, b)), b)
-            low = m.call("floor", q)
-            whole = m.pick(f.emit(f"fcmp ogt {m.T} {m.sub(q, low)}, {m.k(0.5)}"), m.add(low, m.k(1.0)), low)
-            return m.pick(m.equal(b, m.k(0.0)), m.div(a, b), whole)
+        case "floordiv":                                            # as NumPy: from the remainder, then to the nearest integer
+            b, r, one = args[1], by_lane(f, "fmod", t, w, *args), m.k(1.0)
+            zero = "zeroinitializer" if w > 1 else constant(t, 0.0)
+            q = m.div(m.sub(a, r), b)
+            wrong = f.op("and", vec("i1", w), f.op("xor", vec("i1", w), m.less(r, zero), m.less(b, zero)), f.emit(f"fcmp une {m.T} {r}, {zero}"))
+            q = m.pick(wrong, m.sub(q, one), q)
+            low, quotient = m.call("floor", q), m.div(a, b)
+            whole = m.pick(f.emit(f"fcmp ogt {m.T} {m.sub(q, low)}, {m.k(0.5)}"), m.add(low, one), low)
+            whole = m.pick(m.equal(q, zero), m.call("copysign", zero, quotient), whole)
+            return m.pick(m.equal(b, zero), quotient, whole)
     raise NotImplementedError(name)
 
 

@@ -123,7 +123,7 @@ def _cast(f: Function, opcode: str, a: str, x: str, b: str, w: int) -> str:
 def convert(f: Function, a: Attribute, x: str, b: Attribute, w: int) -> str:
     """By value, as tile.cast: held a to held b."""
     A, B = held(a), held(b)
-    if a == b: return x
+    if a == b: return rounded(f, b, x, w) if isinstance(b, FLOAT8) else x          # an infinity saturates
     if is_bool(b):
         zero = "zeroinitializer" if w > 1 else constant(A, 0)
         return f.emit(f"fcmp une {vec(A, w)} {x}, {zero}") if is_float(a) else f.emit(f"icmp ne {vec(A, w)} {x}, {zero}")

@@ -31,15 +31,16 @@ _names = itertools.count()
 
 # ----------------------------------------------------------------------------------------------------------------- LLVM
 @cache
-def host() -> tuple:
-    """llvmlite, a target machine for this processor, and the processor's name with its features."""
+def host(cpu: str | None = None) -> tuple:
+    """llvmlite, a target machine for this processor (or a named one), the processor's name with its features, and whether it has AVX-512."""
     import llvmlite.binding as llvm
     llvm.initialize_native_target(); llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
-    if "prefer-256-bit" in features or "avx512f" in features: features["prefer-256-bit"] = False
-    cpu = llvm.get_host_cpu_name()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features.flatten(), opt=2, jit=True, reloc="pic", codemodel="default")
-    return llvm, machine, f"{cpu} {features.flatten()}", bool(features.get("avx512f"))
+    features = "" if cpu else llvm.get_host_cpu_features()
+    wide = not cpu and bool(features.get("avx512f"))
+    if wide: features["prefer-256-bit"] = False
+    cpu, features = cpu or llvm.get_host_cpu_name(), features and features.flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=2, jit=True, reloc="pic", codemodel="default")
+    return llvm, machine, f"{cpu} {features}", wide
 
 
 @cache
@@ -144,7 +145,7 @@ class CpuProgram:
         return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(library["run"])
 
     # -------------------------------------------------------------------------------------------------------- arguments
-    def pack(self, arguments: Sequence) -> tuple[np.ndarray, list]:
+    def bind(self, arguments: Sequence) -> tuple[np.ndarray, list]:
         """The words the kernel reads, and what must stay alive meanwhile. Raises LaunchError for arguments that do not fit."""
         wanted, words, alive = self.metadata["arguments"], [], []
         if len(arguments) != len(wanted): raise LaunchError(f"@{self.metadata['name']} takes {len(wanted)} arguments, got {len(arguments)}")
@@ -169,7 +170,7 @@ class CpuProgram:
             strides = [s // given.itemsize for s in given.strides]
             for what, have, fixed in (("shape", given.shape, want["shape"]), ("strides", strides, want["strides"])):
                 for axis, (x, y) in enumerate(zip(have, fixed)):
-                    if y is not None and x != y and not (what == "strides" and given.shape[axis] <= 1):
+                    if y is not None and x != y and not (what == "strides" and (given.shape[axis] <= 1 or not given.size)):
                         raise LaunchError(f"argument {i} has {what} {tuple(have)}; the kernel was compiled for {y} along axis {axis}")
             words += [*given.shape, *strides]
         return np.array([w & (1 << 64) - 1 for w in words] or [0], np.uint64), alive
@@ -188,7 +189,7 @@ class CpuProgram:
         """
         grid = tuple(int(n) for n in ((grid,) if isinstance(grid, int) else grid))
         if not 1 <= len(grid) <= 3 or any(n < 0 for n in grid): raise LaunchError(f"a grid has one to three extents of at least 0, got {grid}")
-        words, alive = self.pack(arguments)
+        words, alive = self.bind(arguments)
         for i in self.metadata["written"]:
             if isinstance(arguments[i], np.ndarray) and not arguments[i].flags.writeable: raise LaunchError(f"argument {i} is read-only but the kernel writes it")
         total = 1
