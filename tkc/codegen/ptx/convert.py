@@ -30,12 +30,12 @@ def convert(e: Emitter, op: shared.Convert) -> None:
 def by_shuffles(e: Emitter, value: Tile, t) -> Tile:
     """For each register of the result: which register of which lane holds it; the few candidates are shuffled, one is taken."""
     src, dst = value.layout, t.register_layout
+    if not np.array_equal(src.offsets("warps"), dst.offsets("warps")): e.fail(f"{src} and {dst} differ in their warps: passes must send the tile through shared memory")
     owner = _owners(src)
     wanted = dst.table()[0]                                              # [lanes, registers, rank]
-    first = src.table()[0, 0, 0] - src.table()[0, 0, 0]
     found = []
     for r in range(dst.num_registers):
-        homes = [owner.get(tuple(int(x) for x in wanted[lane, r] + first)) for lane in range(32)]
+        homes = [owner.get(tuple(int(x) for x in wanted[lane, r])) for lane in range(32)]
         if None in homes: homes = [h or next(x for x in homes if x) for h in homes]
         found.append(_fetch(e, value, homes))
     return e.build(t, found)

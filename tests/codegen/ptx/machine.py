@@ -1,0 +1,301 @@
+"""A little machine that runs the PTX we emit, all threads of a block in lockstep, on NumPy: so that addresses and fragments are
+checked where there is no GPU.  It knows the instructions of one-role kernels; branches must be uniform, as ours are.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
+
+TYPES = {"b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32,
+         "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "tf32": np.float32,
+         "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+HOLDS = {"%p": np.bool_, "%h": np.uint16, "%r": np.uint32, "%d": np.uint64}
+COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
+           "gtu": lambda a, b: ~(a <= b), "ltu": lambda a, b: ~(a >= b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "nan": lambda a, b: np.isnan(a) | np.isnan(b)}
+
+
+@dataclass
+class Memory:
+    """Global memory: arrays at addresses of their own."""
+    bytes: np.ndarray = field(default_factory=lambda: np.zeros(1 << 24, np.uint8))
+    used: int = 4096
+
+    def put(self, array: np.ndarray) -> int:
+        at, raw = self.used, np.ascontiguousarray(array).view(np.uint8).ravel()
+        self.bytes[at:at + raw.size] = raw
+        self.used = -(-(at + raw.size) // 256) * 256 + 256
+        return at
+
+    def get(self, at: int, like: np.ndarray) -> np.ndarray:
+        return self.bytes[at:at + like.nbytes].copy().view(like.dtype).reshape(like.shape)
+
+
+def run(program, arguments: list, grid=(1,)) -> list[np.ndarray]:
+    """Runs a PtxProgram; arguments as the kernel's (arrays with their strides dense, numbers). Gives the arrays afterwards."""
+    memory, grid = Memory(), (*grid, 1, 1)[:3]
+    places = [memory.put(a) if isinstance(a, np.ndarray) else None for a in arguments]
+    parameters = []
+    for p in program.interface.parameters:
+        a = arguments[p.argument] if p.argument >= 0 else None
+        parameters.append({"pointer": lambda: places[p.argument], "shape": lambda: a.shape[p.axis], "stride": lambda: a.strides[p.axis] // a.itemsize,
+                           "scalar": lambda: a, "grid": lambda: grid[p.axis]}[p.kind]())
+    for z in range(grid[2]):
+        for y in range(grid[1]):
+            for x in range(grid[0]): Machine(program, memory, parameters, (x, y, z), grid).run()
+    return [memory.get(at, a) for at, a in zip(places, arguments) if at is not None]
+
+
+class Machine:
+    def __init__(self, program, memory: Memory, parameters: list, block, grid):
+        self.n, self.memory, self.parameters = program.interface.threads, memory.bytes, parameters
+        self.shared = np.zeros(max(program.interface.shared_bytes, 16) + 1024, np.uint8)
+        self.limit = program.interface.shared_bytes
+        self.registers: dict[str, np.ndarray] = {}
+        self.special = {"%tid.x": np.arange(self.n), **{f"%ctaid.{c}": v for c, v in zip("xyz", block)}, **{f"%nctaid.{c}": v for c, v in zip("xyz", grid)}}
+        lines = [l.strip() for l in program.text.split("{", 1)[1].splitlines()]
+        self.code = [l for l in lines if l and not l.startswith((".reg", "//", ".loc", "}"))]
+        self.labels = {l[:-1]: i for i, l in enumerate(self.code) if l.endswith(":")}
+        self.pending: list = []
+
+    def run(self) -> None:
+        at, steps = 0, 0
+        while at < len(self.code):
+            steps += 1
+            assert steps < 200000, "the program does not end"
+            line = self.code[at]
+            at += 1
+            if line.endswith(":"): continue
+            m = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.:]+)(?: (.*))?;", line)
+            assert m, line
+            negate, guard, name, rest = m.groups()
+            mask = np.ones(self.n, bool) if guard is None else self.registers[guard] ^ bool(negate)
+            if name == "ret": return
+            if name.startswith("bra"):
+                assert mask.all() or not mask.any(), f"a branch that threads take differently: {line}"
+                if mask.all(): at = self.labels[rest]
+                continue
+            with np.errstate(all="ignore"): self.execute(name, self.split(rest or ""), mask)
+
+    @staticmethod
+    def split(text: str) -> list:
+        found = re.findall(r"\{([^}]*)\}|(\[[^\]]*\])|([^,\s]+)", text)
+        return [[p.strip() for p in braced.split(",")] if braced else address or plain for braced, address, plain in found]
+
+    # ---- operands
+    def read(self, text: str, kind: str) -> np.ndarray:
+        t = TYPES[kind]
+        if text[:2] in HOLDS and text in self.registers:
+            raw = self.registers[text]
+            size = np.dtype(t).itemsize
+            return raw.view(t) if raw.dtype.itemsize == size else raw.astype({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size]).view(t)
+        assert text[:2] not in HOLDS or text in self.special, f"{text} is read before it is written"
+        if text in self.special: return np.broadcast_to(np.asarray(self.special[text]), (self.n,)).astype(t)
+        if text.startswith("0f"): return np.full(self.n, int(text[2:], 16), np.uint32).view(t)
+        if text.startswith("0d"): return np.full(self.n, int(text[2:], 16), np.uint64).view(t)
+        if text == "shared": return np.zeros(self.n, t)
+        bits = np.dtype(t).itemsize * 8
+        return np.full(self.n, int(text) & (1 << bits) - 1, f"u{bits // 8}").view(t)
+
+    def predicate(self, text: str) -> np.ndarray: return self.registers[text]
+
+    def write(self, name: str, value: np.ndarray, mask: np.ndarray) -> None:
+        value = np.broadcast_to(np.asarray(value), (self.n,))
+        holds = HOLDS[name[:2]]
+        if holds is not np.bool_:
+            if value.dtype.kind == "i": value = value.astype(np.int64).astype(np.uint64)
+            elif value.dtype.kind != "u": value = value.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[value.dtype.itemsize])
+        value = value.astype(holds)
+        old = self.registers.get(name, np.zeros(self.n, holds))
+        self.registers[name] = np.where(mask, value, old)
+
+    def address(self, text: str) -> np.ndarray:
+        base, _, offset = text[1:-1].partition("+")
+        return self.read(base, "s64" if base.startswith("%d") else "u32").astype(np.int64) + int(offset or 0)
+
+    def space(self, name: str) -> np.ndarray: return self.shared if ".shared" in name else self.memory
+
+    def check(self, space, at, size, mask) -> None:
+        assert (at[mask] % size == 0).all(), f"misaligned access of {size} bytes"
+        end = self.limit if space is self.shared else len(space)
+        assert (at[mask] >= (0 if space is self.shared else 4096)).all() and (at[mask] + size <= end).all(), "an access outside memory"
+
+    # ---- instructions
+    def execute(self, name: str, ops: list, mask: np.ndarray) -> None:
+        parts = name.split(".")
+        head, kind = parts[0], parts[-1]
+        if name.startswith(("ld.param",)):
+            number = self.parameters[int(ops[1][2:-1])]
+            t = TYPES[kind]
+            value = np.array(number).astype(t) if not isinstance(number, (np.integer, int)) or t().dtype.kind == "f" else np.array(int(number) & (1 << np.dtype(t).itemsize * 8) - 1, f"u{np.dtype(t).itemsize}")
+            return self.write(ops[0], np.full(self.n, value), mask)
+        if head in ("ld", "st"): return self.move_memory(head, name, parts, ops, mask)
+        if head == "mov": return self.mov(kind, ops, mask)
+        if name.startswith(("bar", "fence", "membar", "cp.async.commit")): return None
+        if name.startswith("cp.async.wait"): return None
+        if name.startswith("cp.async"): return self.cp_async(ops, mask)
+        if head in ("ldmatrix", "stmatrix"): return self.matrix(head, parts, ops)
+        if head == "mma": return self.mma(parts, ops)
+        if head == "shfl": return self.shuffle(parts, ops, mask)
+        if head in ("atom", "red"): return self.atomic(head, parts, ops, mask)
+        if head == "setp":
+            found = COMPARE[parts[1]](self.read(ops[1], kind), self.read(ops[2], kind))
+            if "and" in parts: found = found & self.predicate(ops[3])
+            return self.write(ops[0], found, mask)
+        if kind == "pred":
+            a = self.predicate(ops[1])
+            b = self.predicate(ops[2]) if len(ops) > 2 else None
+            return self.write(ops[0], {"and": lambda: a & b, "or": lambda: a | b, "xor": lambda: a ^ b, "not": lambda: ~a}[head](), mask)
+        if head == "selp": return self.write(ops[0], np.where(self.predicate(ops[3]), self.read(ops[1], kind), self.read(ops[2], kind)), mask)
+        if head == "cvt": return self.cvt(parts, ops, mask)
+        if head == "prmt":
+            both = self.read(ops[1], "u32").astype(np.uint64) | self.read(ops[2], "u32").astype(np.uint64) << np.uint64(32)
+            selector, out = self.read(ops[3], "u32").astype(np.uint64), np.zeros(self.n, np.uint64)
+            for i in range(4):
+                nibble = selector >> np.uint64(4 * i) & np.uint64(15)
+                byte = both >> (nibble & np.uint64(7)) * np.uint64(8) & np.uint64(255)
+                byte = np.where(nibble & np.uint64(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
+                out |= byte << np.uint64(8 * i)
+            return self.write(ops[0], out.astype(np.uint32), mask)
+        if head in ("shl", "shr"):
+            a, by, bits = self.read(ops[1], kind), self.read(ops[2], "u32").astype(np.int64), np.dtype(TYPES[kind]).itemsize * 8
+            a, lost = a.astype(object), by >= bits
+            found = np.array([int(x) << int(s) if head == "shl" else int(x) >> int(s) for x, s in zip(a, np.minimum(by, bits))], object)
+            return self.write(ops[0], np.array([int(v) & (1 << bits) - 1 for v in found], np.uint64), mask)
+        if head in ("popc", "clz"):
+            a, bits = self.read(ops[1], kind), np.dtype(TYPES[kind]).itemsize * 8
+            return self.write(ops[0], np.array([bin(int(x)).count("1") if head == "popc" else bits - int(x).bit_length() for x in a], np.uint32), mask)
+        if "wide" in parts:
+            a, b, c = self.read(ops[1], kind).astype(np.int64), self.read(ops[2], kind).astype(np.int64), self.read(ops[3], "s64")
+            return self.write(ops[0], a * b + c, mask)
+        if "hi" in parts:
+            a, b = (self.read(o, kind).astype(object) for o in ops[1:3])
+            bits = np.dtype(TYPES[kind]).itemsize * 8
+            return self.write(ops[0], np.array([(int(x) * int(y) >> bits) & (1 << bits) - 1 for x, y in zip(a, b)], np.uint64), mask)
+        x = [self.read(o, kind) for o in ops[1:]]
+        magnitude = lambda a, b: np.abs(a) // np.where(b == 0, 1, np.abs(b)) * np.where((a < 0) ^ (b < 0), -1, 1).astype(a.dtype)
+        divide = (lambda: x[0] / x[1]) if kind[0] == "f" else (lambda: magnitude(x[0].astype(np.int64), x[1].astype(np.int64)).astype(x[0].dtype))
+        wide = (lambda v: v.astype(np.float64)) if kind == "f32" else (lambda v: v)
+        rule = {"add": lambda: x[0] + x[1], "sub": lambda: x[0] - x[1], "mul": lambda: x[0] * x[1], "mad": lambda: x[0] * x[1] + x[2], "and": lambda: x[0] & x[1], "or": lambda: x[0] | x[1],
+                "xor": lambda: x[0] ^ x[1], "not": lambda: ~x[0], "neg": lambda: -x[0], "abs": lambda: np.abs(x[0]), "min": lambda: np.minimum(x[0], x[1]), "max": lambda: np.maximum(x[0], x[1]),
+                "div": divide, "rem": lambda: x[0] - divide() * x[1], "ex2": lambda: np.exp2(wide(x[0])), "lg2": lambda: np.log2(wide(x[0])), "rcp": lambda: 1 / x[0], "sqrt": lambda: np.sqrt(x[0]),
+                "rsqrt": lambda: 1 / np.sqrt(wide(x[0])), "tanh": lambda: np.tanh(wide(x[0])), "sin": lambda: np.sin(wide(x[0])), "cos": lambda: np.cos(wide(x[0]))}
+        if head == "fma":
+            found = wide(x[0]) * wide(x[1]) + wide(x[2])
+            if "rm" in parts:
+                rounded = found.astype(np.float32)
+                found = np.where(rounded > found, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+        else:
+            assert head in rule, name
+            found = rule[head]()
+        self.write(ops[0], np.asarray(found).astype(TYPES[kind]), mask)
+
+    def mov(self, kind, ops, mask) -> None:
+        if isinstance(ops[0], list):
+            raw, bits = self.read(ops[1], f"u{kind[1:]}"), int(kind[1:]) // len(ops[0])
+            for i, r in enumerate(ops[0]): self.write(r, raw >> raw.dtype.type(i * bits) & raw.dtype.type((1 << bits) - 1), mask)
+        elif isinstance(ops[1], list):
+            bits = int(kind[1:]) // len(ops[1])
+            self.write(ops[0], sum(self.read(r, f"u{bits}").astype(np.uint64) << np.uint64(i * bits) for i, r in enumerate(ops[1])), mask)
+        else: self.write(ops[0], self.read(ops[1], f"u{kind[1:]}"), mask)
+
+    def cvt(self, parts, ops, mask) -> None:
+        target, source = parts[-2:]
+        if target in ("bf16x2", "f16x2", "e4m3x2", "e5m2x2") and source == "f32":
+            t = TYPES[target[:-2]]
+            halves = [self.read(o, "f32") for o in ops[1:]]
+            if target[0] == "e": halves = [np.clip(h, -float(ml_dtypes.finfo(t).max), float(ml_dtypes.finfo(t).max)) for h in halves]
+            width = np.dtype(t).itemsize * 8
+            high, low = (h.astype(t).view(f"u{width // 8}").astype(np.uint32) for h in halves)
+            return self.write(ops[0], high << np.uint32(width) | low, mask)
+        if target == "f16x2":
+            raw = self.read(ops[1], "u16")
+            low, high = ((raw >> s & 255).astype(np.uint8).view(TYPES[source[:-2]]).astype(np.float16).view(np.uint16).astype(np.uint32) for s in (0, 8))
+            return self.write(ops[0], high << np.uint32(16) | low, mask)
+        x, t = self.read(ops[1], source), TYPES[target]
+        if target == "tf32": return self.write(ops[0], (x.view(np.uint32) + np.uint32(0x1000) & np.uint32(0xFFFFE000)), mask)
+        if source[0] in "fb" and target[0] in "us":
+            whole = np.nan_to_num({"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[parts[1]](x.astype(np.float64)), nan=0.0, posinf=1e30, neginf=-1e30)
+            info = np.iinfo(t)
+            return self.write(ops[0], np.array([max(info.min, min(info.max, int(v))) for v in whole], object).astype(t), mask)
+        if source == target and source[0] == "f": return self.write(ops[0], {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[parts[1]](x), mask)
+        self.write(ops[0], x.astype(t), mask)
+
+    def move_memory(self, head, name, parts, ops, mask) -> None:
+        size, space = int(parts[-1][1:]) // 8, self.space(name)
+        registers, place = (ops[0], ops[1]) if head == "ld" else (ops[1], ops[0])
+        registers = registers if isinstance(registers, list) else [registers]
+        at = self.address(place)
+        self.check(space, at, size * len(registers), mask)
+        for i, r in enumerate(registers):
+            index = np.where(mask, at + i * size, 0)[:, None] + np.arange(size)
+            if head == "ld": self.write(r, space[index].view(f"u{size}")[:, 0], mask)
+            else: space[index[mask]] = np.ascontiguousarray(self.read(r, f"u{8 * size}"))[mask].view(np.uint8).reshape(-1, size)
+
+    def cp_async(self, ops, mask) -> None:
+        target, source, size = self.address(ops[0]), self.address(ops[1]), int(ops[2])
+        read = self.read(ops[3], "u32") if len(ops) > 3 else np.full(self.n, size)
+        self.check(self.shared, target, size, mask)
+        self.check(self.memory, source, size, mask & (read > 0))
+        for i in np.flatnonzero(mask):
+            self.shared[target[i]:target[i] + size] = 0
+            if read[i]: self.shared[target[i]:target[i] + read[i]] = self.memory[source[i]:source[i] + read[i]]
+
+    def shuffle(self, parts, ops, mask) -> None:
+        value, lane, warp = self.read(ops[1], "u32"), np.arange(self.n) % 32, np.arange(self.n) // 32 * 32
+        which = self.read(ops[2], "u32").astype(np.int64)
+        source = lane ^ which if parts[2] == "bfly" else which & 31
+        self.write(ops[0], value[warp + source], mask)
+
+    def matrix(self, head, parts, ops) -> None:
+        """Matrix i of a warp: row r at the address of lane 8 i + r; lane l has word l % 4 of row l / 4 (transposed: of column l / 4)."""
+        registers, place = (ops[0], ops[1]) if head == "ldmatrix" else (ops[1], ops[0])
+        at, trans = self.address(place), "trans" in parts
+        for warp in range(0, self.n, 32):
+            for i, r in enumerate(registers):
+                rows = at[warp + 8 * i:warp + 8 * i + 8]
+                self.check(self.shared, rows, 16, np.ones(8, bool))
+                index = rows[:, None] + np.arange(16)
+                if head == "ldmatrix":
+                    block = self.shared[index].view(np.uint16)
+                    words = (block.T if trans else block).copy().view(np.uint32).ravel()
+                    self.write(r, np.concatenate([np.zeros(warp, np.uint32), words, np.zeros(self.n - warp - 32, np.uint32)]), np.arange(self.n) // 32 == warp // 32)
+                else:
+                    block = self.read(r, "u32")[warp:warp + 32].reshape(8, 4).copy().view(np.uint16)
+                    self.shared[index] = (block.T if trans else block).copy().view(np.uint8)
+
+    def mma(self, parts, ops) -> None:
+        out, ta, tb, tc = parts[-4:]
+        k = int(parts[3].partition("k")[2])
+        a, b, c = (self.fragment(o, t, layout) for o, t, layout in ((ops[1], ta, mma_a(16, k, bits=256 // k)), (ops[2], tb, mma_b(k, 8, bits=256 // k)), (ops[3], tc, mma_accumulator(16, 8))))
+        wide = np.int64 if out == "s32" else np.float64
+        d = (np.einsum("wmk,wkn->wmn", a.astype(wide), b.astype(wide)) + c.astype(wide)).astype(TYPES[out])
+        table = mma_accumulator(16, 8).table()[0]
+        lanes = d[:, table[..., 0], table[..., 1]].reshape(self.n, -1)
+        words = lanes.copy().view(np.uint32)
+        for i, r in enumerate(ops[0]): self.write(r, words[:, i], np.ones(self.n, bool))
+
+    def fragment(self, registers, kind, layout) -> np.ndarray:
+        words = np.stack([self.read(r, "u32") for r in registers], 1)
+        elements, table = words.view(TYPES[kind]).reshape(self.n // 32, 32, -1), layout.table()[0]
+        matrix = np.zeros((self.n // 32, *layout.shape), elements.dtype)
+        matrix[:, table[..., 0], table[..., 1]] = elements
+        return matrix
+
+    def atomic(self, head, parts, ops, mask) -> None:
+        kind = parts[-1]
+        operation = next(p for p in parts if p in ("add", "min", "max", "and", "or", "xor", "exch", "cas"))
+        into, place, *values = ops if head == "atom" else (None, *ops)
+        at, size, t = self.address(place), np.dtype(TYPES[kind]).itemsize, TYPES[kind]
+        self.check(self.memory, at, size, mask)
+        values, old = [self.read(v, kind) for v in values], np.zeros(self.n, t)
+        for i in np.flatnonzero(mask):
+            cell = self.memory[at[i]:at[i] + size].view(t)
+            old[i], v = cell[0], values[0][i]
+            cell[0] = {"add": lambda: cell[0] + v, "min": lambda: min(cell[0], v), "max": lambda: max(cell[0], v), "and": lambda: cell[0] & v, "or": lambda: cell[0] | v, "xor": lambda: cell[0] ^ v,
+                       "exch": lambda: v, "cas": lambda: values[1][i] if cell[0] == v else cell[0]}[operation]()
+        if into: self.write(into, old, mask)
