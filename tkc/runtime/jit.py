@@ -56,8 +56,9 @@ class JitFunction:
 
     def __getitem__(self, grid) -> Launcher:
         """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments (a dict) that gives one."""
-        try: return self._launchers[grid]
-        except (KeyError, TypeError): pass
+        try: launcher = self._launchers.get(grid)
+        except TypeError: launcher = None                                       # a list
+        if launcher is not None: return launcher
         launcher = Launcher(self, grid)
         if isinstance(grid, (int, tuple)):
             if len(self._launchers) >= READY: self._launchers.clear()
@@ -245,6 +246,7 @@ def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
 
 def normalized(grid, kernel: str) -> tuple[int, int, int]:
     """A grid as three numbers. Raises LaunchError."""
+    if type(grid) is int and grid >= 0: return grid, 1, 1
     given = grid if isinstance(grid, (tuple, list)) else (grid,)
     try: extents = tuple(n.__index__() for n in given)
     except (AttributeError, TypeError): raise LaunchError(f"{kernel}: a grid is an integer, up to three of them, or a function that gives them; got {grid!r}") from None
