@@ -36,7 +36,7 @@ from tkc.passes.access import Access, tile_of
 from tkc.passes.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
-MOST_REGISTERS, ACCUMULATORS, RESERVED = 255, 128, 4096
+MOST_REGISTERS, ACCUMULATORS, RESERVED = 255, 128, 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
