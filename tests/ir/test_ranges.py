@@ -1,0 +1,128 @@
+"""Ranges and contiguity claim nothing that a run contradicts: random integer programs, claims against values."""
+from math import gcd
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xdsl.builder import ImplicitBuilder
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i1, i32
+from xdsl.ir import Block, Region
+
+from tests.sim.building import integer, kernel
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.axis_info import contiguity
+from tkc.ir.ranges import Range, Ranges, divisor, exactly
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, PointerType, TileType
+from tkc.sim import level0
+
+C = ew.CLASSES
+SHAPE = (4, 32)
+INTEGER = ["add", "sub", "mul", "max", "min", "floordiv", "mod", "and", "or"]
+TRUTH = ["lt", "le", "gt", "ge", "eq", "ne"]
+
+
+def leaf(draw, n):
+    """A small integer tile of SHAPE: a constant, a scalar that is a multiple of something, an arange along an axis."""
+    t = TileType(SHAPE, i32)
+    match draw(st.sampled_from(["constant", "scalar", "rows", "columns", "columns"])):
+        case "constant": return tile.Constant(draw(st.sampled_from([0, 1, 2, 3, 4, 8, 16, 24, -8])), t).result
+        case "scalar": return tile.Splat(tile.Multiple(n, draw(st.sampled_from([1, 2, 8]))).result, t).result
+        case "rows": return tile.Broadcast(tile.Reshape(tile.Arange(draw(st.sampled_from([0, 4, 5])), TileType([4], i32)).result, TileType([4, 1], i32)).result, t).result
+        case _: return tile.Broadcast(tile.Reshape(tile.Arange(draw(st.sampled_from([0, 8, 3])), TileType([32], i32)).result, TileType([1, 32], i32)).result, t).result
+
+
+def expression(draw, n, depth):
+    if depth == 0: return leaf(draw, n)
+    a, b = expression(draw, n, depth - 1), expression(draw, n, draw(st.integers(0, depth - 1)))
+    if draw(st.integers(0, 9)) == 0: return ew.Select(C[draw(st.sampled_from(TRUTH))](a, b).results[0], a, b).result
+    return C[draw(st.sampled_from(INTEGER))](a, b).results[0]
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_claims_hold(data):
+    watched = []
+
+    def body(n, *outputs):
+        for truth, out in enumerate(outputs):
+            value = expression(data.draw, n, 3)
+            if truth: value = C[data.draw(st.sampled_from(TRUTH))](value, expression(data.draw, n, 1)).results[0]
+            watched.append(value)
+            tile.Store(out, [integer(0), integer(0)], value, SHAPE)
+    module = kernel([i32, ArrayType(2, i32), ArrayType(2, i1)], body)
+    values = [np.zeros(SHAPE, np.int32), np.zeros(SHAPE, np.bool_)]
+    level0.run(module, [data.draw(st.sampled_from([0, 8, 16, -24, 40])), *values], (1,))
+    for value, got in zip(watched, values):
+        check_range(Ranges().of(value), got.astype(np.int64))
+        for axis in 0, 1: check_contiguity(contiguity(value, axis, Ranges()), got.astype(np.int64), axis)
+
+
+def check_range(claim: Range, got: np.ndarray) -> None:
+    assert claim.lo <= got.min() and got.max() <= claim.hi, (claim, got)
+    assert not (got % claim.divisor).any() if claim.divisor else not got.any(), (claim, got)
+
+
+def check_contiguity(claim, got: np.ndarray, axis: int) -> None:
+    lines = np.moveaxis(got, axis, -1).reshape(-1, got.shape[axis])
+    runs, same = (lines.reshape(-1, n) for n in (claim.run, claim.same))
+    assert (runs == runs[:, :1] + np.arange(claim.run)).all() or claim.run == 1, claim
+    assert (same == same[:, :1]).all(), claim
+    first = runs[:, 0]
+    assert not (first % claim.divisor).any() if claim.divisor else not first.any(), (claim, first)
+
+
+def loop(body, *inits, trips=5, step=8):
+    block = Block(arg_types=[i32, *(v.type for v in inits)])
+    with ImplicitBuilder(block): scf.YieldOp(*body(*block.args))
+    return scf.ForOp(integer(0), integer(trips * step), integer(step), list(inits), Region(block))
+
+
+def test_loops():
+    """A counter, a value that grows by 16, one that is multiplied, one that two others feed."""
+    with ImplicitBuilder(Block()):
+        op = loop(lambda k, a, b, c: (C["add"](a, integer(16)).results[0], C["mul"](b, integer(3)).results[0], C["add"](C["add"](a, c).results[0], k).results[0]),
+                  integer(32), integer(6), integer(0))
+    r = Ranges()
+    k, a, b, c = op.body.block.args
+    assert (r.of(k).lo, r.of(k).hi, r.of(k).divisor) == (0, 39, 8)
+    assert r.of(a).lo == 32 and r.of(a).divisor == 16 and r.of(op.results[0]).divisor == 16
+    assert r.of(b).divisor % 6 == 0 and r.of(c).divisor == 8
+    assert divisor(c) == 8
+
+
+def test_facts_of_arrays():
+    t = ArrayType(2, i32, ArrayFacts((Fact(16), Fact(exact=100)), (Fact(exact=100), Fact(exact=1)), 16))
+    block = Block(arg_types=[t])
+    with ImplicitBuilder(block):
+        rows, columns, stride = tile.Dim(block.args[0], 0).result, tile.Dim(block.args[0], 1).result, tile.Stride(block.args[0], 0).result
+        inside = C["lt"](columns, integer(101)).results[0]
+        pointer = tile.Pointer(block.args[0]).result
+        pointers = ew.PointerAdd(tile.Splat(pointer, TileType([64], PointerType(i32))).result, tile.Arange(0, TileType([64], i32)).result).result
+    r = Ranges()
+    assert r.of(rows) == Range(0, 2**31 - 1, 16) and r.of(columns) == exactly(100) and r.of(stride) == exactly(100) and r.always(inside) is True
+    along = contiguity(pointers, 0, r)
+    assert along.run == 64 and gcd(along.divisor, 4) == 4, "16 bytes of 4-byte elements are four"
+
+
+@pytest.mark.parametrize("n, want", [(16, 16), (8, 8), (1, 1)])
+def test_a_mask_is_the_same_over_what_divides_its_bound(n, want):
+    block = Block(arg_types=[i32, i32])
+    with ImplicitBuilder(block):
+        t = TileType([1024], i32)
+        bound = tile.Splat(tile.Multiple(block.args[0], n).result, t).result
+        index = C["add"](tile.Splat(C["mul"](block.args[1], integer(1024)).results[0], t).result, tile.Arange(0, t).result).results[0]
+        mask = C["lt"](index, bound).results[0]
+    assert contiguity(mask, 0, Ranges()).same == want
+
+
+def test_pointers_that_a_loop_moves_stay_aligned():
+    t = TileType([64], PointerType(i32))
+    block = Block(arg_types=[ArrayType(1, i32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))])
+    with ImplicitBuilder(block):
+        start = ew.PointerAdd(tile.Splat(tile.Pointer(block.args[0]).result, t).result, tile.Arange(0, TileType([64], i32)).result).result
+        op = loop(lambda k, p: (ew.PointerAdd(p, tile.Constant(64, TileType([64], i32)).result).result,), start)
+    along = contiguity(op.body.block.args[1], 0, Ranges())
+    assert along.run == 64 and along.divisor % 4 == 0
