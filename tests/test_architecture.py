@@ -73,6 +73,11 @@ def test_only_the_runtime_knows_a_driver():
     assert not [str(p) for p in SOURCES if room(p) not in MAY_HAVE_DRIVER and DRIVERS & {m.split(".")[0] for m in modules(p)}]
 
 
+def test_examples_speak_the_public_language():
+    for path in (ROOT / "examples").glob("[!_]*.py"):
+        assert not [m for m in modules(path) if m.startswith("tkc.") and m.count(".") > 0], f"{path.name} reaches behind `import tkc`"
+
+
 def test_compiling_loads_no_driver():
     """Also not by a detour: tracing and every pass, in a process of its own."""
     program = ("import tkc, sys, tkc.compiler, tkc.passes.pipeline as p\n"
@@ -110,6 +115,11 @@ def test_every_operation_is_documented():
     for op in (*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS):
         assert f"`{op.name}`" in text
         assert generate.meaning(op), f"{op.__name__} has no docstring that says what it does"
+
+
+def test_every_environment_variable_is_documented():
+    read = {v for p in SOURCES for v in re.findall(r'environ\b[^\n]*?"(TKC_[A-Z_]+)"', p.read_text())}
+    assert read and not [v for v in read if f"| `{v}` |" not in (ROOT / "docs" / "architecture.md").read_text()]
 
 
 def test_every_pass_is_written_and_says_what_it_does():

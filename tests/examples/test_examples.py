@@ -83,11 +83,12 @@ def test_layer_norm_of_a_row_far_from_zero(engine):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a"])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_demo_writes_out_compiles(name, target):
+def test_what_the_demo_writes_out_assembles_without_a_spill(name, target):
     for kernel, arguments, grid in example(name).kernels():
         assert set(arguments) == set(kernel.names)
         compiled = kernel.compile(**arguments, target=target)
         assert f".target {target}" in compiled.ptx and ".entry" in compiled.ptx
+        assert compiled.resources.clean, compiled.resources.log
 
 
 @pytest.mark.gpu
