@@ -1,4 +1,6 @@
 """Tries to make the tracer lose a rebinding: each kernel must do what Python does, for zero, one and more trips, or refuse."""
+import contextlib
+import copy
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -544,6 +546,61 @@ def test_inner_function_of_a_name_first_bound_in_the_loop(out, n, c):
     tkc.store(out, (0,), a)
 
 
+@kernel
+def test_deep_copies(out, n, c):
+    s = {"x": [c, 0]}
+    before = copy.deepcopy(s)
+    for k in tkc.range(n): s["x"][0] = s["x"][0] + before["x"][0] + 1
+    tkc.store(out, (0,), s["x"][0]); tkc.store(out, (1,), before["x"][0])
+
+
+@kernel
+def test_try_and_with(out, n, c):
+    a = 0
+    for k in tkc.range(n):
+        with contextlib.nullcontext(k + 1) as x:
+            try: a = a + x
+            finally: a = a + 1
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_match(out, n, c):
+    a = 0
+    for mode in ("add", "subtract"):
+        for k in tkc.range(n):
+            match mode:
+                case "add": a = a + k
+                case _: a = a - 2 * k
+    tkc.store(out, (0,), a)
+
+
+@kernel
+def test_star_unpacking(out, n, c):
+    a, *rest = [c, 1, 2]
+    for k in tkc.range(n): a, *rest = [*rest, a + k]
+    tkc.store(out, (0,), a); tkc.store(out, (1,), rest[0]); tkc.store(out, (2,), rest[1])
+
+
+class Accumulator:
+    """A stateful helper object with a method that branches."""
+    def __init__(self, start): self.total, self.__hidden = start, 0
+
+    def add(self, v):
+        if v > 1: self.total = self.total + v
+        self.__hidden = self.__hidden + 1
+        return self
+
+    def __call__(self): return self.total * 100 + self.__hidden
+
+
+@kernel
+def test_object_with_methods(out, n, c):
+    box = Accumulator(c)
+    for k in tkc.range(n): box.add(k).add(k + 1)
+    tkc.store(out, (0,), box())
+
+
 # ------------------------------------------------------------------------------------------ refused, never silent
 def refused(f, match):
     with pytest.raises(tkc.CompileError, match=match): traced(f, array(tkc.int32), i32(), i32())
@@ -740,3 +797,40 @@ def test_assignment_in_a_conditional_expression():
     s = [0]
     def f(out, n, c): tkc.store(out, (0,), s.__setitem__(0, n) or 1 if c > 0 else 2)
     refused(f, "conditional expression")
+
+
+def test_a_lost_slot_that_is_not_read():
+    def f(out, n, c):
+        d = {"last": None, "sum": 0}
+        for k in tkc.range(n):
+            d["last"] = k
+            d["sum"] = d["sum"] + k
+            if k > 1: d["sum"] = d["sum"] + 1
+        tkc.store(out, (0,), d["sum"])
+        d["last"] = 3
+        tkc.store(out, (1,), d["last"])
+    agrees(lambda: f, *TRIPS)
+
+
+# -------------------------------------------------------------------------------------- a trace leaves nothing behind
+def test_no_traced_values_stay_in_globals():
+    STATE[0], STATE[1] = 3, 4
+
+    def good(out, n, c): STATE[0] = n
+
+    def bad(out, n, c):
+        for k in tkc.range(n): STATE[1] = k + tkc.arange(4)
+    traced(good, array(tkc.int32), i32(), i32())
+    try: traced(bad, array(tkc.int32), i32(), i32())
+    except tkc.CompileError: pass
+    assert STATE == [3, 4]
+
+
+def test_threads_do_not_share_a_trace():
+    from concurrent.futures import ThreadPoolExecutor
+    from tkc.ir.text import show
+
+    def f(out, n, c):
+        for k in tkc.range(n): tkc.store(out, (k,), k * c)
+    with ThreadPoolExecutor(4) as pool: texts = list(pool.map(lambda _: show(traced(f, array(tkc.int32), i32(), i32())), range(16)))
+    assert len(set(texts)) == 1

@@ -72,6 +72,8 @@ class Array:
 
     def _describe(self) -> str: return f"array of {self.dtype.name}, rank {self.ndim}"
     def __repr__(self): return f"<{self._describe()}>"
+    def __copy__(self): return self
+    def __deepcopy__(self, memo): return self
     def __len__(self): fail("len() of an array; use .shape[0]")
     def __iter__(self): fail("an array cannot be iterated; index it")
     def __bool__(self): fail("an array has no truth value; compare its .shape, or pass None as a constexpr")

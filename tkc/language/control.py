@@ -121,15 +121,11 @@ class Loop(Construct):
         self.entry, self.copies = {}, []
         for slot, spec in self.carried.items():
             args = [block.insert_arg(t, len(block.args)) for t in types(spec)]
-            self._name(args, slot)
+            if (name := self.picture.label(slot)).isidentifier():
+                for a in args: a.name_hint = name
             self.entry[slot] = build(spec, iter(args))
             self.copies += [(slot, x, contents(x)) for x in mutable_parts(self.entry[slot])]
         self._bind(self.picture, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
-
-    def _name(self, args, slot) -> None:
-        for a in args:
-            name = self.picture.label(slot)
-            if name.isidentifier(): a.name_hint = name
 
     def _settle(self, names: dict[str, Any], ignore: tuple[str, ...] = ()) -> tuple[bool, dict[tuple, Any]]:
         """Compares the state with the entry's: (whether the carried slots stand, the contents to yield)."""
@@ -163,6 +159,7 @@ class Loop(Construct):
     def _initial(self) -> list[SSAValue]:
         self.picture.restore()
         return [v for slot, spec in self.carried.items() for v in flatten(self.old(slot), spec)]
+
     def _yielded(self, result: dict[tuple, Any]) -> list[SSAValue]: return [v for slot, spec in self.carried.items() for v in flatten(result[slot], spec)]
 
     def _finish(self, results, ignore: tuple[str, ...] = ()) -> None:

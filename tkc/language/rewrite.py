@@ -54,9 +54,13 @@ def _compile(code: CodeType) -> CodeType | None:
     inner = ast.Expr(new) if isinstance(new, ast.Lambda) else new
     name = code.co_name                                     # a function that names itself means the global (or its free variable), not the factory's
     own = [] if isinstance(node, ast.Lambda) or name in code.co_freevars else [ast.Global([name])]
-    factory = ast.fix_missing_locations(ast.Module([ast.FunctionDef("__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0)], []))
-    outer = next(c for c in compile(factory, code.co_filename, "exec").co_consts if isinstance(c, CodeType))
-    found = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == code.co_name)
+    factory = ast.FunctionDef("__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0)
+    home = (["", *code.co_qualname.split(".")])[-2]         # a method is compiled inside a class of its name, for its __private names
+    outside = ast.ClassDef(home, [], [], [factory], [], lineno=1, col_offset=0) if home.isidentifier() else factory
+    outer = compile(ast.fix_missing_locations(ast.Module([outside], [])), code.co_filename, "exec")
+    for inside in (*([home] if outside is not factory else []), "__factory__", code.co_name):
+        outer = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == inside)
+    found = outer
     _mark(found)
     return found
 

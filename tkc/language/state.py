@@ -152,17 +152,17 @@ class Picture:
     mentioned: set[str] = field(default_factory=set)
 
     @staticmethod
-    def take(names: dict[str, Any]) -> Picture:
-        """The state reachable from `names` (the locals of the innermost frame) and the frames outside it."""
+    def take(names: dict[str, Any], within: list[FrameType] | None = None) -> Picture:
+        """The state reachable from `names` (the locals of the innermost frame) and from the kernel's frames."""
         picture, tables, modules = Picture(names), {}, []
         stack: list[tuple[Any, str]] = [(v, n) for n, v in names.items()]
-        for depth, frame in enumerate(frames(sys._getframe(1))):
+        for depth, frame in enumerate(frames(sys._getframe(1)) if within is None else within):
             picture._globals(tables, frame.f_globals, frame.f_code, stack)
             if depth: stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
         seen = set()
         while stack or picture._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if isinstance(obj, _PLAIN): continue
+            if type(obj) is Lost or isinstance(obj, _PLAIN): continue
             picture.edges[id(obj)] += 1
             if id(obj) in seen: continue
             seen.add(id(obj))
@@ -202,6 +202,13 @@ class Picture:
             for k, v in slots.items():
                 if k not in now or not same(v, now[k]): write(obj, k, v)
 
+    def forget(self) -> None:
+        """Takes traced values out of the user's containers again: a trace leaves none behind."""
+        for obj, slots in self.containers.values():
+            now = contents(obj)
+            for k, v in slots.items():
+                if k in now and (type(now[k]) is Lost or isinstance(now[k], (Value, Array))): write(obj, k, v)
+
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
         """Slots whose content differs now: (0, name) or (id of the container, key) -> (old, new)."""
         found = {}
@@ -217,7 +224,7 @@ class Picture:
                 if same(slots[k], now[k]): continue
                 if isinstance(slots[k], Frozen):
                     fail(f"`{path}` ({type(obj).__name__}) changes inside {where}, where tracing cannot carry it; use a list of fixed length")
-                found[key, k] = slots[k], now[k]
+                found[key, k] = tuple(UNBOUND if type(x) is Lost else x for x in (slots[k], now[k]))
         return found
 
     def label(self, slot: tuple) -> str:
@@ -243,7 +250,7 @@ def _path(obj, path: str, key) -> str:
 
 def same(old, new) -> bool:
     """Nothing to carry: the same object, or equal plain constants."""
-    if old is new: return True
+    if old is new or type(old) is type(new) is Lost: return True
     if type(old) is not type(new): return False
     match old:
         case float(): return old.hex() == new.hex()

@@ -15,7 +15,7 @@ from tkc.ir.types import ArrayType
 from tkc.ir.verify import verify
 from tkc.language.arrays import Array
 from tkc.language.signature import ArrayArgument, ConstantArgument, ScalarArgument, Signature
-from tkc.language.state import traced_function
+from tkc.language.state import Picture, traced_function
 from tkc.language.tracer import Tracer, activate, is_users_frame, locate
 from tkc.language.values import describe, wrap
 
@@ -42,7 +42,9 @@ def trace(fn, signature: Signature) -> ModuleOp:
         for (name, a), ssa in zip(dynamic.items(), kernel.arguments):
             ssa.name_hint = name
             values[name] = Array(ssa, a.wide) if isinstance(a, ArrayArgument) else _scalar(tracer, a, ssa, name)
-        result = _guarded(fn, values, tracer, start)
+        before = Picture.take({"kernel": fn}, [])
+        try: result = _guarded(fn, values, tracer, start)
+        finally: before.forget()
         if result is not None and type(result).__name__ != "Lost": raise CompileError(f"a kernel returns nothing, `{fn.__name__}` returns {describe(result)}; write results with tkc.store", start)
         tracer.emit(tile.Return())
     module = ModuleOp([kernel])

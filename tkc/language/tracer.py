@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -24,7 +25,7 @@ from tkc.ir.types import is_float
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_OWN, "kernels") + os.sep
-_stack: list[Tracer] = []
+_local = threading.local()                 # .stack: the traces of this thread, innermost last
 
 
 class Tracer:
@@ -75,19 +76,24 @@ def discard(block: Block) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the current trace
+def _stack() -> list[Tracer]:
+    if not hasattr(_local, "stack"): _local.stack = []
+    return _local.stack
+
+
 def tracer() -> Tracer:
-    if not _stack: raise Error("tkc operations work inside a kernel only; call the kernel as kernel[grid](...)")
-    return _stack[-1]
+    if not (stack := _stack()): raise Error("tkc operations work inside a kernel only; call the kernel as kernel[grid](...)")
+    return stack[-1]
 
 
-def tracing() -> bool: return bool(_stack)
+def tracing() -> bool: return bool(_stack())
 
 
 @contextmanager
 def activate(t: Tracer):
-    _stack.append(t)
+    _stack().append(t)
     try: yield t
-    finally: _stack.pop()
+    finally: _stack().pop()
 
 
 # ------------------------------------------------------------------------------------------------------ source locations

@@ -262,7 +262,11 @@ class Value:
 
     def __repr__(self): return f"<{describe(self)}>"
 
+    def __copy__(self): return self
+    def __deepcopy__(self, memo): return self
+
     def __getattr__(self, name: str):
+        if name.startswith("__"): raise AttributeError(name)
         import tkc
         known = [n for n in dir(type(self)) if not n.startswith("_")]
         close = f"; use tkc.{name}(tile)" if name in tkc.__all__ else "".join(f"; did you mean .{n}?" for n in get_close_matches(name, known, 1))
