@@ -15,6 +15,7 @@ from tkc.errors import DeviceError
 from tkc.ir.target import TARGETS
 
 STICKY = {214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721}        # the context is dead after these
+LOG = 8192                                      # bytes of the driver's own messages
 _api: Any = None                                # cuda.bindings.driver, or what a test puts in its place
 _poison: str | None = None
 _contexts: dict[int, Any] = {}                  # device -> primary context
@@ -127,16 +128,13 @@ class Function:
 
 def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
     """Loads PTX text or a cubin and finds its entry. Raises DeviceError with the driver's own log."""
-    import ctypes
     d = api()
     context(device)
-    size = 8192
-    log = ctypes.create_string_buffer(size)
-    o = d.CUjit_option
-    keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [ctypes.addressof(log), size]
+    log, o = bytes(LOG), d.CUjit_option                                         # the driver writes into it
+    keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [log, LOG]
     error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
     if int(error):
-        said = log.value.decode(errors="replace").strip().splitlines()
+        said = log.split(b"\0")[0].decode(errors="replace").strip().splitlines()
         raise failure(int(error), f"loading {entry} on cuda:{device}{f' ({said[0]})' if said else ''}")
     handle = check(d.cuModuleGetFunction(module[0], entry.encode()), f"finding {entry} in its module")
     f = d.CUfunction_attribute

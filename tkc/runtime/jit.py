@@ -172,11 +172,12 @@ class Launcher:
             if namespace.get(name) is not value: kernel._forget_if_rebound(); break
         extents = self._constant or self.extents(values)
         types = tuple(map(type, values))
+        launch = None
         try:
             keyer, ready = kernel._ready[types]
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
-        except (KeyError, TypeError): return self._slowly(values, options, extents, types)
-        launch()
+        except (KeyError, TypeError): pass                                      # not made before, or not hashable
+        launch() if launch is not None else self._slowly(values, options, extents, types)
 
     def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple) -> None:
         kernel = self.kernel

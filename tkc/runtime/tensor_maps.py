@@ -73,7 +73,7 @@ def encode(m: TensorMap) -> bytes:
     from tkc.runtime import driver
     d = driver.api()
     rank = len(m.extents)
-    strides = [s if n > 1 else 16 for n, s in zip(m.extents[1:], m.strides)]    # along an extent of 1 nothing is ever stepped
+    strides = [s if n > 1 else 16 for n, s in zip(m.extents[1:], m.strides)] or [16]     # along an extent of 1 nothing is ever stepped
     made = driver.check(d.cuTensorMapEncodeTiled(
         getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.type}"), rank, m.pointer, [d.cuuint64_t(n) for n in m.extents], [d.cuuint64_t(s) for s in strides],
         [d.cuuint32_t(n) for n in m.box], [d.cuuint32_t(1)] * rank, d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
