@@ -1,6 +1,8 @@
 """Shared memory: buffers, stages, slices and mbarriers are addresses: a 32-bit base and a constant."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import add, mul, narrowed
 from tkc.codegen.ptx.values import BarriersView, SharedView
@@ -24,8 +26,9 @@ def barriers(e: Emitter, op: threads.Barriers) -> None:
 def stage(e: Emitter, op: shared.Stage) -> None:
     ring, index = e.value(op.ring), narrowed(e, e.operand(op.index[0]))
     at = mul(e, index, ring.stage_bytes)
-    if isinstance(at, str): e.set(op.result, SharedView(add(e, ring.base, at), ring.offset, ring.memory, 1, ring.stage_bytes))
-    else: e.set(op.result, SharedView(ring.base, ring.offset + at, ring.memory, 1, ring.stage_bytes))
+    if isinstance(at, str):
+        e.set(op.result, SharedView(add(e, ring.base, at), ring.offset, ring.memory, 1, ring.stage_bytes, ring.root or ring.base, (*ring.terms, (index, ring.stage_bytes))))
+    else: e.set(op.result, replace(ring, offset=ring.offset + at, stages=1))
 
 
 @emitter(shared.SharedTranspose)
@@ -37,11 +40,11 @@ def slice_(e: Emitter, op: shared.SharedSlice) -> None:
     """Constant offsets go into the constant; others are multiples of the swizzle's period, so that they simply add."""
     view, memory, base = e.value(op.arg), op.result.type.memory, None
     known = [n if isinstance(n := e.operand(v), int) else 0 for v in op.offsets]
-    base = view.base
+    base, terms = view.base, view.terms
     for axis, v in enumerate(op.offsets):
         at = narrowed(e, e.operand(v))
         if not isinstance(at, str): continue
         step, size = view.memory.linear(axis)
         whole = at if step == 1 else e.w.op("shr.u32", "b32", at, step.bit_length() - 1) if step & step - 1 == 0 else e.w.op("div.u32", "b32", at, step)
-        base = add(e, base, mul(e, whole, size))
-    e.set(op.result, SharedView(base, view.offset + view.memory.offset(known), memory, 1, view.stage_bytes))
+        base, terms = add(e, base, mul(e, whole, size)), (*terms, (whole, size))
+    e.set(op.result, SharedView(base, view.offset + view.memory.offset(known), memory, 1, view.stage_bytes, view.root or view.base, terms))

@@ -113,12 +113,15 @@ class Array:
 
 @dataclass(frozen=True)
 class SharedView:
-    """A buffer (or a ring of them) at base + offset."""
+    """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes over `terms`, where they are known: a
+    matrix descriptor adds them in its own units."""
     base: Operand
     offset: int
     memory: SharedLayout
     stages: int = 1
     stage_bytes: int = 0
+    root: Operand = ""
+    terms: tuple[tuple[str, int], ...] = ()
 
     def moved(self, by: int, memory: SharedLayout | None = None) -> SharedView:
         return replace(self, offset=self.offset + by, memory=memory or self.memory)

@@ -1,0 +1,107 @@
+"""mbarriers, and the barrier of a cluster.
+
+An mbarrier is 8 bytes of shared memory.  An arrival at the same barrier of other blocks is done by as many threads as there are blocks: thread
+i goes to block i, whose shared memory begins where `mapa` says; the stage adds to that as it does at home.  It is written without
+`.release.cluster`, which would put a memory barrier of the whole GPU into every step: what a stage's readers did is complete when
+their dots have been waited for.
+"""
+from __future__ import annotations
+
+from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.global_memory import one_thread
+from tkc.codegen.ptx.values import BarriersView
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir import threads
+
+SUSPEND = "0x989680"                                    # nanoseconds a try_wait may sleep
+
+
+def place(e: Emitter, view: BarriersView, index: Operand, base: Operand | None = None) -> str:
+    """The address of one barrier of a ring, as text in brackets; `base`: in another block's shared memory."""
+    base = view.base if base is None else base
+    if not isinstance(index, str): return f"[{base}+{view.offset + 8 * index}]"
+    at = e.w.memo(("mbarrier", base, index), lambda: e.w.op("mad.lo.s32", "b32", index, 8, base))
+    return f"[{at}+{view.offset}]"
+
+
+def of(e: Emitter, op) -> str: return place(e, e.value(op.barriers), e.operand(op.index[0]))
+def only(e: Emitter): return e.w.predicated(None if one_thread(e) is True else one_thread(e))
+
+
+@emitter(threads.MbarrierInit)
+def init(e: Emitter, op: threads.MbarrierInit) -> None:
+    view = e.value(op.barriers)
+    with only(e):
+        for s in range(view.stages): e.w.emit(f"mbarrier.init.shared::cta.b64 {place(e, view, s)}, {op.count.value.data}")
+
+
+@emitter(threads.MbarrierWait)
+def wait(e: Emitter, op: threads.MbarrierWait) -> None:
+    """try_wait may give up early: always a loop."""
+    w, at, parity = e.w, of(e, op), e.operand(op.parity)
+    done = None
+    if op.unless is not None:
+        known = e.operand(op.unless)
+        if known is True: return
+        if isinstance(known, str): done = w.label("there"); w.raw(f"\t@{known} bra {done};")
+    again, there = w.label("wait"), w.new("pred")
+    w.place(again)
+    w.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {there}, {at}, {parity}, {SUSPEND}")
+    w.raw(f"\t@!{there} bra {again};")
+    if done: w.place(done)
+
+
+@emitter(threads.MbarrierTest)
+def test(e: Emitter, op: threads.MbarrierTest) -> None:
+    there = e.w.new("pred")
+    e.w.emit(f"mbarrier.test_wait.parity.shared::cta.b64 {there}, {of(e, op)}, {e.operand(op.parity)}")
+    e.set(op.result, there)
+
+
+@emitter(threads.MbarrierExpect)
+def expect(e: Emitter, op: threads.MbarrierExpect) -> None:
+    with only(e): e.w.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {of(e, op)}, {op.bytes.value.data}")
+
+
+@emitter(threads.MbarrierArrive)
+def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
+    w, view, index = e.w, e.value(op.barriers), e.operand(op.index[0])
+    by_warp = op.each is not None and op.each.data == "warp" and not e.instance.single
+    if op.to is None or e.cluster == (1, 1):
+        first = w.hoist("first lane", lambda: w.op("setp.eq.s32", "pred", e.lane(), 0), root=True) if by_warp else one_thread(e)
+        at = place(e, view, index)
+        with w.predicated(None if first is True else first): w.emit(f"mbarrier.arrive.shared::cta.b64 _, {at}")
+        return
+    mask, blocks = e.operand(op.to), e.cluster[0] * e.cluster[1]
+    if e.instance.single:                               # one thread, one block after the other
+        for block in range(blocks):
+            base = w.hoist(("peer", block), lambda: w.op("mapa.shared::cluster.u32", "b32", e.shared_base(), block))
+            at, held = place(e, view, index, base), has(e, mask, block)
+            if held is not False:
+                with w.predicated(None if held is True else held): w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
+        return
+    thread = e.lane() if by_warp else e.thread()
+    base = w.hoist(("peers", thread), lambda: w.op("mapa.shared::cluster.u32", "b32", e.shared_base(), w.op("min.u32", "b32", thread, blocks - 1)))
+    goes = lambda: _both(e, w.op("setp.lt.u32", "pred", thread, blocks), has(e, mask, thread) if mask != (1 << blocks) - 1 else True)
+    chosen = w.memo(("goes", thread, mask), goes) if isinstance(mask, str) else w.hoist(("goes", thread, mask), goes)
+    at = place(e, view, index, base)
+    with w.predicated(chosen): w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
+
+
+def has(e: Emitter, mask: Operand, bit: Operand) -> Operand:
+    """Whether a mask has a bit."""
+    if not isinstance(mask, str) and not isinstance(bit, str): return bool(mask >> bit & 1)
+    w = e.w
+    return w.op("setp.ne.u32", "pred", w.op("and.b32", "b32", w.op("shr.u32", "b32", w.register(mask), bit), 1), 0)
+
+
+def _both(e: Emitter, a: str, b: Operand) -> str: return a if b is True else e.w.op("and.pred", "pred", a, b)
+
+
+# ---- the cluster's own barrier ------------------------------------------------------------------------------------------
+@emitter(threads.ClusterArrive)
+def cluster_arrive(e: Emitter, op: threads.ClusterArrive) -> None: e.w.emit(f"barrier.cluster.arrive{'.relaxed' if op.relaxed else ''}.aligned")
+
+
+@emitter(threads.ClusterWait)
+def cluster_wait(e: Emitter, op: threads.ClusterWait) -> None: e.w.emit("barrier.cluster.wait.aligned")

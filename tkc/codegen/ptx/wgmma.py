@@ -1,0 +1,116 @@
+"""Asynchronous dots: wgmma, whose operands a 64-bit descriptor finds in shared memory.
+
+    low word      (address of the operand & 0x3ffff) >> 4, leading byte offset          high word    stride byte offset, swizzle: a constant
+
+The address is the start of shared memory, which the prologue turns into a descriptor once, plus terms that simply add in units of 16 bytes:
+the stage of a ring times its size, a slice's first row, the step along k, the block of 64 rows.  (In a cluster the address carries the
+block's rank above bit 23: masked, or it would land in the leading offset.)  All of it is the same in every thread, and ptxas must see
+that it is: then a step is the wgmma themselves and a few uniform additions.
+
+An instance of several warpgroups deals its blocks of 64 rows out in turn.
+"""
+from __future__ import annotations
+
+from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.values import SharedView, Tile
+from tkc.codegen.ptx.writer import Operand
+from tkc.ir import threads
+from tkc.ir.fragments import wgmma_a, wgmma_accumulator
+from tkc.ir.layout import LayoutError
+from tkc.ir.shared_layout import Descriptor
+from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, i8, i32, ui8
+
+NAMES = {bf16: "bf16", f16: "f16", f32: "tf32", f8e4m3: "e4m3", f8e5m2: "e5m2", i8: "s8", ui8: "u8"}
+SUMS = {f32: "f32", f16: "f16", i32: "s32"}
+UNIT = 16                                               # bytes that a descriptor counts
+
+
+class Operands:
+    """The descriptors of one operand of a dot in shared memory: low words by their distance from its start."""
+
+    def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, extra: list[tuple[Operand, int]]):
+        self.e, self.high = e, fields.bits >> 32
+        low, w, root = fields.bits & 0xFFFFFFFF, e.w, view.root or view.base
+        make = lambda: w.op("or.b32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low)
+        start = w.hoist(("descriptor", root, low), make) if root == e.shared_base() else make()
+        self.base, self.offset = start, view.offset
+        for register, size in [*view.terms, *extra]: self.base = w.op("mad.lo.u32", "b32", register, size // UNIT, self.base)
+
+    def at(self, distance: int) -> str:
+        """The descriptor of what lies that many bytes on."""
+        w, n = self.e.w, (self.offset + distance) // UNIT
+        low = w.op("add.u32", "b32", self.base, n) if n else self.base
+        into = w.new("b64")
+        w.emit(f"mov.b64 {into}, {{{low}, {self.high}}}")
+        return into
+
+
+def fields_of(e: Emitter, view: SharedView, axis: int) -> Descriptor:
+    """axis: which of the operand's axes is K."""
+    try: return view.memory.descriptor("k" if view.memory.fast == axis else "mn")
+    except LayoutError as error: e.fail(str(error))
+
+
+@emitter(threads.DotAsync)
+def dot_async(e: Emitter, op: threads.DotAsync) -> None:
+    w, t = e.w, op.result.type.tile
+    (rows, k), n = op.a.type.extents, t.extents[1]
+    groups = e.instance.warps // 4
+    depth, width = 256 // bits(op.b.type.element), next(x for x in range(min(n, 256), 0, -1) if n % x == 0)
+    if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
+        e.fail(f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by 8 and k by {depth}, not {rows}x{n}x{k}")
+    if t.register_layout != wgmma_accumulator(rows, n, groups): e.fail(f"a wgmma of {rows}x{n} cannot deliver the layout {t.register_layout}")
+    registers = accumulator(e, op, t)
+    a, b = e.value(op.a), e.value(op.b)
+    right, fields_b = Operands(e, b, fields_of(e, b, 0), []), fields_of(e, b, 0)
+    if isinstance(a, Tile):
+        if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
+        left, fields_a = None, None
+    else:
+        fields_a = fields_of(e, a, 1)
+        left = Operands(e, a, fields_a, [(w.op("shr.u32", "b32", e.warp(), 2), fields_a.rows64)] if groups > 1 else [])
+    blocks, steps, columns = rows // (64 * groups), k // depth, n // width
+    each, floats, wide = len(registers) // (blocks * columns), t.element != i32, bits(op.b.type.element) == 16
+    name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{SUMS[t.element]}.{NAMES[op.a.type.element]}.{NAMES[op.b.type.element]}"
+    major = lambda f: f", {int(f.major == 'mn')}"
+    for step in range(steps):
+        used = "1" if step or op.acc is not None and op.keep is None else "0" if op.acc is None else str(_truth(e.operand(op.keep)))
+        for block in range(blocks):
+            if left is None:
+                held = len(a.registers) // (blocks * steps)
+                first = f"{{{', '.join(w.register(r) for r in a.registers[(block * steps + step) * held:][:held])}}}"
+            else: first = left.at(fields_a.k_offset(step) + block * groups * fields_a.rows64)
+            for column in range(columns):
+                at = (block * columns + column) * each
+                second = right.at(fields_b.k_offset(step) + (b.memory.offset((0, column * width)) if column else 0))
+                signs = ", 1, 1" if floats else ""
+                turns = (major(fields_a) if left is not None else "") + major(fields_b) if wide else ""
+                w.emit(f"{name} {{{', '.join(registers[at:at + each])}}}, {first}, {second}, {used}{signs}{turns}")
+    e.set(op.result, Tile.of(t, registers))
+
+
+def accumulator(e: Emitter, op: threads.DotAsync, t) -> list[str]:
+    """The registers of the sum: its home, in which the old sum already is (else it is copied there, and a note says so)."""
+    home = e.home(op.result)
+    if op.acc is not None:
+        old = e.tile(op.acc).registers
+        if home is None: home = [e.w.register(r) for r in old]
+        elif old != home:
+            if any(isinstance(r, str) for r in old): e.notes.append(f"the accumulator {t} of a dot is copied: its old value is needed beside the new")
+            e.w.moves(list(zip(home, old)))
+            e.w.emit("wgmma.fence.sync.aligned")
+    return home or e.w.many("b32", t.register_layout.num_registers * bits(t.element) // 32)
+
+
+def _truth(x: Operand) -> Operand: return x if isinstance(x, str) else int(x)
+
+
+@emitter(threads.DotCommit)
+def commit(e: Emitter, op: threads.DotCommit) -> None: e.w.emit("wgmma.commit_group.sync.aligned")
+
+
+@emitter(threads.DotWait)
+def wait(e: Emitter, op: threads.DotWait) -> None:
+    """The registers stay; what is ready may now be read."""
+    e.w.emit(f"wgmma.wait_group.sync.aligned {op.pending.value.data}")
+    for operand, result in zip(op.args, op.results): e.set(result, e.tile(operand))
