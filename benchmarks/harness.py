@@ -55,6 +55,7 @@ class Figure:
     measure: Callable[[dict[str, float]], float]
     bound: float
     at_least: bool = True
+    seconds: bool = False                           # the number is a time
 
     def met(self, value: float) -> bool: return value >= self.bound if self.at_least else value <= self.bound
 
@@ -64,11 +65,11 @@ def speed_ratio(ours: str, rival: str, bound: float) -> Figure:
 
 
 def time_at_most(name: str, seconds: float, text: str) -> Figure:
-    return Figure(text, (name,), lambda t: t[name], seconds, at_least=False)
+    return Figure(text, (name,), lambda t: t[name], seconds, at_least=False, seconds=True)
 
 
 def time_beyond(name: str, base: str, seconds: float, text: str) -> Figure:
-    return Figure(text, (name, base), lambda t: t[name] - t[base], seconds, at_least=False)
+    return Figure(text, (name, base), lambda t: t[name] - t[base], seconds, at_least=False, seconds=True)
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Result:
     order: list[list[str]] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def rounds(self) -> int: return len(self.order)
@@ -190,7 +192,7 @@ Trial = Callable[[Contest, Contestant], None]          # tries a risky contestan
 def race(contest: Contest, rounds: int = 8, seed: int = 0, trial: Trial | None = None, budget: float = float("inf"),
          say: Callable[[str], None] = lambda text: None) -> Result:
     """Check every contestant, then run the rounds.  `budget`: seconds of rounds after which no further one begins (there are at least 3)."""
-    result, runners = Result(contest), {}
+    result, runners = Result(contest, seed=seed), {}
     reference = contest.reference() if contest.reference else None
     for contestant in contest.contestants:
         try:

@@ -51,14 +51,17 @@ def environment() -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------------ text
+UNITS = (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
 def seconds(t: float) -> str:
     """1.234 us, 56.78 ms: four digits and the unit that suits."""
-    for unit, scale in (("s", 1), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+    for unit, scale in UNITS:
         if abs(t) >= scale: return f"{t / scale:.4g} {unit}"
     return f"{t:.4g} s"
 
 
-def _spread(q: Quartiles | None, form: str = ".3f") -> str: return f"{q.median:{form}} [{q.low:{form}}, {q.high:{form}}]" if q else "-"
+def _spread(q: Quartiles | None, form=lambda x: f"{x:.3f}") -> str: return f"{form(q.median)} [{form(q.low)}, {form(q.high)}]" if q else "-"
 
 
 def rows(result: Result) -> list[tuple[str, ...]]:
@@ -81,7 +84,7 @@ def verdicts(result: Result) -> list[tuple[str, str, str]]:
     out = []
     for figure in result.contest.figures:
         q = result.figure(figure)
-        out.append((figure.text, _spread(q, ".4g") if q else "-", "not measured" if q is None else "met" if figure.met(q.median) else "MISSED"))
+        out.append((figure.text, _spread(q, seconds if figure.seconds else lambda x: f"{x:.4g}"), "not measured" if q is None else "met" if figure.met(q.median) else "MISSED"))
     return out
 
 
@@ -114,7 +117,7 @@ def data(result: Result, where: dict) -> dict:
     """Everything measured, for machines: seconds of every round included."""
     contest = result.contest
     return {"name": contest.name, "title": contest.title, "environment": where, "timing": contest.timing, "amount": contest.amount, "unit": contest.unit,
-            "tolerance": contest.tolerance, "rounds": result.rounds, "order": result.order, "seconds": result.seconds, "errors": result.errors,
+            "tolerance": contest.tolerance, "seed": result.seed, "rounds": result.rounds, "order": result.order, "seconds": result.seconds, "errors": result.errors,
             "failures": result.failures, "roles": {c.name: c.role for c in contest.contestants},
             "figures": [{"figure": promise, "measured": value, "verdict": verdict} for promise, value, verdict in verdicts(result)]}
 
@@ -129,14 +132,15 @@ def draw(result: Result, path: Path) -> bool:
     except ImportError: return False
     contest, names = result.contest, sorted(result.seconds, key=lambda n: -Quartiles.of(result.seconds[n]).median)
     roles = {c.name: c.role for c in contest.contestants}
-    value = contest.rate if contest.amount else (lambda t: t * 1e6)
+    unit, scale = next((u, s) for u, s in UNITS if max(map(max, result.seconds.values())) >= s or s == UNITS[-1][1])
+    value = contest.rate if contest.amount else (lambda t: t / scale)
     figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(names)))
     for y, name in enumerate(names):
         points = [value(t) for t in result.seconds[name]]
         axes.barh(y, Quartiles.of(points).median, color=INK[roles[name]], height=0.6, alpha=0.75)
         axes.plot(points, [y] * len(points), "k.", markersize=4)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel(contest.unit if contest.amount else "us")
+    axes.set_xlabel(contest.unit if contest.amount else unit)
     axes.set_xlim(left=0)
     axes.set_title(contest.title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
