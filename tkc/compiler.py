@@ -37,19 +37,28 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
 
     module = trace(fn, signature)
     steps.done("trace", module)
+    try: return _to_cpu(fn, signature, module, steps) if target == "cpu" else _to_gpu(fn, signature, module, target, steps)
+    except CompileError: raise
+    except Exception as e:                                                      # a step of ours broke
+        from tkc.codegen.report import bug
+        from tkc.ir.text import show
+        raise bug(e, show(trace(fn, signature)), target) from e
 
-    if target == "cpu":
-        from tkc.codegen import cpu
-        program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")))
-        steps.done("machine code")
-        return Compiled(fn.__name__, target, program=program, times=steps.times)
 
+def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) -> Compiled:
+    from tkc.codegen import cpu
+    program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")))
+    steps.done("machine code")
+    return Compiled(fn.__name__, "cpu", program=program, times=steps.times)
+
+
+def _to_gpu(fn: Callable, signature: Signature, module: ModuleOp, target: str, steps: Steps) -> Compiled:
     from tkc.codegen.ptx.emit import emit
-    from tkc.ir.target import target as target_named
+    from tkc.ir.target import TARGETS
     from tkc.passes import pipeline
-    machine = target_named(target)
-    context = pipeline.run(module, machine, signature.options, steps.done)
-    program = emit(module, machine)
+    if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
+    context = pipeline.run(module, TARGETS[target], signature.options, steps.done)
+    program = emit(module, TARGETS[target])
     steps.done("emit")
     return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times)
 
@@ -120,7 +129,7 @@ class Compiled:
 
     def report(self) -> str:
         """A page for people: time of each step, decisions, resources."""
-        from tkc.runtime.report import page
+        from tkc.codegen.report import page
         return page(self)
 
     # ------------------------------------------------------------------------------------------------ for the disk cache

@@ -1,13 +1,28 @@
-"""A page about a compiled kernel: what the compiler decided, how long each step took, what ptxas says."""
+"""What the compiler says of its own work: a page about a compiled kernel, and a reproducer where it failed by its own fault.
+
+`Compiled` here is tkc.compiler.Compiled, which stands above this file.
+"""
 from __future__ import annotations
 
 import io
+import tempfile
+from pathlib import Path
 
-from tkc.compiler import Compiled
-from tkc.errors import CompileError
+from tkc.errors import CompileError, Error
 
 
-def page(c: Compiled, width: int = 120) -> str:
+def bug(error: Exception, level_0: str, target: str) -> Error:
+    """The exception to raise where a step of ours failed: one sentence, and a file that shows the failure again."""
+    what = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    if not isinstance(error, Error): what = f"{type(error).__name__}: {what}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="tkc-bug-", suffix=".mlir", delete=False) as f: f.write(level_0)
+    except OSError: return CompileError(f"the compiler failed, which is a bug of tkc: {what}")
+    again = f"tkc opt {Path(f.name)} --target {target}" if target != "cpu" else f"its level-0 IR is in {f.name}"
+    return (type(error) if isinstance(error, Error) else CompileError)(f"the compiler failed, which is a bug of tkc: {what}; please report it with the output of: {again}")
+
+
+def page(c, width: int = 120) -> str:
     """As text."""
     from rich.console import Console
     from rich.table import Table
@@ -26,12 +41,12 @@ def page(c: Compiled, width: int = 120) -> str:
     return out.file.getvalue()
 
 
-def _launch(c: Compiled) -> str:
+def _launch(c) -> str:
     i = c.interface
     cluster = "" if i.cluster == (1, 1) else f", clusters of {i.cluster[0]} x {i.cluster[1]}"
     return f"a block has {i.threads} threads and {i.shared_bytes} bytes of shared memory{cluster}{', persistent' if i.persistent else ''}; {len(i.parameters)} parameters"
 
 
-def _resources(c: Compiled) -> str:
+def _resources(c) -> str:
     r = c.resources
     return "\n".join([f"{r.registers} registers a thread, spills {r.spill_stores} bytes out and {r.spill_loads} in, stack {r.stack}, {r.barriers} named barriers", *r.notes])
