@@ -43,21 +43,24 @@ def _suffix(width: int, vector: int) -> tuple[str, str, int]:
     return (f".v{count}.{kind}" if count > 1 else f".{kind}"), kind, count
 
 
+def _one_by_one(element: Attribute, vector: int, pack: int) -> bool: return bool(vector % pack) or bits(element) * vector < 32 or is_bool(element)
+
+
 def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group], other: Callable[[int], Operand] | Tile | None, space: str, hint: str = "",
               into: list[str] | None = None) -> Tile:
-    """A tile from memory: `group(i)` is the place of elements [i * vector, …).  `other`: what absent elements read as, a tile or a
+    """A tile from memory: `group(r)` is the place of elements [r, r + vector) of the thread.  `other`: what absent elements read as, a tile or a
     function of the element's number; None: zero, and absent ones that a bound cut off are never read."""
     layout, width = t.register_layout, bits(t.element)
     n, p = layout.num_registers, packing(t.element, layout.num_registers)
     spare = (lambda i: e.element(other, i)) if isinstance(other, Tile) else other or (lambda i: 0)
-    if vector % p or is_bool(t.element):             # elements one by one, packed afterwards
+    if _one_by_one(t.element, vector, p):             # packed afterwards
         found = []
         for i in range(n): found.append(load_element(e, group(i), t.element, spare(i), space, hint))
         return e.build(t, found, into)
     suffix, kind, count = _suffix(width, vector)
     registers: list[Operand] = []
     for i in range(n // vector):
-        at = group(i)
+        at = group(i * vector)
         first = i * vector // p
         absent = [e.packed([spare(i * vector + j * p + k) for k in range(p)], t.element) for j in range(vector // p)] if at.held is not True else ()
         if at.held is False:
@@ -73,14 +76,14 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
 
 def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Group], space: str, hint: str = "") -> None:
     width, p = bits(value.element), value.pack
-    if vector % p or is_bool(value.element):
+    if _one_by_one(value.element, vector, p):
         for i in range(value.count):
             at = group(i)
             if at.held is not False: store_element(e, at, value.element, e.element(value, i), space, hint)
         return
     suffix, kind, count = _suffix(width, vector)
     for i in range(value.count // vector):
-        at = group(i)
+        at = group(i * vector)
         if at.held is False: continue
         source = [e.w.register(r, kind) for r in value.registers[i * count:(i + 1) * count]]
         with e.w.predicated(at.held if isinstance(at.held, str) else None): e.w.emit(f"st{hint}.{space}{suffix} {at.text}, {_vector(source)}")

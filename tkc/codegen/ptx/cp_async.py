@@ -29,7 +29,7 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
     if v * size < 4 or not zero:
         e.notes.append(f"the copy of {'x'.join(map(str, shape))}x{element} goes through registers: " + ("its filling is not zero" if not zero else f"only {v * size} bytes may move together"))
         t = TileType(shape, element, layout)
-        value = load_tile(e, t, v, lambda i: block.group(i * v, op.mask), otherwise(e, op.other), "global")
+        value = load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global")
         return store_tile(e, value, width, place, "shared")
     if width % v: e.fail(f"a copy of {v} elements at once into a buffer that takes {width}")
     first, seen, sizes = is_first_copy(e, layout), set(), {True: ""}
@@ -37,13 +37,13 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         at = tuple(layout.offsets("registers")[r].tolist())
         if at in seen: continue
         seen.add(at)
-        target, held = place(r // width), both(e, block.held(r), mask_of(e, op.mask, r))
+        target, held = place(r), both(e, block.held(r), mask_of(e, op.mask, r))
         if target.held is False: continue
         if held is False: sizes[held] = ", 0"
         elif held not in sizes: sizes[held] = f", {e.w.op('selp.b32', 'b32', v * size, 0, held)}"
         source, guard = Group(*block.address(r)), both(e, target.held, first)
         with e.w.predicated(guard if isinstance(guard, str) else None):
-            e.w.emit(f"cp.async.{'cg' if v * size == 16 else 'ca'}.shared.global [{target.address}+{target.offset + r % width * size}], {source.text}, {v * size}{sizes[held]}")
+            e.w.emit(f"cp.async.{'cg' if v * size == 16 else 'ca'}.shared.global {target.text}, {source.text}, {v * size}{sizes[held]}")
 
 
 @emitter(threads.CpCommit)

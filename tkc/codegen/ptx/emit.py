@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from xdsl.dialects.builtin import DenseArrayBase, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -242,6 +243,7 @@ class Emitter:
         function(self, op)
 
 
+@cache
 def _load_families() -> None:
     """Family files register themselves when they are imported."""
     from importlib import import_module
@@ -252,7 +254,7 @@ def _load_families() -> None:
 
 def emit(module: ModuleOp | Kernel, target: Target) -> PtxProgram:
     """The PTX of a level-4 kernel (of a module: its only one). Raises CompileError where an operation has no PTX form."""
-    if not EMITTERS: _load_families()
+    _load_families()
     kernel = module
     if isinstance(module, ModuleOp):
         kernels = [op for op in module.body.block.ops if isinstance(op, Kernel)]

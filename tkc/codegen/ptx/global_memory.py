@@ -80,7 +80,7 @@ def load(e: Emitter, op: tile.Load) -> None:
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
     block = Block(e, op, t.register_layout)
     v = block.vector(mask=op.mask)
-    e.set(op.result, load_tile(e, t, v, lambda i: block.group(i * v, op.mask), otherwise(e, op.other), "global", into=e.home(op.result)))
+    e.set(op.result, load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global", into=e.home(op.result)))
 
 
 @emitter(tile.Store)
@@ -90,7 +90,7 @@ def store(e: Emitter, op: tile.Store) -> None:
         return store_element(e, Block(e, op, None).group(0, op.mask, one_thread(e)), t, e.operand(op.value), "global")
     block, once = Block(e, op, t.register_layout), stores_once(e, t.register_layout)
     v = block.vector(mask=op.mask)
-    store_tile(e, e.tile(op.value), v, lambda i: block.group(i * v, op.mask, once(i * v)), "global")
+    store_tile(e, e.tile(op.value), v, lambda r: block.group(r, op.mask, once(r)), "global")
 
 
 # ---- pointers -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
     v = 1 if acquire else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
     group = pointer_group(e, op.pointers, op.mask)
-    e.set(op.result, load_tile(e, t, v, lambda i: group(i * v), otherwise(e, op.other), "global", how, into=e.home(op.result)))
+    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.home(op.result)))
 
 
 @emitter(tile.StorePointers)
@@ -135,4 +135,4 @@ def store_pointers(e: Emitter, op: tile.StorePointers) -> None:
         return store_element(e, Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), t, e.operand(op.value), "global", how)
     v = 1 if release else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
     group = pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
-    store_tile(e, e.tile(op.value), v, lambda i: group(i * v), "global", how)
+    store_tile(e, e.tile(op.value), v, group, "global", how)

@@ -129,7 +129,7 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
         for argument, result, yielded, initial in carried(loop):
             if tile_of(argument) is None: continue
             tied = ties.tie(argument, initial)
-            if ties.root(argument) is not ties.root(yielded): e.notes.append(f"a carried {argument.type} is copied at the end of each iteration: its old value is needed beside the new")
+            if ties.root(argument) is not ties.root(yielded) and registers_of(tile_of(argument))[1] >= 8: e.notes.append(f"a carried {argument.type} is copied at the end of each iteration: its old value is needed beside the new")
     for root in {ties.root(v) for v in strong}:
         members = ties.of(root)
         kind, count = registers_of(tile_of(root))

@@ -113,7 +113,7 @@ def vector_width(layout: Layout, memory: SharedLayout, offsets: np.ndarray) -> i
 
 
 def plain_groups(e: Emitter, layout: Layout, view: SharedView) -> tuple[int, Callable[[int], Group]]:
-    """(vector, place of group i) of a tile in a buffer."""
+    """(vector, place of the group that starts with a register) of a tile in a buffer."""
     memory = view.memory
     offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
     v = vector_width(layout, memory, offsets)
@@ -122,7 +122,11 @@ def plain_groups(e: Emitter, layout: Layout, view: SharedView) -> tuple[int, Cal
     def coords(i: int) -> list[Operand]:
         return [add(e, thread_offset(e, layout, {a: 1}), int(constants[i * v, a])) for a in range(layout.rank)]
     address = Addresses(e, view, ("plain", layout), offsets[:, ::v], coords)
-    return v, lambda i: Group(*address(i), inside(e, layout, i * v))
+
+    def group(r: int) -> Group:
+        register, offset = address(r // v)
+        return Group(register, offset + r % v * memory.itemsize, inside(e, layout, r))
+    return v, group
 
 
 # ---- ldmatrix, stmatrix -----------------------------------------------------------------------------------------------
