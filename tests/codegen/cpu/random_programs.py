@@ -78,11 +78,13 @@ class Writer:
             pool.append(self.bounded(tile.Scan(self.pick(["sum", "max"]), a, int(self.random.integers(a.type.rank)), bool(self.random.integers(2))).result))
         elif r < 0.68:
             m, n, k = (int(self.pick([1, 3, 8, 16, 17, 35])) for _ in range(3))
+            flat = [t.type.extents for t in pool if t.type.rank == 2 and t.type.element == f32 and max(t.type.extents) < 50]
+            if flat and self.random.random() < 0.7: m, n = self.pick(flat)
             a, b = (tile.Transpose(self.tile((q, p)), (1, 0)).result if self.random.random() < 0.4 else self.tile((p, q)) for p, q in ((m, k), (k, n)))
             pool.append(self.bounded(tile.Dot(a, b, self.tile((m, n))).result))
         elif r < 0.72: pool.append(tile.Sort(self.tile(), bool(self.random.integers(2))).result)
-        elif r < 0.86: self.store(self.tile())
-        elif depth and r < 0.93: self.loop(depth - 1)
+        elif r < 0.82: self.store(self.tile())
+        elif depth and r < 0.94: self.loop(depth - 1)
         elif depth: self.branch(depth - 1)
 
     def reshaped(self, a):
@@ -116,12 +118,13 @@ class Writer:
 
     def loop(self, depth):
         carried = [self.tile() for _ in range(self.random.integers(1, 4))]
-        if self.random.random() < 0.3: carried.append(self.tile(carried[0].type.extents))
+        if self.random.random() < 0.6: carried.append(self.tile(carried[0].type.extents))
         block = Block(arg_types=[i32, *(v.type for v in carried)])
         with ImplicitBuilder(block):
             restore = self.inner(block, depth, [block.args[0]])
             last = [self.tile(v.type.extents) for v in carried]
-            if self.random.random() < 0.4: last = [block.args[1 + int(i)] if carried[int(i)].type == v.type else w for i, v, w in zip(self.random.permutation(len(carried)), carried, last)]
+            if self.random.random() < 0.6:                                  # values that change places
+                last = [self.pick([w, w, *(a for a in block.args[1:] if a.type == v.type)]) for v, w in zip(carried, last)]
             scf.YieldOp(*last)
             restore()
         high = self.pick(self.numbers) if self.random.random() < 0.3 else integer(int(self.random.integers(0, 4)))
