@@ -51,7 +51,7 @@ FUNCTIONS = {
     "max": _extremum("max"), "min": _extremum("min"),
     "div": _simple("div.full.f32", "div.rn.f64"), "div_rn": _simple("div.rn.f32", "div.rn.f64"), "reciprocal": _simple("rcp.rn.f32", "rcp.rn.f64"),
     "sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"), "rsqrt": _simple("rsqrt.approx.f32", "rsqrt.approx.f64"),
-    "exp2": _simple("ex2.approx.ftz.f32"), "exp": exp,
+    "exp2": _simple("ex2.approx.ftz.f32"), "log2": _simple("lg2.approx.ftz.f32"), "exp": exp,
     "floor": _simple("cvt.rmi.f32.f32", "cvt.rmi.f64.f64"), "ceil": _simple("cvt.rpi.f32.f32", "cvt.rpi.f64.f64"),
     "round": _simple("cvt.rni.f32.f32", "cvt.rni.f64.f64"), "trunc": _simple("cvt.rzi.f32.f32", "cvt.rzi.f64.f64"),
 }
