@@ -30,9 +30,11 @@ def only(e: Emitter): return e.w.predicated(None if one_thread(e) is True else o
 
 @emitter(threads.MbarrierInit)
 def init(e: Emitter, op: threads.MbarrierInit) -> None:
-    view = e.value(op.barriers)
-    with only(e):
-        for s in range(view.stages): e.w.emit(f"mbarrier.init.shared::cta.b64 {place(e, view, s)}, {op.count.value.data}")
+    """One branch for all of them: predicated, each would become a branch of its own."""
+    view, first, done = e.value(op.barriers), one_thread(e), e.w.label("set")
+    if first is not True: e.w.raw(f"\t@!{first} bra {done};")
+    for s in range(view.stages): e.w.emit(f"mbarrier.init.shared::cta.b64 {place(e, view, s)}, {op.count.value.data}")
+    e.w.place(done)
 
 
 @emitter(threads.MbarrierWait)
