@@ -143,7 +143,8 @@ class Loop(Construct):
             if new is UNBOUND: self.lost[slot] = tracer().reasons.get(slot[1], f"`{slot[1]}` is deleted inside {self.where}"); stable = False; continue
             try: spec = merge(old, new, counts)
             except Mismatch as e:
-                self.lost[slot] = f"`{self.picture.label(slot)}` is not the same kind of value before {self.where} and after an iteration: {e}; convert with .to(), or start from a value of the later kind"
+                label = self.picture.label(slot)
+                self.lost[slot] = f"`{label}` is not the same kind of value before {self.where} and after an iteration: {e}; convert with .to(), or start from a value of the later kind"
                 self.carried.pop(slot, None)
                 stable = False
                 continue

@@ -5,11 +5,11 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
-from tkc.ir.types import element_of, like
+from tkc.ir.types import like
 from tkc.language.arrays import Array, integer
 from tkc.language.dtypes import DType, bool_
 from tkc.language.tracer import fail, tracer
-from tkc.language.values import Pointer, Tile, Value, check, describe, lift, promote, spread, unpack, wrap
+from tkc.language.values import Pointer, Tile, Value, check, describe, lift, spread, unpack, wrap
 
 SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("block", "gpu", "system")
 
@@ -50,7 +50,8 @@ def _converted(value, dtype: DType, what: str) -> Value:
     value = check(value, "value")
     if isinstance(value, Value):
         if isinstance(value.dtype, Pointer): fail(f"cannot store a pointer to {dtype.name}; use .to(tkc.int64, bitcast=True)")
-        if value.dtype.is_float and not dtype.is_float or dtype is bool_ and value.dtype is not bool_: fail(f"cannot store {describe(value)} to {what} of {dtype.name}; convert with .to(tkc.{dtype.name})")
+        if value.dtype.is_float and not dtype.is_float or dtype is bool_ and value.dtype is not bool_:
+            fail(f"cannot store {describe(value)} to {what} of {dtype.name}; convert with .to(tkc.{dtype.name})")
     return lift(value, dtype)
 
 

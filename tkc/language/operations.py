@@ -4,15 +4,15 @@ from __future__ import annotations
 import builtins
 import math
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1, i64
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Region
 
 from tkc.ir import elementwise, tile
-from tkc.ir.types import TileType, element_of, is_float
+from tkc.ir.types import TileType, element_of
 from tkc.language import values
-from tkc.language.dtypes import BY_NAME, DType, bool_, float32, float64, int32, int64, uint32
+from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32
 from tkc.language.tracer import fail, tracer
-from tkc.language.values import Pointer, Scalar, Tile, Value, apply, broadcast_shapes, cast, check, common, describe, lift, number, spread, static_shape, typed, unpack, wrap
+from tkc.language.values import Scalar, Tile, Value, apply, broadcast_shapes, cast, check, common, describe, lift, number, spread, static_shape, unpack, wrap
 
 inf, nan = math.inf, math.nan
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 
-from tkc.language.dtypes import float32, int32, uint32, uint64
-from tkc.language.operations import cos, log, maximum, sin, sqrt
+from tkc.language.dtypes import float32, uint32, uint64
+from tkc.language.operations import cos, log, maximum, sqrt
 from tkc.language.values import Value, apply, check, lift
 
 KEYS, ROUNDS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)

@@ -20,14 +20,14 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import i1, i64
 from xdsl.ir import Attribute, SSAValue
 
-from tkc.ir.types import ArrayType, TileType, is_float, is_integer
+from tkc.ir.types import ArrayType, is_float, is_integer
 from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, frames, is_library, tracer
-from tkc.language.values import Number, Pointer, Value, describe, lift, unpack, wrap
+from tkc.language.values import Number, Pointer, Value, describe, unpack, wrap
 
 LIMIT = 200_000
 UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
@@ -81,15 +81,17 @@ def contents(obj) -> dict | None:
         case list() | deque(): return dict(enumerate(obj))
         case dict(): return dict(obj)
         case set(): return {"contents": Frozen(frozenset(map(id, obj)))}
-        case bytearray() | np.ndarray(): return {"contents": Frozen((len(obj) if isinstance(obj, bytearray) else obj.shape, crc32(obj if isinstance(obj, bytearray) else np.ascontiguousarray(obj).view(np.uint8))
-                                                                if not isinstance(obj, np.ndarray) or obj.dtype != object else tuple(map(id, obj.flat))))}
+        case bytearray(): return {"contents": Frozen(bytes(obj))}
+        case np.ndarray() if obj.dtype == object: return {"contents": Frozen(tuple(map(id, obj.flat)))}
+        case np.ndarray(): return {"contents": Frozen((obj.shape, crc32(np.ascontiguousarray(obj).reshape(-1).view(np.uint8))))}
         case CellType():
             try: return {"contents": obj.cell_contents}
             except ValueError: return {"contents": UNBOUND}
         case Globals(): return {n: obj.table[n] for n in sorted(obj.names) if n in obj.table}
         case GeneratorType(): return {"position": Frozen(obj.gi_frame.f_lasti if obj.gi_frame else None)}
         case FunctionType(): return dict(vars(obj)) if is_users(obj) else None
-        case type(): return {n: v for n, v in vars(obj).items() if not n.startswith("__") and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)} if not is_library(obj.__module__) else None
+        case type() if is_library(obj.__module__): return None
+        case type(): return {n: v for n, v in vars(obj).items() if not n.startswith("__") and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)}
         case MethodType() | tuple() | frozenset() | Array() | ModuleType(): return None
     if isinstance(obj, _PLAIN): return None
     if hasattr(type(obj), "__next__"): return _iterator(obj)

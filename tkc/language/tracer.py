@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.errors import CompileError, Error, Location

@@ -22,7 +22,7 @@ from xdsl.ir import Attribute, SSAValue
 from tkc.ir import elementwise, tile
 from tkc.ir.types import PointerType, TileType, element_of, like
 from tkc.language import dtypes
-from tkc.language.dtypes import BY_IR, DType, bool_, float32, float64, int32, int64
+from tkc.language.dtypes import BY_IR, DType, bool_, float32, int32, int64
 from tkc.language.tracer import fail, frames, tracer
 
 Number = (bool, int, float)
