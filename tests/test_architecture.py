@@ -117,6 +117,13 @@ def test_every_operation_is_documented():
         assert generate.meaning(op), f"{op.__name__} has no docstring that says what it does"
 
 
+def test_every_attribute_of_a_compiled_kernel_is_documented():
+    from benchmarks.harness import example
+    text, (kernel, arguments, _) = (ROOT / "docs" / "ir.md").read_text(), example("matmul").kernels()[0]
+    (compiled,) = parse(kernel.compile(**arguments, target="sm_90a").ir("final")).body.block.ops
+    assert not [a for a in compiled.attributes if f"`{a}`" not in text]
+
+
 def test_every_environment_variable_is_documented():
     read = {v for p in SOURCES for v in re.findall(r'environ\b[^\n]*?"(TKC_[A-Z_]+)"', p.read_text())}
     assert read and not [v for v in read if f"| `{v}` |" not in (ROOT / "docs" / "architecture.md").read_text()]
