@@ -48,7 +48,7 @@ def tma_load(m, op):
     pointers, live, lands = box(m, op, buffer.layout)
     aligned(buffer, buffer.base)
     yield None
-    event, cells, places = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name), cells_of(lands, None, ALL, True), []
+    event, cells, places = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name), cells_of(lands, None, ALL, True), []
     for rank in targets:
         block = m.block.cluster.at(rank)
         m.mbarrier(address, agent, op, rank, far=True)
@@ -62,7 +62,7 @@ def tma_load(m, op):
         block = left.pop(m.launch.scheduler.random.randrange(len(left)))
         if block.over: raise Violation("pending at exit", f"a copy arrives in block {block.rank} after its end", op)
         block.memory.store(buffer.base, lands, m.memory.load(pointers, live, dtype_of(m[op.map].type.element)))
-        block.mbarriers[address].deliver(m.launch.clocks.end(event), m[op.map].type.bytes, op)
+        block.mbarriers[address].deliver(m.block.cluster.clocks.end(event), m[op.map].type.bytes, op)
     for _ in targets: m.launch.scheduler.start(Copy(land, op))
     return ()
 
@@ -75,7 +75,7 @@ def tma_store(m, op):
     pointers, live, lands = box(m, op, buffer.layout)
     aligned(buffer, buffer.base)
     yield None
-    event = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name)
+    event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
     buffer.memory.read(buffer.base, cells_of(lands, None, ALL, False), event, op)
     element = m[op.map].type.element
 
@@ -103,7 +103,7 @@ def bulk_wait(m, op):
     agent, pending = m.leader, op.pending.value.data
     waited = agent.bulk.beyond(pending)
     yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its bulk stores", op)
-    for _, event in waited: agent.learn(m.launch.clocks.end(event))
+    for _, event in waited: agent.learn(m.block.cluster.clocks.end(event))
     agent.bulk.drop(pending)
     return ()
 
@@ -118,7 +118,7 @@ def cp_async(m, op):
 
     def action(agent: Agent) -> Generator:
         yield None
-        event = m.launch.clocks.start(agent.knows, GENERIC, op, agent.name)
+        event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
         cells = cells_of(buffer.layout, held, agent.part, True) if held is not None else coalesced(buffer.layout, m.warps, agent.part)
         buffer.memory.write(buffer.base, cells, event, op)
         if agent is m.leader: buffer.memory.poison(buffer.base, buffer.layout); m.launch.scheduler.start(copy)
@@ -142,7 +142,7 @@ def cp_wait(m, op):
     def action(agent: Agent) -> Generator:
         waited = agent.copies.beyond(pending)
         yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its copies", op)
-        for _, event in waited: agent.knows[GENERIC] = np.maximum(agent.knows[GENERIC], m.launch.clocks.end(event)[GENERIC])
+        for _, event in waited: agent.knows[GENERIC] = np.maximum(agent.knows[GENERIC], m.block.cluster.clocks.end(event)[GENERIC])
         agent.copies.drop(pending)
     yield from m.both(op, action)
     return ()
@@ -186,7 +186,7 @@ def dot_async(m, op):
     a, b, acc = m[op.a], m[op.b], m[op.acc] if op.acc is not None else None
     keep, result = op.keep is None or bool(m[op.keep]), op.result.type.tile
     agents, before = len(m.agents), m.last_dot
-    m.last_dot = dot = Dot(m.launch.clocks.matrix())
+    m.last_dot = dot = Dot(m.block.cluster.clocks.matrix())
 
     def act() -> None:
         x, y = (v.memory.load(v.base, v.layout, dtype_of(v.type)) if isinstance(v, Buffer) else v for v in (a, b))
@@ -198,11 +198,11 @@ def dot_async(m, op):
     def action(agent: Agent) -> Generator:
         yield None
         if agent is m.leader and not m.dot_fence: raise Violation("missing dot fence", f"{agent.name} starts a group of asynchronous dots without a fence dot", op, (agent.name,))
-        event = m.launch.clocks.start(agent.knows, ASYNC, op, agent.name)
+        event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
         for operand in (a, b):
             if isinstance(operand, Buffer): m.buffer_access(agent, operand, event, op, part=ALL)
         np.maximum(dot.knows, agent.knows, out=dot.knows)
-        np.maximum(dot.knows, m.launch.clocks.end(event), out=dot.knows)
+        np.maximum(dot.knows, m.block.cluster.clocks.end(event), out=dot.knows)
         agent.tick()
         agent.dots.open.append(dot)
         dot.issued += 1

@@ -16,7 +16,8 @@ class Mbarrier:
     """One mbarrier: the parity that the hardware keeps is the last bit of `phase`, the number of phases that have ended.
 
     A phase ends when `count` arrivals came and as many bytes as were expected. observers: who saw the end of the last phase, with
-    their epoch; due: laggards whose leader has seen it and who have yet to look.
+    their epoch; due: laggards whose leader has seen it and who have yet to look. The number of phases is a column of the clocks, so that
+    whoever waits for a phase can be asked whether it knows the end of the one before: if not, the same parity two phases earlier would let it pass.
     """
 
     def __init__(self, name: str, count: int, by: Knowing):
@@ -25,7 +26,7 @@ class Mbarrier:
         self.done = self.clock.copy()
         self.observers: dict[Knowing, int] = {}
         self.due: dict[Knowing, int] = {}
-        self.initialiser, self.epoch = by.index, by.epoch
+        self.initialiser, self.epoch, self.column = by.index, by.epoch, by.clocks.column(name)
 
     def visible(self, agent: Knowing, far: bool, op: Operation) -> None:
         """far: used by an asynchronous copy or by another block."""
@@ -50,8 +51,11 @@ class Mbarrier:
         self.expect(-n, op)
         self._flip(op)
 
-    def observe(self, agent: Knowing) -> None:
+    def observe(self, agent: Knowing, op: Operation) -> None:
         """The agent has seen that the current phase count stands."""
+        if agent.knows[GENERIC, self.column] < self.phase - 1:
+            raise Violation("ambiguous", f"{agent.name} waits for the end of phase {self.phase - 1} of {self.name}, but nothing tells it of the phase before: "
+                            "an earlier phase of the same parity would let it pass", op, (agent.name,))
         agent.learn(self.done)
         agent.tick()
         self.observers[agent] = agent.epoch
@@ -63,7 +67,9 @@ class Mbarrier:
         for agent, epoch in self.observers.items():
             if self.clock[GENERIC, agent.index] < epoch:
                 raise Violation("lapped", f"phase {self.phase} of {self.name} can end before {agent.name} has seen the end of phase {self.phase - 1}: nobody who arrives waits for it", op, (agent.name,))
-        self.phase, self.pending, self.observers, self.done = self.phase + 1, self.count, {}, self.clock.copy()
+        self.phase, self.pending, self.observers = self.phase + 1, self.count, {}
+        self.clock[:INIT, self.column] = self.phase
+        self.done = self.clock.copy()
 
     def __str__(self): return f"{self.name} in phase {self.phase} ({self.pending} of {self.count} arrivals and {self.bytes} bytes missing)"
 

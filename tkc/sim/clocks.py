@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from xdsl.ir import Operation
 
+from tkc.sim.errors import SimulationError
+
 GENERIC, ASYNC, INIT = 0, 1, 2
-CAPACITY = 256
+CAPACITY = 512
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Event:
 
 @dataclass
 class Clocks:
-    """The columns of one launch: names, slots, and what each stamp was."""
+    """The columns of one cluster: names, slots, and what each stamp was."""
     strict_reads: bool = True
     names: list[str] = field(default_factory=lambda: ["nobody"])
     slots: dict[int, int] = field(default_factory=dict)                       # slot -> its last epoch
@@ -45,7 +47,7 @@ class Clocks:
 
     def column(self, name: str) -> int:
         self.names.append(name)
-        if len(self.names) > CAPACITY: raise OverflowError(f"more than {CAPACITY} agents and copies in flight at once")
+        if len(self.names) > CAPACITY: raise SimulationError(f"more than {CAPACITY} agents, barriers and copies in flight in one cluster")
         return len(self.names) - 1
 
     def matrix(self) -> np.ndarray: return np.zeros((3, CAPACITY), np.int32)

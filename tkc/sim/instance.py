@@ -93,7 +93,7 @@ class BlockState:
 
     def __init__(self, cluster: Cluster, rank: int):
         self.cluster, self.rank, self.number = cluster, rank, cluster.number * cluster.launch.size + rank
-        self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.launch.clocks)
+        self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.clocks)
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named: dict[object, Rendezvous] = {}
         self.visits: list[tuple[int, int, Operation]] = []        # copies and arrivals from elsewhere: stamp and operation
@@ -117,8 +117,8 @@ class Instance(dataflow.DataflowMachine):
         self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
         first, rest = knows or (None, None)
         alone = single or warps == 1
-        self.leader = Agent(launch.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
-        self.laggard = None if alone else Agent(launch.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
+        self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
+        self.laggard = None if alone else Agent(block.cluster.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
         self.finished, self.dot_fence, self.last_dot = False, False, None
         block.agents += self.agents
 

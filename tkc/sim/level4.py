@@ -67,7 +67,7 @@ class Cluster:
     """The blocks that run together."""
 
     def __init__(self, launch: Launch, number: int):
-        self.launch, self.number = launch, number
+        self.launch, self.number, self.clocks = launch, number, Clocks(launch.strict_reads)
         self.barrier = Rendezvous("the cluster's barrier")
         self.blocks = [BlockState(self, rank) for rank in range(launch.size)]
 
@@ -92,7 +92,7 @@ class Launch:
 
     def __init__(self, kernel: tile.Kernel, arguments: Sequence, grid: Sequence[int], seed: int, resident: int, strict_reads: bool, out):
         self.kernel, self.grid, self.out = kernel, tuple(grid), out
-        self.memory, self.clocks, self.scheduler = GlobalMemory(), Clocks(strict_reads), Scheduler(seed)
+        self.memory, self.strict_reads, self.scheduler = GlobalMemory(), strict_reads, Scheduler(seed)
         self.values = level0.bind(kernel, arguments, self.memory)
         shape = kernel.attributes.get("cluster")
         self.cluster_shape = tuple(shape.get_values()) if isinstance(shape, DenseArrayBase) else tuple(a.value.data for a in shape) if shape is not None else (1, 1)

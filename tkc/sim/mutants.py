@@ -5,6 +5,7 @@ from the original is *equivalent*; whoever runs mutants lists those, each with i
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
@@ -117,11 +118,13 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
 
 
 def mutants(module: ModuleOp) -> Iterator[tuple[str, ModuleOp]]:
-    """Every operator at every place; a name says operator, operation and its number in the module."""
+    """Every operator at every place; "drop: fence 2" drops the third fence of the text."""
+    seen: Counter[str] = Counter()
     for number, original in enumerate(module.walk()):
+        kind = original.name.removeprefix("tile.")
         for name, (change, applies) in OPERATORS.items():
             if not applies(original): continue
             copy = module.clone()
-            op = next(o for i, o in enumerate(copy.walk()) if i == number)
-            change(op)
-            yield f"{name}: {original.name.removeprefix('tile.')} #{number}", copy
+            change(next(op for i, op in enumerate(copy.walk()) if i == number))
+            yield f"{name}: {kind} {seen[kind]}", copy
+        seen[kind] += 1

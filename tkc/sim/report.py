@@ -15,6 +15,7 @@ KINDS = {
     "uninitialized": "shared memory is read that nobody wrote",
     "deadlock": "nobody can go on",
     "lapped": "a phase of an mbarrier can end before somebody saw the end of the one before",
+    "ambiguous": "a wait that an earlier phase of the same parity could let pass",
     "arrivals": "more arrivals than a barrier takes, or a different number of threads",
     "bytes": "the byte count of an mbarrier leaves its range",
     "barrier": "an mbarrier is used before its initialisation is visible, twice initialised, or overwritten",

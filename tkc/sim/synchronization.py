@@ -138,13 +138,13 @@ def mbarrier_wait(m, op):
             if m.laggard: found.due[m.laggard] = found.phase
             return
         yield Wait(lambda: found.complete(parity), lambda: f"parity {parity & 1} of {found}", op)
-        seen(m, agent, found)
+        seen(m, agent, found, op)
     yield from m.both(op, action)
     return ()
 
 
-def seen(m, agent: Agent, found: Mbarrier) -> None:
-    found.observe(agent)
+def seen(m, agent: Agent, found: Mbarrier, op) -> None:
+    found.observe(agent, op)
     if agent is m.leader and m.laggard: found.due[m.laggard] = found.phase
 
 
@@ -152,7 +152,7 @@ def mbarrier_test(m, op):
     yield None
     found, parity = m.mbarrier(m.address(op.barriers, op.index), m.leader, op), m.offset(op.parity)
     over = found.complete(parity)
-    if over: found.observe(m.leader)          # the laggard looks for itself: at the wait that this test may skip
+    if over: found.observe(m.leader, op)          # the laggard looks for itself: at the wait that this test may skip
     return np.bool_(over)
 
 
