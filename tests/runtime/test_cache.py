@@ -239,4 +239,27 @@ def test_values_that_differ_are_spelled_differently(a, b):
     assert _kernel(a)._key(_arguments(_kernel(a), "f32[4]"), "cpu") != _kernel(b)._key(_arguments(_kernel(b), "f32[4]"), "cpu")
 
 
+def test_a_global_with_the_name_of_a_parameter_is_none_of_the_kernels_business():
+    """In a script the arrays passed to a kernel are globals, often named as its parameters."""
+    space = {"x": Odd(), "n": np.zeros(1 << 20), "y": Odd(), "tkc": __import__("tkc")}
+    exec("def kernel(x, n):\n    y = x\n    def inner(n): return n.y\n    return [x for x in (y, n)]", space)
+    k = JitFunction(space["kernel"])
+    assert k._key(_arguments(k, "f32[4]", "i32"), "cpu") and not k._watched
+
+
+def test_names_in_code_without_source_are_found():
+    space = {"A": 1, "math": __import__("math")}
+    exec("def kernel(x): return [A for i in x], math.pi", space)
+    k = JitFunction(space["kernel"])
+    first = k._key(s := _arguments(k, "f32[4]"), "cpu")
+    space["A"] = 2
+    assert JitFunction(space["kernel"])._key(s, "cpu") != first and [w[1] for w in k._watched] == ["A", "math"]
+
+
+def test_a_warm_start_imports_neither_xdsl_nor_llvmlite(tmp_path):
+    program = "import sys\nfrom tests.runtime.kernels import add\nc = add.compile('f32[64]', 'f32[64]', 'f32[64]', 'i32', target='sm_90a')\nprint(c.cached, len(c.ptx), *{'xdsl', 'llvmlite', 'torch', 'cuda', 'rich', 'click'} & set(sys.modules))"
+    runs = [subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"TKC_CACHE_DIR": str(tmp_path / "c")}, capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert runs[0][0] == "False" and runs[1] == ["True", runs[0][1]]
+
+
 def test_a_value_without_a_spelling_is_compiled_and_not_cached(): assert _kernel(Odd())._key(_arguments(_kernel(Odd()), "f32[4]"), "cpu") is None

@@ -228,6 +228,17 @@ def test_kernels_of_the_same_facts_are_compiled_once(gpu):
     assert len(k._compiled) == 2 == len(gpu.named("cuModuleLoadDataEx"))
 
 
+def test_constants_between_the_arguments(gpu):
+    """`by` is 1, so compiled in: the kernel's parameters are numbered without it."""
+    k = fresh(shift)
+    x, out = FakeTensor((256,), pointer=0x1000_0000), FakeTensor((64,), pointer=0x2000_0000)
+    i = k.compile(x, 1, out).interface
+    gpu.sizes = [p.size for p in i.parameters]
+    k[1](x, 1, out)
+    given = {p: int.from_bytes(b, "little") for p, b in zip(i.parameters, gpu.named("launch")[0][-1])}
+    assert {p.argument: v for p, v in given.items() if p.kind == "pointer"} == {0: 0x1000_0000, 1: 0x2000_0000}
+
+
 def test_dumps_of_every_pass(monkeypatch, tmp_path):
     monkeypatch.setenv("TKC_DUMP", str(tmp_path))
     fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")

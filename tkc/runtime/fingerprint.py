@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
@@ -118,17 +119,17 @@ def _is_ours(value) -> bool:
 
 @cache
 def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, ...]], bytes]:
-    """The names a function reads, its attribute chains (("math", "pi")), and its source without comments, doc strings and places."""
+    """The outside names a function reads, its attribute chains (("math", "pi")), and its source without comments, doc strings and places."""
+    codes = [code]
+    for c in codes: codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
+    names = frozenset(i.argval for c in codes for i in dis.get_instructions(c) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")) | frozenset(code.co_freevars)
     try: tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):                                   # no source: the byte code stands for it
-        codes = [code]
-        for c in codes: codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
         plain = lambda k: k.co_name if isinstance(k, types.CodeType) else k
         text = repr([(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]).encode()
-        return frozenset(n for c in codes for n in (*c.co_names, *c.co_freevars)), frozenset(), text
-    names, chains = set(), set()
+        return names, frozenset((n, a) for c in codes for n in names for a in c.co_names), text
+    chains = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name): names.add(node.id)
         chain = []
         while isinstance(node, ast.Attribute): chain.append(node.attr); node = node.value
         if chain and isinstance(node, ast.Name): chains.add((node.id, *reversed(chain)))
@@ -136,7 +137,7 @@ def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             if ast.get_docstring(node, False) is not None: node.body = node.body[1:] or [ast.Pass()]
             if node is tree.body[0]: node.decorator_list = []
-    return frozenset(names), frozenset(chains), ast.dump(tree).encode()
+    return names, frozenset(chains), ast.dump(tree).encode()
 
 
 # ------------------------------------------------------------------------------------------------------- tkc and its tools
