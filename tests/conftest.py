@@ -1,7 +1,9 @@
 """What all tests share: a cache of their own, and the marker `gpu`."""
 import os
 
-import pytest
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # the products of tests are small: threads that spin only take each other's time
+
+import pytest  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
