@@ -12,15 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.codegen.cpu import numbers
-from tkc.codegen.cpu.emit import LANES, constant, suffix, vec
+from tkc.codegen.cpu.emit import LANES, constant, iota, suffix, vec
 from tkc.codegen.cpu.nest import Buffer, Chunk, Index, Nest, unit_reshape
 from tkc.codegen.cpu.planning import POINTWISE
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float, is_unsigned
-
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def natural(v: SSAValue, known) -> int:
 
 
 class Dots:
-    blocking: Blocking = AVX512
+    blocking: Blocking = AVX512              # set by `compile` for the processor
 
     def dot(self, op) -> None:
         self.done.add(op)
@@ -86,7 +85,7 @@ class Dots:
         for offset, nbytes in scratch: self.release(offset, nbytes)
         if whole: return self.own(op.result, c)
         out = self.buffer(op.result.type)
-        self.converted(out, self.alias_of(c))
+        self.converted(out, self.alias(c))
         self.release(c.offset, c.bytes)
         self.own(op.result, out)
 
@@ -95,13 +94,6 @@ class Dots:
         elements = [element_of(v.type) for v in (op.a, op.b, op.acc)]
         if any(is_float(e) for e in elements): return "double" if any(numbers.held(e) == "double" for e in elements) else "float"
         return "i64" if any(numbers.size(e) == 8 for e in elements) else "i32"
-
-    def alias_of(self, b: Buffer) -> SSAValue: return self.alias_type(TileType(b.shape, b.element), b)
-
-    def alias_type(self, t: TileType, b: Buffer) -> SSAValue:
-        stand_in = Block(arg_types=[t]).args[0]
-        self.env[stand_in] = b
-        return stand_in
 
     def converted(self, b: Buffer, v: SSAValue) -> None:
         """A tile into a buffer of another element type."""
@@ -179,20 +171,16 @@ class Dots:
         element = {"float": f32, "double": f64, "i32": i32, "i64": i64}[t]
         if natural(v, self.env) != rank - 2 or k == 1:
             pointer = self.scratch_for(count * panels * k * panel * size + 64, scratch)
-            layout = Buffer(pointer, (*batch, panels, k, panel), element, 0, 0)
+            layout, flat = Buffer(pointer, (*batch, panels, k, panel), element, 0, 0), Buffer(pointer, (*batch, panels * k * panel), element, 0, 0)
 
             def place(nest: Nest, index):
                 *outer, i, j = index                           # a chunk starts at a multiple of its width, which divides a panel
-                base = int(j.base) if not j.base.startswith("%") else None
-                if base is not None: at, within = Index(str(base // panel)), Index(str(base % panel), j.step, j.depth)
-                else: at, within = None, None
-                if at is None:
-                    start = nest.once(("panel", j.base), j.depth, lambda: self.f.mul(j.base, str(k)))
-                    flat = Buffer(pointer, (*batch, panels * k * panel), element, 0, 0)
-                    row = nest.shift(i, panel, 0)
-                    head = nest.address(flat, (*outer, row), flat.shape)
-                    return Chunk(nest.once(("panel-at", head.base, start), max(head.depth, j.depth), lambda: self.f.gep(head.base, start, size)), 1, j.depth)
-                return nest.address(layout, (*outer, at, i, within), layout.shape)
+                if not j.base.startswith("%"):
+                    column = int(j.base)
+                    return nest.address(layout, (*outer, Index(str(column // panel)), i, Index(str(column % panel), j.step)), layout.shape)
+                head = nest.address(flat, (*outer, nest.shift(i, panel, 0)), flat.shape)
+                start = nest.once(("panel", j.base), j.depth, lambda: self.f.mul(j.base, str(k)))          # (column / panel) · k · panel
+                return Chunk(nest.once(("panel", head.base, start), max(head.depth, j.depth), lambda: self.f.gep(head.base, start, size)), 1, j.depth)
             self.packed(v, t, tf32, rank - 1, panel, place)
             return pointer, k
         rows, padded = -(-n // width) * width, -(-k // width) * width            # B lies by columns: rows of K first, then squares turned
@@ -217,7 +205,8 @@ class Dots:
         """@turn(from, stride, to): a w × w square transposed in registers, log2 w rounds of exchanges; rows of `to` are panels' rows."""
         name = f"turn.{t}.{w}"
         if name in self.module.functions: return name
-        f, size, T = self.module.function(name, "void", [("ptr", "source"), ("i64", "stride"), ("ptr", "target")], attributes="nounwind noinline"), 8 if t in ("double", "i64") else 4, vec(t, w)
+        f = self.module.function(name, "void", [("ptr", "source"), ("i64", "stride"), ("ptr", "target")], attributes="nounwind noinline")
+        size, T = 8 if t in ("double", "i64") else 4, vec(t, w)
         rows = [f.load(t, f.gep("%source", f.mul("%stride", str(r)), size), size, w) for r in range(w)]
         step = w // 2
         while step:
@@ -261,8 +250,9 @@ class Dots:
             sums = f.loop(k, 1, [(vec(t, width), x) for x in first], step)
             for (r, v, p), s in zip(at, sums):
                 w = widths[v]
-                f.store(t, s if w == width else f.emit(f"shufflevector {vec(t, width)} {s}, {vec(t, width)} poison, <{w} x i32> <{', '.join(f'i32 {x}' for x in range(w))}>")
-                        if w > 1 else f.extract(t, s, 0, width), p, size, w)
+                if w == 1: s = f.extract(t, s, 0, width)
+                elif w < width: s = f.emit(f"shufflevector {vec(t, width)} {s}, {vec(t, width)} poison, <{w} x i32> {iota('i32', w)}")
+                f.store(t, s, p, size, w)
 
         def column(widths: list[int], j: str):
             b = f.gep("%b", f.mul(j, str(padded)), size)

@@ -90,7 +90,8 @@ class Function:
     def call(self, name: str, result: str, *args: tuple[str, str]) -> str | None:
         """A call of an intrinsic or an outside function, declared on first use."""
         if name not in self.module.functions:
-            self.module.declared.setdefault(name, f"declare {result} @\"{name}\"({', '.join(t.split(' ')[0] if t.startswith('ptr') else t for t, _ in args)})")
+            types = ", ".join(t.split(" align")[0] for t, _ in args)             # alignment is said at the call
+            self.module.declared.setdefault(name, f"declare {result} @\"{name}\"({types})")
         text = f"call {result} @\"{name}\"({', '.join(f'{t} {a}' for t, a in args)})"
         return self.do(text) if result == "void" else self.emit(text)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.collective import Collective
 from tkc.codegen.cpu.dot import Dots
 from tkc.codegen.cpu.emit import Function, Module
 from tkc.codegen.cpu.memory import Memory
-from tkc.codegen.cpu.nest import ZERO, ArrayValue, Buffer, Chunk, Index, Nest, unit_reshape
+from tkc.codegen.cpu.nest import ArrayValue, Buffer, Chunk, Index, Nest, unit_reshape
 from tkc.codegen.cpu.planning import LIMIT, LOADS, WRITES, Planning, is_lazy, tiles
 from tkc.errors import CompileError
 from tkc.ir import elementwise as ew
@@ -41,6 +41,7 @@ class Lowering(Planning, Memory, Collective, Dots):
         self.buffers: dict[SSAValue, Buffer] = {}                     # of the block being written: what liveness may give back
         self.free: list[tuple[int, int]] = []
         self.workspace, self.messages = 0, []
+        self.carried: dict[SSAValue, Buffer] = {}                     # tiles that enter the next block as its arguments
         self.block: Block = kernel.body.block
         self.module.globals.append("@zeros = internal constant [64 x i8] zeroinitializer, align 64")
         ids = [("i32", f"p{a}") for a in range(3)] + [("i32", f"n{a}") for a in range(3)]
@@ -75,7 +76,7 @@ class Lowering(Planning, Memory, Collective, Dots):
                     self.env[argument] = numbers.unpack(f, t, raw, 1)
 
     def launcher(self) -> None:
-        f = self.module.function("run", "void", [("ptr", "args"), ("ptr", "grid"), ("ptr", "workspace"), ("ptr", "context")], linkage="", attributes='nounwind "frame-pointer"="none"')
+        f = self.module.function("run", "void", [("ptr", name) for name in ("args", "grid", "workspace", "context")], linkage="")
         n = [f.load("i32", f.gep("%grid", str(a), 4), 4) for a in range(3)]
         field = lambda name: f.gep("%context", str(CONTEXT.index(name)), 8)
         total, grain = f.load("i64", field("total"), 8), f.load("i64", field("grain"), 8)
@@ -143,8 +144,8 @@ class Lowering(Planning, Memory, Collective, Dots):
     def body(self, block: Block) -> None:
         """The operations of a block up to its terminator."""
         saved = self.block, self.lazy_loads, self.buffers
-        self.block, self.lazy_loads, self.buffers = block, [], dict(getattr(self, "carried", ()))
-        self.carried = ()
+        self.block, self.lazy_loads, self.buffers = block, [], dict(self.carried)
+        self.carried = {}
         for op in block.ops:
             if op is block.last_op: break
             self.operation(op)
@@ -294,7 +295,7 @@ class Lowering(Planning, Memory, Collective, Dots):
         if isinstance(v.owner, tile.Reshape) and unit_reshape(v.owner.arg.type.extents, v.type.extents) is None: return False
         return all(self.simple(x) for x in v.owner.operands)
 
-    def initial(self, op: Operation, inits: Sequence[SSAValue], values: Sequence[SSAValue]) -> list[Buffer]:
+    def initial(self, inits: Sequence[SSAValue]) -> list[Buffer]:
         """Buffers for the tiles that a loop carries, holding their first values."""
         out = []
         for init in tiles(inits):
@@ -311,25 +312,24 @@ class Lowering(Planning, Memory, Collective, Dots):
         work = [(b, v) for b, v in zip(targets, values) if self.env.get(v) is not b]
         while work:
             for n, (b, v) in enumerate(work):
-                reads = {id(self.env[x]): at_index for x, at_index in self.leaves(v).items() if x in self.env and isinstance(self.env[x], Buffer)}
-                others = any(any(self.env.get(x) is b for x in self.leaves(o)) for m, (_, o) in enumerate(work) if m != n)
-                if not others and reads.get(id(b), True): break
+                in_place = all(same_index for x, same_index in self.leaves(v).items() if self.env.get(x) is b)
+                if in_place and not any(self.env.get(x) is b for m, (_, o) in enumerate(work) if m != n for x in self.leaves(o)): break
             else:
                 n = next((n for n, (b, v) in enumerate(work) if v not in self.env), None)
                 if n is None:                                              # a cycle of plain buffers: copy one aside
                     b, v = work.pop(0)
                     aside = self.buffer(v.type)
                     self.fill(aside, v)
-                    work.append((b, self.alias(v, aside)))
+                    work.append((b, self.alias(aside)))
                     continue
                 self.materialize(work[n][1])
                 continue
             work.pop(n)
             self.fill(b, v)
 
-    def alias(self, v: SSAValue, b: Buffer) -> SSAValue:
-        """A stand-in for v that lives in b."""
-        stand_in = Block(arg_types=[v.type]).args[0]
+    def alias(self, b: Buffer) -> SSAValue:
+        """A value of no operation that stands for what b holds."""
+        stand_in = Block(arg_types=[TileType(b.shape, b.element)]).args[0]
         self.env[stand_in] = b
         return stand_in
 
@@ -355,7 +355,7 @@ class Lowering(Planning, Memory, Collective, Dots):
     def for_(self, op: scf.ForOp) -> None:
         f, block = self.f, op.body.block
         self.enter(op)
-        buffers = self.initial(op, op.iter_args, block.args[1:])
+        buffers = self.initial(op.iter_args)
         scalars = [v for v in op.iter_args if not isinstance(v.type, TileType)]
         first = [pair for v in scalars for pair in self.flat(v)]
         t = numbers.held(op.lb.type)
@@ -417,7 +417,7 @@ class Lowering(Planning, Memory, Collective, Dots):
     def while_(self, op: scf.WhileOp) -> None:
         f, before, after = self.f, op.before_region.block, op.after_region.block
         self.enter(op)
-        buffers = self.initial(op, op.arguments, before.args)
+        buffers = self.initial(op.arguments)
         passed = [self.buffer(v.type) for v in tiles(op.results)]
         for b in passed: b.fixed = True
         first = [pair for v in op.arguments if not isinstance(v.type, TileType) for pair in self.flat(v)]

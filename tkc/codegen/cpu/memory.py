@@ -24,7 +24,7 @@ class Memory:
         self.force_loads(op, None if getattr(op, "semantics", None) is not None else [op])
         if getattr(op, "semantics", None) is not None: self.f.do("fence release")
         self.done.add(op)
-        shape = tuple(n for n in op.extents.get_values() if n >= 0) if isinstance(op, tile.Store) else op.pointers.type.extents if isinstance(op.pointers.type, TileType) else ()
+        shape = self.shape_of(op)
         others = self.prepare(tiles(v for v in op.operands if isinstance(v.type, TileType) and v.type.extents == shape))
         for v in tiles(op.operands):
             if v.type.extents != shape: self.prepare([v])
@@ -38,6 +38,11 @@ class Memory:
             for b, c in beside: nest.keep(b, index, c)
         nest.walk(shape, chunk)
         for v, b in others.items(): self.own(v, b)
+
+    def shape_of(self, op: Operation) -> tuple[int, ...]:
+        """Extents of what a store or atomic touches."""
+        if hasattr(op, "array"): return tuple(n for n in op.extents.get_values() if n >= 0)
+        return op.pointers.type.extents if isinstance(op.pointers.type, TileType) else ()
 
     def place(self, nest: Nest, op: Operation, index: tuple[Index, ...]) -> tuple[Chunk, str | None]:
         """Pointers and mask of a store or atomic at an index."""
@@ -80,9 +85,7 @@ class Memory:
     def atomic(self, op) -> None:
         self.force_loads(op)
         result = getattr(op, "result", None)
-        shape = op.value.type.extents if isinstance(op.value.type, TileType) else ()
-        if hasattr(op, "array"): shape = tuple(n for n in op.extents.get_values() if n >= 0)
-        elif isinstance(op.pointers.type, TileType): shape = op.pointers.type.extents
+        shape = self.shape_of(op)
         old = self.buffer(result.type) if result is not None and isinstance(result.type, TileType) else None
         self.done.add(op)
         for v in tiles(op.operands):
@@ -166,7 +169,8 @@ class Memory:
         table, _ = self.scratch(8 * max(1, len(spots)))
         for i, (pointer, _) in enumerate(spots): f.store("ptr", pointer, f.gep(table, str(i), 8), 8)
         number = len(self.messages)
-        self.messages.append({"kind": "print", "text": op.text.data, "types": [[str(t.element), list(t.extents), isinstance(v.type, TileType)] for (_, t), v in zip(spots, op.args)]})
+        types = [[str(t.element), list(t.extents), isinstance(v.type, TileType)] for (_, t), v in zip(spots, op.args)]
+        self.messages.append({"kind": "print", "text": op.text.data, "types": types})
         callback = f.load("ptr", f.gep("%context", "4", 8), 8)
         f.do(f"call void {callback}(i64 {number}, ptr {table})")
 

@@ -309,8 +309,8 @@ class Nest:
             if mask is None: raw = reverse(f.load(t, pointer, size, w), t)
             else: raw = reverse(f.call(f"llvm.masked.load.{name}.p0", T, (f"ptr {aligned}", pointer), (vec("i1", w), reverse(mask, "i1")), (T, "zeroinitializer")), t)
         else:
-            raw = f.call(f"llvm.masked.gather.{name}.v{w}p0", T, (vec("ptr", w) + f" {aligned}", self.pointers(at, size)), (vec("i1", w), mask or constant_true(w)),
-                         (T, "zeroinitializer"))
+            lanes = vec("ptr", w) + f" {aligned}"
+            raw = f.call(f"llvm.masked.gather.{name}.v{w}p0", T, (lanes, self.pointers(at, size)), (vec("i1", w), mask or constant_true(w)), (T, "zeroinitializer"))
         return Chunk(self._unpack(element, raw, w), 0, at.depth, True)
 
     def _unpack(self, element, x: str, w: int) -> str:
@@ -343,7 +343,7 @@ class Nest:
         """Pointers of a chunk of a block of an array, the mask of the lanes that exist (None: all), and the depth of both."""
         f, array, element = self.f, self.env[op.array], op.array.type.element
         facts, size, position = op.array.type.facts, numbers.size(element), iter(index)
-        base, base_depth, moves, tests, lane_tests = array.pointer, 0, [], [], []
+        base, moves, tests, lane_tests = array.pointer, [], [], []
         for a, (offset, extent) in enumerate(zip(op.offsets, op.extents.get_values())):
             i = next(position) if extent >= 0 else ZERO
             stride, limit = array.strides[a], array.extents[a]

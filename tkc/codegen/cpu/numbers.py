@@ -80,7 +80,7 @@ def pack(f: Function, t: Attribute, x: str, w: int) -> str:
 
 def rounded(f: Function, t: Attribute, x: str, w: int) -> str:
     """A float32 rounded to the nearest value of a short type (ties to even); float8 saturates, NaN stays."""
-    i, F, k = vec("i32", w), vec("float", w), lambda n: constant("i32", n, w)
+    F = vec("float", w)
     match t:
         case Float16Type(): return _cast(f, "fpext", "half", _cast(f, "fptrunc", "float", x, "half", w), "float", w)
         case BFloat16Type(): return _round_bits(f, x, 16, w)
@@ -109,7 +109,7 @@ def _round_bits(f: Function, x: str, dropped: int, w: int) -> str:
 
 def tf32(f: Function, x: str, w: int) -> str:
     """float32 with 10 bits of mantissa, to nearest, ties away from zero; infinities and NaN stay."""
-    i, F, k = vec("i32", w), vec("float", w), lambda n: constant("i32", n, w)
+    i, k = vec("i32", w), lambda n: constant("i32", n, w)
     word = _cast(f, "bitcast", "float", x, "i32", w)
     near = f.op("and", i, f.op("add", i, word, k(0x1000)), k(-0x2000))
     special = f.emit(f"icmp uge {i} {f.op('and', i, word, k(0x7FFFFFFF))}, {k(0x7F800000)}")

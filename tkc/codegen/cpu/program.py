@@ -94,7 +94,8 @@ def _describe(t) -> dict:
     if isinstance(t, ArrayType):
         pointers = isinstance(t.element, PointerType)
         facts = t.facts
-        return {"kind": "array", "rank": t.rank, "dtype": "int64" if pointers else BY_IR[t.element].name, "shape": [f.exact for f in facts.shape], "strides": [f.exact for f in facts.strides]}
+        dtype = "int64" if pointers else BY_IR[t.element].name
+        return {"kind": "array", "rank": t.rank, "dtype": dtype, "shape": [f.exact for f in facts.shape], "strides": [f.exact for f in facts.strides]}
     if isinstance(t, PointerType): return {"kind": "pointer", "dtype": "int64" if isinstance(t.element, PointerType) else BY_IR[t.element].name}
     return {"kind": "scalar", "dtype": BY_IR[t].name}
 
@@ -161,7 +162,8 @@ class CpuProgram:
                 continue
             if want["kind"] == "pointer" and isinstance(given, (int, np.integer)): words.append(int(given)); continue
             if not isinstance(given, np.ndarray): raise LaunchError(f"argument {i} is to be a NumPy array, got {type(given).__name__}")
-            if given.dtype != dtype and not (dtype == np.int64 and given.dtype == np.uint64): raise LaunchError(f"argument {i} has elements {given.dtype}; the kernel takes {want['dtype']}")
+            if given.dtype != dtype and not (dtype == np.int64 and given.dtype == np.uint64):
+                raise LaunchError(f"argument {i} has elements {given.dtype}; the kernel takes {want['dtype']}")
             alive.append(given)
             words.append(given.ctypes.data)
             if want["kind"] == "pointer": continue
