@@ -202,3 +202,35 @@ def test_code_for_a_processor_without_avx512(monkeypatch):
         compile(module).run([q, k, v, out, 0.25], (3, 2, 1))
         run(module, [q, k, v, want, 0.25], (3, 2, 1))
         np.testing.assert_allclose(out.astype(float), want.astype(float), rtol=2e-2 if dtype != np.float32 else 1e-4, atol=1e-2 if dtype != np.float32 else 1e-5)
+
+
+def test_a_while_loop_that_carries_tiles():
+    """Both regions change the tile: doubled in the condition's, shifted in the body's; ended by its own maximum."""
+    t = TileType([21], f32)
+
+    def body(x, out, limit):
+        before, after = Block(arg_types=[t, i32]), Block(arg_types=[t, i32])
+        with ImplicitBuilder(before):
+            twice = C["add"](before.args[0], before.args[0]).result
+            scf.ConditionOp(C["lt"](tile.Reduce("max", twice, 0).result, limit).result, twice, C["add"](before.args[1], integer(1)).result)
+        with ImplicitBuilder(after): scf.YieldOp(C["add"](tile.Flip(after.args[0], 0).result, tile.Constant(1.0, t).result).result, after.args[1])
+        last, count = scf.WhileOp([tile.Load(x, [integer(0)], (21,)).result, integer(0)], [t, i32], Region(before), Region(after)).results
+        tile.Store(out, [integer(0)], C["add"](last, ew.Cast(tile.Splat(count, TileType([21], i32)).result, t).result).result, (21,))
+    module = kernel([ArrayType(1, f32), ArrayType(1, f32), f32], body)
+    for limit in (0.0, 100.0, 5000.0):
+        x = np.arange(21, dtype=np.float32)
+        want, got = np.zeros(21, np.float32), np.zeros(21, np.float32)
+        run(module, [x, want, limit], (1,))
+        compile(module).run([x, got, limit], (1,))
+        np.testing.assert_array_equal(got, want)
+
+
+def test_an_element_wise_kernel_needs_no_workspace_and_a_row_s_kernel_one_buffer():
+    """What makes softmax run at the speed of memory: exponentials are kept in one row of scratch, everything else is computed where it is used."""
+    assert compile(add(64)).metadata["workspace"] == 0
+
+    def softmax(x, out):
+        row = tile.Load(x, [tile.ProgramId(0).result, integer(0)], (-1, 1000)).result
+        e = C["exp"](C["sub"](row, tile.Splat(tile.Reduce("max", row, 0).result, row.type).result).result).result
+        tile.Store(out, [tile.ProgramId(0).result, integer(0)], C["div"](e, tile.Splat(tile.Reduce("sum", e, 0).result, row.type).result).result, (-1, 1000))
+    assert compile(kernel([ArrayType(2, f32)] * 2, softmax)).metadata["workspace"] <= 4096 + 64
