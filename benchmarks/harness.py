@@ -17,6 +17,7 @@ a contest brings its own `timer`, a function from `run` to seconds.
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 import random
 import statistics
@@ -197,7 +198,7 @@ def race(contest: Contest, rounds: int = 8, seed: int = 0, trial: Trial | None =
     for contestant in contest.contestants:
         try:
             if contestant.risky and trial: trial(contest, contestant)
-            runner = contestant.make()
+            with contextlib.redirect_stdout(sys.stderr): runner = contestant.make()
             if reference is not None and contestant.role != "bound": result.errors[contestant.name] = check(runner, reference, contest.tolerance)
             contest.timer(runner.run)                  # a turn that does not count
         except Exception as e:
