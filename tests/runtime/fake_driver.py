@@ -17,6 +17,7 @@ class FakeDriver:
 
     def __init__(self, **attributes):
         self.calls, self.attributes, self.errors, self.blocks, self.registers = [], ATTRIBUTES | attributes, {}, 1, 32
+        self.current = [0]                          # contexts of the calling thread, the current one last
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
 
     def CUresult(self, code): return code
@@ -38,10 +39,12 @@ class FakeDriver:
     def cuDeviceGet(self, n): return self._did("cuDeviceGet", n, gives=(n,))
     def cuDeviceGetName(self, size, device): return self._did("cuDeviceGetName", gives=(b"Fake H200\0",))
     def cuDeviceGetAttribute(self, name, device): return self._did("cuDeviceGetAttribute", name, gives=(self.attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")],))
-    def cuDevicePrimaryCtxRetain(self, device): return self._did("cuDevicePrimaryCtxRetain", device, gives=("context",))
-    def cuCtxSetCurrent(self, context): return self._did("cuCtxSetCurrent", context)
+    def cuDevicePrimaryCtxRetain(self, device): return self._did("cuDevicePrimaryCtxRetain", device, gives=(device + 1,))
+    def cuCtxGetCurrent(self): return 0, self.current[-1]
+    def cuCtxSetCurrent(self, context): self.current[-1] = context; return self._did("cuCtxSetCurrent", context)
+    def cuCtxPushCurrent(self, context): self.current.append(context); return self._did("cuCtxPushCurrent", context)
+    def cuCtxPopCurrent(self): return self._did("cuCtxPopCurrent", gives=(self.current.pop(),))
     def cuCtxSynchronize(self): return self._did("cuCtxSynchronize")
-    def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
     def cuPointerGetAttribute(self, what, pointer): return self._did("cuPointerGetAttribute", gives=(0,))
     def cuModuleLoadDataEx(self, image, n, keys, values): return self._did("cuModuleLoadDataEx", image, gives=("module",))
     def cuModuleGetFunction(self, module, entry): return self._did("cuModuleGetFunction", entry, gives=("function",))

@@ -154,10 +154,19 @@ def test_large_shared_memory_is_asked_for(gpu):
     assert gpu.named("cuFuncSetAttribute")[0][2] == 100000
 
 
-def test_a_launch_on_a_thread_without_the_context_is_made_again(gpu, function):
-    gpu.errors["launch"] = [201]
+def test_a_thread_without_a_context_gets_ours(gpu, function):
+    gpu.errors["launch"], gpu.current = [201], [0]
     launch(interface(POINTER), function, [FakeTensor((4,))], (1,))
-    assert len(gpu.named("launch")) == 2 and gpu.calls[-2][0] == "cuCtxSetCurrent"
+    assert len(gpu.named("launch")) == 2 and gpu.current == [1]
+
+
+def test_a_thread_with_another_context_keeps_it(gpu, function):
+    gpu.errors["launch"], gpu.current = [400], [7]
+    launch(interface(POINTER), function, [FakeTensor((4,))], (1,))
+    assert len(gpu.named("launch")) == 2 and gpu.current == [7]
+    driver.load(b"", "k", 0)
+    driver.synchronize()
+    assert gpu.current == [7] and len(gpu.named("cuCtxPushCurrent")) == len(gpu.named("cuCtxPopCurrent")) == 3
 
 
 def test_a_refused_launch_names_the_kernel_and_its_arguments(gpu, function):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -103,13 +104,20 @@ def device_of(pointer: int) -> int:
     return int(check(d.cuPointerGetAttribute(d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer), "asking whose an address is"))
 
 
+@contextmanager
 def context(device: int):
-    """The primary context, made current on this thread."""
+    """Within it the device's primary context is current. A thread that had none keeps it; one that had another gets that back."""
     d = api()
     with _lock:
         if device not in _contexts: _contexts[device] = check(d.cuDevicePrimaryCtxRetain(check(d.cuDeviceGet(device), f"finding cuda:{device}")), f"using cuda:{device}")
-    check(d.cuCtxSetCurrent(_contexts[device]), f"switching to cuda:{device}")
-    return _contexts[device]
+    ours, before = _contexts[device], int(check(d.cuCtxGetCurrent(), "asking for the current context"))
+    if before in (0, int(ours)):
+        if not before: check(d.cuCtxSetCurrent(ours), f"switching to cuda:{device}")
+        yield ours
+        return
+    check(d.cuCtxPushCurrent(ours), f"switching to cuda:{device}")
+    try: yield ours
+    finally: d.cuCtxPopCurrent()
 
 
 # ---------------------------------------------------------------------------------------------------------------- functions
@@ -129,19 +137,19 @@ class Function:
 def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
     """Loads PTX text or a cubin and finds its entry. Raises DeviceError with the driver's own log."""
     d = api()
-    context(device)
-    log, o = bytes(LOG), d.CUjit_option                                         # the driver writes into it
-    keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [log, LOG]
-    error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
-    if int(error):
-        said = log.split(b"\0")[0].decode(errors="replace").strip().splitlines()
-        raise failure(int(error), f"loading {entry} on cuda:{device}{f' ({said[0]})' if said else ''}")
-    handle = check(d.cuModuleGetFunction(module[0], entry.encode()), f"finding {entry} in its module")
-    f = d.CUfunction_attribute
-    if shared_bytes > 48 << 10:
-        check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), f"asking {shared_bytes} bytes of shared memory for {entry}")
-    if cluster > 8: check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1), f"asking a cluster of {cluster} for {entry}")
-    return Function(handle, module[0], device, entry, int(check(d.cuFuncGetAttribute(f.CU_FUNC_ATTRIBUTE_NUM_REGS, handle), f"asking the registers of {entry}")))
+    with context(device):
+        log, o = bytes(LOG), d.CUjit_option                                         # the driver writes into it
+        keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [log, LOG]
+        error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
+        if int(error):
+            said = log.split(b"\0")[0].decode(errors="replace").strip().splitlines()
+            raise failure(int(error), f"loading {entry} on cuda:{device}{f' ({said[0]})' if said else ''}")
+        handle = check(d.cuModuleGetFunction(module[0], entry.encode()), f"finding {entry} in its module")
+        f = d.CUfunction_attribute
+        if shared_bytes > 48 << 10:
+            check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), f"asking {shared_bytes} bytes of shared memory for {entry}")
+        if cluster > 8: check(d.cuFuncSetAttribute(handle, f.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1), f"asking a cluster of {cluster} for {entry}")
+        return Function(handle, module[0], device, entry, int(check(d.cuFuncGetAttribute(f.CU_FUNC_ATTRIBUTE_NUM_REGS, handle), f"asking the registers of {entry}")))
 
 
 def config(function: Function, grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
@@ -162,11 +170,12 @@ def config(function: Function, grid, threads: int, shared_bytes: int, stream, cl
 def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple[int, int]) -> int:
     """How many blocks are on the device at once (a whole number of clusters)."""
     d, size = api(), cluster[0] * cluster[1]
-    if size == 1:
-        each = check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared_bytes), f"asking how many blocks of {function.entry} fit")
-        return int(each) * attribute(function.device, "MULTIPROCESSOR_COUNT")
-    c = config(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
-    return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
+    with context(function.device):
+        if size == 1:
+            each = check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared_bytes), f"asking how many blocks of {function.entry} fit")
+            return int(each) * attribute(function.device, "MULTIPROCESSOR_COUNT")
+        c = config(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
+        return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
 
 
 def workspace(function: Function, stream: int, size: int) -> int:
@@ -174,14 +183,16 @@ def workspace(function: Function, stream: int, size: int) -> int:
     key = (stream, size)
     if key not in function.scratch:
         d = api()
-        context(function.device)
-        pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
-        check(d.cuMemsetD8(pointer, 0, size), "clearing a workspace")
+        with context(function.device):
+            pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
+            check(d.cuMemsetD8(pointer, 0, size), "clearing a workspace")
+            check(d.cuCtxSynchronize(), "clearing a workspace")                 # before a stream that does not wait for the default one
         function.scratch[key] = pointer
     return function.scratch[key]
 
 
-def synchronize(stream: int | None = None) -> None:
-    """Waits for a stream, or for everything. Raises DeviceError with what a kernel did wrong meanwhile."""
+def synchronize() -> None:
+    """Waits for every device that a kernel was launched on. Raises DeviceError with what a kernel did wrong meanwhile."""
     d = api()
-    check(d.cuCtxSynchronize() if stream is None else d.cuStreamSynchronize(d.CUstream(stream)), "waiting for the device")
+    for device in list(_contexts):
+        with context(device): check(d.cuCtxSynchronize(), f"waiting for cuda:{device}")

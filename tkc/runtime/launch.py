@@ -99,8 +99,7 @@ class Launch:
         """A call from a thread on which another context, or none, is current is made again; anything else is raised."""
         if os.getpid() != self.function.pid: raise DeviceError(f"{self.name} was loaded before this process was forked; start workers with the 'spawn' method")
         if int(error) in (201, 400, 709):
-            driver.context(self.function.device)
-            error = self._ask(stream, packed)
+            with driver.context(self.function.device): error = self._ask(stream, packed)
             if not error: return
         names, infos, grid = self.arguments
         shown = ", ".join(f"{n}={f'{i.dtype}{list(i.shape)}' if isinstance(i, ArrayInfo) else i.value}" for n, i in zip(names, infos))
