@@ -177,11 +177,10 @@ class Machine:
             bits = np.dtype(TYPES[kind]).itemsize * 8
             return self.write(ops[0], np.array([(int(x) * int(y) >> bits) & (1 << bits) - 1 for x, y in zip(a, b)], np.uint64), mask)
         x = [self.read(o, kind) for o in ops[1:]]
-        magnitude = lambda a, b: np.abs(a) // np.where(b == 0, 1, np.abs(b)) * np.where((a < 0) ^ (b < 0), -1, 1).astype(a.dtype)
-        divide = (lambda: x[0] / x[1]) if kind[0] == "f" else (lambda: magnitude(x[0].astype(np.int64), x[1].astype(np.int64)).astype(x[0].dtype))
+        divide = (lambda: x[0] / x[1]) if kind[0] == "f" else (lambda: np.array([0 if b == 0 else abs(int(a)) // abs(int(b)) * (1 if (a < 0) == (b < 0) else -1) for a, b in zip(*x)], object).astype(np.uint64 if kind[0] == "u" else np.int64).astype(x[0].dtype))
         wide = (lambda v: v.astype(np.float64)) if kind == "f32" else (lambda v: v)
         rule = {"add": lambda: x[0] + x[1], "sub": lambda: x[0] - x[1], "mul": lambda: x[0] * x[1], "mad": lambda: x[0] * x[1] + x[2], "and": lambda: x[0] & x[1], "or": lambda: x[0] | x[1],
-                "xor": lambda: x[0] ^ x[1], "not": lambda: ~x[0], "neg": lambda: -x[0], "abs": lambda: np.abs(x[0]), "min": lambda: np.minimum(x[0], x[1]), "max": lambda: np.maximum(x[0], x[1]),
+                "xor": lambda: x[0] ^ x[1], "not": lambda: ~x[0], "neg": lambda: -x[0], "abs": lambda: np.abs(x[0]), "copysign": lambda: np.copysign(x[1], x[0]), "min": lambda: np.minimum(x[0], x[1]), "max": lambda: np.maximum(x[0], x[1]),
                 "div": divide, "rem": lambda: x[0] - divide() * x[1], "ex2": lambda: np.exp2(wide(x[0])), "lg2": lambda: np.log2(wide(x[0])), "rcp": lambda: 1 / x[0], "sqrt": lambda: np.sqrt(x[0]),
                 "rsqrt": lambda: 1 / np.sqrt(wide(x[0])), "tanh": lambda: np.tanh(wide(x[0])), "sin": lambda: np.sin(wide(x[0])), "cos": lambda: np.cos(wide(x[0]))}
         if head == "fma":

@@ -83,7 +83,11 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
             if a[1:] == b[1:]: return x
             return w.op(f"cvt.{b}.{a}", compute_class(target), x)
         case False, True: return w.op(f"cvt.rn.{b}.{a}", compute_class(target), x)
-        case True, False: return w.op(f"cvt.rzi.{b}.{a}", compute_class(target), x)
+        case True, False:
+            found = w.op(f"cvt.rzi.{b}.{a}", compute_class(target), x)              # saturates, NaN gives 0
+            if bits(target) >= 32: return found
+            low, high = (0, (1 << bits(target)) - 1) if is_unsigned(target) else (-(1 << bits(target) - 1), (1 << bits(target) - 1) - 1)
+            return w.op(f"min.{b}", "b32", w.op(f"max.{b}", "b32", found, low) if low else found, high)
         case _:
             if a == b: return x
             return w.op("cvt.rn.f32.f64" if b == "f32" else "cvt.f64.f32", compute_class(target), x)
@@ -92,7 +96,10 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
 def _cast_constant(x: int | float | bool, target: Attribute) -> Operand:
     if is_bool(target): return bool(x)
     if is_float(target): return rounded(float(x), target)
-    return wrapped(int(x), target) if x == x and abs(x) != float("inf") else 0
+    if isinstance(x, float):
+        low, high = (0, (1 << bits(target)) - 1) if is_unsigned(target) else (-(1 << bits(target) - 1), (1 << bits(target) - 1) - 1)
+        return 0 if x != x else int(max(low, min(high, x)))
+    return wrapped(int(x), target)
 
 
 @emitter(ew.Bitcast)

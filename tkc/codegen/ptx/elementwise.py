@@ -136,13 +136,22 @@ def _floor_division(e: Emitter, name: str, t: Attribute, a: Operand, b: Operand,
         return w.op(f"shr.{kind}", cls, a, b.bit_length() - 1, type="u32") if name == "floordiv" else w.op(f"and.b{n}", cls, a, b - 1)
     positive = lambda i, x: x > 0 if not isinstance(x, str) else i < len(value) and e.nonnegative(value[i])
     if kind[0] == "u" or positive(0, a) and positive(1, b):
-        return w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b)
+        return _unless_zero(e, t, b, w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b), value)
     quotient = w.op(f"div.{kind}", cls, a, b)
     rest = w.op(f"sub.{kind}", cls, a, w.op(f"mul.lo.{kind}", cls, quotient, b))
     other = w.op(f"setp.lt.{kind}", "pred", w.op(f"xor.b{n}", cls, rest, b), 0)
     off = w.op("and.pred", "pred", w.op(f"setp.ne.{kind}", "pred", rest, 0), other)
-    if name == "floordiv": return w.op(f"add.{kind}", cls, quotient, w.op(f"selp.b{n}", cls, -1, 0, off))
-    return w.op(f"add.{kind}", cls, rest, w.op(f"selp.b{n}", cls, b, 0, off))
+    found = w.op(f"add.{kind}", cls, quotient, w.op(f"selp.b{n}", cls, -1, 0, off)) if name == "floordiv" else w.op(f"add.{kind}", cls, rest, w.op(f"selp.b{n}", cls, b, 0, off))
+    return _unless_zero(e, t, b, found, value)
+
+
+def _unless_zero(e: Emitter, t: Attribute, b: Operand, found: str, value: Sequence[SSAValue]) -> Operand:
+    """Division by zero gives 0."""
+    if not isinstance(b, str): return found if b else 0
+    known = e.ranges.of(value[1]) if len(value) > 1 else None
+    if known is not None and (known.lo > 0 or known.hi < 0): return found
+    n = compute_type(t)[1:]
+    return e.w.op(f"selp.b{n}", compute_class(t), found, 0, e.w.op(f"setp.ne.b{n}", "pred", b, 0))
 
 
 # ---- scalars --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ An instance of several warpgroups deals its blocks of 64 rows out in turn.
 from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import SharedView, Tile
+from tkc.codegen.ptx.values import SharedView, Tile, registers_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
 from tkc.ir.fragments import wgmma_a, wgmma_accumulator
@@ -63,9 +63,11 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     registers = accumulator(e, op, t)
     a, b = e.value(op.a), e.value(op.b)
     right, fields_b = Operands(e, b, fields_of(e, b, 0), []), fields_of(e, b, 0)
+    held: list[str] = []
     if isinstance(a, Tile):
         if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
-        left, fields_a = None, None
+        left, fields_a, held = None, None, [w.register(r) for r in a.registers]
+        if held != a.registers: w.emit("wgmma.fence.sync.aligned")
     else:
         fields_a = fields_of(e, a, 1)
         left = Operands(e, a, fields_a, [(w.op("shr.u32", "b32", e.warp(), 2), fields_a.rows64)] if groups > 1 else [])
@@ -77,8 +79,8 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
         used = "1" if step or op.acc is not None and op.keep is None else "0" if op.acc is None else str(_truth(e.operand(op.keep)))
         for block in range(blocks):
             if left is None:
-                held = len(a.registers) // (blocks * steps)
-                first = f"{{{', '.join(w.register(r) for r in a.registers[(block * steps + step) * held:][:held])}}}"
+                few = len(held) // (blocks * steps)
+                first = f"{{{', '.join(held[(block * steps + step) * few:][:few])}}}"
             else: first = left.at(fields_a.k_offset(step) + block * groups * fields_a.rows64)
             for column in range(columns):
                 at = (block * columns + column) * each
@@ -92,14 +94,12 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
 def accumulator(e: Emitter, op: threads.DotAsync, t) -> list[str]:
     """The registers of the sum: its home, in which the old sum already is (else it is copied there, and a note says so)."""
     home = e.home(op.result)
-    if op.acc is not None:
-        old = e.tile(op.acc).registers
-        if home is None: home = [e.w.register(r) for r in old]
-        elif old != home:
-            if any(isinstance(r, str) for r in old): e.notes.append(f"the accumulator {t} of a dot is copied: its old value is needed beside the new")
-            e.w.moves(list(zip(home, old)))
-            e.w.emit("wgmma.fence.sync.aligned")
-    return home or e.w.many("b32", t.register_layout.num_registers * bits(t.element) // 32)
+    home = home or e.w.many(*registers_of(t))
+    if op.acc is not None and (old := e.tile(op.acc).registers) != home:
+        if any(isinstance(r, str) for r in old): e.notes.append(f"the accumulator {t} of a dot is copied: its old value is needed beside the new")
+        e.w.moves(list(zip(home, old)))
+        e.w.emit("wgmma.fence.sync.aligned")
+    return home
 
 
 def _truth(x: Operand) -> Operand: return x if isinstance(x, str) else int(x)
