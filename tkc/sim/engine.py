@@ -2,7 +2,7 @@
 
 An agent yields None (others may go on here) or a Wait (until its condition holds). Each step picks one agent that can go on, or one asynchronous operation that
 can take place, at random; how often each is picked is drawn once a run over two orders of magnitude, so that some seeds have slow producers, others
-late laggards or copies that land at the last moment.
+late laggards. Of every four seeds one has copies that land as late as they can, and one as early.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scheduler:
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
-        self.copy_weight = self._weight()
+        self.copy_weight = (None, 1e-6, 1e6, None)[self.seed % 4] or self._weight()
 
     def _weight(self) -> float: return 10 ** self.random.uniform(-1, 1)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from tkc.sim.barriers import Mbarrier, Rendezvous
-from tkc.sim.clocks import INIT
+from tkc.sim.clocks import GENERIC, INIT
 from tkc.sim.engine import Wait
 from tkc.sim.errors import SimulationError
 from tkc.sim.instance import WARP, Agent, Instance
@@ -151,7 +151,8 @@ def seen(m, agent: Agent, found: Mbarrier, op) -> None:
 def mbarrier_test(m, op):
     yield None
     found, parity = m.mbarrier(m.address(op.barriers, op.index), m.leader, op), m.offset(op.parity)
-    over = found.complete(parity)
+    known = m.leader.knows[GENERIC, found.column] >= found.phase       # else the test might have come a moment too soon
+    over = found.complete(parity) and (known or m.launch.scheduler.random.random() < 0.5)
     if over: found.observe(m.leader, op)          # the laggard looks for itself: at the wait that this test may skip
     return np.bool_(over)
 
