@@ -78,9 +78,18 @@ def test_a_scaled_factor_is_computed_in_its_fragment():
 
 
 def test_conversions_of_what_a_loop_does_not_change_stand_before_it():
-    _, kernel, _ = selected(attended(256, 64, 128, 64, False))
+    _, kernel, _ = selected(attended(256, 64, 64, 64, False))
     q = next(op for op in converts(kernel) if op.parent is kernel.body.block)
     assert isinstance(q.arg.owner, tile.Load)
+
+
+def test_a_factor_too_big_to_hold_is_read_in_every_iteration():
+    case = attended(160, 128, 128, 128, False)
+    module, kernel, given = selected(case)
+    inside = [op for op in converts(kernel) if op.parent is not kernel.body.block]
+    assert given.plan.dots[0].a == "shared" and len(inside) == 3 and any("read again" in line for line in given.decisions)
+    check(kernel)
+    same(case.run(module), case.run(case.module()), case.tolerance)
 
 
 def test_vectors_are_as_wide_as_the_facts_allow():

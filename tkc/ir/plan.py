@@ -19,7 +19,8 @@ class DotPlan:
 
     instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time).
     warps: how many warps, or warpgroups for wgmma, part m and n among them.
-    a, b: where the operands come from, "registers" or "shared" (wgmma reads shared memory itself).
+    a, b: where the operands come from, "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
+    which its loop does not change is read again in every iteration, not held.
     chunk: fma only: so many k are held in registers at once.
     swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a thin m on the side that has no minimum.
     """

@@ -36,7 +36,7 @@ from tkc.passes.access import Access, tile_of
 from tkc.passes.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
-MOST_REGISTERS, ACCUMULATORS, RESERVED = 255, 128, 2048
+MOST_REGISTERS, ACCUMULATORS, HELD, RESERVED = 255, 128, 144, 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -136,7 +136,8 @@ def _plan(program: Program, context: PassContext, num_warps: int | None, num_sta
     warps = num_warps or _warps(program, say)
     if num_warps: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
-    dots = tuple(_dot(i, d, warps, rows, context, say) for i, d in enumerate(program.dots))
+    each = _accumulators(program, warps)
+    dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
     stages = _stages(program, loads, warps, num_stages, context, say)
@@ -169,7 +170,7 @@ def _accumulators(program: Program, warps: int) -> int:
     return max(sums.values(), default=0)
 
 
-def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, context: PassContext, say) -> DotPlan:
+def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, context: PassContext, say) -> DotPlan:
     *_, m, n = dot.acc.type.extents
     k = dot.a.type.extents[-1]
     instruction, reason = instruction_of(dot, context.target.capability)
@@ -184,8 +185,19 @@ def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, context: PassContex
         return DotPlan("fma", split, chunk=chunk)
     split = (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
     why = "a row stays in one warp" if rows and split[1] == 1 else "least shared memory read"
-    say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}")
-    return DotPlan("mma", split)
+    sources = [_source(v, dot, split[i], accumulators) for i, v in enumerate((dot.a, dot.b))]
+    again = "".join(f"; {factor} is read again in every iteration, its registers are needed" for factor, x in zip("ab", sources) if x == "shared")
+    say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
+    return DotPlan("mma", split, *sources)
+
+
+def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int) -> str:
+    """Whether a factor that a loop does not change is held in registers, or read from shared memory in every iteration."""
+    loop, value = loop_of(dot), factor
+    while isinstance(value.owner, VIEWS): value = value.owner.arg
+    if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop or not value.has_one_use(): return "registers"
+    held = value.type.size * bits(element_of(value.type)) // (32 * 32 * parts)
+    return "shared" if accumulators + held > HELD else "registers"
 
 
 def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:

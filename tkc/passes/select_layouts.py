@@ -47,7 +47,7 @@ from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
 from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
-from tkc.passes.values import POINTWISE, tiles
+from tkc.passes.values import POINTWISE, VIEWS, tiles
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -212,11 +212,25 @@ class Selection:
         chosen = self.groups.dots[op]
         a, b, acc = chosen.layouts
         self._operands(op, [a, b, acc])
+        for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
+            if source == "shared" and chosen.plan.instruction == "mma": self._bring(factor, op)
         self._settle(op.result, acc)
         op.properties["instruction"] = StringAttr(chosen.plan.instruction)
         if op.precision.data == "tf32x3" and chosen.plan.instruction == "mma": return self._in_three(op)
         k, chunk = op.a.type.extents[-1], chosen.plan.chunk
         if chosen.plan.instruction == "fma" and 0 < chunk < k: self._in_steps(op, chunk)
+
+    def _bring(self, factor: SSAValue, op: tile.Dot) -> None:
+        """A factor's conversion, and the views behind it, right before the dot: it is read in every iteration instead of held through all."""
+        moved = []
+        while isinstance(factor.owner, (shared.Convert, *VIEWS)) and factor.has_one_use():
+            moved.append(factor.owner)
+            factor = factor.owner.arg
+        if not moved or not isinstance(moved[-1], shared.Convert): return
+        for made in reversed(moved):
+            made.detach()
+            before(op, made)
+        self.made = {key: value for key, value in self.made.items() if value.owner not in moved}
 
     def _in_steps(self, op: tile.Dot, chunk: int) -> None:
         """One dot as several of few k each, its operands' registers sliced."""
