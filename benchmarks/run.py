@@ -35,7 +35,8 @@ def load(name: str, seed: int) -> Iterator[harness.Contest]:
 
 
 def has_gpu() -> bool:
-    try: import torch
+    try:
+        import torch
     except ImportError: return False
     return torch.cuda.is_available()
 

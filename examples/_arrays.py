@@ -10,7 +10,8 @@ import numpy as np
 def on_device(array: np.ndarray, device: str):
     """The array itself on the CPU; a torch tensor with the same values (or else a cupy array) on a GPU."""
     if device == "cpu": return array
-    try: import torch
+    try:
+        import torch
     except ImportError:
         import cupy
         return cupy.asarray(array)
