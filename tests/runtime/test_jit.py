@@ -92,6 +92,17 @@ def test_a_rebound_global_of_a_helper_is_noticed(monkeypatch):
     assert out[0] == pytest.approx(first + 1)
 
 
+def test_a_rebound_variable_of_a_closure_is_noticed():
+    step = 1
+
+    @tkc.jit
+    def k(out): tkc.store(out, (0,), tkc.full((4,), 0.0) + step)
+    out = np.zeros(4, np.float32)
+    for step in (1, 2, 3, 2):
+        k[1](out)
+        assert (out == step).all()
+
+
 def test_the_disk_cache_gives_the_same(monkeypatch, tmp_path):
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "c"))
     x, out = np.arange(9, dtype=np.float32), np.zeros(9, np.float32)

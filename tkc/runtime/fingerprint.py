@@ -37,12 +37,14 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
 class Fingerprint:
     """Everything one function depends on.
 
-    fields: for `digest`.  watched: (namespace, name, value) of the outside names used, for noticing that one was rebound.
+    fields: for `digest`.  watched: (namespace, name, value) of the outside names used, for noticing that one was rebound and `cells`, the
+    same of closures.  (A list that is changed in place is not noticed.)
     """
 
     def __init__(self, function):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict, str, object]] = []
+        self.cells: list[tuple[types.CellType, object]] = []
         self._seen: set[int] = set()
         self._function("", function)
 
@@ -58,6 +60,7 @@ class Fingerprint:
             if name in cells:
                 try: value = cells[name].cell_contents
                 except ValueError: continue                                     # not assigned yet
+                self.cells.append((cells[name], value))
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
                 if not _is_ours(value): self.watched.append((fn.__globals__, name, value))

@@ -47,7 +47,7 @@ class JitFunction:
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
         self._launchers: dict[Any, Launcher] = {}
-        self._lock, self._fingerprint, self._watched = threading.Lock(), None, ()
+        self._lock, self._fingerprint, self._watched, self._cells = threading.Lock(), None, (), ()
 
     def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
 
@@ -72,6 +72,7 @@ class JitFunction:
         Arrays may be texts such as "bf16[4096, 4096]", numbers "i32" or "f32". Raises CompileError, LaunchError.
         """
         values, options = self._bind(*args, **kwargs)
+        self._forget_if_rebound()
         infos = self._describe(values)
         return self._get(self._specialize(infos, tuple(options.items())), target or target_for(infos, self.__name__))
 
@@ -118,7 +119,7 @@ class JitFunction:
         """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
         try:
             self._fingerprint = self._fingerprint or fingerprint.Fingerprint(self.fn)
-            self._watched = tuple(self._fingerprint.watched)
+            self._watched, self._cells = tuple(self._fingerprint.watched), tuple(self._fingerprint.cells)
             own = self._fingerprint.fields
             special = [("specialization", self._fingerprint.spell([s.arguments, s.overlaps, s.options]))]
         except fingerprint.Unstable: return None
@@ -126,10 +127,10 @@ class JitFunction:
         return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
 
     def _forget_if_rebound(self) -> None:
-        """A global that the kernel reads was bound to something else: what was compiled is no longer this kernel."""
-        if any(namespace.get(name) is not value for namespace, name, value in self._watched):
+        """Where a global or a closure's variable that the kernel reads was bound to something else, what was compiled is no longer this kernel."""
+        if any(namespace.get(name) is not value for namespace, name, value in self._watched) or any(_contents(cell) is not value for cell, value in self._cells):
             self._ready.clear(); self._compiled.clear(); self._loaded.clear()
-            self._fingerprint, self._watched = None, ()
+            self._fingerprint, self._watched, self._cells = None, (), ()
 
     # ------------------------------------------------------------------------------------------------------ launching
     def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], grid, target: str | None = None) -> Callable[[], None]:
@@ -170,6 +171,7 @@ class Launcher:
         except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
         for namespace, name, value in kernel._watched:
             if namespace.get(name) is not value: kernel._forget_if_rebound(); break
+        if kernel._cells: kernel._forget_if_rebound()
         extents = self._constant or self.extents(values)
         types = tuple(map(type, values))
         launch = None
@@ -204,6 +206,11 @@ def _is_constexpr(annotation) -> bool:
     """The annotation is tkc.constexpr, or spells it (`from __future__ import annotations`)."""
     if isinstance(annotation, str): return annotation.split(".")[-1].strip() == "constexpr"
     return getattr(annotation, "__name__", "") == "constexpr" or getattr(annotation, "is_constexpr", False) is True
+
+
+def _contents(cell):
+    try: return cell.cell_contents
+    except ValueError: return None                                              # deleted
 
 
 def _typed(s: Specialization) -> tuple:
