@@ -12,14 +12,14 @@ commit does so once for the instance (its first thread), unless it says otherwis
 of all its warps. Scalars are uniform: every thread of the instance has the same value.
 
     tile.mbarrier_init %full {count = 1}             one thread; made visible by `tile.fence mbarrier_init` and a barrier
-    tile.mbarrier_wait %full[%s], %parity            until the phase of that parity is complete (a fresh barrier: parity 1 is)
+    tile.mbarrier_wait %full[%s] %parity             until the phase of that parity is complete (a fresh barrier: parity 1 is)
     tile.mbarrier_arrive %empty[%s]                  … to %mask: in each block of the cluster whose bit is set
     tile.mbarrier_expect %full[%s] {bytes = 49152}   arrive and expect so many bytes
     tile.tma_load %map[%row, %col] %stage, %full[%s]                  box of %map at coordinates in the array's axes
-    tile.tma_store %map[%row, %col], %slab           then tile.bulk_commit, tile.bulk_wait 1 {read}
-    %p = tile.dot_async %a, %b, %acc {…}             wgmma: a, b shared views (or a in registers), acc a tile or pending
+    tile.tma_store %map[%row, %col] %slab            then tile.bulk_commit, tile.bulk_wait 1 {read}
+    tile.fence dot ; %p = tile.dot_async %a, %b acc %old              wgmma: a, b shared views (or a in registers), old a tile or pending
     tile.dot_commit ; %d = tile.dot_wait 0 [%p]      the only way from pending to a readable tile
-    tile.cp_async %a[…], %stage ; tile.cp_commit ; tile.cp_wait 2
+    tile.cp_async %a[…] %stage ; tile.cp_commit ; tile.cp_wait 2
 
 Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips the parity as it wraps.
 """
@@ -120,7 +120,8 @@ class BarrierArrive(TileOperation):
 
 @irdl_op_definition
 class BlockBarrier(TileOperation):
-    """All threads of the instance (of the block, outside roles): __syncthreads."""
+    """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on hardware barriers counted down
+    from 15; `tile.barrier` counts up from 1."""
     name = "tile.block_barrier"
     traits = EFFECT
     def __init__(self): super().__init__()
@@ -331,8 +332,8 @@ class CpWait(TileOperation):
 class DotAsync(TileOperation):
     """wgmma of one warpgroup: acc + a·b for a: M×K (shared view, or a tile in the A fragment's layout), b: K×N shared view.
 
-    acc is a tile or pending; `reset`: the old value of acc is not used (scale-D 0 on the first instruction; acc may then be
-    left out); `keep`: an i1 operand that says so at run time (false: not used). The result is in the same registers.
+    acc is a tile or pending, and the result is in its registers. Without acc the sum starts from nothing (the first instruction
+    does not add); `keep` decides at run time whether acc's old value counts (false: it does not).
     """
     name = "tile.dot_async"
     __form__ = "a b acc? keep?"
@@ -347,6 +348,7 @@ class DotAsync(TileOperation):
         super().__init__(operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result])
 
     def verify_(self) -> None:
+        if self.keep is not None and self.acc is None: raise VerifyException("'tile.dot_async' has no accumulator to keep")
         a, b, d = self.a.type.extents, self.b.type.extents, self.result.type.tile.extents
         if len(a) != 2 or len(b) != 2 or a[1] != b[0] or d != (a[0], b[1]): raise VerifyException(f"'tile.dot_async' of {list(a)} and {list(b)} does not give {list(d)}")
         if self.acc is not None and self.acc.type not in (self.result.type, self.result.type.tile): raise VerifyException(f"accumulator {self.acc.type} of a dot that gives {self.result.type}")
