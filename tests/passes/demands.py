@@ -3,7 +3,7 @@ import numpy as np
 from xdsl.dialects import scf
 
 from tkc.ir import elementwise as ew
-from tkc.ir import shared, tile
+from tkc.ir import tile
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.types import TileType
 

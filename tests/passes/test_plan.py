@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import array, attention, f32, matmul, traced
+from tests.language.kernels import array, matmul, traced
 from tests.passes.kernels import CASES, aligned, attended, context, product, same, softmax, through
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.target import TARGETS, target
-from tkc.ir.types import bits
 from tkc.passes import plan as planning
 from tkc.sim import level0
 

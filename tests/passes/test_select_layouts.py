@@ -5,7 +5,7 @@ import pytest
 import tkc
 from tests.language.kernels import array, traced
 from tests.passes.demands import check
-from tests.passes.kernels import CASES, Case, aligned, attended, b2, blank, context, f1, f2, normal, product, same, through
+from tests.passes.kernels import CASES, Case, aligned, attended, blank, context, f2, normal, product, same, through
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.text import parse, show

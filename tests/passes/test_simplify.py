@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xdsl.builder import ImplicitBuilder
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import bf16, f16, f32, f64, i1, i8, i32, i64
 
 import tkc
 from tests.language.kernels import array, i32 as i32_argument, traced
-from tests.passes.kernels import CASES, Case, aligned, context, f1, f2, normal, blank, same
-from tests.sim.building import ELEMENTS, kernel, put
+from tests.passes.kernels import CASES, Case, blank, context, f1, f2, normal, same
+from tests.sim.building import kernel, put
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.text import parse, show
-from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, ui8, ui32
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, ui8, ui32
 from tkc.ir.verify import verify
 from tkc.passes import simplify
 from tkc.sim import level0

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from tkc.ir import tile
+from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.ranges import Ranges
+from tkc.ir.ranges import Ranges
 
 BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
 POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
@@ -120,7 +121,6 @@ def _divisor(fact) -> int: return fact.exact if fact.exact is not None else fact
 
 
 def _of_pointers(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
-    from tkc.passes.contiguity import contiguity
     t = tile_of(op)
     element = bits(element_of(t)) // 8
     along = [contiguity(op.pointers, axis, ranges) for axis in range(t.rank)]
@@ -129,6 +129,3 @@ def _of_pointers(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
     vector = gcd(along[fast].run, along[fast].divisor, max(1, 16 // element), t.extents[fast])
     if op.mask is not None: vector = gcd(vector, contiguity(op.mask, fast, ranges).same)
     return order, _floor_power(vector)
-
-
-def uses_pointers(op: Operation, value: SSAValue) -> bool: return isinstance(op, POINTERS) and op.pointers is value

@@ -16,7 +16,7 @@ from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, tile_of
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
-from tkc.passes.ranges import Ranges
+from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
 
 

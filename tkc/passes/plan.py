@@ -33,7 +33,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.access import Access, tile_of
-from tkc.passes.ranges import Ranges
+from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
 MOST_REGISTERS, ACCUMULATORS, HELD, RESERVED = 255, 128, 144, 2048

@@ -16,7 +16,7 @@ The map is a bijection of the grid onto itself, so every program still runs once
 from __future__ import annotations
 
 from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
@@ -45,7 +45,4 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
     inside = calc("mod", linear, wide)
     place: list[SSAValue] = [calc("add", start, calc("mod", inside, height)), calc("floordiv", inside, height)]
     place[0].name_hint, place[1].name_hint = "program_0", "program_1"
-    for op in ids: _put(op, place[op.axis.value.data])
-
-
-def _put(op: Operation, value: SSAValue) -> None: replace(op, [value])
+    for op in ids: replace(op, [place[op.axis.value.data]])

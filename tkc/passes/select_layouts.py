@@ -43,7 +43,7 @@ from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase_dead, replace
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
 from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
@@ -129,10 +129,7 @@ class Selection:
         place = location_of(value.owner) if isinstance(value.owner, Operation) else location_of(self.kernel)
         self.context.decisions.append(f"select-layouts: {value.name_hint or 'a value'} ({_short(value.type)}) converted, data moves {_SCOPES[scope]}"
                                       + (f" ({place})" if place else ""))
-        if isinstance(value, SSAValue) and isinstance(value.owner, Block):
-            first = value.owner.first_op
-            return before(first, op).result
-        return after(value.owner, op).result
+        return (before(value.owner.first_op, op) if isinstance(value.owner, Block) else after(value.owner, op)).result
 
     # ---- operations ------------------------------------------------------------------------------------------------
     def _rewrite(self, op: Operation) -> None:

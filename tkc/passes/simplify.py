@@ -31,7 +31,7 @@ from tkc.ir.rewrite import erase, rebuild_for, replace
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.folding import constant, fold
-from tkc.passes.ranges import Ranges
+from tkc.ir.ranges import Ranges
 
 MOST_ROUNDS, LIGHT = 10, 2048           # 32-bit words of a tile that may stay in registers all through a loop
 COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram)
