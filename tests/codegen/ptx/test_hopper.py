@@ -132,7 +132,7 @@ def load(map_, buffer, memory, offsets, to="", hint="", rank=2, cluster="", role
     types = ", ".join([f"!tile.map<{map_}>", *["i32"] * rank, f"!tile.shared<1, {buffer}xbf16, \"{memory}\">", "!tile.barriers<4>", "i32", *(["i32"] if to else [])])
     body = RING + f"%m = tile.tensor_map %a : ({array}) -> !tile.map<{map_}>\n%b = tile.alloc 0 : !tile.shared<1, {buffer}xbf16, \"{memory}\">\n"
     one = f"tile.tma_load %m[{', '.join(offsets)}] %b, %full[%0]{f' to {to}' if to else ''}{f' {{hint = {chr(34)}{hint}{chr(34)}}}' if hint else ''} : ({types})"
-    return ptx(body + ("tile.roles {\n" + role(one, more=", single") + "\n}" if role_ else one), f"%a: {array}", "warps = 4 : i64" + cluster)
+    return ptx(body + ("tile.roles {\n" + role(one, more=", single") + "\n}" if role_ else one), f"%a: {array}, %given: i32", "warps = 4 : i64" + cluster)
 
 
 def test_a_box_in_array_order():
@@ -148,6 +148,12 @@ def test_panels_are_one_copy():
 def test_a_wide_box_without_panels_is_several():
     lines = only(load("64x192xbf16, 128", "64x192", "64x192xb16 swizzle 128", ["%2", "%64"]), "bulk.tensor")
     assert [re.search(r"\+(\d+)\], \[%d\d+, (\{.*?\})", line).groups() for line in lines] == [("0", "{64, 2}"), ("8192", "{128, 2}"), ("16384", "{192, 2}")]
+
+
+@pytest.mark.parametrize("offset", ["%1", "%given"])
+def test_panels_start_at_panels(offset):
+    with pytest.raises(CompileError, match="multiple of 64 columns"):
+        load("1x128x1x128xbf16, 128, panelled", "128x128", "128x128xb16 swizzle 128", ["%1", "%2", "%3", offset], rank=4)
 
 
 def test_multicast_and_hints():

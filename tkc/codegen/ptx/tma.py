@@ -9,14 +9,15 @@ outright; elsewhere they are predicated on the instance's first thread, not bran
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
 
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.mbarrier import of, only
 from tkc.codegen.ptx.scalars import add
 from tkc.codegen.ptx.values import SharedView
-from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
 from tkc.ir.interface import Parameter, map_dimensions
 from tkc.ir.types import MapType, bits
@@ -41,15 +42,18 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     with only(e): e.w.emit(f"prefetch.tensormap [{address}]")
 
 
-def boxes(e: Emitter, m: Map, offsets: list[Operand], view: SharedView) -> Iterator[tuple[str, str, int]]:
+def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView) -> Iterator[tuple[str, str, int]]:
     """Coordinates, place in shared memory and number of dimensions of each copy."""
     t = m.type
     dims, panel, last = map_dimensions(t.extents, bits(t.element), t.swizzle, t.panelled), t.panel, t.rank - 1
     split = any(part == "panel" for _, part in dims)
+    if split and ((found := e.ranges.of(offsets[last])) is None or found.divisor % panel):
+        e.fail(f"a box of a map with panels starts at a multiple of {panel} columns, which its offset is not known to be: use a map without panels")
+    at_axis = [e.operand(o) for o in offsets]
     for n in range(1 if split else -(-t.extents[last] // panel)):
         coords = []
         for axis, part in dims:
-            at = offsets[axis]
+            at = at_axis[axis]
             match part:
                 case "within": at = 0                       # boxes start at a panel's edge
                 case "panel": at = at // panel if not isinstance(at, str) else e.w.op("shr.u32", "b32", at, panel.bit_length() - 1)
@@ -71,7 +75,7 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
     if op.hint is not None:
         suffix += ".L2::cache_hint"
         extra += f", {w.hoist(('policy', op.hint.data), lambda: w.op('mov.b64', 'b64', POLICIES[op.hint.data]))}"
-    barrier, copies = of(e, op), list(boxes(e, m, [e.operand(o) for o in op.offsets], view))
+    barrier, copies = of(e, op), list(boxes(e, m, op.offsets, view))
     with only(e):
         for coords, at, n in copies:
             w.emit(f"cp.async.bulk.tensor.{n}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix} {at}, [{m.address}, {coords}], {barrier}{extra}")
@@ -81,7 +85,7 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
 def store(e: Emitter, op: threads.TmaStore) -> None:
     m, view = e.value(op.map), e.value(op.buffer)
     name = f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op.reduce.data}.bulk_group" if op.reduce is not None else "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
-    copies = list(boxes(e, m, [e.operand(o) for o in op.offsets], view))
+    copies = list(boxes(e, m, op.offsets, view))
     with only(e):
         for coords, at, n in copies: e.w.emit(f"{name.format(n)} [{m.address}, {coords}], {at}")
 
