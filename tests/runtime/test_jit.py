@@ -170,6 +170,23 @@ def test_from_many_threads():
     assert not wrong
 
 
+def test_threads_that_compile_different_kernels(monkeypatch):
+    monkeypatch.setenv("TKC_CACHE", "0")
+    results = {}
+
+    def work(i):
+        space = {"tkc": tkc, "by": i}
+        lines = "".join(f"    v = v * 2 + {i}\n" for _ in range(20))
+        exec(f"def k(x, out):\n    v = tkc.load(x, (0,), (8,))\n{lines}    tkc.store(out, (0,), v - by)\n", space)
+        x, out = np.arange(8, dtype=np.int64), np.zeros(8, np.int64)
+        JitFunction(space["k"])[1](x, out)
+        results[i] = np.array_equal(out, x * 2**20 + i * (2**20 - 1) - i)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert results == dict.fromkeys(range(8), True)
+
+
 BAD = [
     ("too few", lambda x: add[1](x, x), "missing 2 required"), ("too many", lambda x: add[1](x, x, x, 4, 64, 5), "positional arguments"),
     ("twice", lambda x: add[1](x, x, x, 4, x=x), "multiple values"), ("an unknown option", lambda x: add[1](x, x, x, 4, warps=4), "'warps' is neither"),

@@ -22,6 +22,7 @@ from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, 
 
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
+_compiling = threading.RLock()                  # a trace has one place in a process where it stands
 
 
 def jit(fn: Callable | None = None, **options):
@@ -47,7 +48,7 @@ class JitFunction:
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
         self._launchers: dict[Any, Launcher] = {}
-        self._lock, self._fingerprint, self._watched, self._cells = threading.Lock(), None, (), ()
+        self._fingerprint, self._watched, self._cells = None, (), ()
 
     def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
 
@@ -97,12 +98,13 @@ class JitFunction:
         try: found = self._compiled.get(key := (_typed(s), target))
         except TypeError as e: raise LaunchError(f"{self.__name__}: a constexpr must be hashable ({e}); pass a tuple for a list") from None
         if found is not None: return found
-        with self._lock:
+        with _compiling:
             return self._compiled.get(key) or self._compiled.setdefault(key, self._load_or_compile(s, target))
 
     def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
         disk, name = cache.disk(), self._key(s, target)
-        again = lambda observe=None: compile(self.fn, signature(s), target, observe)
+        def again(observe=None):
+            with _compiling: return compile(self.fn, signature(s), target, observe)
         dumping = os.environ.get("TKC_DUMP", "0") not in ("", "0")
         if disk and name and not dumping and (parts := disk.get(name)) is not None:
             try:

@@ -50,7 +50,7 @@ def demo(names, device, examples, out) -> None:
 def doctor() -> None:
     """What is installed, what is missing, how to get it."""
     from tkc.tools.doctor import doctor
-    sys.exit(doctor(Console()))
+    sys.exit(doctor(Console(width=None if sys.stdout.isatty() else 120)))
 
 
 @main.command("compile")
