@@ -55,6 +55,7 @@ class Machine:
         self.n, self.memory, self.parameters = program.interface.threads, memory.bytes, parameters
         self.shared = np.zeros(max(program.interface.shared_bytes, 16) + 1024, np.uint8)
         self.limit = program.interface.shared_bytes
+        self.lines = []
         self.registers: dict[str, np.ndarray] = {}
         self.special = {"%tid.x": np.arange(self.n), **{f"%ctaid.{c}": v for c, v in zip("xyz", block)}, **{f"%nctaid.{c}": v for c, v in zip("xyz", grid)}}
         lines = [l.strip() for l in program.text.split("{", 1)[1].splitlines()]
@@ -63,22 +64,25 @@ class Machine:
         self.pending: list = []
 
     def run(self) -> None:
-        at, steps = 0, 0
-        while at < len(self.code):
+        """Threads have their own program counters; the ones furthest back go first, so that they meet again."""
+        counters, steps = np.zeros(self.n, int), 0
+        while (at := counters.min()) < len(self.code):
             steps += 1
-            assert steps < 200000, "the program does not end"
-            line = self.code[at]
-            at += 1
+            assert steps < 400000, "the program does not end"
+            line, active = self.code[at], counters == at
+            counters[active] += 1
             if line.endswith(":"): continue
             m = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.:]+)(?: (.*))?;", line)
             assert m, line
             negate, guard, name, rest = m.groups()
-            mask = np.ones(self.n, bool) if guard is None else self.registers[guard] ^ bool(negate)
+            mask = active if guard is None else active & (self.registers[guard] ^ bool(negate))
             if name == "ret": return
+            assert name != "trap" or not mask.any(), "a trap"
             if name.startswith("bra"):
-                assert mask.all() or not mask.any(), f"a branch that threads take differently: {line}"
-                if mask.all(): at = self.labels[rest]
+                assert ".uni" not in name or not mask.any() or (mask == active).all(), f"a branch that threads take differently: {line}"
+                counters[mask] = self.labels[rest]
                 continue
+            assert active.all() or not name.startswith(("bar", "shfl", "ldmatrix", "stmatrix", "mma", "fence")), f"not all threads reach {line}"
             with np.errstate(all="ignore"): self.execute(name, self.split(rest or ""), mask)
 
     @staticmethod
@@ -166,6 +170,13 @@ class Machine:
             a, lost = a.astype(object), by >= bits
             found = np.array([int(x) << int(s) if head == "shl" else int(x) >> int(s) for x, s in zip(a, np.minimum(by, bits))], object)
             return self.write(ops[0], np.array([int(v) & (1 << bits) - 1 for v in found], np.uint64), mask)
+        if head == "bfe":
+            x, shift, width = (self.read(o, "u32") for o in ops[1:])
+            return self.write(ops[0], x >> shift & (np.uint32(1) << width) - np.uint32(1), mask)
+        if head == "bfi":
+            x, into, shift, width = (self.read(o, "u32") for o in ops[1:])
+            hole = (np.uint32(1) << width) - np.uint32(1) << shift
+            return self.write(ops[0], into & ~hole | x << shift & hole, mask)
         if head in ("popc", "clz"):
             a, bits = self.read(ops[1], kind), np.dtype(TYPES[kind]).itemsize * 8
             return self.write(ops[0], np.array([bin(int(x)).count("1") if head == "popc" else bits - int(x).bit_length() for x in a], np.uint32), mask)
@@ -289,11 +300,11 @@ class Machine:
         kind = parts[-1]
         operation = next(p for p in parts if p in ("add", "min", "max", "and", "or", "xor", "exch", "cas"))
         into, place, *values = ops if head == "atom" else (None, *ops)
-        at, size, t = self.address(place), np.dtype(TYPES[kind]).itemsize, TYPES[kind]
-        self.check(self.memory, at, size, mask)
+        at, size, t, space = self.address(place), np.dtype(TYPES[kind]).itemsize, TYPES[kind], self.shared if "shared" in parts else self.memory
+        self.check(space, at, size, mask)
         values, old = [self.read(v, kind) for v in values], np.zeros(self.n, t)
         for i in np.flatnonzero(mask):
-            cell = self.memory[at[i]:at[i] + size].view(t)
+            cell = space[at[i]:at[i] + size].view(t)
             old[i], v = cell[0], values[0][i]
             cell[0] = {"add": lambda: cell[0] + v, "min": lambda: min(cell[0], v), "max": lambda: max(cell[0], v), "and": lambda: cell[0] & v, "or": lambda: cell[0] | v, "xor": lambda: cell[0] ^ v,
                        "exch": lambda: v, "cas": lambda: values[1][i] if cell[0] == v else cell[0]}[operation]()

@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
+from tkc.ir.tile import Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float, is_integer
 
 
@@ -129,6 +130,6 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
     bind(e, op.results, passed)
 
 
-@emitter(scf.YieldOp, scf.ConditionOp)
+@emitter(scf.YieldOp, scf.ConditionOp, Yield)
 def terminator(e: Emitter, op) -> None: """The operation round it takes the operands."""
 

@@ -30,7 +30,7 @@ from tkc.ir.tile import Kernel
 from tkc.ir.types import ArrayType, PendingType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
 
 EMITTERS: dict[type[Operation], Callable] = {}
-FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_views", "shared_memory", "cp_async", "mma", "barriers", "convert",
+FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_views", "shared_memory", "cp_async", "mma", "barriers", "convert", "debugging", "sort",
             "wgmma", "tma", "mbarrier", "roles")
 
 
@@ -79,6 +79,7 @@ class Emitter:
         self.threads = 32 * kernel.warps                  # of the block; roles add theirs
         self.shared_bytes = kernel.integer("shared_bytes")
         self.uses_shared = False
+        self.globals: list[str] = []                      # declarations before the entry
         self.directives: list[str] = []                   # of the entry, e.g. ".minnctapersm 1"
         self.isa = tuple(map(int, target.ptx.split(".")))
         self.ranges = Ranges()
@@ -298,7 +299,7 @@ def _program(e: Emitter) -> PtxProgram:
     files = [f'.file {number} "{_quoted(file)}"' for file, number in e.w.files.items()]
     text = "\n".join([f".version {e.isa[0]}.{e.isa[1]}", f".target {e.target.name}", ".address_size 64", *files,
                       *([".extern .shared .align 1024 .b8 shared[];"] if e.uses_shared else []),
-                      f".visible .entry {name}(", declared, ")", *directives, "{", e.w.text(), "}", ""])
+                      *e.globals, f".visible .entry {name}(", declared, ")", *directives, "{", e.w.text(), "}", ""])
     return PtxProgram(text, interface, e.notes)
 
 

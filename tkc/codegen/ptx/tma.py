@@ -56,7 +56,7 @@ def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView) -> 
             at = at_axis[axis]
             match part:
                 case "within": at = 0                       # boxes start at a panel's edge
-                case "panel": at = at // panel if not isinstance(at, str) else e.w.op("shr.u32", "b32", at, panel.bit_length() - 1)
+                case "panel": at = at // panel if not isinstance(at, str) else e.w.op("shr.s32", "b32", at, panel.bit_length() - 1, type="u32")
                 case _ if axis == last: at = add(e, at, n * panel)
             coords.append(str(at))
         yield f"{{{', '.join(coords)}}}", f"[{view.base}+{view.offset + n * view.memory.panel_stride}]", len(dims)

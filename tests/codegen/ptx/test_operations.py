@@ -1,0 +1,160 @@
+"""Operations on tiles, each in a small kernel: from Python to PTX, on the little machine against level 0."""
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx.machine import run
+from tests.language.kernels import array, i32
+from tests.passes.kernels import PIPELINE, Case, context, same, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir.dtypes import BY_NUMPY
+from tkc.ir.target import target
+from tkc.sim import level0
+
+
+def emitted(module, machine="sm_80"):
+    through(module, PIPELINE[-1], context(machine))
+    return emit(module, target(machine))
+
+
+def check(fn, data, tolerance=0.0, grid=(1,), machine="sm_80", **constants):
+    """A function of arrays and numbers; every array is compared afterwards."""
+    kinds = [array(BY_NUMPY[x.dtype], x.ndim) if isinstance(x, np.ndarray) else i32() for x in data]
+    case = Case(fn, kinds, constants, lambda: [x.copy() if isinstance(x, np.ndarray) else x for x in data], grid)
+    program, want = emitted(case.module(), machine), case.data()
+    got = run(program, case.data(), grid)
+    level0.run(case.module(), want, grid)
+    for g, w in zip(got, [x for x in want if isinstance(x, np.ndarray)]):
+        if tolerance: same([g], [w], tolerance)
+        else: assert np.array_equal(g, w, equal_nan=g.dtype.kind not in "iub"), (g, w)
+    if ptxas.find("ptxas"):
+        found = ptxas.assemble(program.text, machine)
+        assert found.clean, found.log
+
+
+def numbers(shape, dtype, seed=0):
+    r, d = np.random.default_rng(seed), np.dtype(dtype)
+    if d == bool: return r.integers(0, 2, shape).astype(bool)
+    return r.integers(-50 if d.kind == "i" else 0, 60, shape).astype(d) if d.kind in "iu" else r.standard_normal(shape).astype(d)
+
+
+KINDS = {"sum": tkc.sum, "max": tkc.max, "min": tkc.min, "prod": tkc.prod, "argmax": tkc.argmax, "argmin": tkc.argmin, "xor": tkc.xor_sum}
+
+
+@pytest.mark.parametrize("shape, axis", [((8, 64), 1), ((8, 64), 0), ((7, 100), 1), ((33, 5), 0), ((1, 1), 1), ((3, 1000), 1), ((4, 6, 10), 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reduction(kind, shape, axis):
+    dtype = np.int32 if kind in ("xor", "prod", "sum") else np.float32
+    out = tuple(n for a, n in enumerate(shape) if a != axis)
+    result = np.zeros(out, np.int32 if kind.startswith("arg") else dtype)
+    def reduction(x, o, SHAPE: tkc.constexpr, OUT: tkc.constexpr, AXIS: tkc.constexpr):
+        tkc.store(o, (0,) * len(OUT), KINDS[kind](tkc.load(x, (0,) * len(SHAPE), SHAPE), axis=AXIS))
+    x = numbers(shape, dtype)
+    if dtype == np.float32: x = np.round(x * 2) / 2                       # equal elements, for argmax
+    check(reduction, [x, result], SHAPE=shape, OUT=out, AXIS=axis)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_maximum_of_every_type(dtype):
+    def rows(x, o): tkc.store(o, (0,), tkc.max(tkc.load(x, (0, 0), (6, 40)), axis=1))
+    check(rows, [numbers((6, 40), dtype), np.zeros(6, dtype)])
+
+
+def test_any_and_all():
+    def rows(x, o, p):
+        v = tkc.load(x, (0, 0), (6, 40))
+        tkc.store(o, (0,), tkc.any(v, axis=1))
+        tkc.store(p, (0,), tkc.all(v, axis=1))
+    x = numbers((6, 40), bool)
+    x[1], x[2] = True, False
+    check(rows, [x, np.zeros(6, bool), np.zeros(6, bool)])
+
+
+def test_nan_wins():
+    def rows(x, o, p):
+        v = tkc.load(x, (0, 0), (4, 64))
+        tkc.store(o, (0,), tkc.max(v, axis=1))
+        tkc.store(p, (0,), tkc.argmax(v, axis=1))
+    x = numbers((4, 64), np.float32)
+    x[1, 33] = x[1, 40] = x[2, 0] = np.nan
+    check(rows, [x, np.zeros(4, np.float32), np.zeros(4, np.int32)])
+
+
+def test_reduction_in_the_order_of_the_axis():
+    """x -> a x + b: composing these does not commute."""
+    def compose(a, b, o, N: tkc.constexpr):
+        s, t = tkc.reduce((tkc.load(a, (0, 0), (4, N)), tkc.load(b, (0, 0), (4, N))), 1, lambda s, t, u, v: (u * s, u * t + v))
+        tkc.store(o, (0, 0), s[None, :])
+        tkc.store(o, (1, 0), t[None, :])
+    for n in (1, 16, 64, 256): check(compose, [numbers((4, n), np.int32) % 3, numbers((4, n), np.int32), np.zeros((2, 4), np.int32)], N=n)
+
+
+@pytest.mark.parametrize("shape, axis", [((4, 64), 1), ((64, 3), 0), ((5, 37), 1), ((1, 512), 1), ((16, 1), 1)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan(shape, axis, reverse):
+    def scan(x, o, SHAPE: tkc.constexpr, AXIS: tkc.constexpr, REVERSE: tkc.constexpr):
+        tkc.store(o, (0, 0), tkc.cumsum(tkc.load(x, (0, 0), SHAPE), axis=AXIS, reverse=REVERSE))
+    check(scan, [numbers(shape, np.int32), np.zeros(shape, np.int32)], SHAPE=shape, AXIS=axis, REVERSE=reverse)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint32, np.float16, np.int64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("n, descending", [(64, False), (64, True), (7, False), (1, False), (100, True)])
+def test_sort(dtype, n, descending):
+    def order(x, o, N: tkc.constexpr, DOWN: tkc.constexpr): tkc.store(o, (0, 0), tkc.sort(tkc.load(x, (0, 0), (3, N)), descending=DOWN))
+    x = numbers((3, n), dtype)
+    if x.dtype == np.float32 and n > 4: x[0, 3], x[1, 1], x[2, 2] = np.nan, -np.inf, np.inf
+    check(order, [x, np.zeros((3, n), dtype)], N=n, DOWN=descending)
+
+
+def test_histogram():
+    def count(x, o, N: tkc.constexpr): tkc.store(o, (0,), tkc.histogram(tkc.load(x, (0,), (N,)), 40))
+    for n in (1, 100, 1000): check(count, [numbers(n, np.int32), np.zeros(40, np.int32)], N=n)
+
+
+@pytest.mark.parametrize("dtype, kind", [(np.float32, "add"), (np.int32, "add"), (np.int32, "max"), (np.uint32, "min"), (np.int64, "add"), (np.int32, "xor"), (np.float32, "max"),
+                                         (np.float16, "add"), (ml_dtypes.bfloat16, "add"), (np.float64, "add")])
+def test_atomic_update(dtype, kind):
+    update = {"add": tkc.atomic_add, "max": tkc.atomic_max, "min": tkc.atomic_min, "xor": tkc.atomic_xor}[kind]
+    def scatter(x, index, o, N: tkc.constexpr):
+        i = tkc.arange(N)
+        update(o.ptr + tkc.load(index.ptr + i), tkc.load(x.ptr + i), mask=i < N - 3)
+    x = numbers(100, dtype).astype(np.float32).round().astype(dtype) if np.dtype(dtype).kind not in "iu" else numbers(100, dtype)
+    check(scatter, [x, numbers(100, np.int32, 1) % 7, np.ones(7, dtype)], N=100)
+
+
+def test_atomic_results():
+    """Tickets: every element of distinct addresses gets its old value; a scalar's goes to all threads."""
+    def tickets(x, count, o, N: tkc.constexpr):
+        i = tkc.arange(N)
+        old = tkc.atomic_add(x.ptr + i, i)
+        mine = tkc.atomic_add(count.ptr, 5)
+        tkc.store(o.ptr + i, old + mine)
+        tkc.atomic_cas(x.ptr + i, tkc.full((N,), 7, tkc.int32), i * 100)
+    check(tickets, [numbers(50, np.int32), np.array([3], np.int32), np.zeros(50, np.int32)], N=50)
+
+
+def test_views_masks_and_gathers():
+    def views(x, index, o, n, N: tkc.constexpr):
+        part = x[2:n]
+        v = tkc.load(part, (1, 3), (8, N), other=9)
+        w = tkc.load(x[5], (3,), (N,), mask=tkc.arange(N) % 3 != 0, other=-1)
+        g = tkc.load(x, (tkc.load(index, (0,), (8,)), 1), (8, N))
+        tkc.store(o[1:], (0, 0), v + w[None, :] + g + x[n - 1, 2])
+    for n, width in ((16, 13), (32, 40), (5, 6)):
+        check(views, [numbers((11, 29), np.int32), np.array([0, 3, -1, 10, 11, 5, 5, 2], np.int32), np.zeros((9, n + 1), np.int32), 7], N=n)
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed (pip install nvidia-cuda-nvcc)")
+def test_print_and_assert_assemble():
+    def talk(x, n, N: tkc.constexpr):
+        v = tkc.load(x, (0,), (N,))
+        tkc.device_assert(n > 0, "n is positive")
+        tkc.device_assert(v == v, "no NaN")
+        tkc.print("total", tkc.sum(v), n)
+        tkc.print("v", v)
+    case = Case(talk, [array(tkc.bfloat16), i32()], dict(N=20), list, (1,))
+    program = emitted(case.module())
+    assert ptxas.assemble(program.text, "sm_80").registers
+    assert "vprintf" in program.text
