@@ -155,7 +155,8 @@ class Dots:
         loop = self.block.parent_op()
         while isinstance(v.owner, (tile.Transpose, ew.Cast)) and v not in self.env: v = v.owner.operands[0]
         op = v.owner
-        if not isinstance(loop, scf.ForOp) or not isinstance(op, tile.Load) or v in self.env or v.type.rank != 2 or op.parent_block() is not self.block: return None
+        if not isinstance(loop, scf.ForOp) or not isinstance(op, tile.Load) or v in self.env or v.type.rank != 2: return None
+        if op.parent_block() is not self.block or any(isinstance(x.type, TileType) for x in op.offsets): return None
         kept, facts = [a for a, n in enumerate(op.extents.get_values()) if n >= 0], op.array.type.facts
         along = next((a for a in reversed(kept) if facts.strides[a].exact == 1), None)
         shares = [share(offset, self.block.args[0]) for offset in op.offsets]
