@@ -9,7 +9,7 @@ user's options narrow both.  Why each choice was made, and what was rejected, is
 
 Rules of this pass (one role, mma.sync):
   instruction   the tensor core's where one takes the element types and k is a multiple of its own; else multiply-adds
-  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators; without dots, 8 to 16 elements a thread
+  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators (160 with loads that cannot be copied asynchronously); without dots, 8 to 16 elements a thread
   split         the warps' share of m and n that reads least shared memory; all along m where rows are reduced or feed another dot,
                 so that a row stays in one warp and an accumulator becomes an operand where it is
   loads         what only feeds dots goes through shared memory, in a loop ahead of time, if at least 4 bytes at a time move
@@ -36,7 +36,7 @@ from tkc.passes.access import Access, tile_of
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
-MOST_REGISTERS, ACCUMULATORS, HELD, RESERVED = 255, 128, 144, 2048
+MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, RESERVED = 255, 128, 144, 160, 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -133,13 +133,13 @@ def bound_to_rows(dot: tile.Dot) -> bool:
 def _plan(program: Program, context: PassContext, num_warps: int | None, num_stages: int | None) -> Plan:
     said: list[str] = []
     say = lambda text: said.append(f"plan: {text}")
-    warps = num_warps or _warps(program, say)
+    ranges = Ranges()
+    loads = tuple(_load(op, ranges) for op in program.loads)
+    warps = num_warps or _warps(program, loads, say)
     if num_warps: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
-    ranges = Ranges()
-    loads = tuple(_load(op, ranges) for op in program.loads)
     stages = _stages(program, loads, warps, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
     raster = 8 if program.dots and _swept(program) else 1
@@ -149,7 +149,7 @@ def _plan(program: Program, context: PassContext, num_warps: int | None, num_sta
     return Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))
 
 
-def _warps(program: Program, say) -> int:
+def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
     if not program.dots:
         elements = program.largest
         warps = 4
@@ -158,8 +158,9 @@ def _warps(program: Program, say) -> int:
         return warps
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
-        if each <= ACCUMULATORS: break
-    say(f"{warps} warps: {each} registers of accumulators a thread" + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
+        staged = sum(_bytes(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
+        if each <= ACCUMULATORS and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
+    say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
 
 
@@ -196,6 +197,7 @@ def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int) -> s
     loop, value = loop_of(dot), factor
     while isinstance(value.owner, VIEWS): value = value.owner.arg
     if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop or not value.has_one_use(): return "registers"
+    if not _copied(value.owner, _load(value.owner, Ranges())): return "registers"
     held = value.type.size * bits(element_of(value.type)) // (32 * 32 * parts)
     return "shared" if accumulators + held > HELD else "registers"
 
@@ -214,9 +216,14 @@ def _load(op: Operation, ranges: Ranges) -> LoadPlan:
     vector = access.vector * access.bits // 8
     fed = dots_fed(op)
     if not fed or not _only_dots(op.results[0]): return LoadPlan("registers", vector)
-    if isinstance(op, tile.LoadPointers) or op.other is not None or vector < 4: return LoadPlan("shared", vector)
-    if any(isinstance(o.type, TileType) for o in op.offsets): return LoadPlan("shared", vector)
-    return LoadPlan("async" if isinstance(loop_of(op), scf.ForOp) else "shared", vector)
+    plan = LoadPlan("shared", vector)
+    return replace(plan, path="async") if _copied(op, plan) and isinstance(loop_of(op), scf.ForOp) else plan
+
+
+def _copied(op: Operation, load: LoadPlan) -> bool:
+    """Whether a load for shared memory need not pass through registers: cp.async copies 4, 8 or 16 bytes, or zeros."""
+    if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load): return False
+    return op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets)
 
 
 def _only_dots(value: SSAValue) -> bool:
