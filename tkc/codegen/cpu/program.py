@@ -199,7 +199,7 @@ class CpuProgram:
         if total == 0: return
         if total >= 1 << 31: raise LaunchError(f"a grid of {total} programs; at most {(1 << 31) - 1} run")
         if self._overlap(arguments): return self.careful.run(arguments, grid, threads, out)
-        count = min(threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, total)
+        count = min(threads or _processors(), total)
         context = np.zeros(len(CONTEXT), np.int64)
         context[1] = total
         context[2] = 1 if self.metadata["waits"] else max(1, total // (8 * count))
@@ -235,6 +235,9 @@ class CpuProgram:
             x = np.frombuffer(ctypes.string_at(addresses[i], count * dtype.itemsize), dtype).reshape(shape)
             values.append(x if is_tile else x[0])
         out(" ".join([message["text"], *map(str, values)]))
+
+
+def _processors() -> int: return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _local = threading.local()
