@@ -7,7 +7,7 @@ from tests.runtime.kernels import add
 from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, VerifyError
 from tkc.runtime.jit import JitFunction
-from tkc.runtime.specialize import Specialization, facts, signature, argument
+from tkc.runtime.specialize import Specialization, argument, facts, signature
 
 ARGUMENTS = {"x": "f32[64]", "y": "f32[64]", "out": "f32[64]", "n": "i32"}
 

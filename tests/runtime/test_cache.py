@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tkc
 from tkc.errors import CacheError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.cache import DiskCache
@@ -213,7 +214,7 @@ def _arguments(k, *texts): return k._specialize(k._describe(k._bind(*texts)[0]),
 
 
 def test_each_part_of_a_specialization_counts():
-    def kernel(x, y, n, C: "tkc.constexpr" = 1): pass
+    def kernel(x, y, n, C: tkc.constexpr = 1): pass
     k = JitFunction(kernel)
     from tkc.runtime.specialize import Specialization
     s = _arguments(k, "f32[64]", "f32[64]", "i32")
@@ -241,7 +242,7 @@ def test_values_that_differ_are_spelled_differently(a, b):
 
 def test_a_global_with_the_name_of_a_parameter_is_none_of_the_kernels_business():
     """In a script the arrays passed to a kernel are globals, often named as its parameters."""
-    space = {"x": Odd(), "n": np.zeros(1 << 20), "y": Odd(), "tkc": __import__("tkc")}
+    space = {"x": Odd(), "n": np.zeros(1 << 20), "y": Odd(), "tkc": tkc}
     exec("def kernel(x, n):\n    y = x\n    def inner(n): return n.y\n    return [x for x in (y, n)]", space)
     k = JitFunction(space["kernel"])
     assert k._key(_arguments(k, "f32[4]", "i32"), "cpu") and not k._watched

@@ -74,7 +74,7 @@ def test_a_c_program_launches_a_compiled_kernel(tmp_path):
 
 
 PARAMETERS = (Parameter("map", "b8[128]", 0, element="bf16", box=(64, 128), swizzle=128, panelled=True), Parameter("map", "b8[128]", 1, element="f32", box=(1, 32, 32), swizzle=128),
-              Parameter("map", "b8[128]", 0, element="bf16", box=(8, 256), swizzle=128), Parameter("workspace", "u64", bytes=512), Parameter("grid", "u32", axis=1), Parameter("scalar", "f64", 2), Parameter("stride", "s32", 1, 0))
+              Parameter("map", "b8[128]", 0, element="bf16", box=(8, 256), swizzle=128), Parameter("workspace", "u64", bytes=512), Parameter("grid", "u32", axis=1), Parameter("workspace", "u64", bytes=10), Parameter("scalar", "f64", 2), Parameter("stride", "s32", 1, 0))
 ARRAYS = (ArrayInfo(0x10000, (100, 256), (512, 1), "bfloat16", 0), ArrayInfo(0x20000, (1, 40, 36), (7, 64, 1), "float32", 0))
 
 
@@ -101,9 +101,11 @@ def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gp
     steps = lambda m: [s if n > 1 else 16 for n, s in zip(m.extents[1:], m.strides)]
     assert [line for line in lines if line.startswith("map")] == [f"map {m.pointer} : {text(m.extents)} : {text(steps(m))} : {text(m.box)} : 3" for m in maps]
     assert f"launch {x} {y} {z} x 384 shared 100000 stream 0 cluster {cluster[0]} {cluster[1]}" in lines
-    assert "attribute 8 = 100000" in lines and "allocate 512" in lines and "clear 512" in lines and lines[-2:] == ["free", "unload"]
+    assert "attribute 8 = 100000" in lines and "allocate 768" in lines and "clear 768" in lines and lines[-2:] == ["free", "unload"]
     at = next(i for i, line in enumerate(lines) if line.startswith("launch"))
-    assert lines[at + 5:at + 8] == hexed(*given[4:7]) and lines[at + 4] == hexed((0x7000).to_bytes(8, "little"))[0]
+    assert [lines[at + 5], *lines[at + 7:at + 9]] == hexed(given[4], *given[6:])
+    assert [lines[at + 4], lines[at + 6]] == hexed(*((0x7000 + n).to_bytes(8, "little") for n in (0, 512)))
+    assert [int.from_bytes(given[n], "little") - 0x7000_0000_0000 for n in (3, 5)] == [0, 512]
 
 
 def _real_headers() -> str | None:

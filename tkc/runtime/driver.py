@@ -27,7 +27,8 @@ def api():
     """The driver's bindings, initialised. Raises DeviceError saying what is missing."""
     global _api
     if _api is None:
-        try: from cuda.bindings import driver
+        try:
+            from cuda.bindings import driver
         except ImportError: raise DeviceError("an array is on a GPU, and cuda-python is not installed; pip install cuda-bindings, or pass arrays in host memory") from None
         try: error, = driver.cuInit(0)
         except RuntimeError: raise DeviceError("the CUDA driver could not be loaded; install NVIDIA's driver, or pass arrays in host memory") from None

@@ -20,6 +20,7 @@ from tkc.ir.interface import Interface, Parameter, map_dimensions
 from tkc.ir.target import TARGETS
 from tkc.runtime.arrays import ITEMSIZE
 from tkc.runtime.jit import JitFunction
+from tkc.runtime.launch import workspaces
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
 
 KEYWORDS = set("""auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return short signed
@@ -131,10 +132,10 @@ def _what(plain: tuple) -> str:
 
 def source(name: str, interface: Interface, arguments, ptx: str) -> str:
     body, values = [], []
-    workspace = sum(p.bytes for p in interface.parameters if p.kind == "workspace")
+    places, workspace = workspaces(interface)
     for n, plain in arguments: body += _checks(name, c_name(n), plain)
     for i, p in enumerate(interface.parameters):
-        lines, value = _parameter(name, i, p, arguments)
+        lines, value = _parameter(name, i, p, arguments, places.get(i, 0))
         body += lines; values.append(value)
     i = interface
     x, y = i.cluster
@@ -238,7 +239,7 @@ def _checks(name: str, n: str, plain: tuple) -> list[str]:
     return lines
 
 
-def _parameter(name: str, i: int, p: Parameter, arguments) -> tuple[list[str], str]:
+def _parameter(name: str, i: int, p: Parameter, arguments, place: int) -> tuple[list[str], str]:
     """The C that computes one physical parameter, and its address."""
     n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
     kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
@@ -247,7 +248,7 @@ def _parameter(name: str, i: int, p: Parameter, arguments) -> tuple[list[str], s
         case "pointer": value = f"{n}->data"
         case "shape" | "stride": value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
         case "grid": value = f"grid[{p.axis}]"
-        case "workspace": value = "kernel->workspace"
+        case "workspace": value = f"(kernel->workspace + {place})"
         case "scalar":
             if C_TYPES[arguments[p.argument][1][1]] == kind: return [], f"&{n}"
             value = n

@@ -128,10 +128,20 @@ class Packed:
 
 
 def pack(interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> Packed:
-    return Packed([piece(p, function, names, infos, grid, kernel, stream) for p in interface.parameters])
+    places, total = workspaces(interface)
+    scratch = driver.workspace(function, stream, total) if total else 0
+    return Packed([number(p, scratch + places[i], kernel) if i in places else piece(p, names, infos, grid, kernel) for i, p in enumerate(interface.parameters)])
 
 
-def piece(p: Parameter, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> bytes:
+def workspaces(interface: Interface) -> tuple[dict[int, int], int]:
+    """Where each workspace parameter, by number, lies in the one buffer they share, and the bytes of that buffer."""
+    places, total = {}, 0
+    for i, p in enumerate(interface.parameters):
+        if p.kind == "workspace": places[i], total = total, total + -(-p.bytes // 256) * 256
+    return places, total
+
+
+def piece(p: Parameter, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str) -> bytes:
     """The bytes of one physical parameter. Raises LaunchError where a number does not fit its type."""
     what = f"argument {names[p.argument]} of {kernel}" if p.argument >= 0 else kernel
     match p.kind:
@@ -140,7 +150,6 @@ def piece(p: Parameter, function: driver.Function, names: Sequence[str], infos: 
         case "shape": return number(p, infos[p.argument].shape[p.axis], f"{what}: extent {p.axis}")
         case "stride": return number(p, infos[p.argument].strides[p.axis], f"{what}: stride {p.axis}")
         case "grid": return number(p, grid[p.axis], f"{what}: grid axis {p.axis}")
-        case "workspace": return number(p, driver.workspace(function, stream, p.bytes), what)
         case "scalar": return scalar(p, infos[p.argument], what)
     raise LaunchError(f"{kernel}: the interface has a parameter of unknown kind {p.kind!r}; it was made by another version of tkc")
 
