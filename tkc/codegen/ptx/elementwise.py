@@ -193,9 +193,10 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
             t, p = op.result.type, packing(op.result.type.element, count)
             home = e.home(op.result)
             for first in range(start, start + step, p):
+                since = e.w.count(compute_class(t.element))
                 elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
                 found = e.packed(elements, t.element, home[first // p] if home and p > 1 else None)
-                if home and p == 1: e.w.move(home[first], found); found = home[first]
+                if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
 

@@ -29,20 +29,18 @@ class Operands:
     """The descriptors of one operand of a dot in shared memory: low words by their distance from its start."""
 
     def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, extra: list[tuple[Operand, int]]):
-        self.e, self.high = e, fields.bits >> 32
-        low, w, root = fields.bits & 0xFFFFFFFF, e.w, view.root or view.base
+        self.e, low, w, root = e, fields.bits & 0xFFFFFFFF, e.w, view.root or view.base
         make = lambda: w.op("or.b32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low)
         start = w.hoist(("descriptor", root, low), make) if root == e.shared_base() else make()
-        self.base, self.offset = start, view.offset
-        for register, size in [*view.terms, *extra]: self.base = w.op("mad.lo.u32", "b32", register, size // UNIT, self.base)
+        self.offset = view.offset
+        for register, size in [*view.terms, *extra]: start = w.op("mad.lo.u32", "b32", register, size // UNIT, start)
+        self.base = w.new("b64")
+        w.emit(f"mov.b64 {self.base}, {{{start}, {fields.bits >> 32}}}")
 
     def at(self, distance: int) -> str:
         """The descriptor of what lies that many bytes on."""
-        w, n = self.e.w, (self.offset + distance) // UNIT
-        low = w.op("add.u32", "b32", self.base, n) if n else self.base
-        into = w.new("b64")
-        w.emit(f"mov.b64 {into}, {{{low}, {self.high}}}")
-        return into
+        n = (self.offset + distance) // UNIT
+        return self.e.w.op("add.s64", "b64", self.base, n) if n else self.base
 
 
 def fields_of(e: Emitter, view: SharedView, axis: int) -> Descriptor:

@@ -93,6 +93,17 @@ class Writer:
         if kind == "pred" and not isinstance(operand, str): self.emit(f"setp.{'eq' if operand else 'ne'}.b32 {into}, 0, 0")
         else: self.emit(f"mov.{kind} {into}, {immediate(operand, {'b32': 'f32', 'b64': 'f64'}[kind] if isinstance(operand, float) else kind)}")
 
+    def count(self, kind: str) -> int:
+        """How many registers of a class there are: newer ones have higher numbers."""
+        return self._counts[kind]
+
+    def deliver(self, into: str, operand: Operand, since: int) -> None:
+        """A move; but if the operand is newer than `since` registers and the last instruction made it, that writes to `into` instead."""
+        last = self._lines[-1] if self._lines else ""
+        name, _, rest = last.partition(" ")
+        if isinstance(operand, str) and rest.startswith(operand + ",") and int(operand[2:]) >= since and not self._guard and last.count(operand + ",") == 1: self._lines[-1] = f"{name} {into}{rest[len(operand):]}"
+        else: self.move(into, operand)
+
     def register(self, operand: Operand, kind: str = "b32") -> str:
         """The operand in a register."""
         if isinstance(operand, str): return operand

@@ -1,0 +1,79 @@
+"""What a loop carries keeps its registers: no moves in the loop where data flow allows it, right results where it does not."""
+import re
+
+import numpy as np
+
+import tkc
+from tests.codegen.ptx.test_operations import check, emitted
+from tests.language.kernels import array, i32
+from tests.passes.kernels import CASES, Case
+
+
+def loops(text: str) -> list[str]:
+    """The bodies of loops, innermost text between a label and the branch back to it."""
+    return [m[2] for m in re.finditer(r"\$(for_\d+):\n((?:(?!\$for_).)*?)bra\S* \$\1;", text, re.S)]
+
+
+def moves_in(body: str) -> int: return len(re.findall(r"\tmov\.b32 %r\d+, %r\d+;", body))
+
+
+def test_accumulators_do_not_move():
+    for name in ("product", "product, float32", "attention"):
+        body = max(loops(emitted(CASES[name].module()).text), key=len)
+        assert "mma.sync" in body or "fma.rn" in body
+        assert moves_in(body) <= 8, body                  # ring state and row statistics
+
+
+def test_rescaled_sums_stay():
+    def decay(x, o, n, N: tkc.constexpr):
+        acc = tkc.zeros((N,))
+        for i in tkc.range(0, n): acc = acc * 0.5 + tkc.load(x, (i, 0), (None, N))
+        tkc.store(o, (0,), acc)
+    case = Case(decay, [array(tkc.float32, 2), array(tkc.float32), i32()], dict(N=1024), list, (1,))
+    body, = loops(emitted(case.module()).text)
+    assert moves_in(body) == 0, body
+    check(decay, [np.ones((5, 64), np.float32), np.zeros(64, np.float32), 5], 1e-6, N=64)
+
+
+def test_values_that_change_places():
+    """Two carried tiles swap, one is needed after it changed, one start is used twice: copies where they must be."""
+    def swap(x, o, p, q, n, N: tkc.constexpr):
+        a, b = tkc.load(x, (0, 0), (None, N)), tkc.load(x, (1, 0), (None, N))
+        c = d = a + b
+        for i in tkc.range(0, n):
+            a, b = b, a + 1
+            old, c = c, c * 2
+            d = d + old + c
+            if i > 1: d = d - b
+        tkc.store(o, (0,), a + b * 100)
+        tkc.store(p, (0,), c)
+        tkc.store(q, (0,), d)
+    x = np.arange(80, dtype=np.float32).reshape(2, 40)
+    for n in (0, 1, 2, 5): check(swap, [x, *(np.zeros(40, np.float32) for _ in range(3)), n], N=40)
+
+
+def test_views_of_what_a_loop_carries():
+    """A reshape shares registers with the accumulator: it must not see the next iteration's."""
+    def alias(x, o, n, N: tkc.constexpr):
+        acc, before = tkc.zeros((4, N)), tkc.zeros((N, 4))
+        for i in tkc.range(0, n):
+            seen = acc.T
+            acc = acc + tkc.load(x, (0, 0), (4, N))
+            before = before * 2 + seen
+        tkc.store(o, (0, 0), before + acc.T)
+    check(alias, [np.arange(64, dtype=np.float32).reshape(4, 16), np.zeros((16, 4), np.float32), 4], N=16)
+
+
+def test_nested_loops_and_branches():
+    def nest(x, o, n, N: tkc.constexpr):
+        total = tkc.zeros((N,))
+        for i in tkc.range(0, n):
+            inner = tkc.load(x, (0,), (N,))
+            for j in tkc.range(0, i):
+                inner = inner + total
+                if j % 2 == 1: total = total + inner
+                else: inner = inner - 1
+            total = total + inner
+        while tkc.max(total) > 1000: total = total * 0.5
+        tkc.store(o, (0,), total)
+    for n in (0, 1, 3, 6): check(nest, [np.arange(70, dtype=np.float32), np.zeros(70, np.float32), n], 1e-6, N=70)
