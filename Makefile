@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+JOBS   ?= auto
 
 .PHONY: demo test test-gpu lint clean
 
@@ -11,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/tkc demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS)
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m gpu
