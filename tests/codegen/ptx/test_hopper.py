@@ -232,8 +232,8 @@ def test_instructions(form):
 def test_descriptors_step_along_k():
     """A k-major operand of 64 x 128: 32 bytes a step, after four of them the next panel of 8192."""
     text = dot(64, 64, 128)
-    low = [int(m[1]) for m in re.finditer(r"add.u32 %r\d+, %r\d+, (\d+);", text)]
-    assert [n for n in low if n < 1024] == [2, 4, 6, 512, 514, 516, 518]
+    base = re.search(r"wgmma.mma_async.*\}, (%d\d+), %d\d+, 0", text)[1]
+    assert [int(m[1]) for m in re.finditer(rf"add.s64 %d\d+, {base}, (\d+);", text)] == [2, 4, 6, 512, 514, 516, 518]
     assert f", {0x40000040}}}" in text
 
 

@@ -30,17 +30,15 @@ class Operands:
 
     def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, extra: list[tuple[Operand, int]]):
         self.e, low, w, root = e, fields.bits & 0xFFFFFFFF, e.w, view.root or view.base
-        make = lambda: w.op("or.b32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low)
-        start = w.hoist(("descriptor", root, low), make) if root == e.shared_base() else make()
-        self.offset = view.offset
+        make = lambda: w.op("add.s32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low + view.offset // UNIT, type="u32")
+        start = w.hoist(("descriptor", root, low, view.offset), make) if root == e.shared_base() else make()
         for register, size in [*view.terms, *extra]: start = w.op("mad.lo.u32", "b32", register, size // UNIT, start)
         self.base = w.new("b64")
         w.emit(f"mov.b64 {self.base}, {{{start}, {fields.bits >> 32}}}")
 
     def at(self, distance: int) -> str:
         """The descriptor of what lies that many bytes on."""
-        n = (self.offset + distance) // UNIT
-        return self.e.w.op("add.s64", "b64", self.base, n) if n else self.base
+        return self.e.w.op("add.s64", "b64", self.base, distance // UNIT) if distance else self.base
 
 
 def fields_of(e: Emitter, view: SharedView, axis: int) -> Descriptor:
