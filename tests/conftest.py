@@ -12,6 +12,20 @@ def own_cache(tmp_path_factory):
     os.environ["TKC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write what the golden tests compare with anew")
+
+
+@pytest.fixture
+def golden(request):
+    """`golden(path, text)`: the text is what the file says; with --update-golden the file is written first."""
+    def compare(path, text):
+        if request.config.getoption("--update-golden"): path.write_text(text)
+        assert path.exists(), f"{path} does not exist: run pytest with --update-golden and look at it"
+        assert text == path.read_text(), f"{path} says otherwise: if the new text is right, run pytest with --update-golden"
+    return compare
+
+
 def _no_gpu() -> str | None:
     """Why tests marked gpu cannot run here."""
     from tkc.errors import DeviceError

@@ -80,8 +80,7 @@ class Tile:
 
     @property
     def count(self) -> int: return self.layout.num_registers
-    @property
-    def pack(self) -> int: return packing(self.element, self.count)
+    def __post_init__(self): self.pack = packing(self.element, self.layout.num_registers)      # elements in a register
 
     @staticmethod
     def of(t: TileType, registers: list[Operand]) -> Tile: return Tile(registers, t.element, t.register_layout)
