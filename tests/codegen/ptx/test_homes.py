@@ -64,6 +64,31 @@ def test_views_of_what_a_loop_carries():
     check(alias, [np.arange(64, dtype=np.float32).reshape(4, 16), np.zeros((16, 4), np.float32), 4], N=16)
 
 
+def test_a_view_read_before_the_change():
+    """A flipped view of the accumulator is read in the same run of operations that changes it."""
+    def mirror(x, o, p, n, N: tkc.constexpr):
+        acc, before = tkc.load(x, (0, 0), (4, N)), tkc.zeros((4, N))
+        for i in tkc.range(0, n):
+            seen = tkc.flip(acc, axis=1)
+            before = before * 2 + seen
+            acc = acc + 1
+        both = tkc.load(x, (0, 0), (4, N))
+        for i in tkc.range(0, n): both = both + tkc.flip(both, axis=1)
+        tkc.store(o, (0, 0), before + acc)
+        tkc.store(p, (0, 0), both)
+    check(mirror, [np.arange(64, dtype=np.float32).reshape(4, 16), *(np.zeros((4, 16), np.float32) for _ in range(2)), 4], N=16)
+
+
+def test_pointers_that_follow_each_other():
+    """Each element's next index is loaded to where its index was."""
+    def chase(links, o, n, N: tkc.constexpr):
+        i = tkc.arange(N)
+        for _ in tkc.range(0, n): i = tkc.load(links.ptr + i, mask=i >= 0, other=-1)
+        tkc.store(o, (0,), i)
+    links = np.random.default_rng(0).permutation(100).astype(np.int32) - 1
+    check(chase, [links, np.zeros(100, np.int32), 4], N=100)
+
+
 def test_nested_loops_and_branches():
     def nest(x, o, n, N: tkc.constexpr):
         total = tkc.zeros((N,))

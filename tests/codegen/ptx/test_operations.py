@@ -135,6 +135,25 @@ def test_atomic_results():
     check(tickets, [numbers(50, np.int32), np.array([3], np.int32), np.zeros(50, np.int32)], N=50)
 
 
+def test_acquire_and_release():
+    """One thread asks, all hear the answer; what the block wrote comes before the release."""
+    def relay(flag, x, o, N: tkc.constexpr):
+        while tkc.load(flag.ptr, sem="acquire") == 0: pass
+        tkc.store(o, (0,), tkc.load(x, (0,), (N,)) + tkc.atomic_add(flag.ptr, 3, sem="acq_rel"))
+        tkc.store(flag.ptr + 1, 9, sem="release")
+    check(relay, [np.array([1, 0], np.int32), numbers(64, np.int32), np.zeros(64, np.int32)], N=64)
+
+
+def test_scan_with_a_combine():
+    """Prefixes of compositions, which do not commute; back to front the later one is met first."""
+    def combined(a, b, o, p, N: tkc.constexpr, BACK: tkc.constexpr):
+        s, t = tkc.scan((tkc.load(a, (0, 0), (3, N)), tkc.load(b, (0, 0), (3, N))), 1, lambda s, t, u, v: (u * s, u * t + v), reverse=BACK)
+        tkc.store(o, (0, 0), s)
+        tkc.store(p, (0, 0), t)
+    for n in (1, 8, 64, 300):
+        for back in (False, True): check(combined, [numbers((3, n), np.int32) % 3, numbers((3, n), np.int32), *(np.zeros((3, n), np.int32) for _ in range(2))], N=n, BACK=back)
+
+
 def test_views_masks_and_gathers():
     def views(x, index, o, n, N: tkc.constexpr):
         part = x[2:n]

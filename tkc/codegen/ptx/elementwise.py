@@ -169,33 +169,52 @@ def shape_of(op: Operation) -> int | None:
     return op.results[0].type.register_layout.num_registers
 
 
-def fusable(ops: list[Operation], start: int) -> int:
+def run_length(e: Emitter, ops: list[Operation], start: int) -> int:
     """How many operations from `start` on may go register by register together."""
     first = shape_of(ops[start])
     if first is None: return 0
+    seen: dict[str, int] = {}
+    _expose(e, ops[start], seen)
     n = start + 1
-    while n < len(ops) and shape_of(ops[n]) == first: n += 1
+    while n < len(ops) and shape_of(ops[n]) == first and not (n > start and _clash(e.home(ops[n].result), seen)):
+        _expose(e, ops[n], seen)
+        n += 1
     return n - start
+
+
+def _expose(e: Emitter, op: Operation, seen: dict[str, int]) -> None:
+    """Notes at which place each register is read: −1 if at several."""
+    if not e.home_registers: return
+    for v in op.operands:
+        if isinstance(found := e.values.get(v), Tile):
+            for i, r in enumerate(found.registers):
+                if isinstance(r, str): seen[r] = i if seen.get(r, i) == i else -1
+
+
+def _clash(home: list[str] | None, seen: dict[str, int]) -> bool:
+    """Whether writing a home place by place would change what is read, under another place, later on: a transposed view, say."""
+    return home is not None and any(seen.get(r, i) != i for i, r in enumerate(home))
 
 
 def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
     """A run of element-wise operations, group by group of elements."""
     count = shape_of(ops[0])
     results: dict[SSAValue, list[Operand]] = {op.result: [] for op in ops}
-    tiles = {}
+    tiles, seen = {}, {}
     for op in ops:
         for v in op.operands:
             if isinstance(v.type, TileType) and v not in results: tiles[v] = e.tile(v)
+    _expose(e, ops[0], seen)
     step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
+    homes = {op: None if op is ops[0] and _clash(e.home(op.result), seen) else e.home(op.result) for op in ops}
     for start in range(0, count, step):
-        raw: dict[SSAValue, Tile] = {}
         for op in ops:
-            t, p = op.result.type, packing(op.result.type.element, count)
-            home = e.home(op.result)
+            element, home = op.result.type.element, homes[op]
+            p = packing(element, count)
             for first in range(start, start + step, p):
-                since = e.w.count(compute_class(t.element))
+                since = e.w.count(compute_class(element))
                 elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
-                found = e.packed(elements, t.element, home[first // p] if home and p > 1 else None)
+                found = e.packed(elements, element, home[first // p] if home and p > 1 else None)
                 if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))

@@ -121,6 +121,12 @@ class Emitter:
             elif isinstance(found, str): found = self.owned(found)
         self.values[value] = found
 
+    def free_home(self, value: SSAValue, *operands: SSAValue | None) -> list[str] | None:
+        """The value's home, unless one of the operands, all of which are read while it is written, lives there too."""
+        home = self.homes.get(value)
+        if home and any(isinstance(t := self.values.get(v), Tile) and not set(home).isdisjoint(t.registers) for v in operands): return None
+        return home
+
     def owned(self, register: Operand) -> Operand:
         """The register, or a copy where it is a home: its value will change."""
         if register not in self.home_registers: return register
@@ -220,11 +226,11 @@ class Emitter:
     # ---- the walk -----------------------------------------------------------------------------------------------
     def block(self, block: Block) -> None:
         """Every operation of a block; runs of element-wise tile operations go register by register."""
-        from tkc.codegen.ptx.elementwise import emit_run, fusable
+        from tkc.codegen.ptx.elementwise import emit_run, run_length
         ops = list(block.ops)
         i = 0
         while i < len(ops):
-            n = fusable(ops, i)
+            n = run_length(self, ops, i)
             if n > 1:
                 self.at(ops[i])
                 emit_run(self, ops[i:i + n])

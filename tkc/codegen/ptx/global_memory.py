@@ -45,17 +45,21 @@ def broadcast(e: Emitter, x: Operand, kind: str, giver: Operand | None = None) -
     """A scalar of one thread (the instance's first), given to all of it through shared memory."""
     if e.instance.single: return e.w.register(x, kind)
     w = e.w
-    at = w.hoist("slot", lambda: (e.shared_base(), e.scratch(16)), root=True)
-    place = f"[{at[0]}+{at[1]}]"
+    start = w.hoist("slots", lambda: e.scratch(8 * 32), root=True)          # 8 bytes for each warp that may be an instance's first
+    base = e.shared_base() if e.instance.first == 0 else w.hoist(("slot", e.instance), lambda: displaced_slot(e))
+    place = f"[{base}+{start}]"
     held = w.op("selp.b32", "b32", 1, 0, x) if kind == "pred" else w.register(x, kind)
     width = "b64" if kind == "b64" else "b32"
-    if e.instance.first != 0: e.fail("a scalar read by one thread of a role cannot be given to the others yet")
     meet(e)
     with w.predicated(giver or one_thread(e)): w.emit(f"st.shared.{width} {place}, {held}")
     meet(e)
     found = w.new(width)
     w.emit(f"ld.shared.{width} {found}, {place}")
     return w.op("setp.ne.b32", "pred", found, 0) if kind == "pred" else found
+
+
+def displaced_slot(e: Emitter) -> str:
+    return e.w.op("mad.lo.s32", "b32", e.w.register(e.instance.first), 8, e.shared_base())
 
 
 def one_from(e: Emitter, value: Tile, index: tuple[int, ...]) -> Operand:
@@ -80,7 +84,7 @@ def load(e: Emitter, op: tile.Load) -> None:
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
     block = Block(e, op, t.register_layout)
     v = block.vector(mask=op.mask)
-    e.set(op.result, load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global", into=e.home(op.result)))
+    e.set(op.result, load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
 
 
 @emitter(tile.Store)
@@ -123,7 +127,7 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
     v = 1 if acquire else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
     group = pointer_group(e, op.pointers, op.mask)
-    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.home(op.result)))
+    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.free_home(op.result, *op.operands)))
 
 
 @emitter(tile.StorePointers)

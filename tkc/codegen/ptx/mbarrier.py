@@ -69,9 +69,13 @@ def expect(e: Emitter, op: threads.MbarrierExpect) -> None:
 def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
     w, view, index = e.w, e.value(op.barriers), e.operand(op.index[0])
     by_warp = op.each is not None and op.each.data == "warp" and not e.instance.single
+    when = True if op.when is None else e.operand(op.when)
+    if when is False: return
     if op.to is None or e.cluster == (1, 1):
         first = w.hoist("first lane", lambda: w.op("setp.eq.s32", "pred", e.lane(), 0), root=True) if by_warp else one_thread(e)
         at = place(e, view, index)
+        if first is True: first = when
+        elif when is not True: first = _both(e, first, when)
         with w.predicated(None if first is True else first): w.emit(f"mbarrier.arrive.shared::cta.b64 _, {at}")
         return
     mask, blocks = e.operand(op.to), e.cluster[0] * e.cluster[1]
@@ -80,6 +84,7 @@ def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
             base = w.hoist(("peer", block), lambda: w.op("mapa.shared::cluster.u32", "b32", e.shared_base(), block))
             at, held = place(e, view, index, base), has(e, mask, block)
             if held is not False:
+                held = when if held is True else held if when is True else _both(e, held, when)
                 with w.predicated(None if held is True else held): w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
         return
     thread = e.lane() if by_warp else e.thread()
@@ -87,6 +92,7 @@ def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
     goes = lambda: _both(e, w.op("setp.lt.u32", "pred", thread, blocks), has(e, mask, thread) if mask != (1 << blocks) - 1 else True)
     chosen = w.memo(("goes", thread, mask), goes) if isinstance(mask, str) else w.hoist(("goes", thread, mask), goes)
     at = place(e, view, index, base)
+    if when is not True: chosen = _both(e, chosen, when)
     with w.predicated(chosen): w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
 
 

@@ -189,7 +189,7 @@ def deliver(e: Emitter, result, layout: Layout, values: list[Operand]) -> None:
     if not isinstance(t, TileType): return e.set(result, normal(e, values[0], t))
     chosen_from = register_map(layout, t.register_layout)
     if chosen_from is None: e.fail(f"a reduction leaves its result as {layout}, but it is wanted as {t.register_layout}: convert it")
-    e.set(result, e.build(t, [values[i] for i in chosen_from], e.home(result)))
+    e.set(result, e.build(t, [values[i] for i in chosen_from]))
 
 
 @emitter(shared.ReducePartial)
@@ -199,7 +199,7 @@ def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     answers = in_warp(e, Folder(e, op, kind, [arg.element]), layout, axis, reduced_items(e, op, [arg], axis, kind))
     place = {tuple(at): i for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))}
     without = lambda at: tuple(x for a, x in enumerate(at) if a != axis)
-    e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()], e.home(op.result)))
+    e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()]))
 
 
 # ---- scans ------------------------------------------------------------------------------------------------------------
@@ -210,7 +210,6 @@ def scan(e: Emitter, op: tile.Scan) -> None:
     layout = args[0].layout
     if layout.warps_along(axis) > 1: e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
     folder = Folder(e, op, kind, [a.element for a in args], op.combine)
-    join = (lambda a, b: folder(b, a)) if back else folder          # a was met first
     lanes, at = lanes_along(e, layout, axis), layout.offsets("registers")
     prefix: dict[int, Values] = {r: tuple(e.element(a, r) for a in args) for r in range(layout.num_registers)}
     if back and layout.is_padded and layout.padded_shape[axis] != layout.shape[axis]:
@@ -218,7 +217,7 @@ def scan(e: Emitter, op: tile.Scan) -> None:
         for r in prefix:
             held = inside(e, layout, r)
             if held is not True: prefix[r] = (select(e, args[0].element, held, prefix[r][0], neutral(kind, args[0].element)),)
-    w = Walk(e, folder, join, prefix, at[:, axis], lanes, back)
+    w = Walk(e, folder, prefix, at[:, axis], lanes, back)
     for group in lines(layout, axis): w.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), layout.padded_shape[axis])
     first = {tuple(place): r for r, place in reversed(list(enumerate(at.tolist())))}
     for position, result in enumerate(op.results):
@@ -230,7 +229,6 @@ class Walk:
     """The steps of a scan: stretches of the axis that carry their own prefixes, doubled until there is one."""
     e: Emitter
     folder: Folder
-    join: Callable[[Values, Values], Values]
     prefix: dict[int, Values]
     at: np.ndarray
     lanes: list[tuple[int, int]]
@@ -251,7 +249,7 @@ class Walk:
             total = None
             for part in self.stretches(stretch, done):
                 if total is not None:
-                    for r in part: self.prefix[r] = self.join(total, self.prefix[r])
+                    for r in part: self.prefix[r] = self.folder(total, self.prefix[r])
                 total = self.total(self.prefix[part[-1]], done)
 
     def lane(self, order: list[int], mask: int, stride: int) -> None:
@@ -263,7 +261,7 @@ class Walk:
             total = self.total(self.prefix[part[-1]], stride)
             before = tuple(shuffle(e, v, mask, c) for v, c in zip(total, self.folder.classes))
             for r in part:
-                joined = self.join(before, self.prefix[r])
+                joined = self.folder(before, self.prefix[r])
                 self.prefix[r] = tuple(select(e, t, later, j, p) for t, j, p in zip(self.folder.elements, joined, self.prefix[r]))
 
     def total(self, x: Values, length: int) -> Values:

@@ -101,6 +101,15 @@ def accumulator(e: Emitter, op: threads.DotAsync, t) -> list[str]:
 def _truth(x: Operand) -> Operand: return x if isinstance(x, str) else int(x)
 
 
+@emitter(threads.Undefined)
+def undefined(e: Emitter, op: threads.Undefined) -> None:
+    """Registers with nothing in them; zeroed once, before the role's loops, as older assemblers want to see a first value."""
+    t = op.result.type.tile
+    home = e.home(op.result) or e.w.many(*registers_of(t))
+    e.values[op.result] = Tile.of(t, home)
+    e.w.hoist(("undefined", tuple(home)), lambda: e.w.moves([(r, 0) for r in home]) or home[0])
+
+
 @emitter(threads.DotCommit)
 def commit(e: Emitter, op: threads.DotCommit) -> None: e.w.emit("wgmma.commit_group.sync.aligned")
 
