@@ -66,6 +66,14 @@ class PtxProgram:
     interface: Interface
     notes: list[str]
 
+    @property
+    def roomy(self) -> str:
+        """The text with leave to fill a multiprocessor with one block.  Without it ptxas aims at several, and may then spill a few
+        values rather than take more registers: a spill is a reason to assemble this instead."""
+        if ".minnctapersm" in self.text: return self.text
+        head, directive, rest = self.text.partition(f".reqntid {self.interface.threads}, 1, 1\n")
+        return f"{head}{directive}.minnctapersm 1\n{rest}"
+
 
 class Emitter:
     def __init__(self, kernel: Kernel, target: Target):

@@ -71,9 +71,9 @@ def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[tuple[int, int]]:
 class Folder:
     """How two partial results (tuples of operands) become one."""
 
-    def __init__(self, e: Emitter, op: Operation, kind: str, elements: Sequence[Attribute], region: Region | None = None):
-        self.e, self.kind, self.region, self.elements = e, kind, region, tuple(elements)
-        self.classes = tuple(map(compute_class, elements))
+    def __init__(self, e: Emitter, kind: str, elements: Sequence[Attribute], region: Region | None = None):
+        self.e, self.kind, self.region, self.elements = e, kind, region, (*elements, i32) if region else tuple(elements)
+        self.classes = tuple(map(compute_class, self.elements))
 
     def __call__(self, a: Values, b: Values) -> Values:
         """a comes before b along the axis."""
@@ -82,11 +82,18 @@ class Folder:
         return (function(self.e, BINARY[self.kind], self.elements[0], (a[0], b[0])),)
 
     def _region(self, a: Values, b: Values) -> Values:
-        e, block = self.e, self.region.block
+        """The last of a tuple, 0 or 1, says whether there is an element at all, or padding: a region has no neutral element."""
+        e, block, (*a, here), (*b, there) = self.e, self.region.block, a, b
+        if here == 0 or there == 0: return (*a, here) if there == 0 else (*b, there)
         with e.w.scope():
             for name, x in zip(block.args, (*a, *b), strict=True): e.values[name] = x
             e.block(block)
-            return tuple(e.operand(v) for v in block.last_op.operands)
+            found = [e.operand(v) for v in block.last_op.operands]
+        for real, instead in ((there, a), (here, b)):
+            if isinstance(real, str):
+                real = e.w.op("setp.ne.b32", "pred", real, 0)
+                found = [select(e, t, real, x, y) for t, x, y in zip(self.elements, found, instead)]
+        return (*found, 1 if 1 in (here, there) else e.w.op("or.b32", "b32", here, there))
 
     def _wins(self, a: Operand, b: Operand) -> Operand:
         """b beats a: it is larger (smaller), or the first NaN."""
@@ -157,15 +164,16 @@ def _chain(folder: Folder, items: list[Values]) -> Values:
 
 
 def reduced_items(e: Emitter, op: Operation, args: Sequence[Tile], axis: int, kind: str) -> Callable[[int], Values]:
-    """The elements of register r, or the neutral element where it is padding; argmax and argmin carry their index."""
+    """The elements of register r, or the neutral element where it is padding; argmax and argmin carry their index, a combine whether it is real."""
     layout = args[0].layout
 
     def item(r: int) -> Values:
         found = [e.element(a, r) for a in args]
         held = inside(e, layout, r) if layout.padded_shape[axis] != layout.shape[axis] else True
         if held is not True:
-            if kind == "combine": e.fail(f"a reduction with its own combine over an axis of {layout.shape[axis]} held in {layout.padded_shape[axis]} has no neutral element: use a power of two")
+            if kind == "combine": return (*found, int(held) if not isinstance(held, str) else e.w.op("selp.b32", "b32", 1, 0, held))
             found = [select(e, args[0].element, held, found[0], neutral(kind, args[0].element))]
+        if kind == "combine": return (*found, 1)
         return (*found, coordinate(e, layout, r, axis)) if kind.startswith("arg") else tuple(found)
     return item
 
@@ -176,7 +184,7 @@ def reduce(e: Emitter, op: tile.Reduce) -> None:
     layout = args[0].layout
     if layout.warps_along(axis) > 1: e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
     elements = [a.element for a in args]
-    folder = Folder(e, op, kind, elements + [i32] * kind.startswith("arg"), op.combine)
+    folder = Folder(e, kind, elements + [i32] * kind.startswith("arg"), op.combine)
     answers = in_warp(e, folder, layout, axis, reduced_items(e, op, args, axis, kind))
     for position, result in enumerate(op.results):
         which = 1 if kind.startswith("arg") else position
@@ -196,7 +204,7 @@ def deliver(e: Emitter, result, layout: Layout, values: list[Operand]) -> None:
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), op.result.type
     layout, wanted = arg.layout, t.register_layout
-    answers = in_warp(e, Folder(e, op, kind, [arg.element]), layout, axis, reduced_items(e, op, [arg], axis, kind))
+    answers = in_warp(e, Folder(e, kind, [arg.element]), layout, axis, reduced_items(e, op, [arg], axis, kind))
     place = {tuple(at): i for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))}
     without = lambda at: tuple(x for a, x in enumerate(at) if a != axis)
     e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()]))
@@ -209,14 +217,10 @@ def scan(e: Emitter, op: tile.Scan) -> None:
     kind, axis, args, back = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args], op.reverse is not None
     layout = args[0].layout
     if layout.warps_along(axis) > 1: e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
-    folder = Folder(e, op, kind, [a.element for a in args], op.combine)
+    folder = Folder(e, kind, [a.element for a in args], op.combine)
     lanes, at = lanes_along(e, layout, axis), layout.offsets("registers")
-    prefix: dict[int, Values] = {r: tuple(e.element(a, r) for a in args) for r in range(layout.num_registers)}
-    if back and layout.is_padded and layout.padded_shape[axis] != layout.shape[axis]:
-        if kind == "combine": e.fail("a reversed scan with its own combine over a padded axis has no neutral element: use a power of two")
-        for r in prefix:
-            held = inside(e, layout, r)
-            if held is not True: prefix[r] = (select(e, args[0].element, held, prefix[r][0], neutral(kind, args[0].element)),)
+    item = reduced_items(e, op, args, axis, kind)
+    prefix: dict[int, Values] = {r: item(r) for r in range(layout.num_registers)}
     w = Walk(e, folder, prefix, at[:, axis], lanes, back)
     for group in lines(layout, axis): w.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), layout.padded_shape[axis])
     first = {tuple(place): r for r, place in reversed(list(enumerate(at.tolist())))}
