@@ -90,18 +90,17 @@ class Cluster:
 class Launch:
     """One kernel on one grid under one seed."""
 
-    def __init__(self, kernel: tile.Kernel, arguments: Sequence, grid: Sequence[int], seed: int, resident: int, strict_reads: bool, out):
+    def __init__(self, kernel: tile.Kernel, arguments: Sequence, grid: Sequence[int], seed: int, resident: int, strict_reads: bool, out, only: Sequence[int] | None = None):
         self.kernel, self.grid, self.out = kernel, tuple(grid), out
         self.memory, self.strict_reads, self.scheduler = GlobalMemory(), strict_reads, Scheduler(seed)
         self.values = level0.bind(kernel, arguments, self.memory)
         shape = kernel.attributes.get("cluster")
         self.cluster_shape = tuple(shape.get_values()) if isinstance(shape, DenseArrayBase) else tuple(a.value.data for a in shape) if shape is not None else (1, 1)
-        self.size, programs = prod(self.cluster_shape), prod(self.grid)
-        self.persistent = "persistent" in kernel.attributes
-        self.clusters = min(resident, -(-programs // self.size)) if self.persistent else -(-programs // self.size)
+        self.size, self.persistent = prod(self.cluster_shape), "persistent" in kernel.attributes
+        self.clusters = min(resident, -(-prod(self.grid) // self.size)) if self.persistent else clusters_of(self.grid, self.cluster_shape)
         self.block_warps = _block_warps(kernel)
         self.addresses, self.shared_bytes = _addresses(kernel)
-        self.waiting = deque(range(self.clusters))
+        self.waiting = deque(range(self.clusters) if only is None else only)
         self.running, self.agents, self.resident = 0, 0, resident
 
     def program_of(self, block: BlockState) -> tuple[int, ...]:
@@ -124,6 +123,12 @@ class Launch:
         while self.waiting and self.running < self.resident: self.running += 1; Cluster(self, self.waiting.popleft()).start(self.values)
 
 
+def clusters_of(grid: Sequence[int], shape: Sequence[int]) -> int:
+    """How many clusters cover a grid; at its edges they have blocks beyond it."""
+    (x, y, z), (cx, cy) = (*grid, 1, 1)[:3], (*shape, 1)[:2]
+    return -(-x // cx) * -(-y // cy) * z
+
+
 def _block_warps(kernel: tile.Kernel) -> int:
     for op in kernel.body.block.walk():
         if isinstance(op, threads.Roles): return sum(role.warps.value.data * role.instances for role in op.body.block.ops)
@@ -142,13 +147,15 @@ def _addresses(kernel: tile.Kernel) -> tuple[dict[Operation, int], int]:
     return at, max(end, kernel.integer("shared_bytes"))
 
 
-def run(module, arguments: Sequence, grid: Sequence[int], seed: int = 0, resident: int = 1, *, strict_reads: bool = True, out=print) -> Statistics:
+def run(module, arguments: Sequence, grid: Sequence[int], seed: int = 0, resident: int = 1, *, only: Sequence[int] | None = None,
+        strict_reads: bool = True, out=print) -> Statistics:
     """Runs a level-4 kernel, writing the arrays among `arguments` in place; raises Violation at the first broken rule.
 
     grid: the logical grid. A persistent kernel gets min(resident, clusters needed) clusters; any other all of them, `resident` at a time.
+    only: the numbers of the clusters that run, of all that are launched.
     strict_reads: a generic read before an asynchronous write of the same bytes needs a proxy fence too.
     """
-    launch = Launch(level0.kernel_of(module), arguments, grid, seed, resident, strict_reads, out)
+    launch = Launch(level0.kernel_of(module), arguments, grid, seed, resident, strict_reads, out, only)
     with np.errstate(all="ignore"):
         launch.fill()
         launch.scheduler.run()

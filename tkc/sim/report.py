@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 
 from tkc.errors import Location
 from tkc.ir.text import location_of
-from tkc.sim.errors import SimulationError
+from tkc.sim.errors import AssertionFailed, OffsetOverflow, OutOfBounds, SimulationError
 
 KINDS = {
     "race": "two accesses, one a write, with nothing between them that orders them",
@@ -22,7 +22,10 @@ KINDS = {
     "not waited": "an accumulator or a group is used before the wait that delivers it",
     "missing dot fence": "registers of an asynchronous dot without a fence before it",
     "pending at exit": "a block ends with copies or dots in flight",
-    "bounds": "shared memory, a stage or a block of the cluster that does not exist",
+    "bounds": "memory, a stage or a block of the cluster that does not exist",
+    "wrap": "an offset that its integer type cannot hold",
+    "assertion": "an assertion or a promise that does not hold",
+    "meaning": "an operation that has no meaning here",
     "alignment": "an address that the hardware refuses",
 }
 
@@ -56,3 +59,10 @@ def name_of(op: Operation | None) -> str:
     if op is None: return "an earlier operation"
     place = location_of(op)
     return f"'{op.name}'" + (f" at {place}" if place else "")
+
+
+def report_of(error: SimulationError) -> Report:
+    """Whatever ended a run, as a finding."""
+    if isinstance(error, Violation): return error.report
+    kinds = {OutOfBounds: "bounds", OffsetOverflow: "wrap", AssertionFailed: "assertion"}
+    return Report(kinds.get(type(error), "meaning"), error.message, (), error.location)

@@ -112,6 +112,29 @@ def pair(text: str, function) -> tuple:
 
 
 @main.command()
+@click.argument("kernel", metavar="FILE.py:NAME")
+@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+@click.option("--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives.")
+@click.option("--target", "targets", multiple=True, help="May be given again; default: sm_80, sm_89 and sm_90a.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
+@click.option("--inputs", metavar="FILE.npz", help="Arrays by name (default: made-up elements).")
+@click.option("--seconds", default=10.0, show_default=True, help="At most, for each target.")
+def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
+    """Look for races, deadlocks and accesses out of bounds in the compiled kernel, without a GPU: a few programs of the launch, over random schedules. Exit 1 on findings."""
+    from tkc.runtime.simulate import check
+    from tkc.tools.opt import arrays
+    function = find(kernel)
+    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    grid = tuple(int(n) for n in grid.split(",")) if grid and all(n.strip().isdigit() for n in grid.split(",")) else grid or function.fn.__globals__.get("grid")
+    if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
+    found = 0
+    for target, checked in check(function, given, grid, targets or ("sm_80", "sm_89", "sm_90a"), arrays(inputs), seconds):
+        click.echo(f"{target}: {checked}")
+        found += len(checked.findings)
+    sys.exit(1 if found else 0)
+
+
+@main.command()
 @click.argument("path", metavar="FILE", default="-")
 @click.option("--list", "listing", is_flag=True, help="Name the passes, in order.")
 @click.option("-p", "--pass", "passes", multiple=True, metavar="PASS", help="Run this pass (may be given again) instead of the pipeline.")

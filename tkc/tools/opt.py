@@ -49,6 +49,15 @@ def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ..
         return show(module)
 
 
+def arrays(path: str | None) -> dict:
+    """The arrays of an .npz file by name; pickles are refused. Raises tkc.Error."""
+    import numpy as np
+    if path is None: return {}
+    try:
+        with np.load(path, allow_pickle=False) as file: return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as e: raise Error(f"{path}: {one_line(e) if not isinstance(e, OSError) else e.strerror or 'not an .npz file'}") from None
+
+
 @contextmanager
 def deadline(seconds: int):
     """Raises tkc.Error after so long, where the system has timers."""

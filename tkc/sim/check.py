@@ -1,0 +1,59 @@
+"""The happens-before check of a compiled kernel: a few programs of its launch, over random schedules.
+
+Which programs: the first and the last of the grid, its middle, and some at random, in pairs, so that two blocks run at once. A persistent kernel is launched with
+half as many clusters as it has programs, so that each takes two, one after the other.
+"""
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.dialects.builtin import ModuleOp
+
+from tkc.sim import level0, level4
+from tkc.sim.errors import SimulationError
+from tkc.sim.inputs import clones
+from tkc.sim.report import Report, report_of
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What ran, and what was found. clusters: those that ran, of `of`."""
+    clusters: tuple[int, ...]
+    of: int
+    runs: int
+    seconds: float
+    findings: tuple[Report, ...]
+
+    def __str__(self):
+        what = f"{self.runs} schedules of {len(self.clusters)} of {self.of} clusters ({', '.join(map(str, self.clusters))}), {self.seconds:.1f} s"
+        return "\n".join([f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {what}" if self.findings else f"nothing found in {what}",
+                          *(f"  {f}" for f in self.findings)])
+
+
+def sample(n: int, seed: int = 0, most: int = 6) -> list[int]:
+    """Numbers below n: the corners, then others at random."""
+    corners = sorted({0, n - 1, n // 2})
+    rest = random.Random(seed).sample(range(n), min(n, most))
+    return [*dict.fromkeys([*corners, *rest])][:min(n, most)]
+
+
+def check(module: ModuleOp, arguments: Sequence, grid: Sequence[int], seed: int = 0, runs: int = 8, seconds: float = 10.0) -> Checked:
+    """Runs a level-4 kernel on copies of the arguments until `runs` schedules of two clusters are over, or the time is; the same finding is reported once."""
+    kernel, began = level0.kernel_of(module), time.perf_counter()
+    launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
+    needed = -(-prod(grid) // launch.size)
+    launched = -(-needed // 2) if launch.persistent else launch.clusters
+    chosen, found, ran, done = sample(launched, seed), {}, [], 0
+    for number in range(runs if launched else 0):
+        if number and time.perf_counter() - began > seconds: break
+        pair = [*dict.fromkeys([chosen[number % len(chosen)], chosen[(number * 3 + 1) % len(chosen)]])]
+        try: level4.run(module, clones(arguments), grid, seed + number, launched if launch.persistent else 2, only=pair, out=lambda text: None)
+        except SimulationError as e:
+            report = report_of(e)
+            found.setdefault((report.kind, report.location, e.operation and e.operation.name), report)
+        ran, done = [*ran, *pair], done + 1
+    return Checked(tuple(dict.fromkeys(ran)), launched, done, time.perf_counter() - began, tuple(found.values()))
