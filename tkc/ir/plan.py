@@ -36,8 +36,9 @@ class DotPlan:
 class LoadPlan:
     """How one load gets its block.
 
-    path: "registers" (straight), "shared" (copied to shared memory, then read) or "async" (the same, in a ring that runs ahead).
-    vector: bytes of one thread's access.  multicast: the axis of the cluster whose blocks share the copy, or -1.
+    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead) or
+    "tma" (a producer fills the ring by tensor maps).
+    vector: bytes of one thread's access.  multicast: the axis of the block along which the blocks of the cluster share the copy, or -1.
     """
     path: str = "registers"
     vector: int = 0

@@ -20,7 +20,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 
 from tkc.ir import elementwise as ew
-from tkc.ir import shared, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
 
 _SMALL, _DEEPEST = 1 << 16, 4
@@ -84,6 +84,7 @@ class Ranges:
         match owner:
             case tile.Constant(): return exactly(owner.number)
             case tile.ProgramId(): return Range(0, min(whole.hi, 2**31 - 2))
+            case threads.Identity(): return Range(int(owner.what.data in ("blocks", "clusters")), min(whole.hi, 2**31 - 2))
             case tile.NumPrograms(): return Range(1, min(whole.hi, 2**31 - 1))
             case tile.Dim(): return self._fact(owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi))
             case tile.Stride(): return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)

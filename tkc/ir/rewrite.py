@@ -86,13 +86,12 @@ def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] 
     for value in extra:
         argument = body.insert_arg(value.type, len(body.args))
         argument.name_hint = value.name_hint
-    for i in reversed(range(len(old))):
-        if i not in keep: body.erase_arg(body.args[1 + i])
     terminator = body.last_op
-    yielded = [terminator.operands[i] for i in keep]
-    stamp(new_yield := scf.YieldOp(*yielded), terminator)
+    stamp(new_yield := scf.YieldOp(*(terminator.operands[i] for i in keep)), terminator)
     terminator.detach(); terminator.erase()
     body.add_op(new_yield)
+    for i in reversed(range(len(old))):
+        if i not in keep: body.erase_arg(body.args[1 + i])
     region = Region()
     loop.body.move_blocks(region)
     new = scf.ForOp(loop.lb, loop.ub, loop.step, [*(old[i] for i in keep), *extra], region)

@@ -132,6 +132,8 @@ class _Copy(TileOperation):
     array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
     extents = prop_def(DenseArrayBase)
     vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
+    engine = opt_prop_def(StringAttr)             # "tma": the tensor memory accelerator; absent: the threads
+    cut = opt_prop_def(IntegerAttr)               # the buffer's axis along which the blocks of the cluster share the copy, each for all of them
     threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
@@ -146,6 +148,23 @@ class _Copy(TileOperation):
 class Copy(_Copy):
     """Global to shared memory, complete (for this thread block's next barrier) when it returns."""
     name = "tile.copy"
+
+
+@irdl_op_definition
+class CopyOut(TileOperation):
+    """A buffer to a block of an array, by the tensor memory accelerator; what lies outside the array is not written. The buffer may be
+    written again when `slots` more copies of its kind have been issued."""
+    name = "tile.copy_out"
+    __form__ = "array [offsets] buffer"
+    array, offsets, buffer = operand_def(ArrayType), var_operand_def(), operand_def(SharedType)
+    extents = prop_def(DenseArrayBase)
+    slots = prop_def(IntegerAttr)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    @property
+    def mask(self) -> None: return None
+
+    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int):
+        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)})
 
 
 @irdl_op_definition
@@ -187,4 +206,4 @@ class NoToken(TileOperation):
     def __init__(self): super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (Convert, ReducePartial, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyAsync, JoinTokens, WaitCopies, NoToken)
+OPERATIONS = (Convert, ReducePartial, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)

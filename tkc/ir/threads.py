@@ -209,15 +209,15 @@ class MbarrierTest(TileOperation):
 @irdl_op_definition
 class MbarrierArrive(TileOperation):
     """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the same barrier of each.
-    each "warp": one arrival by every warp of the instance."""
+    each "warp": one arrival by every warp of the instance. `when`: only if that holds."""
     name = "tile.mbarrier_arrive"
-    __form__ = "barriers [index] to?"
-    barriers, index, to = operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
+    __form__ = "barriers [index] to? when?"
+    barriers, index, to, when = operand_def(BarriersType), var_operand_def(), opt_operand_def(i32), opt_operand_def(i1)
     each = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
     traits = EFFECT
-    def __init__(self, barriers, index, to=None, each: str | None = None):
-        super().__init__(operands=[barriers, [index], [to] if to else []], properties={"each": StringAttr(each)} if each else {})
+    def __init__(self, barriers, index, to=None, each: str | None = None, when=None):
+        super().__init__(operands=[barriers, [index], [to] if to else [], [when] if when else []], properties={"each": StringAttr(each)} if each else {})
 
 
 @irdl_op_definition
@@ -355,6 +355,13 @@ class DotAsync(TileOperation):
 
 
 @irdl_op_definition
+class Undefined(_Source):
+    """An accumulator whose old value nobody will use: registers as they are."""
+    name = "tile.undefined"
+    def __init__(self, result: PendingType): super().__init__(result_types=[result])
+
+
+@irdl_op_definition
 class DotCommit(TileOperation):
     """Ends the current group of asynchronous dots."""
     name = "tile.dot_commit"
@@ -383,4 +390,4 @@ class DotWait(TileOperation):
 
 
 OPERATIONS = (Roles, Role, Identity, Barrier, BarrierArrive, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
-              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, DotCommit, DotWait)
+              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

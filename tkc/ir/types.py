@@ -1,6 +1,7 @@
 """Types of the tile dialect, and what is known of an element type.
 
-    !tile.tile<128x64xbf16>                     a tile; from level 1 on with a layout: !tile.tile<128x64xbf16, "layout text">
+    !tile.tile<128x64xbf16>                     a tile; from level 1 on with a layout: !tile.tile<128x64xbf16, "layout text">,
+                                                or in shared memory: !tile.tile<128x64xbf16, shared "smem text">
     !tile.ptr<bf16>                             an address in global memory
     !tile.array<?x?xbf16, "strides 8 =1 align 16">   an array argument or view with what its specialization knows
     !tile.shared<4, 128x64xbf16, "smem text">   a ring of 4 shared-memory buffers (stages 1: a plain buffer)
@@ -120,7 +121,8 @@ class _Shaped(ParametrizedAttribute):
 
 @irdl_attr_definition
 class TileType(_Shaped, TypeAttribute):
-    """A tile: any rank >= 1, any extents >= 1; `layout` is NoneAttr at level 0 and a LayoutAttr from level 1 on."""
+    """A tile: any rank >= 1, any extents >= 1; `layout` is NoneAttr at level 0, from level 1 on a LayoutAttr (in registers) or a
+    SharedLayoutAttr (in shared memory: what an asynchronous dot reads there)."""
     name = "tile.tile"
     shape: ArrayAttr[IntAttr]
     element: Attribute
@@ -128,25 +130,31 @@ class TileType(_Shaped, TypeAttribute):
 
     def __init__(self, shape, element: Attribute, layout: Layout | Attribute | None = None):
         if isinstance(layout, Layout): layout = LayoutAttr(layout)
+        if isinstance(layout, SharedLayout): layout = SharedLayoutAttr(layout)
         if not isinstance(shape, ArrayAttr): shape = ArrayAttr(map(IntAttr, shape))
         super().__init__(shape, element, NoneAttr() if layout is None else layout)
 
     @property
     def register_layout(self) -> Layout | None: return self.layout.data if isinstance(self.layout, LayoutAttr) else None
-    def with_layout(self, layout: Layout | None) -> TileType: return TileType(self.shape, self.element, layout)
+    @property
+    def shared_layout(self) -> SharedLayout | None: return self.layout.data if isinstance(self.layout, SharedLayoutAttr) else None
+    def with_layout(self, layout: Layout | SharedLayout | None) -> TileType: return TileType(self.shape, self.element, layout)
     def with_element(self, element: Attribute) -> TileType: return TileType(self.shape, element, self.layout)
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser):
         with parser.in_angle_brackets():
             shape, element = _parse_shape(parser)
-            layout = LayoutAttr(parse_layout(parser)) if parser.parse_optional_punctuation(",") else NoneAttr()
-        return shape, element, layout
+            if not parser.parse_optional_punctuation(","): return shape, element, NoneAttr()
+            if parser.parse_optional_keyword("shared"): return shape, element, SharedLayoutAttr(_checked(parser, SharedLayout.parse))
+            return shape, element, LayoutAttr(parse_layout(parser))
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
             _print_shape(printer, self.extents, self.element)
-            if isinstance(self.layout, LayoutAttr): printer.print_string(", "); printer.print_string_literal(str(self.layout.data))
+            if isinstance(self.layout, NoneAttr): return
+            printer.print_string(", shared " if self.shared_layout is not None else ", ")
+            printer.print_string_literal(str(self.layout.data))
 
 
 @irdl_attr_definition

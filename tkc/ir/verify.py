@@ -16,11 +16,11 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 
 CONTROL = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
-LEVEL_0 = {ModuleOp, *CONTROL, *elementwise.OPERATIONS, *tile.OPERATIONS}
+LEVEL_0 = {ModuleOp, *CONTROL, *elementwise.OPERATIONS, *tile.OPERATIONS, threads.Identity}
 LEVEL_1 = LEVEL_0 | {shared.Convert}
-LEVEL_2 = LEVEL_1 | {shared.Alloc, shared.Stage, shared.SharedTranspose, shared.SharedSlice, shared.Read, shared.Write, shared.Copy, shared.ReducePartial}
+LEVEL_2 = LEVEL_1 | {shared.Alloc, shared.Stage, shared.SharedTranspose, shared.SharedSlice, shared.Read, shared.Write, shared.Copy, shared.CopyOut, shared.ReducePartial}
 LEVEL_3 = LEVEL_2 | {shared.CopyAsync, shared.WaitCopies, shared.JoinTokens, shared.NoToken, threads.RingNext}
-LEVEL_4 = (LEVEL_2 | set(threads.OPERATIONS)) - {shared.Copy}
+LEVEL_4 = (LEVEL_2 | set(threads.OPERATIONS)) - {shared.Copy, shared.CopyOut}
 LEVELS = (LEVEL_0, LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4)
 NAMES = ("tile", "layout", "shared", "async", "roles")
 
@@ -53,7 +53,7 @@ def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -
         if type(op) not in LEVELS[level]: _fail(op, what, f"is not permitted at level {level} ({NAMES[level]})")
         if level >= 1:
             for value in op.results:
-                if isinstance(value.type, TileType) and value.type.register_layout is None: _fail(op, what, f"result {value.type} has no layout at level {level}")
+                if isinstance(value.type, TileType) and value.type.register_layout is None and value.type.shared_layout is None: _fail(op, what, f"result {value.type} has no layout at level {level}")
         for region in op.regions:
             for inner in region.blocks: _verify_block(inner, visible, level, what)
         visible.update(op.results)

@@ -1,5 +1,6 @@
 """Layouts of the three tiles of a dot, for each instruction.
 
+wgmma   the accumulator's fragment; its factors stay in shared memory.
 mma     the fragments of tkc.ir.fragments; leading (batch) axes go into registers, so that batch b's fragments are one block of
         registers after the other.
 fma     the accumulator is blocked, a few rows and columns to a thread. An operand's layout is the accumulator's without the
@@ -13,16 +14,17 @@ from __future__ import annotations
 
 from tkc.ir import tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
+from tkc.ir.fragments import mma_a, mma_accumulator, mma_b, wgmma_accumulator
 from tkc.ir.layout import WARP, Layout, blocked
 from tkc.ir.plan import DotPlan
 from tkc.ir.types import bits
 
 
-def of_dot(dot: tile.Dot, plan: DotPlan) -> tuple[Layout, Layout, Layout]:
-    """Layouts of a, b and the accumulator of a dot, whole k."""
+def of_dot(dot: tile.Dot, plan: DotPlan) -> tuple[Layout | None, Layout | None, Layout]:
+    """Layouts of a, b and the accumulator of a dot, whole k; None for a factor that is read in shared memory."""
     *batch, m, n = dot.acc.type.extents
     k = dot.a.type.extents[-1]
+    if plan.instruction == "wgmma": return None, None, wgmma_accumulator(m, n, plan.warps[0])
     if plan.instruction == "fma": return of_fma(fma_accumulator(dot.acc.type.extents, bits(dot.acc.type.element), plan.warps), k)
     width = 32 if dot.precision.data.startswith("tf32") else bits(dot.a.type.element)
     parts = mma_a(m, k, *plan.warps, bits=width), mma_b(k, n, *plan.warps, bits=width), mma_accumulator(m, n, *plan.warps)

@@ -24,7 +24,7 @@ from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
 class Chosen:
     """A dot with its plan and the layouts of a, b and the accumulator."""
     plan: DotPlan
-    layouts: tuple[Layout, Layout, Layout]
+    layouts: tuple[Layout | None, Layout | None, Layout]      # None: in shared memory
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Groups:
                 self.dots[op] = Chosen(plan, of_dot(op, plan))
                 self.tie(op.result, op.acc)
                 self._relate(op.result, op.acc)
-                for factor, layout in zip((op.a, op.b), self.dots[op].layouts): self._follow_sunk(factor, layout, factor.type.size)
+                for factor, layout in zip((op.a, op.b), self.dots[op].layouts):
+                    if layout is not None: self._follow_sunk(factor, layout, factor.type.size)
             case tile.Reduce():
                 self.tie(*op.args)
                 axis = op.axis.value.data

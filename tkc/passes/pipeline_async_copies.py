@@ -17,7 +17,9 @@ stages − 1 iterations are issued before the loop, and each iteration issues th
 
 All copies of one iteration are one group (one token). Past the end of the loop the mask is false: nothing is read, zeros are
 written, the group count stays what the waits expect; so trip counts 0, 1 and stages ± 1 need no case of their own.
-Any other copy is issued where it stands and waited for at once.
+Copies by tensor maps, which a producer warp will make, stay in their iteration: the ring's stage and parity are carried through all the loops
+round it, so that the producer may be any number of stages ahead, in the next program too. Any other copy is issued where it stands
+and waited for at once.
 """
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and _runs_ahead(op, loop.body.block)]
+            body = loop.body.block
+            mapped = [op for op in body.ops if isinstance(op, shared.Copy) and op.engine is not None]
+            if mapped:
+                _fill(loop, mapped, context.plan.stages)
+                loop = body.parent_op()
+            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop.body.block)]
             stages = _stages(copies, kernel, context)
             if stages > 1: _pipeline(loop, copies, stages, context)
         for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]: _at_once(op)
@@ -126,6 +133,43 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     terminator.operands = [*terminator.operands, step.next_stage, *carried[1:], token]
     after(loop, shared.WaitCopies(list(loop.results[old + 1:]), 0))
     context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep")
+
+
+def _fill(loop: scf.ForOp, copies: list[shared.Copy], stages: int) -> None:
+    """Rings for the copies of a producer; stage and parity count on through the loop and those round it."""
+    loops = [loop]
+    while isinstance(around := loops[0].parent_op(), scf.ForOp): loops.insert(0, around)
+    top = loops[0]
+    zero = before(top, tile.Constant(0, i32)).result
+    state = [zero, zero]
+    for i, each in enumerate(loops):
+        count = len(each.iter_args)
+        each = loops[i] = rebuild_for(each, range(count), state)
+        state = list(each.body.block.args[1 + count:])
+        state[0].name_hint, state[1].name_hint = "stage", "parity"
+    body = loops[-1].body.block
+    stage, parity = state
+    tokens = []
+    for copy in copies:
+        t: SharedType = copy.buffer.type
+        alloc = copy.buffer.owner
+        ring = before(loops[0], shared.Alloc(SharedType(stages, t.shape, t.element, t.layout))).result
+        ring.name_hint = copy.buffer.name_hint or "ring"
+        view = before(alloc, shared.Stage(ring, stage)).result
+        alloc.result.replace_all_uses_with(view)
+        new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
+        new.properties |= {k: copy.properties[k] for k in ("engine", "cut") if k in copy.properties}
+        tokens.append(before(copy, new).token)
+        last = new
+        erase(copy); erase(alloc)
+    joined = tokens[0] if len(tokens) == 1 else after(last, shared.JoinTokens(tokens)).token
+    after(joined.owner, shared.WaitCopies([joined], 0))
+    step = before(body.last_op, threads.RingNext(stage, parity, stages))
+    ends = [step.next_stage, step.next_parity]
+    for each in reversed(loops):
+        terminator = each.body.block.last_op
+        terminator.operands = [*terminator.operands, *ends]
+        ends = list(each.results[-2:])
 
 
 def _both(anchor: Operation, mask: SSAValue, valid: SSAValue) -> SSAValue:

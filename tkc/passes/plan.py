@@ -33,6 +33,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.access import Access, tile_of
+from tkc.passes.hopper import roles
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
@@ -146,7 +147,10 @@ def _plan(program: Program, context: PassContext, num_warps: int | None, num_sta
     if raster > 1: say("programs run in columns of 8 along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
-    return Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))
+    if context.options.num_ctas > 1 or not program.dots: return ordinary
+    special, reason = roles(program, context, ordinary)
+    return special or replace(ordinary, decisions=(*said, f"plan: one role with mma.sync: {reason}"))
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
@@ -284,6 +288,7 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
     found = []
     if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1): found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
     if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
+    if plan.roles != "one": return found                   # hopper.py checks its own
     stage, others = _shared(program, plan.loads)
     if plan.stages * stage + others > context.target.shared_bytes:
         found.append(f"{plan.stages} stages of {stage} bytes and {others} more do not fit {context.target.shared_bytes} bytes of shared memory; "

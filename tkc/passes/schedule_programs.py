@@ -12,37 +12,124 @@ The kernel's own ids are those of the logical grid. Blocks start roughly in orde
     %n = tile.program_id 1    ->     %n = id mod (2·3) / 2                         with id = program_id 0 + program_id 1 · num_programs 0
 
 The map is a bijection of the grid onto itself, so every program still runs once.
+
+A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
+a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing:
+
+    %t0 = tile.identity cluster
+    scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
+      %m = …·2 + (tile.identity cluster_rank)        %n = …
+      body;  stores under scf.if %m < num_programs 0
+    }
 """
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import SSAValue
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, replace
+from tkc.ir.plan import Plan
+from tkc.ir.rewrite import before, replace, stamp
+from tkc.ir.threads import Identity
 from tkc.passes import PassContext
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
-        group = context.plan.raster if context.plan else 1
-        if group > 1: _raster(kernel, group)
+        plan = context.plan
+        if plan is None: continue
+        if plan.persistent: _persistent(kernel, plan)
+        elif plan.raster > 1: _raster(kernel, plan.raster)
 
 
 def _raster(kernel: tile.Kernel, group: int) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId) and op.axis.value.data < 2]
     if not ids: return
-    first = kernel.body.block.first_op
-    new = lambda op: before(first, op).results[0]
-    number = lambda n: new(tile.Constant(n, i32))
-    calc = lambda name, a, b: new(CLASSES[name](a, b))
-    x, y, rows, columns = new(tile.ProgramId(0)), new(tile.ProgramId(1)), new(tile.NumPrograms(0)), new(tile.NumPrograms(1))
-    linear, size = calc("add", calc("mul", y, rows), x), number(group)
-    wide = calc("mul", size, columns)
-    start = calc("mul", calc("floordiv", linear, wide), size)
-    height = calc("min", size, calc("sub", rows, start))
-    inside = calc("mod", linear, wide)
-    place: list[SSAValue] = [calc("add", start, calc("mod", inside, height)), calc("floordiv", inside, height)]
+    build = Builder(kernel.body.block.first_op)
+    x, y, rows, columns = (build(op) for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1)))
+    place = build.raster(build.add(build.mul(y, rows), x), rows, columns, group)
     place[0].name_hint, place[1].name_hint = "program_0", "program_1"
     for op in ids: replace(op, [place[op.axis.value.data]])
+
+
+class Builder:
+    """Writes scalar arithmetic before an operation."""
+
+    def __init__(self, anchor: Operation): self.anchor = anchor
+    def __call__(self, op: Operation) -> SSAValue: return before(self.anchor, op).results[0]
+    def number(self, n: int) -> SSAValue: return self(tile.Constant(n, i32))
+    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
+
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, group: int) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups."""
+        size = self.number(group)
+        wide = self.mul(size, columns)
+        which = self.floordiv(linear, wide)
+        start = self.mul(which, size)
+        height = self.min(size, self.sub(rows, start))
+        inside = self.sub(linear, self.mul(which, wide))
+        column = self.floordiv(inside, height)
+        return [self.add(start, self.sub(inside, self.mul(column, height))), column]
+
+
+def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
+    """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
+    block, size = kernel.body.block, plan.cluster[0]
+    ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
+    inside = _dependent(block)
+    if not inside: return
+    deep = any(op.axis.value.data == 2 for op in ids)
+    build, end = Builder(block.last_op), block.last_op
+    rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
+    teams = rows if size == 1 else build.floordiv(build.add(rows, build.number(size - 1)), build.number(size))
+    layer = build.mul(teams, columns)
+    total = build.mul(layer, build(tile.NumPrograms(2))) if deep else layer
+    first, step = build(Identity("cluster")), build(Identity("clusters"))
+    rank = build(Identity("cluster_rank")) if size > 1 else None
+    body = Block(arg_types=[i32])
+    loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
+    for op in inside:
+        op.detach()
+        body.add_op(op)
+    body.add_op(stamp(scf.YieldOp(), loop))
+    body.args[0].name_hint = "program"
+    build = Builder(body.first_op)
+    linear, z = body.args[0], None
+    if deep:
+        z = build.floordiv(linear, layer)
+        linear = build.sub(linear, build.mul(z, layer))
+    place = build.raster(linear, teams, columns, plan.raster)
+    if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
+    place.append(z)
+    for i, v in enumerate(place):
+        if v is not None: v.name_hint = f"program_{i}"
+    real = build.lt(place[0], rows) if rank is not None else None
+    for op in ids: replace(op, [place[op.axis.value.data]])
+    if real is not None:
+        for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
+        kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])
+    kernel.attributes["persistent"] = UnitAttr()
+
+
+EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert
+
+
+def _only_if(condition: SSAValue, op: Operation) -> None:
+    """An operation without results, done where the condition holds."""
+    inner = Block()
+    branch = before(op, scf.IfOp(condition, [], Region(inner)))
+    op.detach()
+    inner.add_op(op)
+    inner.add_op(stamp(scf.YieldOp(), branch))
+
+
+def _dependent(block: Block) -> list[Operation]:
+    """The operations of a kernel that a program id reaches, or that have effects, in order."""
+    moved: set[Operation] = set()
+    for op in block.ops:
+        if isinstance(op, tile.Return): continue
+        if isinstance(op, tile.ProgramId) or op.regions or not is_side_effect_free(op) or any(v.owner in moved for v in op.operands): moved.add(op)
+    return [op for op in block.ops if op in moved]

@@ -8,7 +8,8 @@ all but the newest groups, and loops no longer carry tokens:
     %r = tile.wait_copies [%u] {pending = 1}          tile.cp_wait 1
     %x = tile.read %s after(%r)                       %x = tile.read %s
 
-Barriers are not this pass's: insert-synchronization derives them.
+Barriers of one role are not this pass's: insert-synchronization derives them. With a producer and consumers, roles.py splits the
+program in two and makes the rings' tokens mbarriers.
 """
 from __future__ import annotations
 
@@ -20,10 +21,15 @@ from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.passes import PassContext
+from tkc.passes.roles import split
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
+        if context.plan is not None and context.plan.roles != "one":
+            split(kernel, context.plan, context)
+            kernel.set_integer("level", 4)
+            continue
         for op in list(kernel.walk()):
             match op:
                 case shared.Read() if op.after: replace(op, _without_tokens(op))

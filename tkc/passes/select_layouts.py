@@ -42,8 +42,9 @@ from tkc.ir.elementwise import CLASSES, Bitcast
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase_dead, replace
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, element_of
+from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
 from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
@@ -74,6 +75,9 @@ class Selection:
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
+        for op, chosen in self.groups.dots.items():
+            for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
+                if source == "shared" and chosen.plan.instruction == "wgmma": _in_shared_memory(factor)
 
     def run(self) -> None:
         self.groups.assign()
@@ -85,7 +89,7 @@ class Selection:
     # ---- types -------------------------------------------------------------------------------------------------
     def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
         """Gives a value its layout, in place (xDSL would make another value)."""
-        if isinstance(value.type, TileType) and value.type.register_layout is None:
+        if isinstance(value.type, TileType) and value.type.register_layout is None and value.type.shared_layout is None:
             value._type = value.type.with_layout(layout or self.groups.layout(value))
 
     def _layout(self, value: SSAValue) -> Layout:
@@ -134,7 +138,7 @@ class Selection:
     # ---- operations ------------------------------------------------------------------------------------------------
     def _rewrite(self, op: Operation) -> None:
         """Operands of one operation in the layouts it needs, results with theirs."""
-        if any(isinstance(r.type, TileType) and not self.kinds.data(r) for r in op.results): return     # made on demand
+        if any(isinstance(r.type, TileType) and (r.type.shared_layout is not None or not self.kinds.data(r)) for r in op.results): return     # settled, or made on demand
         ask, own = self.ask, self._layout
         match op:
             case tile.Dot(): self._dot(op)
@@ -208,7 +212,8 @@ class Selection:
     def _dot(self, op: tile.Dot) -> None:
         chosen = self.groups.dots[op]
         a, b, acc = chosen.layouts
-        self._operands(op, [a, b, acc])
+        if chosen.plan.instruction == "wgmma": op.operands[2] = self.ask(op.acc, acc)
+        else: self._operands(op, [a, b, acc])
         for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
             if source == "shared" and chosen.plan.instruction == "mma": self._bring(factor, op)
         self._settle(op.result, acc)
@@ -260,6 +265,18 @@ class Selection:
         extents = [count if a == axis else n for a, n in enumerate(t.extents)]
         layout, _ = t.register_layout.slice(offsets, extents)
         return before(op, tile.Slice(value, offsets, TileType(extents, t.element, layout))).result
+
+
+def _in_shared_memory(factor: SSAValue) -> None:
+    """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of its last axis, and views of that."""
+    views = []
+    while isinstance(factor.owner, tile.Transpose): views.append(factor.owner); factor = factor.owner.arg
+    t = factor.type
+    memory = SharedLayout.widest(t.extents, bits(t.element))
+    factor._type = t.with_layout(memory)
+    for op in reversed(views):
+        memory = memory.transpose(tuple(op.permutation.get_values()))
+        op.result._type = op.result.type.with_layout(memory)
 
 
 _SCOPES = {"none": "nowhere", "registers": "between registers", "lanes": "between lanes", "warps": "between warps", "blocks": "between blocks"}

@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
-from tkc.ir import tile
+from tkc.ir import threads, tile
 from tkc.ir.rewrite import erase, rebuild_for, replace
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
@@ -44,7 +44,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             changed = _fold(kernel.body.block, {}, Ranges())
             changed |= _hoist(kernel.body.block)
             changed |= _unchanged(kernel)
-            changed |= _sweep(kernel)
+            changed |= sweep(kernel)
             if not changed: break
         end = sum(1 for _ in kernel.walk())
         if end != start: context.decisions.append(f"simplify: {end} operations of {start}")
@@ -137,7 +137,7 @@ def _only_yields(argument: BlockArgument) -> bool: return all(use.operation is a
 
 
 # ---- dead code ---------------------------------------------------------------------------------------------------------
-def _sweep(kernel: tile.Kernel) -> bool:
+def sweep(kernel: tile.Kernel) -> bool:
     """Erases what no effect depends on. A carried value is alive only if its result, or something alive in the loop, uses it."""
     alive: set = set()
     work: list = [op for op in kernel.walk() if _has_effect(op)]
@@ -170,6 +170,7 @@ def _needs(item) -> list:
         match item:
             case scf.ForOp(): return around + [item.lb, item.ub, item.step]
             case scf.IfOp(): return around + [item.cond]
+            case threads.Roles() | threads.Role(): return around
             case scf.WhileOp(): return around + [*item.arguments, *item.before_region.block.last_op.operands, *item.after_region.block.last_op.operands]
         return around + list(item.operands) + [v for region in item.regions for inner in region.walk() for v in inner.operands]
     if isinstance(item, OpResult):

@@ -23,21 +23,27 @@ from __future__ import annotations
 
 from math import gcd
 
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.fragments import matrix_access
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes import PassContext
+from tkc.passes.hopper import SLAB, slabbed, slots
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
+        for op in list(kernel.walk()):
+            match op:
+                case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
+                case tile.Store() if context.plan is not None and context.plan.epilogue == "tma" and _leaves_in_slabs(op): _slabs(op, context)
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
@@ -47,6 +53,63 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             if isinstance(op, tile.Load) and not any(True for _ in op.result.uses): erase(op)
         kernel.set_integer("level", 2)
+
+
+# ------------------------------------------------------------------------------------------------------ tensor maps
+def _mapped(op: tile.Load, context: PassContext) -> None:
+    """A block that is wanted in shared memory: a copy by a tensor map, views of the buffer for views of the tile."""
+    t = op.result.type
+    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, t.layout))).result
+    buffer.name_hint = op.result.name_hint
+    copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
+    copy.properties["engine"] = StringAttr("tma")
+    cut = _cut(op, context)
+    if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
+    before(op, copy)
+    _view(op.result, buffer)
+    erase(op)
+
+
+def _cut(op: tile.Load, context: PassContext) -> int:
+    loads = [o for o in _kernel(op).walk() if isinstance(o, (tile.Load, tile.LoadPointers, shared.Copy))]
+    plan = context.plan.loads
+    return plan[loads.index(op)].multicast if len(plan) > loads.index(op) else -1
+
+
+def _kernel(op: Operation) -> tile.Kernel:
+    while not isinstance(op, tile.Kernel): op = op.parent_op()
+    return op
+
+
+def _view(value: SSAValue, buffer: SSAValue) -> None:
+    """Every use of a tile in shared memory becomes one of the buffer."""
+    for use in list(value.uses):
+        op = use.operation
+        if not isinstance(op, tile.Transpose): op.operands[use.index] = buffer; continue
+        view = before(op, shared.SharedTranspose(buffer, op.permutation.get_values())).result
+        _view(op.result, view)
+        erase(op)
+
+
+def _leaves_in_slabs(op: tile.Store) -> bool:
+    layout = op.value.type.register_layout if isinstance(op.value.type, TileType) else None
+    return layout is not None and slabbed(op, *op.value.type.extents) and layout == wgmma_accumulator(*op.value.type.extents, layout.num_warps // 4)
+
+
+def _slabs(op: tile.Store, context: PassContext) -> None:
+    """An accumulator leaves by columns of a swizzle's width, through one or two buffers in turn."""
+    t, rows = op.value.type, op.value.type.extents[0]
+    memory = SharedLayout((rows, SLAB), bits(t.element), 128)
+    slab = SharedType(1, (rows, SLAB), t.element, memory)
+    buffers = [before(op, shared.Alloc(slab)).result for _ in range(slots(t.extents[1]))]
+    for i in range(t.extents[1] // SLAB):
+        layout, _ = t.register_layout.slice((0, i * SLAB), (rows, SLAB))
+        part = before(op, tile.Slice(op.value, (0, i * SLAB), TileType((rows, SLAB), t.element, layout))).result
+        column = op.offsets[1] if i == 0 else before(op, CLASSES["add"](op.offsets[1], before(op, tile.Constant(i * SLAB, op.offsets[1].type)).result)).result
+        buffer = buffers[i % len(buffers)]
+        before(op, _recorded(shared.Write(buffer, part), layout, context))
+        before(op, shared.CopyOut(op.array, [op.offsets[0], column], buffer, (rows, SLAB), len(buffers)))
+    erase(op)
 
 
 # ------------------------------------------------------------------------------------------------------- conversions

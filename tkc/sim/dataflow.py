@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout
+from tkc.ir.types import SharedType
 from tkc.sim import level0
 from tkc.sim.errors import OutOfBounds, SimulationError
 from tkc.sim.level0 import Machine, dtype_of, rounded, shape_of
@@ -107,7 +108,20 @@ def ring_next(m, op, stage, parity, steps=1):
     return np.int32(stage), np.int32(int(parity) ^ wraps & 1)
 
 
+def dot(m, op, a, b, acc):
+    """Factors may be buffers: what is in them."""
+    a, b = (x[0] if isinstance(v.type, SharedType) else x for v, x in ((op.a, a), (op.b, b)))
+    return level0.dot(m, op, a, b, acc)
+
+
+def copy_out(m, op, *_):
+    """A buffer to the block of the array that lies inside."""
+    place, live = level0.block(m, op)
+    m.memory.store(place, live, np.reshape(m[op.buffer][0], place.shape))
+
+
 RULES = level0.RULES | {
+    tile.Dot: dot, shared.CopyOut: copy_out,
     shared.Convert: lambda m, op, x: x,
     shared.ReducePartial: reduce_partial,
     shared.Alloc: alloc, shared.Stage: stage, shared.SharedSlice: shared_slice,

@@ -25,7 +25,7 @@ from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32, f64, i1, i8, i16, i3
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import elementwise as ew
-from tkc.ir import tile
+from tkc.ir import threads, tile
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, f8e4m3, f8e5m2, is_float, is_integer, is_unsigned, ui8, ui16, ui32, ui64
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
@@ -332,6 +332,7 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Stride: lambda m, op, a: rounded(a.strides[op.axis.value.data], op.result.type),
     tile.Pointer: lambda m, op, a: np.int64(a.pointer),
     tile.View: view, tile.MakeArray: make_array, tile.Load: load, tile.Store: store, tile.LoadPointers: load_pointers, tile.StorePointers: store_pointers,
+    threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank}.get(op.what.data, 0)),
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
     scf.ForOp: for_, scf.IfOp: if_, scf.WhileOp: while_,
 }
@@ -339,8 +340,10 @@ TERMINATORS = (tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp)
 
 
 class Machine:
-    """One program: its values, its place in the grid, and the memory it shares with the others."""
+    """One program: its values, its place in the grid, and the memory it shares with the others. A persistent kernel is one program for each
+    block of one cluster, which takes all of the grid in turn."""
     rules = RULES
+    rank = 0
 
     def __init__(self, memory: GlobalMemory, program: Sequence[int], grid: Sequence[int], out=print):
         self.memory, self.out, self.values, self.exact = memory, out, {}, {}
@@ -444,7 +447,10 @@ def run(module: ModuleOp | tile.Kernel, arguments: Sequence, grid: Sequence[int]
     for number, array in enumerate(buffers): memory.register(array, f"buffers[{number}]")
     values = bind(kernel, arguments, memory)
     with np.errstate(all="ignore"):
-        for program in programs if programs is not None else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1])):
-            m = machine(memory, tuple(program), tuple(grid), out)
+        persistent, order = "persistent" in kernel.attributes, programs if programs is not None else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
+        cluster = kernel.attributes.get("cluster")
+        for program in order if not persistent else range(cluster.data[0].value.data if cluster is not None else 1):
+            m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out)
+            if persistent: m.rank = program
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)

@@ -30,7 +30,7 @@ from tkc.sim.barriers import Rendezvous
 from tkc.sim.clocks import GENERIC, Clocks
 from tkc.sim.engine import Scheduler, Statistics
 from tkc.sim.global_memory import GlobalMemory
-from tkc.sim.instance import BlockState, Buffer, Instance, Ring, TensorMap
+from tkc.sim.instance import BlockState, Buffer, Dot, Instance, Ring, TensorMap
 from tkc.sim.report import Violation
 
 
@@ -45,6 +45,7 @@ Instance.rules = dataflow.RULES | {
     threads.Identity: identity,
     threads.TensorMap: lambda m, op, array: TensorMap(array, op.result.type),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
+    threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),
     shared.Alloc: lambda m, op: Buffer(m.block.memory, m.launch.addresses[op], op.result.type),
     shared.Stage: a.stage, shared.SharedSlice: a.shared_slice,
     shared.SharedTranspose: lambda m, op, b: Buffer(b.memory, b.base, op.result.type),

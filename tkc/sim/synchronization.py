@@ -159,6 +159,7 @@ def mbarrier_test(m, op):
 
 def mbarrier_arrive(m, op):
     address, targets, each = m.address(op.barriers, op.index), m.targets(op.to), op.each is not None
+    if op.when is not None and not m[op.when]: return ()
 
     def action(agent: Agent) -> Generator:
         yield None

@@ -1,0 +1,235 @@
+"""Producer and consumers out of one program: the half of schedule-warpgroups for plans with roles.
+
+The program's loops are written twice. The producer's copy keeps what its copies need: the loops, their bounds, addresses, the ring's stage
+and parity. The consumers keep the rest. A ring's tokens become two mbarriers a stage:
+
+    %t = tile.copy_async %a[…] %ring[%s] …       producer:  mbarrier_wait %empty[%s] %p ^ 1;  mbarrier_expect %full[%s] {bytes}
+    tile.wait_copies [%t]                                   tma_load %map[…] %ring[%s], %full[%s]
+    %d = tile.dot %ring[%s], …, %acc             consumer:  mbarrier_wait %full[%s] %p
+                                                            fence dot;  %d = dot_async …;  dot_commit
+                                                            dot_wait 1;  mbarrier_arrive %empty[stage before]
+
+Dots run one group deep: a stage is given back when the dot after its own has been issued and its own has ended, by one arrival
+of each warp, so that no warp speaks for another. In a cluster that shares copies each block loads a part for all, and a stage is
+given back to every block. The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
+may not run at all, its result is the initial value.
+
+Copies to global memory leave by one thread: the buffer is free when its copy before has been read (`bulk_wait`), and is sent after a
+fence of the asynchronous proxy and a barrier of the consumers.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import shared, threads, tile
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.plan import Plan
+from tkc.ir.rewrite import after, before, erase, rebuild_for, replace, stamp
+from tkc.ir.types import MapType, PendingType, SharedType, bits
+from tkc.passes import PassContext
+from tkc.passes.simplify import sweep
+
+PRODUCER_WARPS = 4
+
+
+@dataclass(frozen=True)
+class RingBarriers:
+    """The mbarriers of the rings that are filled together."""
+    full: SSAValue
+    empty: SSAValue
+    stages: int
+    bytes: int
+
+
+def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
+    block = kernel.body.block
+    moved = _suffix(block)
+    first = moved[0]
+    size = plan.cluster[0]
+    shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
+    waits = [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]
+    rings = [_barriers(first, wait, plan.warps * (size if shares else 1)) for wait in waits]
+    everyone = before(first, tile.Constant((1 << size) - 1, i32)).result if shares else None
+    rank = before(first, threads.Identity("cluster_rank")).result if size > 1 else None
+    maps = Maps(first, rank, size)
+    consumer = threads.Role("consumer", plan.warps, 1, plan.registers[1])
+    producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
+    maps.anchor = before(first, threads.Roles([producer, consumer]))
+    mapping: dict[SSAValue, SSAValue] = {}
+    for op in moved: producer.body.block.add_op(op.clone(mapping))
+    for op in moved:
+        op.detach()
+        consumer.body.block.add_op(op)
+    stamp(producer.parent_op(), first)
+    _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
+    _consume(consumer.body.block, rings, maps, everyone)
+    before(producer.parent_op(), threads.Fence("mbarrier_init"))
+    if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
+    else: before(producer.parent_op(), threads.BlockBarrier())
+    while sweep(kernel): pass
+    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps} warps of consumers, {len(rings)} group{'s' * (len(rings) > 1)} of rings")
+
+
+def _suffix(block: Block) -> list[Operation]:
+    """What the roles do: from the first operation with a region or an effect on, allocations apart."""
+    ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
+    start = next(i for i, op in enumerate(ops) if op.regions or not is_side_effect_free(op))
+    return ops[start:]
+
+
+def _group(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
+    """The copies a wait waits for."""
+    token = wait.tokens[0].owner
+    return [v.owner for v in token.tokens] if isinstance(token, shared.JoinTokens) else [token]
+
+
+def _barriers(anchor: Operation, wait: shared.WaitCopies, arrivals: int) -> RingBarriers:
+    copies = _group(wait)
+    stages = copies[0].buffer.owner.ring.type.stages
+    full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
+    full.name_hint, empty.name_hint = "full", "empty"
+    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
+    return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies))
+
+
+def _state(copy: shared.CopyAsync) -> tuple[SSAValue, SSAValue]:
+    """Stage and parity of the ring that a copy fills."""
+    stage = copy.buffer.owner.index[0]
+    step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
+    return stage, step.parity
+
+
+class Maps:
+    """The tensor maps of a kernel, one for each array and box, made before the roles part."""
+
+    def __init__(self, anchor: Operation, rank: SSAValue | None, size: int): self.anchor, self.rank, self.size, self.made = anchor, rank, size, {}
+
+    def of(self, array: SSAValue, box: tuple[int, ...], swizzle: int) -> SSAValue:
+        element, facts = array.type.element, array.type.facts
+        panel = swizzle * 8 // bits(element) if swizzle else box[-1]
+        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[-1].divisible(panel))
+        if (array, t) not in self.made: self.made[array, t] = before(self.anchor, threads.TensorMap(array, t)).result
+        return self.made[array, t]
+
+
+# ------------------------------------------------------------------------------------------------------------ the producer
+def _produce(block: Block, rings: list[RingBarriers], maps: Maps, everyone: SSAValue | None, sharing: int) -> None:
+    waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
+    for ring, wait in zip(rings, waits):
+        copies = _group(wait)
+        stage, parity = _state(copies[0])
+        head = copies[0]
+        one = before(head, tile.Constant(1, i32)).result
+        before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result), threads.MbarrierExpect(ring.full, stage, ring.bytes))
+        for copy in copies: _load(copy, ring, stage, maps, everyone)
+        if sharing > 1: _drain(block, ring)
+    for op in [op for op in block.walk() if not isinstance(op, (threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad))]:
+        match op:
+            case tile.Dot(): replace(op, [op.acc])
+            case tile.Load(): pass
+            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp)): erase(op)
+    for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync, shared.Alloc))][::-1]: erase(op)
+
+
+def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, everyone: SSAValue | None) -> None:
+    extents, view, offsets = list(copy.extents.get_values()), copy.buffer, list(copy.offsets)
+    box = [max(n, 1) for n in extents]
+    t, to = view.type, None
+    if copy.cut is not None:
+        axis = copy.cut.value.data
+        piece = t.extents[axis] // maps.size
+        share = before(copy, CLASSES["mul"](maps.rank, before(copy, tile.Constant(piece, i32)).result)).result
+        zero = before(copy, tile.Constant(0, i32)).result
+        sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
+        memory, _ = t.memory.slice([0] * t.rank, sizes)
+        view = before(copy, shared.SharedSlice(view, [share if a == axis else zero for a in range(t.rank)], SharedType(1, sizes, t.element, memory))).result
+        offsets[axis] = before(copy, CLASSES["add"](offsets[axis], share)).result
+        box[axis], to = piece, everyone
+    before(copy, threads.TmaLoad(maps.of(copy.array, tuple(box), t.memory.swizzle), offsets, view, ring.full, stage, to))
+
+
+def _drain(block: Block, ring: RingBarriers) -> None:
+    """No block ends while another may still write to it or arrive in it: the producer sees every stage come back."""
+    loop = block.last_op
+    stage, parity = loop.results[-2:]
+    one = after(loop, tile.Constant(1, i32))
+    last: Operation = one
+    for i in range(ring.stages):
+        flipped = after(last, CLASSES["xor"](parity, one.result))
+        last = after(flipped, threads.MbarrierWait(ring.empty, stage, flipped.result))
+        if i + 1 < ring.stages:
+            last = after(last, threads.RingNext(stage, parity, ring.stages))
+            stage, parity = last.results
+
+
+# ------------------------------------------------------------------------------------------------------------ the consumers
+def _consume(block: Block, rings: list[RingBarriers], maps: Maps, everyone: SSAValue | None) -> None:
+    waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
+    for ring, wait in zip(rings, waits):
+        copies = _group(wait)
+        stage, parity = _state(copies[0])
+        before(wait, threads.MbarrierWait(ring.full, stage, parity))
+        dot = next(op for op in wait.parent.ops if isinstance(op, tile.Dot))
+        joined = wait.tokens[0].owner
+        erase(wait)
+        if isinstance(joined, shared.JoinTokens): erase(joined)
+        for copy in copies: erase(copy)
+        _dots(dot, ring, stage, everyone)
+    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
+    for out in outs: _send(out, maps)
+    if outs: block.add_op(stamp(threads.BulkWait(0), block.last_op))
+
+
+def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, everyone: SSAValue | None) -> None:
+    """The dot of a loop, one group deep."""
+    loop: scf.ForOp = dot.parent_op()
+    index = dot.acc.index - 1
+    initial, t = loop.iter_args[index], dot.acc.type
+    keep = [i for i in range(len(loop.iter_args)) if i != index]
+    pending = before(loop, threads.Undefined(PendingType(t))).result
+    zero = before(loop, tile.Constant(0, i32)).result
+    some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
+    result = loop.results[index]
+    holder = after(loop, threads.Undefined(PendingType(t)))          # stands for the result until it exists
+    placeholder = after(holder, threads.DotWait(0, [holder.result]))
+    result.replace_all_uses_with(placeholder.results[0])
+    sum_ = dot.acc
+    inside = before(dot, threads.Undefined(PendingType(t)))
+    go = before(dot, CLASSES["ne"](loop.body.block.args[0], loop.lb)).result
+    asynchronous = threads.DotAsync(dot.a, dot.b, inside.result, keep=go)
+    before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit())
+    wait = before(dot, threads.DotWait(1, [asynchronous.result], [False]))
+    body = loop.body.block
+    body.last_op.operands[index] = sum_                               # the carried tile goes; its dot with it
+    erase(dot)
+    loop = rebuild_for(loop, keep, [pending, zero])
+    carried, earlier = body.args[-2:]
+    earlier.name_hint = "stage_before"
+    inside.result.replace_all_uses_with(carried)
+    erase(inside)
+    after(wait, threads.MbarrierArrive(ring.empty, earlier, everyone, each="warp", when=go))
+    body.last_op.operands = [*body.last_op.operands, wait.results[0], stage]
+    done = after(loop, threads.DotWait(0, [loop.results[-2]]))
+    last = after(done, threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
+    yes, no = Block([scf.YieldOp(done.results[0])]), Block([scf.YieldOp(initial)])
+    chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
+    placeholder.results[0].replace_all_uses_with(chosen.results[0])
+    erase(placeholder); erase(holder)
+
+
+def _send(out: shared.CopyOut, maps: Maps) -> None:
+    """A buffer just written, to global memory."""
+    write = out.prev_op
+    while not (isinstance(write, shared.Write) and write.buffer is out.buffer): write = write.prev_op
+    before(write, threads.BulkWait(out.slots.value.data - 1), threads.BlockBarrier())
+    t = out.buffer.type
+    before(out, threads.Fence("async_shared"), threads.BlockBarrier(),
+           threads.TmaStore(maps.of(out.array, tuple(max(n, 1) for n in out.extents.get_values()), t.memory.swizzle), out.offsets, out.buffer), threads.BulkCommit())
+    erase(out)
+
+
