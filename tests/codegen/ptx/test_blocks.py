@@ -13,7 +13,6 @@ from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.layout import blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
-from tkc.sim import level0
 
 
 def program(dtype, facts: str, tile, layout, integer="i32", divisors=(1, 1), copy=False, masked=False):
@@ -76,7 +75,9 @@ def test_any_block(data):
     ("shape 1 16 strides 16 1 align 16", (1, 8), ".b16"),                 # the columns may not be neighbours
 ])
 def test_width_of_accesses(facts, divisors, access):
-    text = emit(parse(program(ml_dtypes.bfloat16, facts, (16, 64), blocked((16, 64), 8, 4), divisors=divisors)), target("sm_80")).text
+    found = emit(parse(program(ml_dtypes.bfloat16, facts, (16, 64), blocked((16, 64), 8, 4), divisors=divisors)), target("sm_80"))
+    text = found.text
+    assert any("'tile.load' moves" in note for note in found.notes) == (access != ".v4.b32")
     loads = {line.split("ld.global")[1].split()[0] for line in text.splitlines() if "ld.global" in line}
     assert loads == {access}
 

@@ -1,4 +1,7 @@
 """The frame of an emitted program: golden texts, parameters on demand, locations, errors, the speed of emission."""
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -6,7 +9,6 @@ import pytest
 
 from tests.codegen.ptx.test_operations import emitted
 from tests.passes.kernels import CASES, PIPELINE, context, through
-from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.codegen.ptx.writer import Writer
 from tkc.errors import CompileError
@@ -80,6 +82,14 @@ def test_a_cycle_of_moves_keeps_every_value():
             into, source = line.strip().rstrip(";").split(" ", 1)[1].split(", ")
             values[into] = values.get(source, source)
     assert (values[a], values[b], values[c]) == ("b", "c", "a")
+
+
+def test_the_same_program_gives_the_same_text():
+    """In another process too, where objects hash otherwise."""
+    script = ("from tkc.codegen.ptx.emit import emit; from tkc.ir.text import parse; from tkc.ir.target import target; import hashlib, pathlib;"
+              f"text = pathlib.Path({str(GOLDEN / 'attention.mlir')!r}).read_text(); print(hashlib.sha256(emit(parse(text), target('sm_80')).text.encode()).hexdigest())")
+    seen = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}, check=True).stdout for seed in range(3)}
+    assert len(seen) == 1
 
 
 def test_emission_is_fast():

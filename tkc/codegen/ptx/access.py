@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.emit import Emitter
-from tkc.codegen.ptx.values import Tile, packing, registers_of
+from tkc.codegen.ptx.values import Tile, packing
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.types import TileType, bits, is_bool
 

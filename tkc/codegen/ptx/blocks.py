@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.access import WIDEST, Group, both
 from tkc.codegen.ptx.coordinates import inside, thread_offset
 from tkc.codegen.ptx.emit import Emitter
-from tkc.codegen.ptx.scalars import add, displaced, mul, wide
+from tkc.codegen.ptx.scalars import add, displaced, wide
 from tkc.codegen.ptx.values import Array
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile

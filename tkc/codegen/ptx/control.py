@@ -6,13 +6,13 @@ starts again they are moved all at once.
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.tile import Yield
-from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float, is_integer
+from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
 
 
 def fresh(e: Emitter, value: SSAValue, like):

@@ -12,7 +12,7 @@ from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, rounded, to_bits, wrapped
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
-from tkc.ir.types import TileType, bf16, bits, element_of, f8e4m3, f8e5m2, f16, is_bool, is_float, is_unsigned
+from tkc.ir.types import TileType, bf16, bits, element_of, f8e4m3, f8e5m2, is_bool, is_float, is_unsigned
 
 _FP8 = {f8e4m3: "e4m3", f8e5m2: "e5m2"}
 

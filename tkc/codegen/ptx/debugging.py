@@ -7,7 +7,7 @@ from tkc.codegen.ptx.global_memory import one_thread, stores_once
 from tkc.codegen.ptx.access import both
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
-from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_unsigned
+from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
 
 @emitter(tile.Assert)

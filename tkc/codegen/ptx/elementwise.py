@@ -6,7 +6,6 @@ that intermediate values live for a few instructions only, and results may overw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -39,11 +38,12 @@ def select(e: Emitter, t: Attribute, condition: Operand, yes: Operand, no: Opera
     if yes == no and type(yes) is type(no): return yes
     w = e.w
     if is_bool(t):
+        otherwise = lambda: w.op("not.pred", "pred", condition)
         if yes is True and no is False: return condition
-        if not isinstance(no, str): return w.op("or.pred", "pred", condition if no is False else w.op("not.pred", "pred", condition), w.register(yes, "pred")) if no else \
-            w.op("and.pred", "pred", condition, w.register(yes, "pred"))
-        yes = w.op("and.pred", "pred", condition, w.register(yes, "pred"))
-        return w.op("or.pred", "pred", yes, w.op("and.pred", "pred", w.op("not.pred", "pred", condition), no))
+        if yes is False and no is True: return otherwise()
+        chosen = condition if yes is True else False if yes is False else w.op("and.pred", "pred", condition, yes)
+        spared = otherwise() if no is True else False if no is False else w.op("and.pred", "pred", otherwise(), no)
+        return spared if chosen is False else chosen if spared is False else w.op("or.pred", "pred", chosen, spared)
     kind = compute_type(t)
     return w.op(f"selp.{kind if kind[0] == 'f' else 'b' + kind[1:]}", compute_class(t), yes, no, condition)
 

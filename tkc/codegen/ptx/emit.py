@@ -18,7 +18,7 @@ from functools import cache
 from xdsl.dialects.builtin import DenseArrayBase, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from tkc.codegen.ptx.values import Array, Tile, compute_class, compute_type, from_bits, packing
+from tkc.codegen.ptx.values import Array, Tile, compute_class, from_bits, packing
 from tkc.codegen.ptx.writer import Operand, Writer, class_of
 from tkc.errors import CompileError
 from tkc.ir.interface import Interface, Parameter
@@ -27,7 +27,7 @@ from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.threads import Identity
 from tkc.ir.tile import Kernel
-from tkc.ir.types import ArrayType, PendingType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
+from tkc.ir.types import ArrayType, PointerType, TileType, bits, is_bool, is_float, is_unsigned
 
 EMITTERS: dict[type[Operation], Callable] = {}
 FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_views", "shared_memory", "cp_async", "mma", "barriers", "convert", "debugging", "sort",

@@ -16,7 +16,8 @@ from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.layout import Layout
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.text import location_of
+from tkc.ir.types import TileType, bits
 
 SCOPES = {"block": "cta", "gpu": "gpu", "system": "sys", None: "gpu"}
 
@@ -75,6 +76,15 @@ def one_from(e: Emitter, value: Tile, index: tuple[int, ...]) -> Operand:
     return broadcast(e, x, kind, here)
 
 
+def remark(e: Emitter, op, layout: Layout, v: int, size: int) -> int:
+    """v; noted where facts, not the layout, keep an access narrow."""
+    axis = fast_axis(layout)
+    most = layout.vector(axis, WIDEST // size) if axis is not None else 1
+    place = location_of(op)
+    if v < most: e.notes.append(f"{f'{place}: ' if place else ''}'{op.name}' moves {v * size} bytes at once, not {most * size}: alignment, strides, bounds or mask are not known to be multiples of that")
+    return v
+
+
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 @emitter(tile.Load)
 def load(e: Emitter, op: tile.Load) -> None:
@@ -83,7 +93,7 @@ def load(e: Emitter, op: tile.Load) -> None:
         group = Block(e, op, None).group(0, op.mask)
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
     block = Block(e, op, t.register_layout)
-    v = block.vector(mask=op.mask)
+    v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
     e.set(op.result, load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
 
 
@@ -93,7 +103,7 @@ def store(e: Emitter, op: tile.Store) -> None:
     if not isinstance(t, TileType):
         return store_element(e, Block(e, op, None).group(0, op.mask, one_thread(e)), t, e.operand(op.value), "global")
     block, once = Block(e, op, t.register_layout), stores_once(e, t.register_layout)
-    v = block.vector(mask=op.mask)
+    v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
     store_tile(e, e.tile(op.value), v, lambda r: block.group(r, op.mask, once(r)), "global")
 
 
@@ -125,7 +135,7 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         held = both(e, mask_of(e, op.mask, 0), one_thread(e) if acquire else True)
         found = load_element(e, Group(e.register(op.pointers), 0, held), t, otherwise(e, op.other)(0), "global", how)
         return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
-    v = 1 if acquire else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
+    v = 1 if acquire else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
     group = pointer_group(e, op.pointers, op.mask)
     e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.free_home(op.result, *op.operands)))
 
@@ -137,6 +147,6 @@ def store_pointers(e: Emitter, op: tile.StorePointers) -> None:
     if release: meet(e)                           # what the others wrote comes first
     if not isinstance(t, TileType):
         return store_element(e, Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), t, e.operand(op.value), "global", how)
-    v = 1 if release else pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8)
+    v = 1 if release else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
     group = pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
     store_tile(e, e.tile(op.value), v, group, "global", how)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.ptx.emit import Emitter
 from tkc.codegen.ptx.values import registers_of
@@ -102,17 +102,17 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
     """Fills e.homes with a register tuple for each class of tied tiles that a loop carries or a dot accumulates."""
     lives = Lives()
     lives.block(kernel.body.block, ())
-    ties, strong = Ties(lives), set()
+    ties, strong = Ties(lives), []
     ops = list(kernel.walk())
     loops = [op for op in ops if isinstance(op, scf.ForOp)]
     carried = lambda loop: zip(loop.body.block.args[1:], loop.results, loop.body.block.last_op.operands, loop.iter_args)
     for loop in loops:
         for argument, result, _, _ in carried(loop):
-            if tile_of(argument) is not None: ties.tie(argument, result, by_force=True); strong.add(argument)
+            if tile_of(argument) is not None: ties.tie(argument, result, by_force=True); strong.append(argument)
     for op in ops:
         match op:
-            case tile.Dot() | threads.DotAsync() if op.acc is not None and op.acc in lives.start: strong.add(op.result); ties.tie(op.acc, op.result)
-            case threads.DotAsync(): strong.add(op.result)
+            case tile.Dot() | threads.DotAsync() if op.acc is not None and op.acc in lives.start: strong.append(op.result); ties.tie(op.acc, op.result)
+            case threads.DotAsync(): strong.append(op.result)
             case threads.DotWait():
                 for a, r in zip(op.args, op.results): ties.tie(a, r)
     for loop in loops:
@@ -130,7 +130,7 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
             if tile_of(argument) is None: continue
             tied = ties.tie(argument, initial)
             if ties.root(argument) is not ties.root(yielded) and registers_of(tile_of(argument))[1] >= 8: e.notes.append(f"a carried {argument.type} is copied at the end of each iteration: its old value is needed beside the new")
-    for root in {ties.root(v) for v in strong}:
+    for root in dict.fromkeys(ties.root(v) for v in strong):            # in order: the same program, the same text
         members = ties.of(root)
         kind, count = registers_of(tile_of(root))
         home = e.w.many(kind, count)

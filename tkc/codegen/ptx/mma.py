@@ -15,7 +15,6 @@ import numpy as np
 from tkc.codegen.ptx.conversions import cast
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, registers_of
-from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
 from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, is_float, ui8

@@ -24,7 +24,7 @@ from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, tile
 from tkc.ir.layout import Layout, register_map
-from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_unsigned
+from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
 BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
 Values = tuple[Operand, ...]

@@ -1,7 +1,6 @@
 """Constants, program ids, extents and views of arrays: what gives scalars, and costs little or nothing."""
 from __future__ import annotations
 
-from dataclasses import replace
 
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Array, Tile, compute_type, registers_of, packing, to_bits

@@ -10,7 +10,7 @@ from tkc.codegen.ptx.values import Tile, packing
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.layout import Layout, register_map
-from tkc.ir.types import TileType, bits, is_bool
+from tkc.ir.types import TileType, bits
 
 
 def chosen(e: Emitter, t: TileType, sources: list[tuple[Tile, int]]) -> Tile:
