@@ -102,3 +102,27 @@ def test_nested_loops_and_branches():
         while tkc.max(total) > 1000: total = total * 0.5
         tkc.store(o, (0,), total)
     for n in (0, 1, 3, 6): check(nest, [np.arange(70, dtype=np.float32), np.zeros(70, np.float32), n], 1e-6, N=70)
+
+
+def test_a_while_that_reads_what_the_loop_round_it_carries():
+    def rounds(x, o, n, N: tkc.constexpr):
+        acc = tkc.load(x, (0,), (N,))
+        for i in tkc.range(0, n):
+            v, j = acc * 0.5, 0
+            while j < i + 2:
+                v = v + acc
+                j = j + 1
+            acc = v - 1
+        tkc.store(o, (0,), acc)
+    check(rounds, [np.arange(64, dtype=np.float32), np.zeros(64, np.float32), 3], 1e-6, N=64)
+
+    def direct(x, o, n, N: tkc.constexpr):
+        acc = tkc.load(x, (0,), (N,))
+        for i in tkc.range(0, n):
+            v, j = acc * 0.5, 0
+            while j < i + 2:
+                v = v * 0.5 + acc
+                j = j + 1
+            acc = v
+        tkc.store(o, (0,), acc)
+    check(direct, [np.arange(64, dtype=np.float32), np.zeros(64, np.float32), 3], 1e-6, N=64)

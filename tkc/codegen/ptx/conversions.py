@@ -106,7 +106,7 @@ def _cast_constant(x: int | float | bool, target: Attribute) -> Operand:
 def bitcast(e: Emitter, op: ew.Bitcast) -> None:
     source, target, x = element_of(op.arg.type), element_of(op.result.type), e.value(op.arg)
     if isinstance(op.result.type, TileType):
-        e.set(op.result, Tile.of(op.result.type, x.registers))
+        e.set(op.result, Tile.of(op.result.type, x.registers), alias=True)
     elif isinstance(x, str) and bits(source) < 32:
         e.set(op.result, widen(e, narrow(e, [x], source), target))
     elif isinstance(x, str): e.set(op.result, x)

@@ -60,6 +60,8 @@ class Lives:
             self.clock += 1
             late = {v for v in op.operands[:2]} if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
             for v in op.operands: self.use(v, stack, v in late)
+            if isinstance(op, scf.WhileOp):                        # its results take what passes the test in every round
+                for r in op.results: self.define(r, stack)
             if op.regions:
                 inner = (*stack, op) if isinstance(op, LOOPS) else stack
                 for region in op.regions:
@@ -68,7 +70,8 @@ class Lives:
                         self.block(b, inner)
                 self.clock += 1
                 for v in self.held[op]: self.end[v] = max(self.end[v], 2 * self.clock)
-            for r in op.results: self.define(r, stack)
+            if not isinstance(op, scf.WhileOp):
+                for r in op.results: self.define(r, stack)
             if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
 
 
