@@ -26,6 +26,16 @@ def module_of(name: str) -> ModuleType:
     return import_module(f"tkc.passes.{name.replace('-', '_')}")
 
 
+def uses_reals(name: str) -> bool:
+    """Whether a pass rewrites by facts of real numbers (0.5 + 0.5 is 1), which exact ring arithmetic does not share: its module says `REAL = True`."""
+    return name in PIPELINE and getattr(module_of(name), "REAL", False)
+
+
+def unordered(name: str) -> bool:
+    """Whether a step leaves level 4 without the barriers that insert-synchronization is to place."""
+    return name in PIPELINE and PIPELINE.index(name) < PIPELINE.index("insert-synchronization")
+
+
 def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Callable[[str, ModuleOp], None] | None = None,
         start: str | None = None, stop: str | None = None) -> PassContext:
     """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each.

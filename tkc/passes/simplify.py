@@ -34,6 +34,7 @@ from tkc.passes.folding import constant, fold
 from tkc.ir.ranges import Ranges
 
 MOST_ROUNDS, LIGHT = 10, 2048           # 32-bit words of a tile that may stay in registers all through a loop
+REAL = True                             # constants of floats are folded
 COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram)
 
 

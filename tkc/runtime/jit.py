@@ -140,6 +140,9 @@ class JitFunction:
         if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
             from tkc.runtime.interpret import interpreted
             return interpreted(self, self._describe(values), tuple(options.items()), extents)
+        if os.environ.get("TKC_VALIDATE", "0") not in ("", "0"):
+            from tkc.runtime.simulate import validate_once
+            validate_once(self, infos := self._describe(values), tuple(options.items()), extents, target or target_for(infos, self.__name__))
         if os.environ.get("TKC_SIM", "0") not in ("", "0"):
             from tkc.runtime.simulate import simulated
             return simulated(self, self._describe(values), tuple(options.items()), extents)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 
 from tkc.errors import CompileError, LaunchError
@@ -75,3 +76,26 @@ def check(kernel, arguments: dict, grid, targets: Sequence[str], given: dict | N
         except ValueError as e: raise CompileError(str(e)) from None
         passed = arguments_for(kernel, infos)
         yield name, look(level4_of(kernel, infos, tuple(options.items()), machine), passed, extents, seconds=seconds)
+
+
+def validate(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target) -> str:
+    """Compiles the kernel with every pass validated on these arguments (or made-up ones in place of a GPU's); gives the report. Raises ValidationError."""
+    from tkc.passes import pipeline
+    from tkc.sim.validate import Validator
+    v = Validator(arguments_for(kernel, infos), extents, pipeline.uses_reals, pipeline.unordered,
+                  command=f"tkc opt {{folder}}/before.mlir --pass {{name}} --validate --inputs {{folder}}/inputs.npz --target {target.name}")
+    level4_of(kernel, infos, options, target, v)
+    return f"{kernel.__name__} for {target.name}: {v}"
+
+
+def validate_once(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str) -> None:
+    """For TKC_VALIDATE=1: the report goes to standard error, once for each specialization and grid. target "cpu", which has no passes: that of TKC_TARGET."""
+    from tkc.ir.target import target as named
+    target = machine() if target == "cpu" else named(target)
+    key = (kernel._specialize(infos, options), extents, target)
+    if key in _validated: return
+    print("validated", validate(kernel, infos, options, extents, target), file=sys.stderr)
+    _validated.add(key)
+
+
+_validated: set = set()

@@ -41,6 +41,7 @@ class Event:
 class Clocks:
     """The columns of one cluster: names, slots, and what each stamp was."""
     strict_reads: bool = True
+    hazards: bool = True                                                      # False: unordered accesses are let pass
     names: list[str] = field(default_factory=lambda: ["nobody"])
     slots: dict[int, int] = field(default_factory=dict)                       # slot -> its last epoch
     history: dict[int, list[tuple[int, Operation]]] = field(default_factory=dict)

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tkc.ir import tile
+from tkc.ir.types import ArrayType, PointerType, is_bool, is_float
+from tkc.sim import level0
+
 ALIGNMENT = 1024                    # addresses keep their value modulo this
 
 
@@ -45,3 +49,45 @@ def fill(array: np.ndarray, rng: np.random.Generator, exact: bool = False) -> No
     if array.dtype.kind in "iub": array[...] = rng.integers(0, 2 if array.dtype.kind == "b" else 4, array.shape).astype(array.dtype)
     elif exact: array[...] = rng.integers(-2, 3, array.shape).astype(array.dtype)
     else: array[...] = rng.standard_normal(array.shape, np.float32).astype(array.dtype)
+
+
+def made(kernel: tile.Kernel, size: int = 80, seed: int = 0) -> list:
+    """Arguments that a kernel's types permit: extents of about `size`, rounded up to what is known to divide them; whole numbers are `size`."""
+    rng, out = np.random.default_rng(seed), []
+    known = lambda fact, n: fact.exact if fact.exact is not None else -(-n // fact.divisor) * fact.divisor
+    for t in (a.type for a in kernel.arguments):
+        if isinstance(t, ArrayType):
+            shape, strides, step = [known(f, size) for f in t.facts.shape], [], 1
+            for n, fact in zip(reversed(shape), reversed(t.facts.strides)):
+                strides.insert(0, known(fact, step))
+                step = max(step, strides[0] * max(n, 1))
+            out.append(blank(shape, strides, level0.dtype_of(t.element)))
+        elif isinstance(t, PointerType): out.append(blank((size * size,), (1,), level0.dtype_of(t.element) if not isinstance(t.element, PointerType) else np.dtype(np.int64)))
+        else: out.append(0.5 if is_float(t) else True if is_bool(t) else size)
+        if isinstance(out[-1], np.ndarray): fill(out[-1], rng)
+    return out
+
+
+def packed(arguments: Sequence) -> dict[str, np.ndarray]:
+    """Arguments as entries of an .npz file: bytes of each array with its element type and strides (in elements)."""
+    out: dict[str, np.ndarray] = {}
+    for i, value in enumerate(arguments):
+        if not isinstance(value, np.ndarray): out[f"{i}"] = np.asarray(value); continue
+        out[f"{i}"] = np.ascontiguousarray(value).reshape(value.shape).view(f"u{value.itemsize}")
+        out[f"{i}.dtype"], out[f"{i}.strides"] = np.array(value.dtype.name), np.array([s // value.itemsize for s in value.strides], np.int64)
+    return out
+
+
+def unpacked(entries: dict[str, np.ndarray]) -> list:
+    """The inverse. Raises KeyError, TypeError or ValueError where the entries are not of `packed`."""
+    import ml_dtypes
+    out: list = []
+    while str(i := len(out)) in entries:
+        value = entries[f"{i}"]
+        if f"{i}.dtype" not in entries: out.append(value.item()); continue
+        name = str(entries[f"{i}.dtype"])
+        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+        array = blank(value.shape, [int(s) for s in entries[f"{i}.strides"]], dtype)
+        array[...] = value.view(dtype)
+        out.append(array)
+    return out

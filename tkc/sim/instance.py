@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, SharedType
-from tkc.sim import dataflow, level0
+from tkc.sim import dataflow, level0, ring
 from tkc.sim.barriers import Mbarrier, Rendezvous
 from tkc.sim.clocks import Clocks, Event, Knowing
 from tkc.sim.engine import Copy, Wait
@@ -115,12 +115,16 @@ class Instance(dataflow.DataflowMachine):
         launch = block.cluster.launch
         super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out)
         self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
+        if launch.ring: self.rules = self.rules | ring.RULES
         first, rest = knows or (None, None)
         alone = single or warps == 1
         self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
         self.laggard = None if alone else Agent(block.cluster.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
         self.finished, self.dot_fence, self.last_dot = False, False, None
         block.agents += self.agents
+
+    def _track(self, op: Operation) -> None:
+        if not self.launch.ring: super()._track(op)
 
     @property
     def agents(self) -> list[Agent]: return [self.leader] + ([self.laggard] if self.laggard else [])

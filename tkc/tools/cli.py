@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -125,7 +126,7 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
     from tkc.tools.opt import arrays
     function = find(kernel)
     given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
-    grid = tuple(int(n) for n in grid.split(",")) if grid and all(n.strip().isdigit() for n in grid.split(",")) else grid or function.fn.__globals__.get("grid")
+    grid = grid_of(grid) or function.fn.__globals__.get("grid")
     if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
     found = 0
     for target, checked in check(function, given, grid, targets or ("sm_80", "sm_89", "sm_90a"), arrays(inputs), seconds):
@@ -142,11 +143,15 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
 @click.option("--stop-after", metavar="PASS", help="End it after this one.")
 @click.option("--print", "printing", is_flag=True, help="Print the IR after every pass.")
 @click.option("--verify-only", is_flag=True, help="Check the file and print nothing.")
+@click.option("--validate", is_flag=True, help="Run the program before and after each pass; stop at the first that changes what it computes.")
+@click.option("--against", metavar="FILE", help="Compare with this IR instead of running passes.")
+@click.option("--inputs", metavar="FILE.npz", help="What to run with, from a reproducer (default: made-up arrays).")
+@click.option("--grid", metavar="X[,Y[,Z]]", help="The launch to validate (default: 2,2).")
 @click.option("--target", default="sm_90a", show_default=True)
 @click.option("-o", "--output", metavar="FILE")
-def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, target, output) -> None:
+def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, validate, against, inputs, grid, target, output) -> None:
     """Run passes over IR text (FILE, default standard input)."""
-    from tkc.tools.opt import optimize, read, write
+    from tkc.tools.opt import arrays, compared, optimize, read, validator_of, write
     if listing:
         from tkc.passes.pipeline import PIPELINE
         for name in PIPELINE: click.echo(name)
@@ -154,7 +159,23 @@ def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, t
     def observe(name, module):
         from tkc.ir.text import show
         if printing: click.echo(f"// after {name}\n{show(module)}")
-    write("" if (text := optimize(*read(path), target, passes, resume_from, stop_after, verify_only, observe)) and printing else text, output)
+    given, extents, reports = arrays(inputs), grid_of(grid), []
+    def validator(module):
+        reports.append(validator_of(module, given, extents, f"tkc opt {{folder}}/before.mlir --pass {{name}} --validate --inputs {{folder}}/inputs.npz --target {target}"))
+        return reports[0]
+    if against:
+        click.echo(compared(read(path), read(against), given, extents))
+        return
+    text = optimize(*read(path), target, passes, resume_from, stop_after, verify_only, observe, validator if validate else None)
+    if validate: click.echo(str(reports[0]), err=True)
+    write("" if printing else text, output)
+
+
+def grid_of(text: str | None) -> tuple[int, ...] | None:
+    """A grid as text. Raises tkc.Error."""
+    if text is None: return None
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9}){0,2}", text): raise Error(f"{text!r} is no grid; write one to three numbers, such as 32,16")
+    return tuple(int(n) for n in text.split(","))
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -23,8 +23,11 @@ def read(path: str) -> tuple[str, str]:
 
 
 def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ...] = (), resume: str | None = None, stop: str | None = None,
-             verify_only: bool = False, observe: Callable | None = None) -> str:
-    """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of the three: all of it). Raises tkc.Error."""
+             verify_only: bool = False, observe: Callable | None = None, validator: Callable | None = None) -> str:
+    """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of the three: all of it). Raises tkc.Error.
+
+    validator: of the module makes an observer that is called before the first pass too.
+    """
     from tkc.ir.target import target as target_named
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
@@ -37,8 +40,13 @@ def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ..
         module = parse(text, name)
         verify(module, name)
         if verify_only: return ""
+        if validator:
+            first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
+            check = validator(module)
+            check(pipeline.PIPELINE[first - 1] if first else "the input", module)
+            observe = (lambda name, m, then=observe: (check(name, m), then and then(name, m)))
         if passes:
-            context = PassContext(machine, Free())
+            context = PassContext(machine, Free(), planned(module))
             for p in passes:
                 pipeline.module_of(p).run(module, context)
                 verify(module, f"after {p}")
@@ -47,6 +55,37 @@ def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ..
             if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop): raise Error(f"{stop} comes before {resume}; nothing is to be run")
             pipeline.run(module, machine, Free(), observe, resume, stop)
         return show(module)
+
+
+def planned(module):
+    """The plan that a kernel of the text carries, or None."""
+    from tkc.ir.plan import Plan
+    for kernel in module.body.block.ops:
+        if (text := kernel.attributes.get("plan")) is not None: return Plan.from_text(text.data)
+    return None
+
+
+def validator_of(module, inputs: dict, grid: tuple[int, ...] | None, command: str = ""):
+    """A validator for a module of text: of the arrays of an .npz file, or of made-up ones. Raises tkc.Error."""
+    from tkc.passes import pipeline
+    from tkc.sim.inputs import made, unpacked
+    from tkc.sim.level0 import kernel_of
+    from tkc.sim.validate import Validator
+    try: given = unpacked(inputs) if inputs else made(kernel_of(module))
+    except (KeyError, TypeError, ValueError) as e: raise Error(f"--inputs: not a file of a reproducer ({one_line(e)})") from None
+    grid = grid or tuple(int(n) for n in inputs.get("grid", (2, 2, 1)))
+    return Validator(given, grid, pipeline.uses_reals, pipeline.unordered, seed=int(inputs.get("seed", 0)), **({"command": command} if command else {}))
+
+
+def compared(one: tuple[str, str], other: tuple[str, str], inputs: dict, grid: tuple[int, ...] | None) -> str:
+    """Whether two texts compute the same; the report. Raises tkc.Error (ValidationError where they differ)."""
+    from tkc.ir.text import parse
+    from tkc.ir.verify import verify
+    from tkc.sim.validate import difference
+    with deadline(SECONDS):
+        modules = [parse(*t) for t in (one, other)]
+        for module, (_, name) in zip(modules, (one, other)): verify(module, name)
+        return difference(*modules, validator_of(modules[0], inputs, grid))
 
 
 def arrays(path: str | None) -> dict:
