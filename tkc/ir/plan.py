@@ -43,6 +43,7 @@ class LoadPlan:
     path: str = "registers"
     vector: int = 0
     multicast: int = -1
+    ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Plan:
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
     persistent: bool = False                        # a block takes one program after the other
     split_k: int = 1                                # programs that share one output block, each a part of k
+    rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
+    rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 

@@ -102,3 +102,27 @@ def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] 
         loop.results[i].replace_all_uses_with(new.results[position])
     erase(loop)
     return new
+
+
+def rebuild_if(branch: scf.IfOp, keep: Sequence[int], extra: Sequence[tuple[SSAValue, SSAValue]] = ()) -> scf.IfOp:
+    """The branch with only the results of those indices and with extra ones after them, given as (yielded if true, if false)."""
+    blocks = [branch.true_region.block, branch.false_region.block if branch.false_region.blocks else Block()]
+    for side, block in enumerate(blocks):
+        old = list(block.last_op.operands) if block.last_op is not None else []
+        new = scf.YieldOp(*(old[i] for i in keep), *(pair[side] for pair in extra))
+        if block.last_op is not None: erase(block.last_op)
+        block.add_op(stamp(new, branch))
+    regions = []
+    for region, block in zip((branch.true_region, branch.false_region), blocks):
+        moved = Region()
+        if region.blocks: region.move_blocks(moved)
+        else: moved.add_block(block)
+        regions.append(moved)
+    types = [branch.results[i].type for i in keep] + [pair[0].type for pair in extra]
+    new = scf.IfOp(branch.cond, types, *regions)
+    before(branch, new)
+    for position, i in enumerate(keep):
+        new.results[position].name_hint = branch.results[i].name_hint
+        branch.results[i].replace_all_uses_with(new.results[position])
+    erase(branch)
+    return new

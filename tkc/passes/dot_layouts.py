@@ -1,6 +1,7 @@
 """Layouts of the three tiles of a dot, for each instruction.
 
-wgmma   the accumulator's fragment; its factors stay in shared memory.
+wgmma   the accumulator's fragment; its factors stay in shared memory, or the left one in registers: for 16 bits the accumulator's
+        layout is that of a left factor.
 mma     the fragments of tkc.ir.fragments; leading (batch) axes go into registers, so that batch b's fragments are one block of
         registers after the other.
 fma     the accumulator is blocked, a few rows and columns to a thread. An operand's layout is the accumulator's without the
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from tkc.ir import tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.fragments import mma_a, mma_accumulator, mma_b, wgmma_accumulator
+from tkc.ir.fragments import mma_a, mma_accumulator, mma_b, wgmma_a, wgmma_accumulator
 from tkc.ir.layout import WARP, Layout, blocked
 from tkc.ir.plan import DotPlan
 from tkc.ir.types import bits
@@ -24,7 +25,9 @@ def of_dot(dot: tile.Dot, plan: DotPlan) -> tuple[Layout | None, Layout | None, 
     """Layouts of a, b and the accumulator of a dot, whole k; None for a factor that is read in shared memory."""
     *batch, m, n = dot.acc.type.extents
     k = dot.a.type.extents[-1]
-    if plan.instruction == "wgmma": return None, None, wgmma_accumulator(m, n, plan.warps[0])
+    if plan.instruction == "wgmma":
+        held = wgmma_a(m, k, plan.warps[0], bits(dot.a.type.element)) if plan.a == "registers" else None
+        return held, None, wgmma_accumulator(m, n, plan.warps[0])
     if plan.instruction == "fma": return of_fma(fma_accumulator(dot.acc.type.extents, bits(dot.acc.type.element), plan.warps), k)
     width = 32 if dot.precision.data.startswith("tf32") else bits(dot.a.type.element)
     parts = mma_a(m, k, *plan.warps, bits=width), mma_b(k, n, *plan.warps, bits=width), mma_accumulator(m, n, *plan.warps)

@@ -77,7 +77,7 @@ class Groups:
                 for i, a in enumerate(before.args): self._carried(a, op.arguments[i], after.last_op.operands[i])
                 for i, r in enumerate(op.results): self._carried(r, after.args[i], before.last_op.operands[1 + i])
             case tile.Dot():
-                number = len(self.dots)
+                number = op.attributes["number"].value.data if "number" in op.attributes else len(self.dots)
                 plan = self.plan.dots[number] if number < len(self.plan.dots) else DotPlan("fma", (self.plan.warps, 1), chunk=4)
                 self.dots[op] = Chosen(plan, of_dot(op, plan))
                 self.tie(op.result, op.acc)

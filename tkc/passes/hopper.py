@@ -1,12 +1,16 @@
 """Plans for Hopper's engines: warp roles, tensor maps and wgmma, where a program's data flow lets them be used.
 
-A producer warp copies, by tensor maps, what the dots of a loop read; two warpgroups of consumers multiply straight from shared
-memory. `roles(program, context)` returns the plan, or says why this program does not take one:
+A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply straight from shared memory.
+`roles(program, context, plan)` returns the plan, or says why this program does not take one:
 
-  every dot     16-bit factors, both loaded in the dot's own loop (transposed or not), accumulated in float32; m a multiple of 64 that the
-                warpgroups share, n a multiple of 8 up to 256, k of 16
-  every load    of a factor: a block of an array argument whose rows are dense and start at multiples of 16 bytes, no mask
-  programs      none waits for another, and what they store is not read by others: they may run in any order
+  every dot     16-bit factors, accumulated in float32, in a loop; m a multiple of 64 that the warpgroups share, n a multiple of 8 up to
+                256, k of 16. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
+                loop, or it is computed: then it stays in registers
+  every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows are dense and start at
+                multiples of 16 bytes, no mask
+  programs      none waits for another: they may run in any order
+
+Loads of one dot in one loop fill a ring together; a factor loaded outside its loop has a ring of its own.
 """
 from __future__ import annotations
 
@@ -19,42 +23,51 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.passes import PassContext
+from tkc.passes.rotate_loops import late_dot
 
-PRODUCER, CONSUMER = 40, 232                 # registers of a thread of each role, two warpgroups of consumers
-SLAB = 64                                    # columns of the accumulator that leave through shared memory at once
+PRODUCER, CONSUMER = 40, 232                 # registers of a thread of each role, up to two warpgroups of consumers
+ACCUMULATORS = 208                           # of those, at most for sums and left factors
+SLAB = 64                                    # columns of a result that leave through shared memory at once
 BARRIERS, STAGES = 1024, 8
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """The plan with roles made of an ordinary one, or None and the reason."""
+    options, dots = context.options, program.dots
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
-    if not program.dots: return None, "no dots"
-    if context.options.num_warps not in (None, 4, 8): return None, f"num_warps = {context.options.num_warps}: roles have 4 or 8 compute warps"
-    ops = list(program.kernel.walk())
-    if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in ops):
+    if options.num_warps not in (None, 4, 8): return None, f"num_warps = {options.num_warps}: roles have 4 or 8 compute warps"
+    if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
-    if len(program.dots) != 1: return None, "several dots: their order within a step is not scheduled yet"
-    dot = program.dots[0]
-    if reason := _unfit(dot): return None, reason
-    groups = 1 if dot.acc.type.extents[0] % 128 or context.options.num_warps == 4 else 2
-    m, n = dot.acc.type.extents
-    each = m * n // (128 * groups)
-    if each > 208: return None, f"an accumulator of {each} registers a thread does not fit {CONSUMER}"
-    factors = [source(v) for v in (dot.a, dot.b)]
-    if any(load.array.owner is None or not _argument(load.array) for load in factors): return None, "a factor comes from an array made in the kernel"
-    cluster, cut = _cluster(program, dot, factors, context)
-    step = sum(v.type.size * bits(element_of(v.type)) // 8 for v in (dot.a, dot.b))
-    epilogue, slabs = _epilogue(program, dot)
+    if any(reason := _unfit(dot) for dot in dots): return None, reason
+    heights = {dot.acc.type.extents[0] for dot in dots}
+    if len(heights) > 1: return None, "dots of different heights"
+    m = heights.pop()
+    groups = 1 if m % 128 or options.num_warps == 4 else 2
+    loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
+    if len(loops) > 1: return None, "dots in several loops"
+    late = late_dot(loops[0])
+    each = sum(dot.acc.type.size for dot in dots) // (128 * groups) + sum(dot.a.type.size for dot in dots if source(dot.a) is None) // (256 * groups)
+    if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {CONSUMER}"
+    if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
+    rings = _rings(dots)
+    cluster, cut = _cluster(program, dots, context)
+    epilogue, slabs = _epilogue(program, m)
     room = context.target.shared_bytes - BARRIERS - slabs
-    stages = min(STAGES, context.options.num_stages or STAGES, room // step)
-    if stages < 2: return None, f"{stages} stages of {step} bytes fit shared memory"
-    loads = tuple(LoadPlan("tma", 16, multicast=cut.get(op, -1)) if op in factors else load for op, load in zip(program.loads, plan.loads))
-    said = [f"plan: roles: a producer of {PRODUCER} registers, {groups} warpgroups of consumers of {CONSUMER} ({each} of them accumulators)",
-            f"plan: dot 0 ({m}x{n}x{dot.a.type.extents[1]}): wgmma from shared memory, {groups} warpgroup{'s' * (groups > 1)} along m",
-            f"plan: {stages} stages of {step} bytes, {slabs} bytes for the output", "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
-            f"plan: cluster {cluster[0]} x {cluster[1]}" + (": " + ", ".join(f"{op.result.name_hint or 'a factor'} is copied once for {cluster[0]} blocks" for op in cut) if cut else "")]
-    return replace(plan, warps=4 * groups, stages=stages, dots=(DotPlan("wgmma", (groups, 1), "shared", "shared"),), loads=loads, roles="cooperative",
-                   registers=(PRODUCER, CONSUMER), cluster=cluster, raster=8, persistent=True, epilogue=epilogue, decisions=tuple(said)), ""
+    stages, reason = _stages(rings, room, options.num_stages)
+    if not stages: return None, reason
+    which = {load: i for i, ring in enumerate(rings) for load in ring}
+    loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    said = [f"plan: roles: a producer of {PRODUCER} registers, {groups} warpgroups of consumers of {CONSUMER} ({each} of them sums and left factors)"]
+    for i, dot in enumerate(dots):
+        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma, left factor in {'shared memory' if source(dot.a) else 'registers'}"
+                    + (", one iteration late, beside the next one's first dot" if dot is late else ""))
+    said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
+    said += [f"plan: {slabs} bytes for the output" if slabs else "plan: results are stored from registers",
+             "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
+             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
+    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
+    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=8 if plan.raster > 1 else 1,
+                   persistent=True, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
 
 def source(value: SSAValue) -> tile.Load | None:
@@ -63,22 +76,32 @@ def source(value: SSAValue) -> tile.Load | None:
     return value.owner if isinstance(value.owner, tile.Load) else None
 
 
+def simple(dot: tile.Dot) -> bool:
+    """Whether a dot's sum just goes round its loop."""
+    loop, carried = dot.parent_op(), dot.acc
+    if not isinstance(loop, scf.ForOp) or not isinstance(carried, BlockArgument) or carried.block is not loop.body.block or carried.index == 0: return False
+    return loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
+
+
+def _zero(value: SSAValue) -> bool: return isinstance(value.owner, tile.Constant) and value.owner.number == 0
+
+
 def _unfit(dot: tile.Dot) -> str:
     a, b, acc = (v.type for v in (dot.a, dot.b, dot.acc))
     if acc.rank != 2 or str(acc.element) != "f32" or str(a.element) not in ("bf16", "f16") or a.element != b.element: return f"wgmma of {a.element} into {acc.element} is not planned"
     (m, n), k = acc.extents, a.extents[1]
     if m % 64 or n % 8 or n > 256 or k % 16 or m > 256: return f"{m}x{n}x{k} is not made of wgmma's 64 x 8..256 x 16"
     loop = dot.parent_op()
-    if not isinstance(loop, scf.ForOp): return "the dot is not in a loop"
-    carried = dot.acc
-    if not isinstance(carried, BlockArgument) or carried.block is not loop.body.block or loop.body.block.last_op.operands[carried.index - 1] is not dot.result or not carried.has_one_use():
-        return "the dot's sum is not just carried by its loop"
-    initial = loop.iter_args[carried.index - 1]
-    if not isinstance(initial.owner, tile.Constant) or initial.owner.number != 0: return "the dot's sum does not start from zero"
+    if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
+    if simple(dot) and not _zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
+    around = loop.parent_op()
     for factor in (dot.a, dot.b):
         load = source(factor)
-        if load is None or load.parent_op() is not loop: return "a factor is not loaded in the dot's loop"
-        if (reason := unmapped(load)): return reason
+        if load is None:
+            if factor is dot.a: continue
+            return "a right factor is computed"
+        if load.parent_op() is not loop and (factor is dot.b or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
+        if reason := unmapped(load): return reason
         value = load.result
         while value is not factor:
             if not value.has_one_use(): return "a factor is used elsewhere too"
@@ -87,30 +110,59 @@ def _unfit(dot: tile.Dot) -> str:
     return ""
 
 
+def argument_of(array: SSAValue) -> SSAValue | None:
+    """The array argument that an array is a view of, if the view only fixes some of its axes."""
+    while isinstance(array.owner, tile.View):
+        if any(kind.data == "slice" for kind in array.owner.kinds): return None
+        array = array.owner.array
+    return array if isinstance(array, BlockArgument) and isinstance(array.block.parent_op(), tile.Kernel) else None
+
+
 def unmapped(op: tile.Load | tile.Store) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
-    facts, extents, element = op.array.type.facts, op.extents.get_values(), bits(op.array.type.element) // 8
+    extents, element, argument = op.extents.get_values(), bits(op.array.type.element) // 8, argument_of(op.array)
     if op.mask is not None or getattr(op, "other", None) is not None: return "a mask"
+    if argument is None: return "an array made in the kernel, or part of one"
     if any(isinstance(o.type, TileType) for o in op.offsets): return "a gather"
-    if extents[-1] < 0 or facts.strides[-1].exact != 1: return "rows that are not dense"
-    if len(extents) > 5 or any(n > 256 for n in extents[:-1]): return "a block too large for a tensor map"
+    facts = argument.type.facts
+    if extents[-1] < 0 or op.array.type.facts.strides[-1].exact != 1 or facts.strides[-1].exact != 1: return "rows that are not dense"
+    if len(facts.shape) > 5 or any(n > 256 for n in extents[:-1]): return "a block too large for a tensor map"
     if facts.align % 16 or any((s.exact if s.exact is not None else s.divisor) * element % 16 for s in facts.strides[:-1]): return "rows that do not start at multiples of 16 bytes"
     if extents[-1] * element % 32: return "rows of a block narrower than a swizzle"
     return ""
 
 
-def _argument(array: SSAValue) -> bool: return isinstance(array, BlockArgument) and isinstance(array.block.parent_op(), tile.Kernel)
+def _rings(dots) -> list[list[tile.Load]]:
+    """Loads that fill a stage together."""
+    rings: list[list[tile.Load]] = []
+    for dot in dots:
+        here = [load for load in map(source, (dot.a, dot.b)) if load is not None]
+        rings += [[load] for load in here if load.parent_op() is not dot.parent_op()]
+        rings.append([load for load in here if load.parent_op() is dot.parent_op()])
+    return rings
 
 
-def _cluster(program, dot: tile.Dot, factors: list[tile.Load], context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
+def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.size * bits(element_of(load.result.type)) // 8 for load in ring)
+
+
+def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple[tuple[int, ...], str]:
+    """Stages of each ring: as many as fit for those of a loop, alike; two for what is loaded once a program, one where that is too many."""
+    inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
+    for count in range(min(STAGES, asked or STAGES), 1, -1):
+        for outer in (2, 1):
+            chosen = tuple(count if i else outer for i in inner)
+            if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
+    return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
+
+
+def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
     """The cluster, and for each load that its blocks share, the buffer's axis along which they share the work."""
     from tkc.passes.plan import program_axes
     asked = context.options.cluster
-    if asked is not None and tuple(asked) not in ((1, 1), (2, 1)): asked = (1, 1)
-    size = 2 if asked is None else asked[0]
-    if size == 1 or dot.acc.type.size < 128 * 128: return (1, 1), {}
+    size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
+    if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}
     cut = {}
-    for load in factors:
+    for load in map(source, (dots[0].a, dots[0].b)):
         around = load.parent_op()
         if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
         extents = [n for n in load.extents.get_values() if n >= 0]
@@ -120,12 +172,11 @@ def _cluster(program, dot: tile.Dot, factors: list[tile.Load], context: PassCont
     return ((size, 1), cut) if cut else ((1, 1), {})
 
 
-def _epilogue(program, dot: tile.Dot) -> tuple[str, int]:
-    """How accumulators leave, and the shared memory that takes: "tma" where every store of the program's large tiles can be mapped."""
-    stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
-    m, n = dot.acc.type.extents
-    if stores and all(slabbed(op, m, n) for op in stores): return "tma", len(stores) * slots(n) * m * SLAB * 2
-    return "direct", 0
+def _epilogue(program, m: int) -> tuple[str, int]:
+    """How results leave, and the shared memory that takes: "tma" where every store of a large tile can be mapped."""
+    stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType) and op.value.type.rank == 2]
+    if not stores or not all(slabbed(op, m) for op in stores): return "direct", 0
+    return "tma", sum(slots(op.value.type.extents[1]) for op in stores) * m * SLAB * 2
 
 
 def slots(n: int) -> int:
@@ -133,7 +184,7 @@ def slots(n: int) -> int:
     return 2 if n // SLAB % 2 == 0 else 1
 
 
-def slabbed(op: tile.Store, m: int, n: int) -> bool:
-    """Whether a store of the accumulator's shape can leave in slabs of 64 columns."""
+def slabbed(op: tile.Store, m: int) -> bool:
+    """Whether a store of a result can leave in slabs of 64 columns."""
     t = op.value.type
-    return t.extents == (m, n) and n % SLAB == 0 and is_float(t.element) and bits(t.element) == 16 and not unmapped(op) and _argument(op.array) and len(op.extents.get_values()) == 2
+    return t.rank == 2 and t.extents[0] == m and t.extents[1] % SLAB == 0 and is_float(t.element) and bits(t.element) == 16 and not unmapped(op) and len(op.extents.get_values()) == 2

@@ -20,8 +20,10 @@ def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: 
     """A layout whose threads repeat along each axis of `steps` after so many coordinates (which divide its extent)."""
     core = tuple(steps.get(a, n) for a, n in enumerate(shape))
     layout = blocked(core, min(max(1, 128 // width), core[-1] & -core[-1]), warps)
-    for axis, step in steps.items():
-        if layout.padded_shape[axis] != step: layout = blocked(core, 1, warps, order=None, threads_per=tuple(1 for _ in core))
+    held = [a for a, step in steps.items() if layout.padded_shape[a] != step]          # threads do not divide it: each holds a whole period
+    if held:
+        rest = blocked(tuple(1 if a in held else n for a, n in enumerate(core)), 1, warps)
+        layout = Layout(core, (*(Digit(core[a], a, 1) for a in held), *rest.registers), rest.lanes, rest.warps)
     extra = tuple(Digit(shape[a] // step, a, step) for a, step in steps.items())
     return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
 

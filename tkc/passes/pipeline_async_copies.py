@@ -30,7 +30,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, replace
+from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_if, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
 
@@ -39,12 +39,8 @@ Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
+        for ring in _rings(kernel, context): ring.thread(kernel.body.block, ring.start(kernel))
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            body = loop.body.block
-            mapped = [op for op in body.ops if isinstance(op, shared.Copy) and op.engine is not None]
-            if mapped:
-                _fill(loop, mapped, context.plan.stages)
-                loop = body.parent_op()
             copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop.body.block)]
             stages = _stages(copies, kernel, context)
             if stages > 1: _pipeline(loop, copies, stages, context)
@@ -135,41 +131,71 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep")
 
 
-def _fill(loop: scf.ForOp, copies: list[shared.Copy], stages: int) -> None:
-    """Rings for the copies of a producer; stage and parity count on through the loop and those round it."""
-    loops = [loop]
-    while isinstance(around := loops[0].parent_op(), scf.ForOp): loops.insert(0, around)
-    top = loops[0]
-    zero = before(top, tile.Constant(0, i32)).result
-    state = [zero, zero]
-    for i, each in enumerate(loops):
-        count = len(each.iter_args)
-        each = loops[i] = rebuild_for(each, range(count), state)
-        state = list(each.body.block.args[1 + count:])
-        state[0].name_hint, state[1].name_hint = "stage", "parity"
-    body = loops[-1].body.block
-    stage, parity = state
-    tokens = []
-    for copy in copies:
-        t: SharedType = copy.buffer.type
-        alloc = copy.buffer.owner
-        ring = before(loops[0], shared.Alloc(SharedType(stages, t.shape, t.element, t.layout))).result
-        ring.name_hint = copy.buffer.name_hint or "ring"
-        view = before(alloc, shared.Stage(ring, stage)).result
-        alloc.result.replace_all_uses_with(view)
-        new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
-        new.properties |= {k: copy.properties[k] for k in ("engine", "cut") if k in copy.properties}
-        tokens.append(before(copy, new).token)
-        last = new
-        erase(copy); erase(alloc)
-    joined = tokens[0] if len(tokens) == 1 else after(last, shared.JoinTokens(tokens)).token
-    after(joined.owner, shared.WaitCopies([joined], 0))
-    step = before(body.last_op, threads.RingNext(stage, parity, stages))
-    ends = [step.next_stage, step.next_parity]
-    for each in reversed(loops):
-        terminator = each.body.block.last_op
-        terminator.operands = [*terminator.operands, *ends]
-        ends = list(each.results[-2:])
+def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
+    """The plan's rings with the copies that fill them."""
+    copies: dict[int, list[shared.Copy]] = {}
+    for op in kernel.walk():
+        if isinstance(op, shared.Copy) and op.engine is not None: copies.setdefault(context.plan.loads[op.attributes["number"].value.data].ring, []).append(op)
+    return [Ring(context.plan.rings[number], found) for number, found in sorted(copies.items())]
+
+
+class Ring:
+    """Buffers that a producer fills: stage and parity are threaded through the whole program, each place that copies taking the next."""
+
+    def __init__(self, stages: int, copies: list[shared.Copy]):
+        self.stages, self.copies, self.buffers = stages, set(copies), {}
+
+    def start(self, kernel: tile.Kernel) -> list[SSAValue]:
+        """Before everything: a buffer for each load, and the first stage."""
+        anchor = next(op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk()))
+        for copy in sorted(self.copies, key=lambda c: c.attributes["number"].value.data):
+            number, t = copy.attributes["number"], copy.buffer.type
+            if number in self.buffers: continue
+            self.buffers[number] = before(anchor, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))).result
+            self.buffers[number].name_hint = copy.buffer.name_hint or "ring"
+        zero = before(anchor, tile.Constant(0, i32)).result
+        return [zero, zero]
+
+    def inside(self, op: Operation) -> bool: return any(inner in self.copies for inner in op.walk())
+
+    def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
+        """Stage and parity after the block; its copies are issued and waited for where they stand."""
+        site: list[shared.Copy] = []
+        for op in list(block.ops):
+            if site and (op.regions or isinstance(op, tile.Dot)): state, site = self._fill(site, state), []
+            if op in self.copies: site.append(op)
+            elif isinstance(op, scf.ForOp) and self.inside(op): state = self._loop(op, state)
+            elif isinstance(op, scf.IfOp) and self.inside(op): state = self._branch(op, state)
+        return self._fill(site, state) if site else state
+
+    def _loop(self, loop: scf.ForOp, state: list[SSAValue]) -> list[SSAValue]:
+        count, body = len(loop.iter_args), loop.body.block
+        loop = rebuild_for(loop, range(count), state)
+        body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
+        ends = self.thread(body, list(body.args[-2:]))
+        body.last_op.operands = [*body.last_op.operands, *ends]
+        return list(loop.results[-2:])
+
+    def _branch(self, branch: scf.IfOp, state: list[SSAValue]) -> list[SSAValue]:
+        sides = [self.thread(region.block, state) if region.blocks else state for region in branch.regions]
+        return list(rebuild_if(branch, range(len(branch.results)), list(zip(*sides))).results[-2:])
+
+    def _fill(self, copies: list[shared.Copy], state: list[SSAValue]) -> list[SSAValue]:
+        """The copies of one stage, as one token."""
+        stage, parity = state
+        tokens = []
+        for copy in copies:
+            self.copies.discard(copy)
+            alloc = copy.buffer.owner
+            view = before(alloc, shared.Stage(self.buffers[copy.attributes["number"]], stage)).result
+            alloc.result.replace_all_uses_with(view)
+            new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
+            new.properties |= {k: copy.properties[k] for k in ("engine", "cut") if k in copy.properties}
+            tokens.append(before(copy, new).token)
+            erase(copy); erase(alloc)
+        joined = tokens[0] if len(tokens) == 1 else after(new, shared.JoinTokens(tokens)).token
+        wait = after(joined.owner, shared.WaitCopies([joined], 0))
+        return list(after(wait, threads.RingNext(stage, parity, self.stages)).results)
 
 
 def _both(anchor: Operation, mask: SSAValue, valid: SSAValue) -> SSAValue:

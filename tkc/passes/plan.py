@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.ir import Operation, SSAValue
 
 from tkc.errors import CompileError, VerifyError
@@ -47,6 +47,13 @@ def run(module: ModuleOp, context: PassContext) -> None:
     kernel.attributes["target"] = StringAttr(context.target.name)
     kernel.attributes["plan"] = StringAttr(context.plan.to_text())
     context.decisions += context.plan.decisions
+    number(kernel)
+
+
+def number(kernel: tile.Kernel) -> None:
+    """Writes on every dot and load its number in the plan: passes that move or copy operations keep it."""
+    for kinds in (tile.Dot,), LOADS:
+        for i, op in enumerate(op for op in kernel.walk() if isinstance(op, kinds)): op.attributes["number"] = IntegerAttr(i, i64)
 
 
 def kernel_of(module: ModuleOp) -> tile.Kernel:

@@ -27,11 +27,12 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase, rebuild_for, replace, stamp
 from tkc.ir.types import MapType, PendingType, SharedType, bits
 from tkc.passes import PassContext
+from tkc.passes.hopper import simple
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
@@ -52,14 +53,15 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first = moved[0]
     size = plan.cluster[0]
     shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
-    waits = [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]
-    rings = [_barriers(first, wait, plan.warps * (size if shares else 1)) for wait in waits]
+    rings: dict[SSAValue, RingBarriers] = {}
+    for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
+        copies = _group(wait)
+        if _ring(copies[0]) not in rings: rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, plan.warps * (size if shares else 1)))
     everyone = before(first, tile.Constant((1 << size) - 1, i32)).result if shares else None
     rank = before(first, threads.Identity("cluster_rank")).result if size > 1 else None
-    maps = Maps(first, rank, size)
     consumer = threads.Role("consumer", plan.warps, 1, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
-    maps.anchor = before(first, threads.Roles([producer, consumer]))
+    maps = Maps(before(first, threads.Roles([producer, consumer])), rank, size)
     mapping: dict[SSAValue, SSAValue] = {}
     for op in moved: producer.body.block.add_op(op.clone(mapping))
     for op in moved:
@@ -72,7 +74,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
     while sweep(kernel): pass
-    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps} warps of consumers, {len(rings)} group{'s' * (len(rings) > 1)} of rings")
+    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps} warps of consumers, {len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
 
 
 def _suffix(block: Block) -> list[Operation]:
@@ -88,9 +90,11 @@ def _group(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
     return [v.owner for v in token.tokens] if isinstance(token, shared.JoinTokens) else [token]
 
 
-def _barriers(anchor: Operation, wait: shared.WaitCopies, arrivals: int) -> RingBarriers:
-    copies = _group(wait)
-    stages = copies[0].buffer.owner.ring.type.stages
+def _ring(copy: shared.CopyAsync) -> SSAValue: return copy.buffer.owner.ring
+
+
+def _barriers(anchor: Operation, copies: list[shared.CopyAsync], arrivals: int) -> RingBarriers:
+    stages = _ring(copies[0]).type.stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
@@ -109,21 +113,25 @@ class Maps:
 
     def __init__(self, anchor: Operation, rank: SSAValue | None, size: int): self.anchor, self.rank, self.size, self.made = anchor, rank, size, {}
 
-    def of(self, array: SSAValue, box: tuple[int, ...], swizzle: int) -> SSAValue:
+    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int) -> tuple[SSAValue, list[SSAValue]]:
+        """The map for a box of an array or of a view of an argument, and the box's place in the argument's axes."""
+        while isinstance(array.owner, tile.View):
+            fixed, rest, extents = iter(array.owner.offsets), iter(offsets), iter(box)
+            pairs = [(next(fixed), 1) if kind.data == "index" else (next(rest), next(extents)) for kind in array.owner.kinds]
+            offsets, box, array = [o for o, _ in pairs], [n for _, n in pairs], array.owner.array
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
         t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[-1].divisible(panel))
         if (array, t) not in self.made: self.made[array, t] = before(self.anchor, threads.TensorMap(array, t)).result
-        return self.made[array, t]
+        return self.made[array, t], offsets
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
-def _produce(block: Block, rings: list[RingBarriers], maps: Maps, everyone: SSAValue | None, sharing: int) -> None:
-    waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
-    for ring, wait in zip(rings, waits):
+def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, sharing: int) -> None:
+    for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
-        stage, parity = _state(copies[0])
-        head = copies[0]
+        ring, head = rings[_ring(copies[0])], copies[0]
+        stage, parity = _state(head)
         one = before(head, tile.Constant(1, i32)).result
         before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result), threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies: _load(copy, ring, stage, maps, everyone)
@@ -131,7 +139,6 @@ def _produce(block: Block, rings: list[RingBarriers], maps: Maps, everyone: SSAV
     for op in [op for op in block.walk() if not isinstance(op, (threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad))]:
         match op:
             case tile.Dot(): replace(op, [op.acc])
-            case tile.Load(): pass
             case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp)): erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync, shared.Alloc))][::-1]: erase(op)
 
@@ -150,7 +157,8 @@ def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Map
         view = before(copy, shared.SharedSlice(view, [share if a == axis else zero for a in range(t.rank)], SharedType(1, sizes, t.element, memory))).result
         offsets[axis] = before(copy, CLASSES["add"](offsets[axis], share)).result
         box[axis], to = piece, everyone
-    before(copy, threads.TmaLoad(maps.of(copy.array, tuple(box), t.memory.swizzle), offsets, view, ring.full, stage, to))
+    map, place = maps.of(copy.array, offsets, box, t.memory.swizzle)
+    before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
 
 
 def _drain(block: Block, ring: RingBarriers) -> None:
@@ -168,24 +176,105 @@ def _drain(block: Block, ring: RingBarriers) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the consumers
-def _consume(block: Block, rings: list[RingBarriers], maps: Maps, everyone: SSAValue | None) -> None:
-    waits = [op for op in block.walk() if isinstance(op, shared.WaitCopies)]
-    for ring, wait in zip(rings, waits):
+def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None) -> None:
+    for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
+        ring = rings[_ring(copies[0])]
         stage, parity = _state(copies[0])
         before(wait, threads.MbarrierWait(ring.full, stage, parity))
-        dot = next(op for op in wait.parent.ops if isinstance(op, tile.Dot))
         joined = wait.tokens[0].owner
         erase(wait)
         if isinstance(joined, shared.JoinTokens): erase(joined)
         for copy in copies: erase(copy)
-        _dots(dot, ring, stage, everyone)
+    late: set[SSAValue] = set()                                       # stages that are given back a step late
+    for dot in [op for op in block.walk() if isinstance(op, tile.Dot)]:
+        if not simple(dot) or sum(isinstance(op, tile.Dot) for op in dot.parent.ops) > 1: continue
+        stages = _stages_read(dot, rings)
+        if len(stages) == 1:
+            late.add(stages[0][1])
+            _dots(dot, *stages[0], everyone)
+    _overlap(block, rings, late, everyone)
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     for out in outs: _send(out, maps)
     if outs: block.add_op(stamp(threads.BulkWait(0), block.last_op))
 
 
-def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, everyone: SSAValue | None) -> None:
+def _stages_read(dot: tile.Dot, rings: dict[SSAValue, RingBarriers]) -> list[tuple[RingBarriers, SSAValue, Block]]:
+    """The rings' stages that a dot reads, each once, and the block in which they were waited for."""
+    found: dict[tuple, tuple] = {}
+    for factor in (dot.a, dot.b):
+        while not isinstance(factor.owner, Block) and isinstance(factor.owner, (shared.SharedTranspose, shared.SharedSlice)): factor = factor.owner.operands[0]
+        if isinstance(factor.type, SharedType): found.setdefault((rings[factor.owner.ring].full, factor.owner.index[0]), (rings[factor.owner.ring], factor.owner.index[0], factor.owner.parent))
+    return list(found.values())
+
+
+@dataclass
+class Flight:
+    """A dot on its way: what it was, what it is now, and the stages that are free once it is over."""
+    dot: tile.Dot
+    pending: SSAValue
+    stages: list[tuple[RingBarriers, SSAValue, Block]]
+
+
+def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None) -> None:
+    """Dots run on until something needs them; a stage is given back when the dots that read it in its block are over."""
+    flights: list[Flight] = []
+    read = {}
+    for op in list(block.ops):
+        if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
+            for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block): read[key[0].full, key[1]] = (stage, op)
+    for op in list(block.ops):
+        needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
+        if op.regions and flights or op is block.last_op and flights: needed = [len(flights) - 1]
+        if needed: flights = _land(op, flights, needed[-1], read, everyone)
+        for region in op.regions:
+            for inner in region.blocks: _overlap(inner, rings, late, everyone)
+        if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
+            t = PendingType(op.acc.type)
+            fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
+            new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
+            before(op, threads.Fence("dot"), new, threads.DotCommit())
+            flights.append(Flight(op, new.result, _stages_read(op, rings)))
+    if flights and block.last_op is not None: _land(block.last_op, flights, len(flights) - 1, read, everyone)
+    _give_back(block, rings, late, everyone)
+
+
+def _needs(op: Operation, flight: Flight, block: Block) -> bool:
+    """Whether an operation must come after a dot: it uses the result, or makes what takes the place of the factor in registers."""
+    if any(v is flight.dot.result for inner in op.walk() for v in inner.operands): return True
+    factor = flight.dot.a
+    if isinstance(op, Cast) and isinstance(factor.owner, Block) and factor.owner is block and isinstance(block.last_op, scf.YieldOp) and factor.index > 0:
+        return op.result is block.last_op.operands[factor.index - 1]
+    return False
+
+
+def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, everyone: SSAValue | None) -> list[Flight]:
+    """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
+    ready = [i <= last for i in range(len(flights))]
+    wait = before(anchor, threads.DotWait(len(flights) - 1 - last, [f.pending for f in flights], ready))
+    for flight, value, done in zip(flights, wait.results, ready):
+        if not done: flight.pending = value; continue
+        flight.dot.result.replace_all_uses_with(value)
+        for ring, stage, where in flight.stages:
+            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, threads.MbarrierArrive(ring.empty, stage, everyone, each="warp"))
+        erase(flight.dot)
+    return [f for f, done in zip(flights, ready) if not done]
+
+
+def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None) -> None:
+    """Stages that were waited for here and read by dots further inside are free at the block's end."""
+    for ring in dict.fromkeys(rings.values()):
+        for use in list(ring.full.uses):
+            wait = use.operation
+            if not isinstance(wait, threads.MbarrierWait) or wait.parent is not block: continue
+            stage = wait.index[0]
+            if stage in late or any(u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive) for u in stage.uses): continue
+            arrive = threads.MbarrierArrive(ring.empty, stage, everyone, each="warp")
+            if isinstance(block.last_op, scf.YieldOp): before(block.last_op, arrive)
+            else: block.add_op(stamp(arrive, wait))
+
+
+def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, everyone: SSAValue | None) -> None:
     """The dot of a loop, one group deep."""
     loop: scf.ForOp = dot.parent_op()
     index = dot.acc.index - 1
@@ -227,9 +316,9 @@ def _send(out: shared.CopyOut, maps: Maps) -> None:
     write = out.prev_op
     while not (isinstance(write, shared.Write) and write.buffer is out.buffer): write = write.prev_op
     before(write, threads.BulkWait(out.slots.value.data - 1), threads.BlockBarrier())
-    t = out.buffer.type
+    map, place = maps.of(out.array, list(out.offsets), [max(n, 1) for n in out.extents.get_values()], out.buffer.type.memory.swizzle)
     before(out, threads.Fence("async_shared"), threads.BlockBarrier(),
-           threads.TmaStore(maps.of(out.array, tuple(max(n, 1) for n in out.extents.get_values()), t.memory.swizzle), out.offsets, out.buffer), threads.BulkCommit())
+           threads.TmaStore(map, place, out.buffer), threads.BulkCommit())
     erase(out)
 
 

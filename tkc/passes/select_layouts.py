@@ -212,7 +212,9 @@ class Selection:
     def _dot(self, op: tile.Dot) -> None:
         chosen = self.groups.dots[op]
         a, b, acc = chosen.layouts
-        if chosen.plan.instruction == "wgmma": op.operands[2] = self.ask(op.acc, acc)
+        if chosen.plan.instruction == "wgmma":
+            op.operands[2] = self.ask(op.acc, acc)
+            if a is not None: op.operands[0] = self.ask(op.a, a)
         else: self._operands(op, [a, b, acc])
         for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
             if source == "shared" and chosen.plan.instruction == "mma": self._bring(factor, op)

@@ -27,7 +27,7 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
 from tkc.ir import threads, tile
-from tkc.ir.rewrite import erase, rebuild_for, replace
+from tkc.ir.rewrite import erase, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.folding import constant, fold
@@ -151,6 +151,7 @@ def sweep(kernel: tile.Kernel) -> bool:
     for op in reversed(list(kernel.walk())):
         if op.parent is None: continue
         if isinstance(op, scf.ForOp) and op in alive: changed |= _trim(op, alive)
+        elif isinstance(op, scf.IfOp) and op in alive and op.results: changed |= _trim_branch(op, alive)
         elif op not in alive and (op.results or isinstance(op, (scf.ForOp, scf.IfOp))) and not any(r.first_use for r in op.results):
             erase(op); changed = True
     return changed
@@ -183,6 +184,14 @@ def _needs(item) -> list:
     loop = item.block.parent_op()
     if isinstance(loop, scf.ForOp): return [loop] + ([loop.results[item.index - 1]] if item.index else [])
     return [] if loop is None or isinstance(loop, tile.Kernel) else [loop]
+
+
+def _trim_branch(branch: scf.IfOp, alive: set) -> bool:
+    """Drops the results of a branch that are not alive."""
+    keep = [i for i, r in enumerate(branch.results) if r in alive or r.first_use is not None]
+    if len(keep) == len(branch.results): return False
+    rebuild_if(branch, keep)
+    return True
 
 
 def _trim(loop: scf.ForOp, alive: set) -> bool:

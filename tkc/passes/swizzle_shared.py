@@ -63,6 +63,7 @@ def _mapped(op: tile.Load, context: PassContext) -> None:
     buffer.name_hint = op.result.name_hint
     copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
     copy.properties["engine"] = StringAttr("tma")
+    if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
     cut = _cut(op, context)
     if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
     before(op, copy)
@@ -71,14 +72,9 @@ def _mapped(op: tile.Load, context: PassContext) -> None:
 
 
 def _cut(op: tile.Load, context: PassContext) -> int:
-    loads = [o for o in _kernel(op).walk() if isinstance(o, (tile.Load, tile.LoadPointers, shared.Copy))]
-    plan = context.plan.loads
-    return plan[loads.index(op)].multicast if len(plan) > loads.index(op) else -1
-
-
-def _kernel(op: Operation) -> tile.Kernel:
-    while not isinstance(op, tile.Kernel): op = op.parent_op()
-    return op
+    """The axis along which the blocks of the cluster share the copy, as planned."""
+    number = op.attributes["number"].value.data if "number" in op.attributes else len(context.plan.loads)
+    return context.plan.loads[number].multicast if number < len(context.plan.loads) else -1
 
 
 def _view(value: SSAValue, buffer: SSAValue) -> None:
@@ -93,7 +89,7 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
 
 def _leaves_in_slabs(op: tile.Store) -> bool:
     layout = op.value.type.register_layout if isinstance(op.value.type, TileType) else None
-    return layout is not None and slabbed(op, *op.value.type.extents) and layout == wgmma_accumulator(*op.value.type.extents, layout.num_warps // 4)
+    return layout is not None and op.value.type.rank == 2 and slabbed(op, op.value.type.extents[0]) and layout == wgmma_accumulator(*op.value.type.extents, layout.num_warps // 4)
 
 
 def _slabs(op: tile.Store, context: PassContext) -> None:
