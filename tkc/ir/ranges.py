@@ -29,6 +29,12 @@ _COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, 
                 "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi)}
 
 
+def _unviewed(value: SSAValue) -> SSAValue:
+    """The scalar or tile whose elements a value repeats."""
+    while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, tile.Multiple)): value = value.owner.arg
+    return value
+
+
 @dataclass(frozen=True)
 class Range:
     """lo <= value <= hi, and divisor divides it (0: the value is 0, which everything divides)."""
@@ -138,6 +144,21 @@ class Ranges:
             guess = Range(guess.lo if after.lo == guess.lo else whole.lo, guess.hi if after.hi == guess.hi else whole.hi, after.divisor if attempt < 2 else 1)
         return whole
 
+    def _inside_loop(self, index: SSAValue, bound: SSAValue) -> bool:
+        """Whether an index is a loop's counter plus less than a step, and the bound the loop's own, which the steps divide: as in a block of
+        columns that ends where the array does."""
+        index, bound = _unviewed(index), _unviewed(bound)
+        if not isinstance(index.owner, ew.CLASSES["add"]): return False
+        for counter, rest in (index.owner.args, index.owner.args[::-1]):
+            counter = _unviewed(counter)
+            loop = counter.block.parent_op() if isinstance(counter, BlockArgument) and counter.index == 0 else None
+            if not isinstance(loop, scf.ForOp): continue
+            least = loop.ub.owner.args if isinstance(loop.ub.owner, ew.CLASSES["min"]) else (loop.ub,)
+            if not any(v is bound for v in least): continue
+            lb, step, end, added = map(self.of, (loop.lb, loop.step, bound, rest))
+            if step.lo > 0 and added.hi < gcd(lb.divisor, step.divisor, end.divisor): return True
+        return False
+
     def _function(self, op: ew.Elementwise, whole: Range) -> Range:
         args = [self.of(a) for a in op.args]
         if None in args: return whole
@@ -145,6 +166,7 @@ class Ranges:
         name = op.fn.name
         if name in _COMPARISONS:
             true, false = _COMPARISONS[name](a, b)
+            if name == "lt" and not true: true = self._inside_loop(*op.args)
             return exactly(1) if true else exactly(0) if false else whole
         if is_bool(element_of(op.result.type)): return self._logic(name, a, b, whole)
         if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
