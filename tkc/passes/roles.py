@@ -30,7 +30,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase, rebuild_for, replace, stamp
-from tkc.ir.types import MapType, PendingType, SharedType, bits
+from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.hopper import simple
 from tkc.passes.simplify import sweep
@@ -50,7 +50,7 @@ class RingBarriers:
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block = kernel.body.block
     moved = _suffix(block)
-    first = moved[0]
+    first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     size = plan.cluster[0]
     shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
     rings: dict[SSAValue, RingBarriers] = {}
@@ -78,10 +78,11 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
 
 
 def _suffix(block: Block) -> list[Operation]:
-    """What the roles do: from the first operation with a region or an effect on, allocations apart."""
+    """What the roles do: everything from the first operation with a region or an effect on, allocations apart, and whatever makes a
+    tile before it, since a tile is spread over the warps of whoever makes it."""
     ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
     start = next(i for i, op in enumerate(ops) if op.regions or not is_side_effect_free(op))
-    return ops[start:]
+    return [op for op in ops[:start] if any(isinstance(r.type, TileType) for r in op.results)] + ops[start:]
 
 
 def _group(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
