@@ -9,12 +9,15 @@ from math import prod
 
 import numpy as np
 
-from tkc.ir.layout import LayoutError
-from tkc.ir.shared_layout import SharedLayout
+from tkc.ir import tile
+from tkc.ir.fragments import matrix_access
+from tkc.ir.layout import Layout, LayoutError
+from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import TileType, bits
 from tkc.sim import level0
 from tkc.sim.clocks import ASYNC, GENERIC
 from tkc.sim.engine import Copy, Wait
+from tkc.sim.global_order import READS, UPDATES, WRITES, part_of
 from tkc.sim.instance import WARP, Agent, Buffer, Dot
 from tkc.sim.level0 import dtype_of, rounded
 from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of
@@ -49,6 +52,7 @@ def tma_load(m, op):
     aligned(buffer, buffer.base)
     yield None
     event, cells, places = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name), cells_of(lands, None, ALL, True), []
+    m.ordered(READS, event, op, pointers, live)
     for rank in targets:
         block = m.block.cluster.at(rank)
         m.mbarrier(address, agent, op, rank, far=True)
@@ -78,6 +82,8 @@ def tma_store(m, op):
     event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
     buffer.memory.read(buffer.base, cells_of(lands, None, ALL, False), event, op)
     element = m[op.map].type.element
+    m.ordered(UPDATES if kind else WRITES, event, op, pointers, live,
+              changed=lambda: (buffer.memory.load(buffer.base, lands, dtype_of(element)) != m.memory.load(pointers, live, dtype_of(element))).reshape(-1))
 
     def act() -> None:
         values = buffer.memory.load(buffer.base, lands, dtype_of(element))
@@ -121,6 +127,7 @@ def cp_async(m, op):
         event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
         cells = cells_of(buffer.layout, held, agent.part, True) if held is not None else coalesced(buffer.layout, m.warps, agent.part)
         buffer.memory.write(buffer.base, cells, event, op)
+        if agent is m.leader: m.ordered(READS, event, op, *pointers_live)
         if agent is m.leader: buffer.memory.poison(buffer.base, buffer.layout); m.launch.scheduler.start(copy)
         agent.copies.open.append((copy, event))
     yield from m.both(op, action)
@@ -148,9 +155,55 @@ def cp_wait(m, op):
     return ()
 
 
+# ------------------------------------------------------------------------------------------------------ global memory and registers
+def _place(m, op): return level0.live_pointers(m, op) if isinstance(op, (tile.LoadPointers, tile.StorePointers, tile.Atomic)) else level0.block(m, op)
+
+
+def global_access(kind: str, rule):
+    """An ordinary access: each warp those elements that it holds; the values move when the leader gets there."""
+    def step(m, op):
+        pointers, live = _place(m, op)
+        t, out = (op.result if kind == READS else op.value).type, []
+        held = t.register_layout if isinstance(t, TileType) else None
+
+        def changed() -> np.ndarray:
+            new = np.broadcast_to(level0.stored(m, t, m[op.value]), live.shape)
+            return (m.memory.load(pointers, live, new.dtype).view(np.uint8) != np.ascontiguousarray(new).view(np.uint8)).reshape(live.size, -1).any(1)
+
+        def action(agent: Agent) -> Generator:
+            yield None
+            first = agent is m.leader
+            m.ordered(kind, agent.access(op), op, pointers, live, part_of(held, agent.part, kind != READS), changed if kind == WRITES else None, first or kind == READS)
+            if first: out.append(rule(m, op))
+        yield from m.both(op, action)
+        return out[0]
+    return step
+
+
 # ------------------------------------------------------------------------------------------------------ shared memory and registers
+def claims(m, op, buffer: Buffer, held) -> None:
+    """The bank conflicts that the compiler claims of an access are those of some way to make it: by matrices, or by vectors of one width."""
+    if op.conflicts is None or op in m.launch.claimed or held is None: return
+    m.launch.claimed.add(op)
+    claimed, found = op.conflicts.value.data, sorted(ways(held, buffer.layout))
+    if found and claimed not in found: raise Violation("conflicts", f"{claimed}-way bank conflicts are claimed of an access of {buffer.layout} that has {' or '.join(map(str, found))}", op, (m.leader.name,))
+
+
+def ways(held: Layout, memory: SharedLayout) -> set[int]:
+    """Degrees of bank conflict with which a tile in this layout can be moved."""
+    if held.shape != memory.shape: return set()
+    plan, degrees = matrix_access(held, memory, memory.bits), set()
+    if plan is not None: degrees.add(plan.conflicts)
+    for vector in (1, 2, 4, 8, 16):
+        if vector * memory.itemsize > 16 or held.num_registers % vector: continue
+        try: degrees.add(conflicts_of(held, memory, vector))
+        except LayoutError: continue
+    return degrees
+
+
 def read(m, op):
     buffer = m[op.buffer]
+    claims(m, op, buffer, op.result.type.register_layout)
     def action(agent: Agent) -> Generator:
         yield None
         m.buffer_access(agent, buffer, agent.access(op), op, op.result.type.register_layout)
@@ -160,6 +213,7 @@ def read(m, op):
 
 def write(m, op):
     buffer, value = m[op.buffer], np.asarray(m[op.value])
+    claims(m, op, buffer, op.value.type.register_layout)
     def action(agent: Agent) -> Generator:
         yield None
         m.buffer_access(agent, buffer, agent.access(op), op, op.value.type.register_layout, write=True)
@@ -208,6 +262,7 @@ def dot_async(m, op):
         dot.issued += 1
         if agent is m.leader: m.launch.scheduler.start(dot.copy)
     yield from m.both(op, action)
+    if op.acc is not None and isinstance(op.acc.type, TileType): m.adding[op.acc] = dot
     return dot
 
 

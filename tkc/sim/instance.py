@@ -96,6 +96,7 @@ class BlockState:
         self.memory = SharedMemory(cluster.launch.shared_bytes, cluster.clocks)
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named: dict[object, Rendezvous] = {}
+        self.taken: dict[int, str] = {0: "the block"}             # hardware barriers that instances meet on
         self.visits: list[tuple[int, int, Operation]] = []        # copies and arrivals from elsewhere: stamp and operation
         self.agents: list[Agent] = []
         self.over = False
@@ -121,6 +122,7 @@ class Instance(dataflow.DataflowMachine):
         self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
         self.laggard = None if alone else Agent(block.cluster.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
         self.finished, self.dot_fence, self.last_dot = False, False, None
+        self.adding: dict[SSAValue, Dot] = {}                     # tiles that asynchronous dots in flight add to
         block.agents += self.agents
 
     def _track(self, op: Operation) -> None:
@@ -163,12 +165,26 @@ class Instance(dataflow.DataflowMachine):
     def walk(self, block: IrBlock) -> Generator:
         for op in block.ops:
             if isinstance(op, level0.TERMINATORS): return tuple(self.values[v] for v in op.operands)
+            if self.adding: self._untouched(op)
             step = self.steps.get(type(op))
             if step is None: self.execute(op); continue
             try: out = yield from step(self, op)
             except SimulationError as e: e.operation = e.operation or op; raise
             if op.results: self.assign(op.results, out if isinstance(out, tuple) else (out,))
         return ()
+
+    def _untouched(self, op: Operation) -> None:
+        """The registers of an accumulator belong to the dot that adds to them until somebody has waited for it."""
+        self.adding = {value: dot for value, dot in self.adding.items() if not dot.waited}
+        for value in op.operands:
+            if value in self.adding:
+                raise Violation("in flight", f"{self.name} uses {f'%{value.name_hint}' if value.name_hint else 'an accumulator'} in '{op.name}' while an asynchronous dot adds to its registers: "
+                                "missing is a dot_wait before it", op, (self.leader.name,))
+
+    def assign(self, targets, values) -> None:
+        targets = tuple(targets)
+        super().assign(targets, values)
+        for value in targets if self.adding else (): self.adding.pop(value, None)            # the next iteration's
 
     def enter(self, region, arguments: Sequence) -> Generator:
         if not region.blocks: return ()
@@ -179,6 +195,10 @@ class Instance(dataflow.DataflowMachine):
     def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, part: str | None = None) -> None:
         cells = cells_of(buffer.layout, held, part or agent.part, write)
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
+
+    def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True) -> None:
+        """An access to global memory that happens now (global_order)."""
+        if self.launch.hazards: self.launch.order.access(kind, self.block.cluster, event, op, pointers, live, own, changed, others)
 
     def address(self, barriers: SSAValue, index: Sequence[SSAValue]) -> int:
         ring, at = self[barriers], self.offset(index[0]) if index else 0

@@ -8,7 +8,7 @@ buffer which other warps still read is found out. A role of one elected thread, 
 An asynchronous dot is the work of a whole warpgroup: it starts when both agents have issued it, and whoever waits for it knows of both.
 Copies happen at a moment of the scheduler's choice between issue and wait; until then their destination holds NaN.
 
-Not watched: the order of accesses to global memory, and registers of an asynchronous dot that other operations overwrite.
+Accesses to global memory are watched too, within a cluster and between clusters (global_order).
 """
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tkc.sim.barriers import Rendezvous
 from tkc.sim.clocks import GENERIC, Clocks
 from tkc.sim.engine import Scheduler, Statistics
 from tkc.sim.global_memory import GlobalMemory
+from tkc.sim.global_order import READS, UPDATES, WRITES, GlobalOrder
 from tkc.sim.instance import BlockState, Buffer, Dot, Instance, Ring, TensorMap
 from tkc.sim.report import Violation
 
@@ -60,6 +61,9 @@ Instance.steps = {
     threads.CpAsync: a.cp_async, threads.CpCommit: a.commit("copies", True), threads.CpWait: a.cp_wait,
     threads.DotAsync: a.dot_async, threads.DotCommit: a.commit("dots", True), threads.DotWait: a.dot_wait,
     shared.Read: a.read, shared.Write: a.write,
+    tile.Load: a.global_access(READS, level0.load), tile.LoadPointers: a.global_access(READS, level0.load_pointers),
+    tile.Store: a.global_access(WRITES, level0.store), tile.StorePointers: a.global_access(WRITES, level0.store_pointers),
+    tile.Atomic: a.global_access(UPDATES, level0.atomic), tile.AtomicBlock: a.global_access(UPDATES, level0.atomic_block),
 }
 
 
@@ -68,6 +72,7 @@ class Cluster:
     """The blocks that run together."""
 
     def __init__(self, launch: Launch, number: int):
+        self.tick, self.seen = 0, {}                                  # atomic operations done; of which others what is known (global_order)
         self.launch, self.number, self.clocks = launch, number, Clocks(launch.strict_reads, launch.hazards)
         self.barrier = Rendezvous("the cluster's barrier")
         self.blocks = [BlockState(self, rank) for rank in range(launch.size)]
@@ -95,6 +100,7 @@ class Launch:
                  hazards: bool = True, ring: bool = False):
         self.kernel, self.grid, self.out, self.hazards, self.ring = kernel, tuple(grid), out, hazards, ring
         self.memory, self.strict_reads, self.scheduler = GlobalMemory(), strict_reads, Scheduler(seed)
+        self.order, self.claimed = GlobalOrder(self.memory), set()
         self.values = level0.bind(kernel, arguments, self.memory)
         shape = kernel.attributes.get("cluster")
         self.cluster_shape = tuple(shape.get_values()) if isinstance(shape, DenseArrayBase) else tuple(a.value.data for a in shape) if shape is not None else (1, 1)

@@ -28,16 +28,17 @@ def cells_of(memory: SharedLayout, held: Layout | None, part: str, write: bool) 
     """
     offsets = memory.table().reshape(-1)
     if held is not None and part != ALL and held.num_warps > 1:
-        leader = np.unique(_elements(held, slice(0, 1)))
+        leader = np.unique(elements_of(held, slice(0, 1)))
         cells = np.unique(_words(offsets[leader], memory.itemsize))
         if part == LEADER: return cells
-        rest = np.unique(_words(offsets[np.unique(_elements(held, slice(1, None)))], memory.itemsize))
+        rest = np.unique(_words(offsets[np.unique(elements_of(held, slice(1, None)))], memory.itemsize))
         return np.setdiff1d(rest, cells) if write else rest
     if part == LAGGARD: return np.empty(0, np.int64) if write else np.unique(_words(offsets, memory.itemsize))
     return np.unique(_words(offsets, memory.itemsize))
 
 
-def _elements(held: Layout, warps: slice) -> np.ndarray:
+def elements_of(held: Layout, warps: slice) -> np.ndarray:
+    """Flat indices of the elements that some warps hold."""
     coords = held.table()[warps].reshape(-1, len(held.shape))
     return np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
+from tkc.ir import threads
 from tkc.sim.barriers import Mbarrier, Rendezvous
 from tkc.sim.clocks import GENERIC, INIT
 from tkc.sim.engine import Wait
@@ -15,6 +16,8 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.instance import WARP, Agent, Instance
 from tkc.sim.level0 import rounded
 from tkc.sim.report import Violation
+
+LAST_BARRIER = 15                   # instances of roles take the hardware's barriers from here down, one each
 
 
 # ------------------------------------------------------------------------------------------------------ control flow
@@ -41,9 +44,11 @@ def while_(m, op):
 def roles(m, op):
     yield Wait(lambda: m.idle, lambda: "its other warps", op)
     first, rest = m.leader.knows, (m.laggard or m.leader).knows
-    instances = []
+    instances, number = [], LAST_BARRIER
     for role in op.body.block.ops:
         for copy in range(role.instances):
+            if any(isinstance(inner, threads.BlockBarrier) for inner in role.walk()): m.block.taken[number] = role.sym_name.data
+            number -= 1
             name = f"{m.name} {role.sym_name.data}" + (f" {copy}" if role.instances > 1 else "")
             one = Instance(m.block, name, role.warps.value.data, role.single is not None, (rest if instances else first, rest))
             one.values, one.exact = dict(m.values), dict(m.exact)
@@ -76,7 +81,8 @@ def meeting(m, op, find: Callable[[Agent], tuple[Rendezvous, int]], waits: bool 
 
 def barrier(m, op, waits: bool = True):
     number = m.offset(op.id)
-    if not 0 <= number < 16: raise Violation("bounds", f"barrier {number}; a block has barriers 0 to 15")
+    if not 0 <= number <= LAST_BARRIER: raise Violation("bounds", f"barrier {number}; a block has barriers 0 to {LAST_BARRIER}")
+    if number in m.block.taken: raise Violation("barrier", f"{m.name} uses hardware barrier {number}, on which all threads of {m.block.taken[number]} meet: count up from 1", op, (m.name,))
     return (yield from meeting(m, op, lambda agent: (m.block.rendezvous(number, f"barrier {number}"), op.threads.value.data), waits))
 
 

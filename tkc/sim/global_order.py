@@ -1,0 +1,145 @@
+"""Global memory at level 4: who wrote and who read each element, and whether anything orders the two.
+
+Blocks of different clusters run in any order: what one writes, another may neither read nor write, unless both update it atomically, unless the bytes stay what they
+were, or an atomic operation of the one was seen by an atomic operation of the other on the same array (a lock, a counter of those that are done). Within a cluster the clocks of its agents
+decide, as for shared memory; between the ordinary and the asynchronous proxy no fence is asked for here.
+
+Only arrays that the program writes cost anything: of the others the reads are a list that nobody looks at.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from xdsl.ir import Operation
+
+from tkc.ir.layout import Layout
+from tkc.sim.clocks import Event
+from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory
+from tkc.sim.memory import ALL, LEADER, elements_of
+from tkc.sim.report import Violation, name_of
+
+if TYPE_CHECKING:
+    from tkc.sim.level4 import Cluster
+
+READS, WRITES, UPDATES = "reads", "overwrites", "updates"
+PAST = {READS: "read", WRITES: "wrote", UPDATES: "updated"}
+
+
+@lru_cache(4096)
+def part_of(held: Layout | None, part: str, write: bool) -> np.ndarray | None:
+    """Which elements of a tile a part of the warps accesses, as flat indices (None: all). What both hold, the first warp writes and both read."""
+    if part == ALL or held is None and (part == LEADER or not write): return None
+    if held is None: return np.empty(0, np.int64)
+    if held.num_warps == 1: return None if part == LEADER or not write else np.empty(0, np.int64)
+    first = np.unique(elements_of(held, slice(0, 1)))
+    if part == LEADER: return first
+    rest = np.unique(elements_of(held, slice(1, None)))
+    return np.setdiff1d(rest, first) if write else rest
+
+
+@dataclass(eq=False)
+class Places:
+    """Elements of one array, as the pointers of an operation and which of them an agent accesses; worked out when somebody asks."""
+    pointers: np.ndarray
+    live: np.ndarray
+    own: np.ndarray | None
+    start: int
+    itemsize: int
+    size: int
+
+    @cached_property
+    def cells(self) -> np.ndarray:
+        mine = self.live if self.own is None else np.zeros_like(self.live)
+        if self.own is not None: mine[self.own] = self.live[self.own]
+        return self.among(mine)
+
+    def among(self, which: np.ndarray) -> np.ndarray:
+        cells = (self.pointers[which] - self.start) // self.itemsize
+        return cells[(cells >= 0) & (cells < self.size)]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operation of one agent. tick: atomic operations that its cluster had done before."""
+    cluster: Cluster
+    tick: int
+    event: Event
+    kind: str
+    op: Operation
+    places: Places
+
+
+@dataclass
+class Traffic:
+    """Of one array: writes (numbered from 1), for each element the last of them, and reads; what atomic operations on it have published."""
+    size: int
+    writes: list[Access] = field(default_factory=list)
+    last: np.ndarray | None = None
+    reads: list[Access] = field(default_factory=list)
+    seen: dict[Cluster, int] = field(default_factory=dict)
+
+
+class GlobalOrder:
+    """The accesses of one launch."""
+
+    def __init__(self, memory: GlobalMemory): self.memory, self.traffic = memory, {}
+
+    def access(self, kind: str, cluster: Cluster, event: Event, op: Operation, pointers: np.ndarray, live: np.ndarray, own: np.ndarray | None = None,
+               changed: Callable[[], np.ndarray] | None = None, others: bool = True) -> None:
+        """Before it happens. own: flat indices of the elements that this agent accesses; changed: which elements get other bytes; others: is checked against other clusters too."""
+        pointers, live = pointers.reshape(-1), live.reshape(-1)
+        for number in self._buffers(pointers, live):
+            b = self.memory.buffers[number - 1]
+            traffic = self.traffic.setdefault(number, Traffic(b.data.size // b.owner.itemsize))
+            places = Places(pointers, live, own, (number << SHIFT) + MIDDLE + b.low, b.owner.itemsize, traffic.size)
+            new = Access(cluster, cluster.tick, event, kind, op, places)
+            if kind == READS and traffic.last is None: traffic.reads.append(new); continue
+            self._check(traffic, new, new.places.cells, lambda a: a.cluster is cluster, b.name)
+            if others:
+                foreign = lambda a: a.cluster is not cluster
+                if self._check(traffic, new, places.among(live), foreign, b.name, dry=True):
+                    self._check(traffic, new, places.among(live if changed is None else live & changed()), foreign, b.name)
+            self._record(traffic, new)
+            if kind == UPDATES and others: self._meet(traffic, cluster)
+
+    def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
+        """Numbers of the arrays that are touched; of what lies in none the access itself will complain."""
+        touched = pointers if live.all() else pointers[live]
+        if not touched.size: return []
+        low, high = int(touched.min()) >> SHIFT, int(touched.max()) >> SHIFT
+        numbers = [low] if low == high else np.unique(touched >> SHIFT).tolist()
+        return [n for n in numbers if 0 < n <= len(self.memory.buffers)]
+
+    def _check(self, traffic: Traffic, new: Access, cells: np.ndarray, among: Callable[[Access], bool], name: str, dry: bool = False) -> bool:
+        """Raises Violation where an earlier access of one of the cells is not ordered before; dry: says whether it would."""
+        found = None
+        if traffic.last is not None:
+            earlier = (traffic.writes[i - 1] for i in np.unique(traffic.last[cells]).tolist() if i)
+            found = next((a for a in earlier if among(a) and not ordered(a, new) and not (a.kind == new.kind == UPDATES)), None)
+        if found is None and new.kind != READS:
+            found = next((a for a in traffic.reads if among(a) and not ordered(a, new) and np.isin(a.places.cells, cells).any()), None)
+        if found is None or dry: return found is not None
+        what = f"{new.event.who} {new.kind} what {found.event.who} {PAST[found.kind]} in {name_of(found.op)}, in {name}; "
+        if found.cluster is new.cluster: raise Violation("race", what + "nothing orders the two: missing is a barrier, or an arrival and a wait, between them", new.op, (new.event.who, found.event.who))
+        raise Violation("order", what + "blocks run in any order: missing is an atomic operation of the one that the other has seen", new.op, (new.event.who, found.event.who))
+
+    def _record(self, traffic: Traffic, new: Access) -> None:
+        if new.kind == READS: traffic.reads.append(new); return
+        if traffic.last is None: traffic.last = np.zeros(traffic.size, np.int32)
+        traffic.writes.append(new)
+        traffic.last[new.places.cells] = len(traffic.writes)
+
+    def _meet(self, traffic: Traffic, cluster: Cluster) -> None:
+        """An atomic operation publishes what its cluster did and knows, and sees what others have published."""
+        cluster.tick += 1
+        for other, tick in traffic.seen.items(): cluster.seen[other] = max(cluster.seen.get(other, 0), tick)
+        traffic.seen |= cluster.seen | {cluster: cluster.tick}
+
+
+def ordered(earlier: Access, later: Access) -> bool:
+    if earlier.cluster is later.cluster: return later.event.fenced[earlier.event.index] >= earlier.event.epoch
+    return later.cluster.seen.get(earlier.cluster, 0) > earlier.tick
