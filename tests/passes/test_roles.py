@@ -1,0 +1,207 @@
+"""Products through Hopper's engines: what the passes make of them means the same at every level, is free of races, and assembles.
+
+All numbers are small integers, so that sums are exact in float32 and every result has one right value.
+"""
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import shared, threads, tile
+from tkc.ir.target import target
+from tkc.ir.text import parse, show
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import dataflow, level4
+from tkc.sim.mutants import mutants
+from tkc.sim.report import Violation
+
+NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32}
+
+
+def product(a, b, bias, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, MAJORS: tkc.constexpr, EPILOGUE: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1 - "nt".index(MAJORS[0])], BK):
+        x = tkc.load(a, (k, m), (BK, BM)).T if MAJORS[0] == "t" else tkc.load(a, (m, k), (BM, BK))
+        y = tkc.load(b, (n, k), (BN, BK)).T if MAJORS[1] == "t" else tkc.load(b, (k, n), (BK, BN))
+        acc = tkc.dot(x, y, acc)
+    if "second" in EPILOGUE: tkc.store(d, (m, n), acc.to(d.dtype))
+    if "bias" in EPILOGUE: acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
+    if "relu" in EPILOGUE: acc = tkc.maximum(acc, 0)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a product is written, and what the compiler is told."""
+    block: tuple[int, int, int] = (128, 128, 64)
+    majors: str = "nn"
+    dtype: object = tkc.bfloat16
+    out: object = None
+    epilogue: str = ""
+    options: tuple = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join(["x".join(map(str, self.block)), self.majors, str(self.dtype), *([f"to {self.out}"] if self.out else []), *self.epilogue.split(), *(f"{k} {v}" for k, v in self.options)])
+
+
+ALONE = (("cluster", (1, 1)),)
+BLOCKS = [(128, 256, 64), (128, 128, 64), (64, 128, 64), (256, 128, 64), (128, 192, 64)]
+FORMS = [Form(block) for block in BLOCKS] + [Form(block, options=ALONE) for block in BLOCKS] + [
+    Form(majors="nt"), Form(majors="tn"), Form(majors="tt"), Form(majors="tt", dtype=tkc.float16, options=ALONE), Form((128, 256, 64), "nt"), Form((64, 128, 64), "tn"),
+    Form(dtype=tkc.float16), Form(out=tkc.float32), Form(epilogue="bias relu"), Form(epilogue="second bias"), Form(epilogue="second", out=tkc.float32),
+    Form((128, 64, 32)), Form((64, 64, 128), "nt"), Form((128, 128, 64), options=(("num_warps", 4),)), Form(options=(("num_stages", 2),))]
+EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+
+
+def array(dtype, rank: int = 2) -> ArrayArgument:
+    """Extents of any size; rows begin at multiples of 16 bytes."""
+    return ArrayArgument(dtype, ArrayFacts((Fact(),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))
+
+
+@cache
+def compiled(form: Form):
+    """(the text after every pass, the decisions)."""
+    stages = {}
+    (BM, BN, BK), out = form.block, form.out or form.dtype
+    module = traced(product, *(array(form.dtype) for _ in "ab"), array(form.dtype, 1), array(out), array(form.dtype), BM=BM, BN=BN, BK=BK, MAJORS=form.majors, EPILOGUE=form.epilogue)
+    given = through(module, PIPELINE[-1], context("sm_90a", **dict(form.options)), lambda name, module: stages.setdefault(name, module.clone()))
+    return stages, given
+
+
+def integers(*shape, dtype, seed) -> np.ndarray:
+    """In rows of a multiple of 8 elements, of which only the front is shown: what lies beyond is NaN."""
+    front = tuple(map(slice, shape))
+    around = np.full((*(max(n, 1) for n in shape[:-1]), -(-shape[-1] // 8) * 8 or 8), np.nan, NUMPY[dtype])
+    around[front] = np.random.default_rng(seed).integers(-3, 4, shape)
+    return around[front]
+
+
+def check(module, form: Form, m: int, n: int, k: int, **how) -> None:
+    turned = lambda shape, major: shape[::-1] if major == "t" else shape
+    a, b = (integers(*turned(shape, major), dtype=form.dtype, seed=i) for i, (shape, major) in enumerate(zip(((m, k), (k, n)), form.majors)))
+    bias = integers(n, dtype=form.dtype, seed=2)
+    c, d = (integers(m, n, dtype=t, seed=3) for t in (form.out or form.dtype, form.dtype))
+    c[...] = d[...] = np.nan
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run(module, [a, b, bias, c, d], (-(-m // form.block[0]), -(-n // form.block[1]), 1), **how)
+    sums = np.float64(a.T if form.majors[0] == "t" else a) @ np.float64(b.T if form.majors[1] == "t" else b)
+    if "second" in form.epilogue: np.testing.assert_array_equal(d, sums.astype(d.dtype))
+    else: assert np.isnan(np.float32(d)).all()
+    if "bias" in form.epilogue: sums = sums + np.float64(bias)
+    if "relu" in form.epilogue: sums = np.maximum(sums, 0)
+    np.testing.assert_array_equal(c, sums.astype(c.dtype))
+
+
+def last(form: Form): return compiled(form)[0][PIPELINE[-1]]
+def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
+def role(module, name: str): return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)
+
+
+# ------------------------------------------------------------------------------------------------------ values
+@EVERY
+def test_every_level(form):
+    BM, BN, BK = form.block
+    for name, module in compiled(form)[0].items():
+        if module.body.block.first_op.level < 4: check(module, form, BM + 5, BN - 7, 2 * BK - 7)
+    check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+
+
+ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE))
+PAIR = Form((128, 128, 32), options=(("num_stages", 3),))
+
+
+@pytest.mark.parametrize("form", [ONE, PAIR], ids=["alone", "cluster"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
+def test_trip_counts(form, steps):
+    """None, one, and around the number of stages; programs follow each other in a block, so that rings go on across them."""
+    (BM, BN, BK), module = form.block, last(form)
+    assert compiled(form)[1].plan.stages == 3
+    for seed in range(3): check(module, form, 3 * BM, BN, steps * BK, seed=seed)
+
+
+@pytest.mark.parametrize("form", [ONE, PAIR], ids=["alone", "cluster"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str)
+@pytest.mark.parametrize("resident", [1, 2])
+def test_ragged_shapes_and_odd_grids(form, shape, resident):
+    for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+
+
+def test_what_lies_beyond_an_extent_is_zero():
+    """Extents of any number, rows that go on behind them with NaN."""
+    for k in (1, 9, 33): check(last(PAIR), PAIR, 130, 70, k, seed=5)
+
+
+# ------------------------------------------------------------------------------------------------------ structure
+@EVERY
+def test_the_roles(form):
+    stages, given = compiled(form)
+    plan, kernel = given.plan, last(form).body.block.first_op
+    groups, shares = plan.warps // 4, any(load.multicast >= 0 for load in plan.loads)
+    assert plan.roles == "cooperative" and plan.persistent and plan.stages >= 2
+    producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
+    assert (producer.warps.value.data, consumer.warps.value.data) == (4, 4 * groups)
+    # the producer copies and computes nothing, the consumers compute and copy nothing in
+    assert count(producer, threads.TmaLoad) == 2 and not count(producer, (tile.Dot, threads.DotAsync, threads.TmaStore, shared.Read, shared.Write, threads.Fence))
+    assert count(consumer, threads.DotAsync) == 1 and not count(consumer, (tile.Dot, threads.TmaLoad, threads.CpAsync, threads.MbarrierExpect, tile.Load if "bias" not in form.epilogue else ()))
+    assert not any(isinstance(v.type, tile.TileType) for op in producer.walk() for v in op.results)
+    # one group of rings: full counts the announcement, empty a warp of every consumer that reads the stage
+    inits = [op for op in kernel.walk() if isinstance(op, threads.MbarrierInit)]
+    assert [op.count.value.data for op in inits] == [1, plan.warps * (2 if shares else 1)] and {op.barriers.type.stages for op in inits} == {plan.stages}
+    assert count(producer, threads.MbarrierExpect) == 1 and count(consumer, threads.MbarrierArrive) == 2
+    BM, BN, BK = form.block
+    assert next(op for op in producer.walk() if isinstance(op, threads.MbarrierExpect)).bytes.value.data == (BM + BN) * BK * 2
+    assert {op.to is not None for op in producer.walk() if isinstance(op, threads.TmaLoad)} >= {shares} and shares == (plan.cluster == (2, 1))
+    # the output: 16-bit tiles leave by the copy engine, in slabs of 64 columns
+    outs = 1 + ("second" in form.epilogue)
+    assert count(consumer, threads.TmaStore) == (0 if form.out is tkc.float32 else outs * BN // 64)
+    assert plan.epilogue == ("direct" if form.out is tkc.float32 else "tma")
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f.epilogue or f.majors == "tt"], ids=lambda f: f.name)
+def test_every_text_parses_back(form):
+    for module in compiled(form)[0].values(): assert show(parse(show(module))) == show(module)
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_89"])
+def test_machines_without_the_engines_have_one_role(machine):
+    given = context(machine)
+    through(traced(product, *(array(tkc.bfloat16) for _ in "ab"), array(tkc.bfloat16, 1), *(array(tkc.bfloat16) for _ in "cd"), BM=128, BN=128, BK=64, MAJORS="nn", EPILOGUE=""), PIPELINE[-1], given)
+    assert given.plan.roles == "one" and not given.plan.persistent
+
+
+# ------------------------------------------------------------------------------------------------------ the assembler
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@EVERY
+def test_it_assembles_clean(form):
+    """No spill, no stack, and wgmma neither serialised nor repaired."""
+    program = emit(last(form), target("sm_90a"))
+    assembled = ptxas.assemble(program.text, "sm_90a")
+    assert assembled.clean, assembled.log
+
+
+# ------------------------------------------------------------------------------------------------------ mutants
+# The producer of a cluster sees every stage come back before it ends. Consumers give stages back in order, so the last of these waits is enough.
+EQUIVALENT = {("cluster", "drop: mbarrier_wait 1"), ("cluster", "drop: mbarrier_wait 2")}
+
+
+@pytest.mark.parametrize(("name", "form"), [("alone", ONE), ("cluster", PAIR)], ids=["alone", "cluster"])
+def test_every_mutant_is_found(name, form):
+    (BM, BN, BK), missed, number = form.block, set(), 0
+    for label, mutant in mutants(last(form)):
+        number += 1
+        for seed in range(3):
+            try: check(mutant, form, 3 * BM, BN, 4 * BK, seed=seed)
+            except (Violation, AssertionError): break
+        else: missed.add((name, label))
+    assert number > 50 and missed <= EQUIVALENT
