@@ -119,6 +119,20 @@ class BarrierArrive(TileOperation):
 
 
 @irdl_op_definition
+class Turn(TileOperation):
+    """Two warpgroups of an instance take turns at the tensor cores: `start` once, before the first; then `begin` waits for one's turn, `end` hands
+    it to the other. A matter of speed alone: it orders no memory, and every thread meets the same turns."""
+    name = "tile.turn"
+    __form__ = "@what"
+    what = prop_def(StringAttr)
+    traits = EFFECT
+    def __init__(self, what: str): super().__init__(properties={"what": StringAttr(what)})
+
+    def verify_(self) -> None:
+        if self.what.data not in ("start", "begin", "end"): raise VerifyException(f"unknown turn {self.what.data!r}; there are start, begin, end")
+
+
+@irdl_op_definition
 class BlockBarrier(TileOperation):
     """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on hardware barriers counted down
     from 15; `tile.barrier` counts up from 1."""
@@ -389,5 +403,5 @@ class DotWait(TileOperation):
             if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (Roles, Role, Identity, Barrier, BarrierArrive, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
+OPERATIONS = (Roles, Role, Identity, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
               MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

@@ -69,7 +69,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
-    _consume(consumer.body.block, rings, maps, everyone)
+    _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps == 8)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
@@ -177,7 +177,7 @@ def _drain(block: Block, ring: RingBarriers) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the consumers
-def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None) -> None:
+def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, turns: bool) -> None:
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         ring = rings[_ring(copies[0])]
@@ -194,7 +194,8 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
         if len(stages) == 1:
             late.add(stages[0][1])
             _dots(dot, *stages[0], everyone)
-    _overlap(block, rings, late, everyone)
+    _overlap(block, rings, late, everyone, turns)
+    if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     for out in outs: _send(out, maps)
     if outs: block.add_op(stamp(threads.BulkWait(0), block.last_op))
@@ -217,7 +218,7 @@ class Flight:
     stages: list[tuple[RingBarriers, SSAValue, Block]]
 
 
-def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None) -> None:
+def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None, turns: bool) -> None:
     """Dots run on until something needs them; a stage is given back when the dots that read it in its block are over."""
     flights: list[Flight] = []
     read = {}
@@ -229,15 +230,25 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
         if op.regions and flights or op is block.last_op and flights: needed = [len(flights) - 1]
         if needed: flights = _land(op, flights, needed[-1], read, everyone)
         for region in op.regions:
-            for inner in region.blocks: _overlap(inner, rings, late, everyone)
+            for inner in region.blocks: _overlap(inner, rings, late, everyone, turns)
         if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
             t = PendingType(op.acc.type)
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
             new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
             before(op, threads.Fence("dot"), new, threads.DotCommit())
             flights.append(Flight(op, new.result, _stages_read(op, rings)))
+    if turns: _take_turns(block)
     if flights and block.last_op is not None: _land(block.last_op, flights, len(flights) - 1, read, everyone)
     _give_back(block, rings, late, everyone)
+
+
+def _take_turns(block: Block) -> None:
+    """Where several groups of dots are issued one after the other, the warpgroups do so in turn: one's vector work runs under the other's dots."""
+    fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
+    commits = [op for op in block.ops if isinstance(op, threads.DotCommit)]
+    if len(fences) < 2 or any(op.regions for op in block.ops): return
+    before(fences[0], threads.Turn("begin"))
+    after(commits[-1], threads.Turn("end"))
 
 
 def _needs(op: Operation, flight: Flight, block: Block) -> bool:

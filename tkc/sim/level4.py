@@ -46,6 +46,7 @@ Instance.rules = dataflow.RULES | {
     threads.Identity: identity,
     threads.TensorMap: lambda m, op, array: TensorMap(array, op.result.type),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
+    threads.Turn: lambda m, op: (),
     threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),
     shared.Alloc: lambda m, op: Buffer(m.block.memory, m.launch.addresses[op], op.result.type),
     shared.Stage: a.stage, shared.SharedSlice: a.shared_slice,
@@ -107,7 +108,7 @@ class Launch:
         self.size, self.persistent = prod(self.cluster_shape), "persistent" in kernel.attributes
         self.clusters = min(resident, -(-prod(self.grid) // self.size)) if self.persistent else clusters_of(self.grid, self.cluster_shape)
         self.block_warps = _block_warps(kernel)
-        self.addresses, self.shared_bytes = _addresses(kernel)
+        self.addresses, self.shared_bytes = addresses_of(kernel)
         self.waiting = deque(range(self.clusters) if only is None else only)
         self.running, self.agents, self.resident = 0, 0, resident
 
@@ -143,7 +144,7 @@ def _block_warps(kernel: tile.Kernel) -> int:
     return kernel.warps
 
 
-def _addresses(kernel: tile.Kernel) -> tuple[dict[Operation, int], int]:
+def addresses_of(kernel: tile.Kernel) -> tuple[dict[Operation, int], int]:
     """Where each buffer and ring lies; those without an offset one after the other behind the others."""
     sizes = {op: op.result.type.bytes if isinstance(op, shared.Alloc) else 8 * op.result.type.stages for op in kernel.body.block.walk() if isinstance(op, (shared.Alloc, threads.Barriers))}
     at = {op: op.offset.value.data for op in sizes if op.offset is not None}

@@ -36,6 +36,19 @@ def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
     if total > e.target.registers: e.fail(f"the roles ask for {total} registers, a multiprocessor has {e.target.registers}")
 
 
+@emitter(threads.Turn)
+def turn(e: Emitter, op: threads.Turn) -> None:
+    """Two hardware barriers: a warpgroup waits at its own, the other arrives there when it is done."""
+    if e.instance.warps != 2 * WARPGROUP: return
+    w, both = e.w, 64 * WARPGROUP
+    group = w.hoist(("group", e.instance), lambda: w.op("shr.u32", "b32", e.warp(), 2))
+    match op.what.data:
+        case "start":
+            with w.predicated(w.op("setp.eq.u32", "pred", group, 1)): w.emit(f"bar.arrive 1, {both}")
+        case "begin": w.emit(f"bar.sync {w.hoist(('mine', e.instance), lambda: w.op('add.u32', 'b32', group, 1))}, {both}")
+        case "end": w.emit(f"bar.arrive {w.hoist(('other', e.instance), lambda: w.op('sub.u32', 'b32', 2, group))}, {both}")
+
+
 @emitter(threads.Roles)
 def roles(e: Emitter, op: threads.Roles) -> None:
     w, parts = e.w, list(op.body.block.ops)
