@@ -34,8 +34,6 @@ BELOW = {
 # Imports inside a function that run only when it is called, and go upward on purpose: (file, room).
 UPWARD = {("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime",
           ("tkc/language/values.py", "public"): "the error of an unknown attribute names the public function of that name"}
-DRIVERS = {"cuda", "torch", "cupy"}
-MAY_HAVE_DRIVER = {"runtime", "tools"}
 
 
 def room(path: Path) -> str:
@@ -70,8 +68,12 @@ def test_imports_run_downward():
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_runtime_knows_a_driver():
-    assert not [str(p) for p in SOURCES if room(p) not in MAY_HAVE_DRIVER and DRIVERS & {m.split(".")[0] for m in modules(p)}]
+def importers(*packages: str) -> list[str]:
+    return [str(p.relative_to(ROOT / "tkc")) for p in SOURCES if set(packages) & {m.split(".")[0] for m in modules(p)}]
+
+
+def test_one_file_knows_the_driver_and_none_a_framework(): assert importers("cuda") == ["runtime/driver.py"] and not importers("torch", "cupy", "jax")
+def test_only_commands_parse_command_lines(): assert importers("click", "argparse") == ["fuzz/__main__.py", "tools/cli.py"]
 
 
 def test_examples_speak_the_public_language():

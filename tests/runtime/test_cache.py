@@ -192,12 +192,12 @@ def test_a_change_of_meaning_changes_the_key(tmp_path, base, old, new):
 def test_a_change_in_a_helper_of_another_module_changes_the_key(tmp_path, base, old, new): assert key_of(tmp_path / "m", other=OTHER.replace(old, new)) != base
 
 
-def test_a_variable_that_a_compilation_reads_changes_the_key(tmp_path, base): assert key_of(tmp_path / "m", TKC_VALIDATE="1") != base
+def test_a_variable_that_a_compilation_reads_changes_the_key(tmp_path, base): assert key_of(tmp_path / "m", TKC_PTXAS="/another/ptxas") != base
 
 
 @pytest.mark.parametrize("text,environment", [
     (BASE, {}), (BASE.replace("# ", "#"), {"PYTHONHASHSEED": "7"}), (BASE.replace("\n        i =", "\n        # a comment\n        i ="), {}), (BASE.replace("Doubles.", "Twice."), {}),
-    ("\n\n" + BASE, {"TKC_CACHE_DIR": "/nowhere"}), (BASE + "\nUNUSED = 3\n", {"TKC_DUMP": "0"})])
+    ("\n\n" + BASE, {"TKC_CACHE_DIR": "/nowhere"}), (BASE + "\nUNUSED = 3\n", {"TKC_DUMP": "0"}), (BASE, {"TKC_VALIDATE": "1"})])
 def test_what_has_no_meaning_does_not(tmp_path, base, text, environment): assert key_of(tmp_path / "elsewhere", text, **environment) == base
 
 
