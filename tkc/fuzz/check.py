@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from tkc.errors import CompileError, Error
 from tkc.fuzz.grammar import Kernel
 from tkc.ir.target import TARGETS
+from tkc.ir.types import ArrayType, PointerType, is_float
 from tkc.ir.verify import verify
 from tkc.passes import Free, PassContext
 from tkc.passes.pipeline import PIPELINE, module_of
@@ -47,6 +48,22 @@ def traced(kernel: Kernel, arguments: dict) -> ModuleOp:
     from tkc.runtime.specialize import ScalarInfo, Specialization, argument, facts, signature
     infos = {n: argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32") for n, v in arguments.items()}
     return trace(kernel.function(), signature(Specialization(tuple((n, facts(i)) for n, i in infos.items()))))
+
+
+def invented(module: ModuleOp, seed: int = 0) -> dict:
+    """Arguments for a module whose own are not known: arrays of some 40 (as their facts want) along each axis, whole numbers in them; numbers of 3."""
+    values, out = np.random.default_rng(seed), {}
+    kernel = level0.kernel_of(module)
+    names = kernel.attributes.get("argument_names")
+    for i, argument in enumerate(kernel.arguments):
+        name, t = names.data[i].data if names is not None else f"x{i}", argument.type
+        if not isinstance(t, (ArrayType, PointerType)): out[name] = 3.0 if is_float(t) else 3; continue
+        if isinstance(t, PointerType): out[name] = values.integers(0, 4, 4096).astype(level0.dtype_of(t.element)); continue
+        shape = [f.exact if f.exact is not None else -(-40 // f.divisor) * f.divisor for f in t.facts.shape]
+        order = sorted(range(t.rank), key=lambda a: (t.facts.strides[a].exact == 1, a))
+        dense = values.integers(-4 if is_float(t.element) else 0, 5, [shape[a] for a in order]).astype(np.int64 if isinstance(t.element, PointerType) else level0.dtype_of(t.element))
+        out[name] = dense.transpose([order.index(a) for a in range(t.rank)])
+    return out
 
 
 def wrong(want: dict, got: dict, near: float = 0) -> str | None:

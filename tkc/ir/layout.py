@@ -312,7 +312,23 @@ class Layout:
                 return [digit]
             scale, axes = moved[digit.axis]
             return divide(digit.extent, digit.stride * scale, axes)
-        return self._rebuild(shape, change)
+        try:
+            return self._rebuild(shape, change)
+        except LayoutError:  # 13:1@1 2:1@0 of a 2x13 tile count to 26, which divides among the axes of 13x2
+            return Layout(shape, *(tuple(self._reshaped_whole(getattr(self, name), moved)) for name in SECTIONS))
+
+    @staticmethod
+    def _reshaped_whole(digits: Sequence[Digit], moved: dict[int, tuple[int, list[tuple[int, int]]]]) -> Iterable[Digit]:
+        """Digits of a section under new axes; neighbours that go on counting are divided as one."""
+        runs: list[tuple[int, int, list[tuple[int, int]] | None]] = []
+        for digit in digits:
+            scale, axes = moved[digit.axis] if digit.axis >= 0 else (1, None)
+            extent, stride = digit.extent, digit.stride * scale
+            if axes and runs and runs[-1][2] == axes and runs[-1][0] * runs[-1][1] == stride:
+                extent, stride = runs[-1][0] * extent, runs.pop()[1]
+            runs.append((extent, stride, axes))
+        for extent, stride, axes in runs:
+            yield from [copies(extent)] if axes is None else divide(extent, stride, axes)
 
     def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
         """The sub-tile at `offsets` if it is a choice of registers: its layout, and which register each of its is."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, SymbolNameConstraint, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, SymbolNameConstraint, UnitAttr, f32, i1, i32, i64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments, irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, opt_region_def, opt_result_def, prop_def, region_def, result_def,
@@ -403,6 +403,8 @@ class Dot(TileOperation):
         a, b, c = self.a.type.extents, self.b.type.extents, self.acc.type.extents
         if a[-1] != b[-2] or c != (*a[:-2], a[-2], b[-1]) or a[:-2] != b[:-2]: raise VerifyException(f"'tile.dot' of {list(a)} and {list(b)} does not give {list(c)}")
         if self.result.type != self.acc.type: raise VerifyException("'tile.dot' gives the type of its accumulator")
+        if self.precision.data not in ("ieee", "tf32", "tf32x3"): raise VerifyException(f"'tile.dot' has no precision {self.precision.data!r}; there are ieee, tf32, tf32x3")
+        if self.precision.data != "ieee" and self.a.type.element != f32: raise VerifyException(f"'tile.dot' of {self.a.type.element}: {self.precision.data} is for operands of f32")
 
 
 # ------------------------------------------------------------------------------------------------------------ arrays

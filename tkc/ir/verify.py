@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.errors import VerifyError
-from tkc.ir import elementwise, shared, threads, tile
+from tkc.ir import elementwise, rules, shared, threads, tile
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 
@@ -35,7 +35,8 @@ def verify(module: ModuleOp, what: str = "the IR") -> None:
         if not isinstance(op, tile.Kernel): raise VerifyError(f"{what}: a module holds kernels, not '{op.name}'")
         level = op.level
         if not 0 <= level < len(LEVELS): raise VerifyError(f"{what}: kernel @{op.sym_name.data} says level {level}; there are 0 to {len(LEVELS) - 1}")
-        _verify_block(op.body.block, set(), level, what)
+        try: _verify_block(op.body.block, set(), level, what)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as e: raise VerifyError(f"{what}: an operation has operands or properties of the wrong kind ({e})") from None
         if not isinstance(op.body.block.last_op, tile.Return): _fail(op, what, "a kernel ends with tile.return")
 
 
@@ -51,6 +52,7 @@ def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -
         for i, operand in enumerate(op.operands):
             if operand not in visible: _fail(op, what, f"operand {i} ({operand.name_hint or 'unnamed'}) is used before, or outside the region of, its definition")
         if type(op) not in LEVELS[level]: _fail(op, what, f"is not permitted at level {level} ({NAMES[level]})")
+        if problem := rules.broken(op): _fail(op, what, problem)
         if level >= 1:
             for value in op.results:
                 if isinstance(value.type, TileType) and value.type.register_layout is None and value.type.shared_layout is None: _fail(op, what, f"result {value.type} has no layout at level {level}")

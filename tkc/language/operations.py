@@ -395,7 +395,7 @@ def dot(a, b, acc=None, precision: str = "ieee", out_dtype: DType | None = None)
     acc = lift(acc, out_dtype or (None if isinstance(acc, Value) else default))
     if acc.dtype.is_float != a.dtype.is_float: fail(f"tkc.dot of {a.dtype.name} accumulates in {default.name}, got an accumulator of {describe(acc)}")
     if broadcast_shapes(acc.shape, shape) != shape: fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(acc)}")
-    return Tile(tracer().emit(tile.Dot(a.use(), b.use(), spread(acc, shape).use(), precision)).result)
+    return Tile(tracer().emit(tile.Dot(a.use(), b.use(), spread(acc, shape).use(), precision if a.dtype is float32 else "ieee")).result)
 
 
 # ------------------------------------------------------------------------------------------------- promises and debugging

@@ -1,0 +1,19 @@
+"""What random kernels found: reduced modules, run in every way. The first line of each says what was wrong."""
+from pathlib import Path
+
+import pytest
+
+from tkc.fuzz.check import Ways, invented
+from tkc.ir.text import parse
+
+KEPT = sorted((Path(__file__).parent / "kept").glob("*.mlir"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda p: p.stem)
+def test_kept(path):
+    module = parse(path.read_text())
+    ways = Ways(module, lambda: invented(module), (2, 1, 1))
+    found = [f for f in [ways.cpu()] if f]
+    for target in ("sm_80", "sm_90a"):
+        for stages in (1, 3): found += ways.passes(target, 4, stages, stages == 3)
+    assert not [f for f in found if f.kind != "refused"]
