@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 import tkc
-from tests.language.kernels import LOG2E, add, array, attention, f32, i32, inf, matmul, traced
+from tests.language.kernels import add, array, attention, f32, i32, inf, mamba2, matmul, traced
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -64,23 +64,6 @@ def shapes(x, o, N: tkc.constexpr):
 def gather(x, index, o, ROWS: tkc.constexpr, N: tkc.constexpr):
     rows = tkc.load(index, (0,), (ROWS,))
     tkc.store(o, (0, 0), tkc.load(x, (rows, 0), (ROWS, N)))
-
-
-def mamba2(x, dt, A, B, C, y, L: tkc.constexpr = 64, N: tkc.constexpr = 128, P: tkc.constexpr = 64):
-    b, h = tkc.program_id(0), tkc.program_id(1)
-    a, state = A[h], tkc.zeros((N, P))
-    for t in tkc.range(0, x.shape[1], L):
-        d = tkc.load(dt, (b, t, h), (None, L, None)).to(tkc.float32)
-        xs = tkc.load(x, (b, t, h, 0), (None, L, None, P))
-        Bt, Ct = tkc.load(B, (b, t, 0), (None, L, N)), tkc.load(C, (b, t, 0), (None, L, N))
-        cum = tkc.cumsum(d * a * LOG2E, axis=0)
-        i = tkc.arange(L)
-        dec = tkc.where(i[:, None] >= i[None, :], tkc.exp2(cum[:, None] - cum[None, :]), 0)
-        w = tkc.dot(Ct, Bt.T) * dec * d[None, :]
-        yt = tkc.dot(w.to(xs.dtype), xs, tkc.dot(Ct, state.to(xs.dtype)) * tkc.exp2(cum)[:, None])
-        end = cum[L - 1]
-        state = tkc.dot((Bt * (tkc.exp2(end - cum) * d)[:, None]).to(xs.dtype).T, xs, state * tkc.exp2(end))
-        tkc.store(y, (b, t, h, 0), yt.to(y.dtype)[None, :, None, :])
 
 
 def conditional(x, o, n, N: tkc.constexpr):
