@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i1, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -195,7 +195,6 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
             late.add(stages[0][1])
             _dots(dot, *stages[0], everyone)
     _overlap(block, rings, late, everyone, turns)
-    for loop in [op for op in block.walk() if isinstance(op, scf.ForOp)]: _look_ahead(loop)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     for out in outs: _send(out, maps)
@@ -243,22 +242,6 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
     _give_back(block, rings, late, everyone)
 
 
-def _look_ahead(loop: scf.ForOp) -> None:
-    """The first wait of an iteration is asked for in the one before, once its dots are over: the answer is there when it is needed."""
-    body, state = loop.body.block, list(loop.body.block.args[1:])
-    wait = next((op for op in body.ops if isinstance(op, threads.MbarrierWait)), None)
-    dots = [op for op in body.ops if isinstance(op, threads.DotWait)]
-    if wait is None or wait.unless is not None or len(dots) < 2 or wait.index[0] not in state or wait.parity not in state: return
-    ends = body.last_op.operands
-    stage, parity = ends[state.index(wait.index[0])], ends[state.index(wait.parity)]
-    there = after(dots[-1], threads.MbarrierTest(wait.barriers, stage, parity)).result
-    unknown = before(loop, tile.Constant(False, i1)).result
-    count = len(loop.iter_args)
-    loop = rebuild_for(loop, range(count), [unknown])
-    body.last_op.operands = [*body.last_op.operands, there]
-    replace(wait, threads.MbarrierWait(wait.barriers, wait.index[0], wait.parity, body.args[-1]))
-
-
 def _take_turns(block: Block) -> None:
     """Where several groups of dots are issued one after the other, the warpgroups do so in turn: one's vector work runs under the other's dots."""
     fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
@@ -269,13 +252,12 @@ def _take_turns(block: Block) -> None:
 
 
 def _needs(op: Operation, flight: Flight, block: Block) -> bool:
-    """Whether an operation must come after a dot: it uses the result; or it makes what takes the place of the factor in registers. There
-    the exponentials come after too: measured, they cost less when they do not run under the dot that the next step waits for."""
+    """Whether an operation must come after a dot: it uses the result, or makes what takes the place of the factor in registers."""
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands): return True
     factor = flight.dot.a
-    if not isinstance(factor.owner, Block) or factor.owner is not block or not isinstance(block.last_op, scf.YieldOp) or not factor.index: return False
-    if isinstance(op, Cast): return op.result is block.last_op.operands[factor.index - 1]
-    return isinstance(op, (CLASSES["exp2"], CLASSES["exp"])) and isinstance(op.result.type, TileType) and op.result.type.extents == factor.type.extents
+    if isinstance(op, Cast) and isinstance(factor.owner, Block) and factor.owner is block and isinstance(block.last_op, scf.YieldOp) and factor.index > 0:
+        return op.result is block.last_op.operands[factor.index - 1]
+    return False
 
 
 def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, everyone: SSAValue | None) -> list[Flight]:
