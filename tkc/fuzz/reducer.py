@@ -156,7 +156,6 @@ def flat_control(module: ModuleOp, number: int):
             if len(starts) != len(op.results): return False
             for result, value in zip(op.results, starts): result.replace_all_uses_with(value)
             op.detach(); op.erase()
-    unused(module)
     return module
 
 

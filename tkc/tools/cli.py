@@ -178,6 +178,24 @@ def grid_of(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(n) for n in text.split(","))
 
 
+@main.command("reduce")
+@click.argument("path", metavar="FILE")
+@click.option("--test", metavar="COMMAND", help="Ends with 0 where a file ({}, or its last word) is interesting. Default: it fails as FILE does.")
+@click.option("--target", default="sm_90a", show_default=True, help="Without --test: what to compile for (cpu: the CPU alone).")
+@click.option("--warps", type=click.IntRange(1, 32))
+@click.option("--stages", type=click.IntRange(1, 16), default=2, show_default=True)
+@click.option("--grid", default="1", show_default=True, metavar="X[,Y[,Z]]", help="Programs to run in the simulator.")
+@click.option("-o", "--output", metavar="FILE")
+def reduce_(path, test, target, warps, stages, grid, output) -> None:
+    """Make a module of level 0 as small as it can be while it stays interesting."""
+    from tkc.ir.target import TARGETS
+    from tkc.tools.opt import read, write
+    from tkc.tools.reduce import reduced
+    if target != "cpu" and target not in TARGETS: raise Error(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
+    if not all(n.isdigit() and 0 < int(n) < 1000 for n in grid.split(",")) or grid.count(",") > 2: raise Error(f"--grid is one to three numbers such as 2,3, got {grid!r}")
+    write(reduced(*read(path), test, target, warps, stages, tuple(map(int, grid.split(","))), lambda line: click.echo(line, err=True)), output)
+
+
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1)
 def bench(arguments) -> None:
