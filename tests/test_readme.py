@@ -1,4 +1,4 @@
-"""The program in the README is run."""
+"""The programs in the README are run, and what it shows of the compiler is what the compiler says."""
 import re
 from pathlib import Path
 
@@ -14,4 +14,7 @@ def test_the_programs(tmp_path, monkeypatch):
     source.write_text("\n".join(blocks))                                        # a kernel needs its source in a file
     space = {"__name__": "readme"}
     exec(compile(source.read_text(), str(source), "exec"), space)
-    assert np.allclose(space["out"], space["x"] + space["y"]) and ".entry" in space["c"].ptx
+    assert np.allclose(space["c"], space["a"] @ space["b"], rtol=1e-4) and ".entry" in space["compiled"].ptx
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.S)
+    missing = set(shown.splitlines()) - set(space["compiled"].decisions)
+    assert not missing, f"the README shows decisions that are no longer made: {missing}"
