@@ -36,21 +36,23 @@ def test_unary_floats_are_rounded_once(name, scalar, dtype):
     np.testing.assert_allclose(np.float64(got), want, rtol=0.51 * eps if eps > 1e-7 else 1e-6 if eps > 1e-10 else 1e-14, atol=2e-3 if eps > 0.1 else 1e-7)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(-2**31, 2**31 - 1), st.integers(-2**31, 2**31 - 1))
-def test_integers_wrap_floor_and_shift(a, b):
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.integers(-2**31, 2**31 - 1), st.integers(-2**31, 2**31 - 1)), min_size=4, max_size=40))
+def test_integers_wrap_floor_and_shift(pairs):
     wrap = lambda n: (n + 2**31) % 2**32 - 2**31
-    x, y = np.array([a], np.int32), np.array([b], np.int32)
-    for name, want in {"add": a + b, "sub": a - b, "mul": a * b, "mulhi": a * b >> 32, "max": max(a, b), "and": a & b, "xor": a ^ b}.items():
-        assert evaluate(lambda p, q: C[name](p, q).result, x, y)[0] == wrap(want), name
-    if b and (a, b) != (-2**31, -1):
-        assert evaluate(lambda p, q: C["floordiv"](p, q).result, x, y)[0] == a // b
-        assert evaluate(lambda p, q: C["mod"](p, q).result, x, y)[0] == a % b
-    s = b % 40
-    assert evaluate(lambda p, q: C["shl"](p, q).result, x, np.array([s], np.int32))[0] == wrap(a << s)
-    assert evaluate(lambda p, q: C["shr"](p, q).result, x, np.array([s], np.int32))[0] == a >> s
-    assert evaluate(lambda p: C["popcount"](p).result, x)[0] == bin(a % 2**32).count("1")
-    assert evaluate(lambda p: C["clz"](p).result, x)[0] == 32 - (a % 2**32).bit_length()
+    def check(name, want, pairs):
+        columns = [np.array(column, np.int32) for column in zip(*pairs)]
+        np.testing.assert_array_equal(evaluate(lambda *v: C[name](*v).result, *columns), [wrap(want(*pair)) for pair in pairs], name)
+    for name, want in {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "mulhi": lambda a, b: a * b >> 32, "max": max,
+                       "and": lambda a, b: a & b, "xor": lambda a, b: a ^ b}.items(): check(name, want, pairs)
+    if divided := [(a, b) for a, b in pairs if b and (a, b) != (-2**31, -1)]:
+        check("floordiv", lambda a, b: a // b, divided)
+        check("mod", lambda a, b: a % b, divided)
+    shifted = [(a, b % 40) for a, b in pairs]
+    check("shl", lambda a, s: a << s, shifted)
+    check("shr", lambda a, s: a >> s, shifted)
+    check("popcount", lambda a: bin(a % 2**32).count("1"), [(a,) for a, _ in pairs])
+    check("clz", lambda a: 32 - (a % 2**32).bit_length(), [(a,) for a, _ in pairs])
 
 
 def test_maximum_and_minimum_propagate_nan():
