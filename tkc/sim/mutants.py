@@ -13,6 +13,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
+from tkc.sim import level4
 
 Change = Callable[[Operation], None]
 
@@ -73,6 +74,43 @@ def own_block(op: Operation) -> None:
     op.operands[index] = mask.result
 
 
+def alias(op: Operation) -> None:
+    """A ring on the bytes of the ring before it."""
+    kernel = op
+    while not isinstance(kernel, tile.Kernel): kernel = kernel.parent_op()
+    addresses, _ = level4.addresses_of(kernel)
+    for each, at in addresses.items(): each.properties["offset"] = IntegerAttr(at, i64)          # everything else stays where it is
+    op.properties["offset"] = IntegerAttr(addresses[_room_before(op)], i64)
+
+
+def leader_alone(op: Operation) -> None:
+    """The first warp arrives for all: as often as there are warps, without waiting for the others."""
+    role = op
+    while not isinstance(role, (T.Role, tile.Kernel)): role = role.parent_op()
+    del op.properties["each"]
+    for _ in range((role.warps.value.data if isinstance(role, T.Role) else role.warps) - 1): twice(op)
+
+
+def parity_stays(op: Operation) -> None: op.results[1].replace_all_uses_with(op.parity)
+
+
+def first_parity(op: Operation) -> None: computed(op, op.parity, ("and", 0))
+
+
+def other_mask(op: Operation) -> None:
+    """Copies what is masked off, and nothing else."""
+    inverted = CLASSES["not"](op.mask)
+    op.parent.insert_op_before(inverted, op)
+    op.operands[list(op.operands).index(op.mask)] = inverted.results[0]
+
+
+def commit_early(op: Operation) -> None:
+    """Before the last operation of its group."""
+    last = _last_of_group(op)
+    op.detach()
+    last.parent.insert_op_before(op, last)
+
+
 T = threads
 SYNCHRONISING = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.ClusterWait, T.Fence, T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.BulkCommit, T.BulkWait,
                  T.CpCommit, T.CpWait, T.DotCommit, T.DotWait, T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write)
@@ -86,6 +124,23 @@ USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write,
 def _ring(op: Operation): return op.ring if isinstance(op, shared.Stage) else op.barriers
 
 
+def _room_before(op: Operation) -> Operation | None:
+    op = op.prev_op
+    while op is not None and not isinstance(op, (shared.Alloc, T.Barriers)): op = op.prev_op
+    return op
+
+
+def _is_ring(op: Operation | None) -> bool:
+    """Live as long as the loop that goes round it, so that no other ring may have its bytes."""
+    return isinstance(op, T.Barriers) or isinstance(op, shared.Alloc) and op.result.type.stages > 1
+
+
+def _last_of_group(op: Operation) -> Operation | None:
+    kind, op = {T.CpCommit: T.CpAsync, T.DotCommit: T.DotAsync, T.BulkCommit: T.TmaStore}[type(op)], op.prev_op
+    while op is not None and not isinstance(op, kind): op = op.prev_op
+    return op
+
+
 def _next_use(op: Operation) -> Operation | None:
     op = op.next_op
     while op is not None and not isinstance(op, USES): op = op.next_op
@@ -95,7 +150,7 @@ def _next_use(op: Operation) -> Operation | None:
 def _waits_before(op: Operation) -> bool:
     op = op.prev_op
     while op is not None and type(op) not in SYNCHRONISING: op = op.prev_op
-    return isinstance(op, (T.MbarrierWait, T.DotWait, T.Barrier, T.DotAsync, shared.Read, shared.Write))
+    return isinstance(op, (T.MbarrierWait, T.DotWait, T.Barrier, T.BlockBarrier, T.DotAsync, shared.Read, shared.Write))
 
 
 OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
@@ -113,6 +168,13 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
     "parity": (other_parity, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierTest))),
     "stage": (stage_before, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, shared.Stage)) and len(op.index) > 0 and _ring(op).type.stages > 1),
     "kind": (other_kind, lambda op: isinstance(op, T.Fence) and op.kind.data != "block"),
+    "alias": (alias, lambda op: _is_ring(op) and _is_ring(_room_before(op))),
+    "leader alone": (leader_alone, lambda op: isinstance(op, T.MbarrierArrive) and op.each is not None),
+    "parity stays": (parity_stays, lambda op: isinstance(op, T.RingNext) and any(True for _ in op.results[1].uses)),
+    "first parity": (first_parity, lambda op: isinstance(op, T.MbarrierWait) and not isinstance(op.parity.owner, tile.Constant)),
+    "stages + 1": (add("stages", 1), lambda op: isinstance(op, T.RingNext)),
+    "mask": (other_mask, lambda op: isinstance(op, T.CpAsync) and op.mask is not None),
+    "commit early": (commit_early, lambda op: isinstance(op, (T.CpCommit, T.DotCommit, T.BulkCommit)) and _last_of_group(op) is not None),
     "own block": (own_block, lambda op: isinstance(op, (T.MbarrierArrive, T.TmaLoad)) and op.to is not None),
 }
 
