@@ -1,0 +1,122 @@
+"""Attention through Hopper's engines: two dots a step, the second one step late; right at every level, free of races, and clean in the assembler."""
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import attention, f32, traced
+from tests.passes.kernels import context, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import threads, tile
+from tkc.ir.target import target
+from tkc.ir.text import parse, show
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import dataflow, level4
+
+NUMPY, HALF_ULP = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16}, {tkc.bfloat16: 2.0**-8, tkc.float16: 2.0**-11}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A specialization of attention."""
+    d: int = 64
+    causal: bool = False
+    block: tuple[int, int] = (128, 128)
+    dtype: object = tkc.bfloat16
+    options: tuple = ()
+
+    @property
+    def name(self) -> str: return " ".join([f"d {self.d}", "x".join(map(str, self.block)), str(self.dtype), *["causal"] * self.causal, *(f"{k} {v}" for k, v in self.options)])
+
+
+FORMS = [Form(d, causal) for d in (64, 128) for causal in (False, True)] + [Form(dtype=tkc.float16, causal=True), Form(block=(64, 64)), Form(block=(128, 64), causal=True), Form(128, block=(64, 128)), Form(options=(("num_stages", 3),))]
+EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+
+
+@cache
+def compiled(form: Form):
+    """(the module after every pass, the context)."""
+    stages, array = {}, ArrayArgument(form.dtype, ArrayFacts((Fact(),) * 3 + (Fact(16),), (Fact(8),) * 3 + (Fact(exact=1),), 16))
+    module = traced(attention, *(array,) * 4, f32(), CAUSAL=form.causal, D=form.d, BM=form.block[0], BN=form.block[1])
+    given = through(module, PIPELINE[-1], context("sm_90a", **dict(form.options)), lambda name, module: stages.setdefault(name, module.clone()))
+    return stages, given
+
+
+def last(form: Form): return compiled(form)[0][PIPELINE[-1]]
+def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
+
+
+def check(module, form: Form, queries: int, keys: int, heads: int = 1, **how) -> None:
+    rng, dtype = np.random.default_rng(queries + keys), NUMPY[form.dtype]
+    q, k, v = (rng.standard_normal((1, heads, max(n, 1), form.d)).astype(dtype)[:, :, :n] for n in (queries, keys, keys))
+    o, scale = np.full_like(q, np.nan), form.d**-0.5
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run(module, [q, k, v, o, scale], (-(-queries // form.block[0]), heads, 1), **how)
+    q, k, v = (np.float64(x) for x in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) * scale
+    if form.causal: scores = np.where(np.arange(queries)[:, None] + keys - queries >= np.arange(keys), scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(top == -np.inf, 0, top))
+    total = weights.sum(-1, keepdims=True)
+    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    # probabilities and output are rounded: half an ulp of each, against the sum of |p v|
+    assert (np.abs(np.float64(o) - weights @ v) <= HALF_ULP[form.dtype] * (weights @ np.abs(v) + np.abs(weights @ v)) + 1e-7).all()
+
+
+# ------------------------------------------------------------------------------------------------------ values
+@EVERY
+def test_every_level(form):
+    for name, module in compiled(form)[0].items():
+        if module.body.block.first_op.level < 4: check(module, form, form.block[0] + 3, 2 * form.block[1] + 5)
+    check(last(form), form, form.block[0] + 3, 2 * form.block[1] + 5, seed=1)
+
+
+SMALL = [Form(block=(64, 64)), Form(block=(64, 64), causal=True)]
+BOTH = pytest.mark.parametrize("form", SMALL, ids=["full", "causal"])
+
+
+@BOTH
+@pytest.mark.parametrize("keys", [1, 64, 65, 128, 192, 320])
+def test_trip_counts(form, keys):
+    for seed in range(2): check(last(form), form, 64, keys, 2, seed=seed)
+
+
+@BOTH
+@pytest.mark.parametrize("queries,keys", [(1, 1), (7, 200), (130, 130), (65, 33), (200, 70)])
+@pytest.mark.parametrize("resident", [1, 3])
+def test_ragged_shapes(form, queries, keys, resident):
+    """Also rows that see no key at all (causal, more queries than keys)."""
+    check(last(form), form, queries, keys, 3, seed=queries, resident=resident)
+
+
+def test_no_keys_at_all(): check(last(SMALL[0]), SMALL[0], 5, 0, 2)
+
+
+# ------------------------------------------------------------------------------------------------------ structure
+@EVERY
+def test_the_roles(form):
+    stages, given = compiled(form)
+    kernel = last(form).body.block.first_op
+    assert given.plan.roles == "cooperative" and given.plan.persistent
+    producer, consumer = (next(op for op in kernel.walk() if isinstance(op, threads.Role) and op.sym_name.data == name) for name in ("producer", "consumer"))
+    assert not count(producer, (tile.Dot, threads.DotAsync, threads.TmaStore)) and not any(isinstance(v.type, tile.TileType) for op in producer.walk() for v in op.results)
+    assert not count(consumer, (tile.Dot, tile.Load, threads.TmaLoad, threads.MbarrierExpect))
+    assert count(producer, threads.TmaLoad) == count(producer, threads.MbarrierExpect) >= 3
+
+
+@pytest.mark.parametrize("form", SMALL + FORMS[3:4], ids=lambda f: f.name)
+def test_every_text_parses_back(form):
+    for module in compiled(form)[0].values(): assert show(parse(show(module))) == show(module)
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@EVERY
+def test_it_assembles_clean(form):
+    assembled = ptxas.assemble(emit(last(form), target("sm_90a")).text, "sm_90a")
+    assert assembled.clean, assembled.log
