@@ -273,3 +273,25 @@ def test_dumps_of_every_pass(monkeypatch, tmp_path):
     names = sorted(p.name for p in (tmp_path / "add").iterdir())
     from tkc.passes.pipeline import PIPELINE
     assert names == [f"{i:02}-{s}.mlir" for i, s in enumerate(["trace", *PIPELINE])]
+
+
+def test_simulated(monkeypatch):
+    monkeypatch.setenv("TKC_SIM", "1")
+    for target in ("sm_80", "sm_90a"):
+        monkeypatch.setenv("TKC_TARGET", target)
+        x, out = np.arange(70).astype(ml_dtypes.bfloat16), np.zeros(70, ml_dtypes.bfloat16)
+        k = fresh(add)
+        k[grid](x, x, out, 70)
+        assert np.array_equal(out, x + x) and not k._compiled
+    monkeypatch.setenv("TKC_TARGET", "sm_7")
+    with pytest.raises(CompileError, match="TKC_TARGET"): fresh(add)[grid](x, x, out, 70)
+
+
+def test_validated(monkeypatch, capsys):
+    monkeypatch.setenv("TKC_VALIDATE", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_80")
+    x, out = np.arange(70).astype(np.float32), np.zeros(70, np.float32)
+    k = fresh(add)
+    for _ in range(2): k[grid](x, x, out, 70)
+    reports = capsys.readouterr().err.strip().splitlines()
+    assert np.array_equal(out, x + x) and len(reports) == 1 and "passes change nothing" in reports[0] and "sm_80" in reports[0]

@@ -130,7 +130,7 @@ def test_an_accumulator_is_used_while_a_dot_adds_to_it():
     wait = next(line for line in text.split("\n") if "%r = tile.dot_wait 0" in line)
     busy = text.replace("%u = tile.dot_async %h, %vs acc %t1", "%t2 = tile.dot_wait 0 [%t1] : (!tile.pending<OUT>) -> OUT\n  %u = tile.dot_async %h, %vs acc %t2")
     out = wait.split("-> ")[1]
-    busy = busy.replace("OUT", out).replace(f"acc %t2 keep %use : (", "acc %t2 keep %use : (").replace(f"{'!tile.pending<' + out + '>'}, i1) ->", f"{out}, i1) ->")
+    busy = busy.replace("OUT", out).replace("acc %t2 keep %use : (", "acc %t2 keep %use : (").replace(f"{'!tile.pending<' + out + '>'}, i1) ->", f"{out}, i1) ->")
     for seed in SEEDS: run_chain(busy, seed)
     touched = busy.replace(wait, f"  %touch = tile.neg %t2 : {out}\n{wait}")
     assert touched != busy

@@ -126,3 +126,42 @@ def test_doctor_misses_what_is_needed(monkeypatch):
 
 def test_help_of_every_command():
     for name in main.commands: assert ok(name, "--help")
+
+
+# ------------------------------------------------------------------------------------------------------ check and validate
+PRODUCT = (f"{ROOT / 'examples' / 'matmul.py'}:matmul", "a=f16[70,40]", "b=f16[40,50]", "c=f16[70,50]", "BM=32", "BN=32", "BK=16")
+
+
+def test_check_of_a_clean_kernel():
+    lines = ok("check", *PRODUCT).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["sm_80", "sm_89", "sm_90a"] and all("nothing found in 8 schedules" in line for line in lines)
+
+
+def test_check_finds_programs_that_depend_on_each_other(tmp_path):
+    (tmp_path / "k.py").write_text("import tkc\n\n@tkc.jit\ndef k(x, o):\n    v = tkc.load(x, (tkc.program_id(0) * 8,), (8,))\n    tkc.store(o, (tkc.program_id(0) * 4,), v)\n")
+    done = tkc("check", f"{tmp_path / 'k.py'}:k", "x=f32[64]", "o=f32[64]", "--grid", "4", "--target", "sm_80")
+    assert done.exit_code == 1 and "k.py:6" in done.stdout and "order: block" in done.stdout, done.output
+
+
+def test_check_refuses(tmp_path):
+    (tmp_path / "k.py").write_text("import tkc\n\n@tkc.jit\ndef k(x): pass\n")
+    assert "needs a grid" in refused("check", f"{tmp_path / 'k.py'}:k", "x=f32[8]")
+    assert "'4,x' is no grid" in refused("check", f"{KERNELS}:add", "x=f32[8]", "y=f32[8]", "out=f32[8]", "n=8", "--grid", "4,x")
+    assert "write n=1024" in refused("check", f"{KERNELS}:add", "x=f32[8]", "y=f32[8]", "out=f32[8]", "n=i32", "--grid", "1")
+    assert "no such file" in refused("check", "nowhere.py:k").lower()
+    assert "too many for the simulator" in refused("check", f"{KERNELS}:add", "x=f32[9999999999]", "y=f32[8]", "out=f32[8]", "n=8", "--grid", "1")
+
+
+def test_opt_validates(level_0):
+    done = tkc("opt", "--validate", "--target", "sm_80", text=level_0)
+    assert done.exit_code == 0 and f"{len(PIPELINE)} passes change nothing in ieee and ring arithmetic" in done.stderr and "level = 4" in done.stdout
+
+
+def test_opt_compares_two_files(level_0, tmp_path):
+    (tmp_path / "a.mlir").write_text(level_0)
+    total = next(line for line in level_0.splitlines() if "tile.add" in line and "xf32>" in line)
+    (tmp_path / "b.mlir").write_text(level_0.replace(total, total.replace("tile.add", "tile.sub")))
+    assert "the same in ieee and ring" in ok("opt", str(tmp_path / "a.mlir"), "--against", str(tmp_path / "a.mlir"))
+    assert "differ" in refused("opt", str(tmp_path / "a.mlir"), "--against", str(tmp_path / "b.mlir"))
+    (tmp_path / "bad.npz").write_bytes(b"PK nothing")
+    assert "bad.npz" in refused("opt", str(tmp_path / "a.mlir"), "--validate", "--inputs", str(tmp_path / "bad.npz"))

@@ -243,6 +243,7 @@ def dot_async(m, op):
     m.last_dot = dot = Dot(m.block.cluster.clocks.matrix())
 
     def act() -> None:
+        if not m.launch.products: dot.value = (acc.value if isinstance(acc, Dot) else acc) if acc is not None else np.zeros(result.extents, dtype_of(result)); return
         x, y = (v.memory.load(v.base, v.layout, dtype_of(v.type)) if isinstance(v, Buffer) else v for v in (a, b))
         old = acc.value if isinstance(acc, Dot) else acc
         new = level0.product(x, y, "tf32")

@@ -10,6 +10,7 @@ import numpy as np
 from xdsl.ir import Block as IrBlock
 from xdsl.ir import Operation, SSAValue
 
+from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, SharedType
 from tkc.sim import dataflow, level0, ring
@@ -117,6 +118,7 @@ class Instance(dataflow.DataflowMachine):
         super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out)
         self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
         if launch.ring: self.rules = self.rules | ring.RULES
+        if not launch.products: self.rules = self.rules | {tile.Dot: lambda m, op, a, b, acc: acc}
         first, rest = knows or (None, None)
         alone = single or warps == 1
         self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)

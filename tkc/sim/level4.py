@@ -98,8 +98,8 @@ class Launch:
     """One kernel on one grid under one seed."""
 
     def __init__(self, kernel: tile.Kernel, arguments: Sequence, grid: Sequence[int], seed: int, resident: int, strict_reads: bool, out, only: Sequence[int] | None = None,
-                 hazards: bool = True, ring: bool = False):
-        self.kernel, self.grid, self.out, self.hazards, self.ring = kernel, tuple(grid), out, hazards, ring
+                 hazards: bool = True, ring: bool = False, products: bool = True):
+        self.kernel, self.grid, self.out, self.hazards, self.ring, self.products = kernel, tuple(grid), out, hazards, ring, products
         self.memory, self.strict_reads, self.scheduler = GlobalMemory(), strict_reads, Scheduler(seed)
         self.order, self.claimed = GlobalOrder(self.memory), set()
         self.values = level0.bind(kernel, arguments, self.memory)
@@ -157,15 +157,16 @@ def addresses_of(kernel: tile.Kernel) -> tuple[dict[Operation, int], int]:
 
 
 def run(module, arguments: Sequence, grid: Sequence[int], seed: int = 0, resident: int = 1, *, only: Sequence[int] | None = None,
-        strict_reads: bool = True, hazards: bool = True, ring: bool = False, out=print) -> Statistics:
+        strict_reads: bool = True, hazards: bool = True, ring: bool = False, products: bool = True, out=print) -> Statistics:
     """Runs a level-4 kernel, writing the arrays among `arguments` in place; raises Violation at the first broken rule.
 
     grid: the logical grid. A persistent kernel gets min(resident, clusters needed) clusters; any other all of them, `resident` at a time.
     only: the numbers of the clusters that run, of all that are launched.
     hazards: False looks at values alone, of a program whose barriers are not placed yet. ring: the module is one of tkc.sim.ring.
+    products: False leaves dots at what they add to, where only the order of accesses is looked at.
     strict_reads: a generic read before an asynchronous write of the same bytes needs a proxy fence too.
     """
-    launch = Launch(level0.kernel_of(module), arguments, grid, seed, resident, strict_reads, out, only, hazards, ring)
+    launch = Launch(level0.kernel_of(module), arguments, grid, seed, resident, strict_reads, out, only, hazards, ring, products)
     with np.errstate(all="ignore"):
         launch.fill()
         launch.scheduler.run()
