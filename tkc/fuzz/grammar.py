@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 import ml_dtypes

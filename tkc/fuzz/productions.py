@@ -1,9 +1,10 @@
 """The productions of the grammar: `Author.step` writes one statement, picked by the policy's weights; `kernel(seed)` a whole kernel."""
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
-from tkc.fuzz.grammar import INTEGERS, POLICIES, WHOLE, Kernel, Tile, Writer, is_float, replace
+from tkc.fuzz.grammar import INTEGERS, POLICIES, WHOLE, ArraySpec, Kernel, Tile, Writer, is_float
 
 COMPARE = ("<", "<=", ">", ">=", "==", "!=")
 
@@ -110,7 +111,7 @@ class Author(Writer):
                 if self.chance(.5): self.let(f"tkc.interleave({t.name}, {u.name})", dtype, (*t.shape[:-1], 2 * t.shape[-1]), max(bound, u.bound))
                 else: self.let(f"tkc.join({t.name}, {u.name})", dtype, (*t.shape, 2), max(bound, u.bound))
             case 8 if prod(t.shape) <= 1024 and rank < 3:
-                self.let(f"tkc.broadcast_to({t.name}[{', '.join(['None' if i == axis else ':' for i in range(rank + 1)])}], {(s := (*t.shape[:axis], m := self.pick((1, 2, 4)), *t.shape[axis:]))})", dtype, s, bound)
+                self.let(f"tkc.broadcast_to({t.name}[{', '.join(['None' if i == axis else ':' for i in range(rank + 1)])}], {(s := (*t.shape[:axis], self.pick((1, 2, 4)), *t.shape[axis:]))})", dtype, s, bound)
             case _: self.let(f"tkc.broadcast_to({t.name}[{', '.join(['0'] * rank)}], {(s := self.shape())})", dtype, s, bound)
 
     # ------------------------------------------------------------------------------------------------ along an axis
@@ -320,7 +321,7 @@ class Author(Writer):
         t = self.small(self.tile(self.shape(self.pick((1, 2))), dtype), 8)
         if len(self.arrays) > 12: return
         name = f"s{len(self.arrays)}"
-        self.arrays.append(type(self.arrays[0] if self.arrays else self.input(1, "float32"))(name, dtype, tuple(n + self.pick((0, -1, 2)) or 1 for n in t.shape)))
+        self.arrays.append(ArraySpec(name, dtype, tuple(n + self.pick((0, -1, 2)) or 1 for n in t.shape)))
         offsets = ", ".join(self.index() for _ in t.shape)
         mask = self.mask(t.shape)
         self.line(f"tkc.atomic_{self.pick(('add', 'add', 'max', 'min'))}({name}, ({offsets},), {t.name}{f', mask={mask}' if mask else ''})")

@@ -6,6 +6,7 @@ tool wrote (or a pass broke) from reaching code that takes these rules for grant
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IndexType, IntegerType, i1, i32
@@ -193,5 +194,7 @@ RULES: dict[type[Operation], Callable] = {
 
 def broken(op: Operation) -> str | None:
     """Which rule an operation breaks, as the rest of a sentence that begins with its name; None if it keeps them all."""
+    for t in (*(r.type for r in op.results), *(a.type for region in op.regions for block in region.blocks for a in block.args)):
+        if isinstance(t, TileType) and (not t.rank or min(t.extents) < 1 or prod(t.extents) >= 1 << 31): return f"has {t}: a tile has extents of 1 and more, and less than 2^31 elements"
     rule = RULES.get(type(op))
     return rule(op) if rule else None
