@@ -23,10 +23,15 @@ from tkc.fuzz.productions import kernel
 @click.option("--refused", is_flag=True, help="Also show what was refused.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Write failing kernels and their IR here.")
 @click.option("--reduce", "reducing", is_flag=True, help="Reduce what fails and print it (or write it with --keep).")
+@click.option("--mutants", type=int, metavar="N", help="Instead of kernels: N broken texts of IR, from the first seed on.")
+@click.option("--passes", is_flag=True, help="With --mutants: what verifies also goes through the passes.")
 @click.option("--seconds", type=float, help="Stop after so long.")
-def main(seeds, policy, steps, targets, thorough, show, refused, keep, reducing, seconds) -> None:
+def main(seeds, policy, steps, targets, thorough, show, refused, keep, reducing, mutants, passes, seconds) -> None:
     """Random kernels of the language, at every level, on the CPU and with other plans, against level 0."""
     first, _, last = seeds.partition(":")
+    if mutants:
+        from tkc.fuzz.mutation import run
+        sys.exit(run(mutants, int(first), passes) > 0)
     began, kinds, ran = time.monotonic(), Counter(), 0
     for seed in range(int(first), int(last or int(first) + 1)):
         k = kernel(seed, policy, steps)

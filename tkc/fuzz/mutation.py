@@ -1,4 +1,4 @@
-"""Broken texts of IR and broken command lines: `python -m tkc.fuzz.mutation --count 10000`.
+"""Broken texts of IR and broken command lines: `python -m tkc.fuzz --mutants 10000`.
 
 A mutant of a text is read and verified, and what verifies goes through the passes. It may be refused in one sentence; it may not raise anything else, nor
 take longer than `SECONDS`.
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator
-
-import click
 
 from tkc.errors import CompileError, VerifyError
 
@@ -54,7 +51,6 @@ def fault(text: str, passes: bool = False) -> str | None:
     """What is wrong with how a text was taken; None if it was read, or refused in a sentence."""
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
-    from tkc.tools.opt import one_line
     began = time.perf_counter()
     try:
         module = parse(text, "mutant")
@@ -62,7 +58,7 @@ def fault(text: str, passes: bool = False) -> str | None:
         verify(parse(show(module)))
         if passes: _through(module)
     except (VerifyError, CompileError) as e:
-        if "Traceback" in str(e) or not one_line(e).strip(): return f"message: {e}"
+        if "Traceback" in str(e) or not str(e).strip(): return f"message: {e}"
     except RecursionError: return "RecursionError"
     except Exception as e: return f"{type(e).__name__}: {e}"[:300]
     took = time.perf_counter() - began
@@ -105,21 +101,14 @@ def command_lines(seed: int, count: int) -> Iterator[list[str]]:
         yield [w for w in words if w != "--debug"]
 
 
-@click.command()
-@click.option("--count", default=10_000, show_default=True)
-@click.option("--seed", default=0, show_default=True)
-@click.option("--passes", is_flag=True, help="What verifies also goes through the passes.")
-def main(count: int, seed: int, passes: bool) -> None:
-    """Mutants of IR texts; prints each fault once, with the text that shows it."""
+def run(count: int, seed: int, passes: bool) -> int:
+    """Prints each kind of fault once, with the text that shows it; gives how many there are."""
     r, texts, seen, began = random.Random(seed), corpus(), set(), time.perf_counter()
     for _ in range(count):
         text = mutant(r, texts)
         problem = fault(text, passes)
         if problem and (short := re.sub(r"\d+", "N", problem)[:80]) not in seen:
             seen.add(short)
-            print(f"{problem}\n{text if len(text) < 3000 else text[:3000]}\n", flush=True)
+            print(f"{problem}\n{text[:3000]}\n", flush=True)
     print(f"{count} mutants in {time.perf_counter() - began:.0f} s: {len(seen)} kinds of faults")
-    sys.exit(bool(seen))
-
-
-if __name__ == "__main__": main()
+    return len(seen)
