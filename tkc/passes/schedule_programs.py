@@ -14,7 +14,8 @@ The kernel's own ids are those of the logical grid. Blocks start roughly in orde
 The map is a bijection of the grid onto itself, so every program still runs once.
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
-a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing:
+a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing. Where a loop's end
+depends on axis 0 (a causal mask), the programs of that axis run last to first, the longest ones early:
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -35,6 +36,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, replace, stamp
 from tkc.ir.threads import Identity
 from tkc.passes import PassContext
+from tkc.passes.plan import program_axes
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -81,6 +83,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block)
     if not inside: return
+    longest_last = any(0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) for op in kernel.walk() if isinstance(op, scf.ForOp))
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Builder(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
@@ -101,7 +104,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
     if deep:
         z = build.floordiv(linear, layer)
         linear = build.sub(linear, build.mul(z, layer))
-    place = build.raster(linear, teams, columns, plan.raster)
+    if plan.raster > 1: place = build.raster(linear, teams, columns, plan.raster)
+    else:
+        column = build.floordiv(linear, teams)
+        row = build.sub(linear, build.mul(column, teams))
+        place = [build.sub(build.sub(teams, build.number(1)), row) if longest_last else row, column]
     if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
     place.append(z)
     for i, v in enumerate(place):
