@@ -18,6 +18,8 @@ from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
+from tkc.sim.mutants import mutants
+from tkc.sim.report import Violation
 
 NUMPY, HALF_ULP = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16}, {tkc.bfloat16: 2.0**-8, tkc.float16: 2.0**-11}
 
@@ -120,3 +122,19 @@ def test_every_text_parses_back(form):
 def test_it_assembles_clean(form):
     assembled = ptxas.assemble(emit(last(form), target("sm_90a")).text, "sm_90a")
     assert assembled.clean, assembled.log
+
+
+# ------------------------------------------------------------------------------------------------------ mutants
+SHAPES = (64, 64, 4), (192, 128, 2), (64, 192, 3)           # queries, keys, heads: programs of one, two and three steps; every ring comes round
+RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in range(5)}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+
+
+def test_every_mutant_is_found():
+    form, missed = Form(block=(64, 64), options=(("num_stages", 2),)), set()
+    runs, changed = [(shape, seed) for seed in range(4) for shape in SHAPES], list(mutants(last(form)))
+    for label, mutant in changed:
+        for shape, seed in runs:
+            try: check(mutant, form, *shape, seed=seed)
+            except (Violation, AssertionError): break
+        else: missed.add(label)
+    assert len(changed) > 100 and missed <= RELEASED
