@@ -101,14 +101,19 @@ def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
     body.args[0].name_hint = "program"
     build = Builder(body.first_op)
     linear, z = body.args[0], None
-    if deep:
-        z = build.floordiv(linear, layer)
-        linear = build.sub(linear, build.mul(z, layer))
-    if plan.raster > 1: place = build.raster(linear, teams, columns, plan.raster)
+    if longest_last:
+        # longest first: rows from the last, and for each the same row of up to 64 neighbours on the other axes, whose arrays the L2 cache then shares
+        pair, turn = build.raster(linear, build.mul(columns, build(tile.NumPrograms(2))) if deep else columns, teams, 64)
+        z = build.floordiv(pair, columns) if deep else None
+        place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
     else:
-        column = build.floordiv(linear, teams)
-        row = build.sub(linear, build.mul(column, teams))
-        place = [build.sub(build.sub(teams, build.number(1)), row) if longest_last else row, column]
+        if deep:
+            z = build.floordiv(linear, layer)
+            linear = build.sub(linear, build.mul(z, layer))
+        if plan.raster > 1: place = build.raster(linear, teams, columns, plan.raster)
+        else:
+            column = build.floordiv(linear, teams)
+            place = [build.sub(linear, build.mul(column, teams)), column]
     if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
     place.append(z)
     for i, v in enumerate(place):
