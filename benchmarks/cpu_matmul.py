@@ -20,7 +20,7 @@ def contest(seed: int, size: int = SIZE) -> Contest:
     def ours() -> Runner:
         import tkc
         matmul = harness.example("matmul").matmul
-        bm, bn, bk = 128, 128, 64
+        bm, bn, bk = 256, 256, 64
         grid = tkc.cdiv(size, bm), tkc.cdiv(size, bn)
         return Runner(lambda: (matmul[grid](a, b, out, RELU=False, BM=bm, BN=bn, BK=bk), out)[1], out)
 
