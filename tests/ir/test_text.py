@@ -128,6 +128,15 @@ def test_mutated_text_never_escapes_as_another_error():
         except VerifyError: pass
 
 
+def test_no_tile_enters_a_role():
+    """It would be spread over other warps than its user's: a causal mask made before the roles was wrong on the GPU alone."""
+    t = '!tile.tile<64xi32, "blocked 64 vector 1 warps 4">'
+    inside = f"%r = tile.arange 0 : {t}\n"
+    text = lambda outer, inner: f"tile.kernel @k() {{level = 4 : i64}} {{\n{outer}tile.roles {{\ntile.role one {{warps = 4 : i64}} {{\n^bb0(%who: i32):\n{inner}%s = tile.add %r, %r : {t}\n}}\n}}\ntile.return\n}}"
+    verify(parse(text("", inside)))
+    with pytest.raises(VerifyError, match="outside the region"): verify(parse(text(inside, "")))
+
+
 def test_kernel_attributes():
     module = parse(around("", "", "{warps = 8 : i64}"))
     kernel = module.body.block.first_op

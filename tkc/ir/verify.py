@@ -46,7 +46,9 @@ def _fail(op: Operation, what: str, message: str) -> None:
 
 
 def _verify_block(block: Block, visible: set[SSAValue], level: int, what: str) -> None:
-    """Every operand is defined earlier in this block or in a block round it; the level permits every operation."""
+    """Every operand is defined earlier in this block or in a block round it; the level permits every operation. No tile enters a role: it is
+    spread over the warps of whoever makes it."""
+    if isinstance(block.parent_op(), threads.Role): visible = {v for v in visible if not isinstance(v.type, TileType)}
     visible = visible | set(block.args)
     for op in block.ops:
         for i, operand in enumerate(op.operands):
