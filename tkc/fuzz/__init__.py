@@ -1,5 +1,5 @@
 """Random kernels without undefined behaviour, run at every level against level 0: `python -m tkc.fuzz --seeds 0:100`.
 
 `grammar` writes a kernel from a seed as Python source, `check` runs it through every level, the machine code of the CPU and other plans,
-`eager` is a second reading of the language in plain NumPy, `mutation` breaks texts of IR.
+`mutation` breaks texts of IR.
 """

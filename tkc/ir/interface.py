@@ -1,7 +1,7 @@
 """What a compiled kernel asks of its host: physical parameters, threads, shared memory, cluster. Plain data, JSON both ways.
 
 The emitter fills it in; the launcher, the exported C code and the simulator read it. The user's arguments are numbered as in
-the kernel's signature; `Parameter` says how to compute each physical parameter from them.
+the kernel's block arguments (constants are none); `Parameter` says how to compute each physical parameter from them.
 """
 from __future__ import annotations
 

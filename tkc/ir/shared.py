@@ -12,14 +12,14 @@
     %ready = tile.wait_copies [%tok …] {pending = 2}                                  what is older than the 2 newest groups has arrived: %ready orders reads
     %x = tile.read %s after(%ready)
 
-A token is a data dependency: a `read` takes the token that says its bytes have arrived, a copy into a stage takes the token
-of the last read of that stage (`done`, the second result of read where it is asked for). So no pass can move one over the other.
+A token is a data dependency: a `read` takes the token that says its bytes have arrived, so no pass can move it before the wait. That a
+stage is read before it is filled again is kept by the order of the operations, and by what is derived from it at level 4.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, i64
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
@@ -27,7 +27,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.layout import Layout
 from tkc.ir.syntax import TileOperation
-from tkc.ir.tile import SEGMENTED, ints, _Shape, _verify_block
+from tkc.ir.tile import SEGMENTED, ints, _Shape
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 
 

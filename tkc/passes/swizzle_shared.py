@@ -31,6 +31,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
+from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import SharedType, TileType, bits
@@ -160,7 +161,6 @@ def _copy_width(load: tile.Load) -> int:
 
 def context_divisor(value: SSAValue) -> int:
     """A divisor of a scalar, as far as the range analysis proves one (0: the value is zero)."""
-    from tkc.passes.ranges import divisor
     return divisor(value)
 
 

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.ptx import mathematics
 from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import displaced
-from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, registers_of, wrapped
+from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, wrapped
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
-from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_float, is_unsigned
+from tkc.ir.types import TileType, bits, element_of, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
 GROUP = 4                                               # elements: the most that share a register

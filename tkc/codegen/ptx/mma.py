@@ -17,7 +17,7 @@ from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, registers_of
 from tkc.ir import tile
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
-from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, is_float, ui8
+from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, i8, i32, is_float, ui8
 
 NAMES = {f16: "f16", bf16: "bf16", f8e4m3: "e4m3", f8e5m2: "e5m2", i8: "s8", ui8: "u8", f32: "tf32", i32: "s32"}
 K = {8: 32, 16: 16, 32: 8}

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import Array, Tile, compute_type, registers_of, packing, to_bits
+from tkc.codegen.ptx.values import Array, Tile, registers_of, packing, to_bits
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
-from tkc.ir.types import TileType, bits, element_of, is_bool
+from tkc.ir.types import TileType, bits, is_bool
 
 
 # ---- integers with folding ------------------------------------------------------------------------------------------
