@@ -43,6 +43,10 @@ class Options:
     num_ctas: int = 1
     cluster: tuple[int, int] | None = None
     maxnreg: int | None = None
+    roles: str | None = None              # "one", "cooperative" or "pingpong": who copies, who multiplies
+    programs: int | None = None           # at once in a block; 2: ping-pong between programs
+    raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
+    split_k: int | None = None            # programs that share one output block, each a part of k
     extra: tuple[tuple[str, Any], ...] = field(default=())
 
 

@@ -19,6 +19,10 @@ class LaunchOptions(Protocol):
     num_ctas: int
     cluster: tuple[int, int] | None
     maxnreg: int | None
+    roles: str | None
+    programs: int | None
+    raster: int | None
+    split_k: int | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,10 @@ class Free:
     num_ctas: int = 1
     cluster: tuple[int, int] | None = None
     maxnreg: int | None = None
+    roles: str | None = None
+    programs: int | None = None
+    raster: int | None = None
+    split_k: int | None = None
 
 
 @dataclass

@@ -35,6 +35,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """The plan with roles made of an ordinary one, or None and the reason."""
     options, dots = context.options, program.dots
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
+    if options.roles == "one": return None, "roles = 'one', as asked"
     if options.num_warps not in (None, 4, 8): return None, f"num_warps = {options.num_warps}: roles have 4 or 8 compute warps"
     if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
@@ -66,7 +67,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
-    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=8 if plan.raster > 1 else 1,
+    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=plan.raster,
                    persistent=True, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
 

@@ -150,8 +150,8 @@ def _plan(program: Program, context: PassContext, num_warps: int | None, num_sta
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     stages = _stages(program, loads, warps, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
-    raster = 8 if program.dots and _swept(program) else 1
-    if raster > 1: say("programs run in columns of 8 along axis 0: blocks in flight share rows and columns in the L2 cache")
+    raster = (context.options.raster or 8) if program.dots and _swept(program) else 1
+    if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
     ordinary = Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))

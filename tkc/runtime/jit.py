@@ -26,7 +26,7 @@ _compiling = threading.RLock()                  # a trace has one place in a pro
 
 
 def jit(fn: Callable | None = None, **options):
-    """Makes a kernel of a function. Options given here (num_warps, num_stages, num_ctas, cluster, maxnreg) are defaults of its launches."""
+    """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps, num_stages, cluster, …) are defaults of its launches."""
     if fn is None: return lambda f: JitFunction(f, options)
     return JitFunction(fn, options)
 

@@ -38,22 +38,27 @@ def launch(interface: Interface, function: driver.Function, arguments: Sequence,
 
 def load(compiled, device: int) -> driver.Function:
     """Loads a compiled kernel: the cubin of ptxas where there is one (so that checks, timings and resources speak of one code), else the PTX text."""
-    from tkc.codegen.ptx.ptxas import find, version
-    from tkc.runtime import cache, fingerprint
+    from tkc.codegen.ptx.ptxas import find
     i = compiled.interface
     images: list[bytes] = [compiled.ptx.encode()]
-    if (ptxas := find("ptxas")) and driver.capability(device) == TARGETS[compiled.target].capability:
-        disk = cache.disk()
-        key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("target", compiled.target.encode()), ("ptxas", version(ptxas).encode())])
-        found = disk.get(key) if disk else None
-        cubin = found["cubin"] if found else compiled.resources.cubin
-        if disk and not found: disk.put(key, {"cubin": cubin})
-        images.insert(0, cubin)
+    if find("ptxas") and driver.capability(device) == TARGETS[compiled.target].capability: images.insert(0, cubin(compiled))
     for image in images[:-1]:
         try: return driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
         except DeviceError:
             if driver._poison: raise                                            # a driver older than ptxas: it translates the text itself
     return driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster))
+
+
+def cubin(compiled) -> bytes:
+    """The machine code that ptxas makes of a compiled kernel, from the disk cache where it has been made before. Raises CompileError without ptxas."""
+    from tkc.codegen.ptx.ptxas import require, version
+    from tkc.runtime import cache, fingerprint
+    disk = cache.disk()
+    key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("target", compiled.target.encode()), ("ptxas", version(require("ptxas")).encode())])
+    found = disk.get(key) if disk else None
+    made = found["cubin"] if found else compiled.resources.cubin
+    if disk and not found: disk.put(key, {"cubin": made})
+    return made
 
 
 class Launch:

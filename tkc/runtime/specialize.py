@@ -15,7 +15,8 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "split_k")
+ROLES = "one", "cooperative", "pingpong"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
         if name == "cluster":
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n >= 1 for n in value)):
                 raise LaunchError(f"{kernel}: cluster is expected to be a pair of numbers >= 1, got {value!r}")
+        elif name == "roles":
+            if value not in ROLES: raise LaunchError(f"{kernel}: roles is expected to be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {value!r}")
         elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
     return tuple(sorted((k, v) for k, v in given.items() if v is not None))
