@@ -157,7 +157,7 @@ class JitFunction:
         from tkc.runtime import launch
         device = next(i.device for i in passed if isinstance(i, ArrayInfo))
         function = self._loaded.get((compiled, device)) or self._loaded.setdefault((compiled, device), launch.load(compiled, device))
-        return launch.Launch(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__)
+        return launch.ordered(launch.Launch(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__), values)
 
 
 class Launcher:

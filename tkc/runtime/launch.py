@@ -250,3 +250,23 @@ def stream_source(values: Sequence, device: int) -> Callable[[], int]:
     cupy = sys.modules.get("cupy")
     if cupy is not None and any(isinstance(v, cupy.ndarray) for v in values): return lambda: cupy.cuda.get_current_stream().ptr
     return lambda: 0
+
+
+class Waiting:
+    """A launch on arrays of jax, which runs its own streams: it waits until they are computed, and for the kernel."""
+    __slots__ = ("launch", "arrays")
+    reusable = False                                # the arrays it waits for are those of one call
+
+    def __init__(self, launch: Callable[[], None], arrays: Sequence): self.launch, self.arrays = launch, arrays
+
+    def __call__(self) -> None:
+        for a in self.arrays: a.block_until_ready()
+        self.launch()
+        driver.synchronize()
+
+
+def ordered(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:
+    """The launch itself, or Waiting where jax owns an array."""
+    jax = sys.modules.get("jax")
+    arrays = [v for v in values if jax is not None and isinstance(v, jax.Array)]
+    return Waiting(launch, arrays) if arrays else launch

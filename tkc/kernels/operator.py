@@ -1,0 +1,99 @@
+"""`@operator`: a function of arrays that launches kernels, for every library at once, and a custom op for torch.
+
+How to add a kernel. Write the kernel with `tkc` alone, and below it a *generator* that checks its arguments, allocates and yields
+its results, and then launches:
+
+    @tkc.jit
+    def _scale(x, out, factor, N: tkc.constexpr):
+        i = tkc.program_id(0) * N
+        tkc.store(out, (i,), (tkc.load(x, (i,), (N,)) * factor).to(out.dtype))
+
+    @operator
+    def scale(x: Array, factor: float = 2.0) -> Array:
+        \"\"\"x · factor. Any shape, any float type.\"\"\"
+        out = empty(x)
+        yield out                                               # all that a torch.compile needs to know ends here
+        _scale[tkc.cdiv(out.size, 1024)](flat(x), flat(out), factor, N=1024)
+
+    @scale.backward(saves="factor")                             # parameters by name, or `result`
+    def _(saved, grad): return scale(grad, saved.factor), None  # one gradient a parameter
+
+`scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on the same device. A torch tensor goes
+through `torch.ops.tkc.scale`, whose schema is read from the annotations (Array, Array | None, int, float, bool, str), whose fake
+function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py. A function that changes arguments in place
+names them: `@operator(mutates="x")`; it yields what it returns, or None.
+Put its name into the list in __init__.py and a test into tests/kernels/.
+"""
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+TYPES = {"Array": "Tensor", "Array | None": "Tensor?", "int": "int", "int | None": "int?", "float": "float", "float | None": "float?", "bool": "bool", "str": "str", "str | None": "str?"}
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(fn: Callable | None = None, *, mutates: str = "") -> Operator:
+    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to."""
+    if fn is None: return lambda f: Operator(f, tuple(mutates.split()))
+    return Operator(fn, ())
+
+
+class Operator:
+    """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its results without a launch."""
+
+    def __init__(self, fn: Callable, mutates: tuple[str, ...]):
+        functools.update_wrapper(self, fn)
+        self.fn, self.name, self.mutates = fn, fn.__name__, mutates
+        self.parameters = tuple(inspect.signature(fn).parameters.values())
+        self.returns = str(inspect.signature(fn).return_annotation)
+        self.gradient: Callable | None = None
+        self.saves: tuple[str, ...] = ()
+        self.torch = self.tensor = None                         # torch.ops.tkc.<name> and torch.Tensor, once torch is there
+        OPERATORS[self.name] = self
+
+    def __repr__(self): return f"<operator tkc::{self.schema}>"
+
+    def __call__(self, *args, **kwargs):
+        if self.tensor is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
+        if self.tensor is not None:
+            for a in (*args, *kwargs.values()):
+                if isinstance(a, self.tensor): return self.torch(*args, **kwargs)
+        return self.run(*args, **kwargs)
+
+    def run(self, *args, **kwargs):
+        """Allocates, launches, returns."""
+        steps = self.fn(*args, **kwargs)
+        result = next(steps)
+        for _ in steps: raise RuntimeError(f"{self.name} yields more than once")
+        return result
+
+    def shapes(self, *args, **kwargs):
+        """What `run` would return, not computed: its arrays have the right shapes and element types."""
+        steps = self.fn(*args, **kwargs)
+        result = next(steps)
+        steps.close()
+        return result
+
+    def backward(self, saves: str = "") -> Callable:
+        """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or None, a parameter."""
+        def decorate(fn: Callable) -> Callable:
+            self.gradient, self.saves = fn, tuple(saves.split())
+            return fn
+        return decorate
+
+    @property
+    def schema(self) -> str:
+        """In torch's language: softmax(Tensor x, int axis=-1) -> Tensor."""
+        letters, words = iter("abcdefgh"), []
+        for p in self.parameters:
+            kind = TYPES[str(p.annotation)]
+            if p.name in self.mutates: kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
+            default = "" if p.default is p.empty else f'="{p.default}"' if isinstance(p.default, str) else f"={p.default}"
+            words.append(f"{kind} {p.name}{default}")
+        count = self.returns.count("Array")
+        results = "()" if not count else "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        return f"{self.name}({', '.join(words)}) -> {results}"
