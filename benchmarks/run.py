@@ -23,8 +23,8 @@ if __name__ == "__main__": sys.path[0] = str(ROOT)          # instead of this fo
 
 from benchmarks import harness, report  # noqa: E402
 
-RACES = tuple(name for name in ("vector_add", "softmax", "matmul_mma", "product", "attention", "launch", "golden_programs", "compile_time", "cpu_matmul") if (ROOT / "benchmarks" / f"{name}.py").exists())
-ON_CPU = ("compile_time", "cpu_matmul")
+RACES = tuple(name for name in ("vector_add", "softmax", "matmul_mma", "product", "attention", "launch", "golden_programs", "compile_time", "cpu_matmul", "check_speed") if (ROOT / "benchmarks" / f"{name}.py").exists())
+ON_CPU = ("compile_time", "cpu_matmul", "check_speed")
 
 
 def load(name: str, seed: int) -> Iterator[harness.Contest]:

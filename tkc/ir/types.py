@@ -375,7 +375,7 @@ TYPES = (LayoutAttr, SharedLayoutAttr, TileType, PointerType, ArrayType, SharedT
 
 def element_of(t: Attribute) -> Attribute:
     """The element type of a tile, array, buffer or map; a scalar's is itself."""
-    return t.element if isinstance(t, (TileType, ArrayType, SharedType, MapType)) else t
+    return t.element if type(t) in (TileType, ArrayType, SharedType, MapType) else t
 
 
 def like(t: Attribute, element: Attribute) -> Attribute:

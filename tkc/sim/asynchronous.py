@@ -5,7 +5,9 @@ A copy is checked against the clocks when it is issued, and happens (`Copy.act`)
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import lru_cache
 from math import prod
+from operator import mul
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from tkc.ir import tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout, LayoutError
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import MapType, TileType, bits
 from tkc.sim import level0
 from tkc.sim.clocks import ASYNC, GENERIC
 from tkc.sim.engine import Copy, Wait
@@ -30,15 +32,35 @@ def box(m, op, memory: SharedLayout) -> tuple[np.ndarray, np.ndarray, SharedLayo
     source, t = m[op.map].array, m[op.map].type
     if source.pointer * 1 % 16 or any(s * source.dtype.itemsize % 16 for s, n in zip(source.strides[:-1], source.shape) if n > 1) or source.shape[-1] > 1 and source.strides[-1] != 1:
         raise Violation("alignment", f"a tensor map takes arrays whose rows are dense and start at multiples of 16 bytes, not strides {source.strides}")
-    starts, at, live = [m.offset(o) for o in op.offsets], np.int64(source.pointer), np.bool_(True)
-    for axis, (start, extent, bound, stride) in enumerate(zip(starts, t.extents, source.shape, source.strides)):
-        index = (start + np.arange(extent, dtype=np.int64)).reshape([-1 if a == axis else 1 for a in range(t.rank)])
-        at, live = at + index * stride * source.dtype.itemsize, live & (index >= 0) & (index < bound)
+    lands = landing(t, memory)
+    if prod(memory.shape) != t.size: raise Violation("bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}")
+    starts, pitches = [m.offset(o) for o in op.offsets], tuple(s * source.dtype.itemsize for s in source.strides)
+    at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
+    inside = [(min(max(-start, 0), n), max(min(bound - start, n), 0)) for start, n, bound in zip(starts, t.extents, source.shape)]
+    return at.reshape(lands.shape), existing(t.extents, tuple(inside)).reshape(lands.shape), lands
+
+
+@lru_cache(1024)
+def landing(t: MapType, memory: SharedLayout) -> SharedLayout:
+    """How a box lies in shared memory: as its map says; where it is wider than a panel, as the buffer, for it takes one copy a panel."""
     slim = [n for i, n in enumerate(t.extents) if any(e > 1 for e in t.extents[:i + 1])] or [1]
     lands = SharedLayout(tuple(slim), bits(t.element), t.swizzle)
-    if lands.num_panels > 1 and not t.panelled and len(slim) == len(memory.shape): lands = memory      # one copy a panel
-    if prod(memory.shape) != t.size: raise Violation("bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}")
-    return at.reshape(lands.shape), np.broadcast_to(live, at.shape).reshape(lands.shape), lands
+    return memory if lands.num_panels > 1 and not t.panelled and len(slim) == len(memory.shape) else lands
+
+
+@lru_cache(256)
+def relative(extents: tuple[int, ...], pitches: tuple[int, ...]) -> np.ndarray:
+    """Bytes from the first element of a box to each."""
+    return sum((axis * pitch for axis, pitch in zip(np.ix_(*(np.arange(n, dtype=np.int64) for n in extents)), pitches)), np.zeros(extents, np.int64))
+
+
+@lru_cache(256)
+def existing(extents: tuple[int, ...], inside: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Which elements of a box exist: from, to along each axis."""
+    live = np.zeros(extents, bool)
+    live[tuple(slice(*span) for span in inside)] = True
+    live.flags.writeable = False
+    return live
 
 
 def aligned(buffer: Buffer, base: int) -> None:
@@ -189,6 +211,7 @@ def claims(m, op, buffer: Buffer, held) -> None:
     if found and claimed not in found: raise Violation("conflicts", f"{claimed}-way bank conflicts are claimed of an access of {buffer.layout} that has {' or '.join(map(str, found))}", op, (m.leader.name,))
 
 
+@lru_cache(1024)
 def ways(held: Layout, memory: SharedLayout) -> set[int]:
     """Degrees of bank conflict with which a tile in this layout can be moved."""
     if held.shape != memory.shape: return set()

@@ -176,8 +176,9 @@ def run(module, arguments: Sequence, grid: Sequence[int], programs: Iterable[Seq
     kernel, memory = level0.kernel_of(module), BoundMemory()
     values = level0.bind(kernel, arguments, memory)
     with np.errstate(all="ignore"):
+        code: dict = {}
         for program in programs:
-            m = BoundMachine(memory, tuple(program), tuple(grid), lambda text: None)
+            m = BoundMachine(memory, tuple(program), tuple(grid), lambda text: None, code)
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)
         number, out = 0, []

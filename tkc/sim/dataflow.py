@@ -137,8 +137,8 @@ class DataflowMachine(Machine):
     """One program at level 1, 2 or 3."""
     rules = RULES
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.in_flight: list[Token] = []
 
 

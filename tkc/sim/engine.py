@@ -31,7 +31,7 @@ class Copy:
     """An asynchronous operation: `act` happens once, at some moment after `ready` holds."""
     act: Callable[[], None]
     op: Operation
-    ready: Callable[[], bool] = lambda: True
+    ready: Callable[[], bool] | None = None
     done: bool = False
 
 
@@ -68,14 +68,15 @@ class Scheduler:
     def run(self) -> None:
         while self.tasks or self.copies:
             able = [t for t in self.tasks if t.wait is None or t.wait.ready()]
-            landing = [c for c in self.copies if c.ready()]
+            landing = [c for c in self.copies if c.ready is None or c.ready()]
             if not able and not landing: self._deadlock()
             self.steps += 1
             if self.steps > self.most: raise SimulationError(f"no end within {self.most} steps")
-            weights = [t.weight for t in able] + [self.copy_weight] * bool(landing)
-            picked = self.random.choices(range(len(weights)), weights)[0]
-            if picked == len(able): self._land(self.random.choice(landing))
-            else: self._advance(able[picked])
+            at = self.random.random() * (sum([t.weight for t in able]) + (self.copy_weight if landing else 0))
+            for task in able:
+                at -= task.weight
+                if at < 0: self._advance(task); break
+            else: self._land(landing[int(self.random.random() * len(landing))]) if landing else self._advance(able[-1])
 
     def _advance(self, task: Task) -> None:
         task.wait = None

@@ -30,6 +30,13 @@ class Buffer:
     def high(self) -> int: return self.low + self.data.size
 
 
+def numbers_of(pointers: np.ndarray) -> list[int]:
+    """The buffers that pointers point into (what is none has a number too)."""
+    if not pointers.size: return []
+    low, high = int(pointers.min()) >> SHIFT, int(pointers.max()) >> SHIFT
+    return [low] if low == high else np.unique(pointers >> SHIFT).tolist()
+
+
 class GlobalMemory:
     """Buffers by address."""
 
@@ -61,22 +68,27 @@ class GlobalMemory:
 
     def _parts(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, write: bool):
         """The buffers touched: (elements of the buffer, indices, which of the pointers)."""
-        for number in np.unique(pointers[live] >> SHIFT):
+        touched = pointers if (everything := bool(live.all())) else pointers[live]
+        numbers = numbers_of(touched)
+        for number in numbers:
             if number == WRAPPED >> SHIFT: raise OffsetOverflow("an offset of an element that is accessed wraps in the integer type of the program")
-            which = live & (pointers >> SHIFT == number)
-            if not 0 < number <= len(self.buffers): raise OutOfBounds(f"address {int(pointers[which][0]):#x} belongs to no argument")
+            which = live & (pointers >> SHIFT == number) if len(numbers) > 1 else ... if everything else live
+            if not 0 < number <= len(self.buffers): raise OutOfBounds(f"address {int(pointers[which].flat[0]):#x} belongs to no argument")
             b = self.buffers[number - 1]
-            at = pointers[which] - (int(number) << SHIFT) - MIDDLE
-            bad = (at < b.low) | (at + dtype.itemsize > b.high)
-            if bad.any(): raise OutOfBounds(f"{'write' if write else 'read'} of {dtype.itemsize} bytes at byte {int(at[bad][0])} of {b.name}, which has bytes {b.low} to {b.high}")
+            at = (touched if len(numbers) == 1 else pointers[which]) - ((number << SHIFT) + MIDDLE + b.low)
+            if at.min() < 0 or at.max() + dtype.itemsize > b.data.size:
+                bad = np.asarray(at)[(at < 0) | (at + dtype.itemsize > b.data.size)][0] + b.low
+                raise OutOfBounds(f"{'write' if write else 'read'} of {dtype.itemsize} bytes at byte {int(bad)} of {b.name}, which has bytes {b.low} to {b.high}")
             if write and not b.owner.flags.writeable: raise BadArgument(f"{b.name} is read-only but the kernel writes it")
-            if ((at - b.low) % dtype.itemsize).any(): raise OutOfBounds(f"misaligned access of {dtype.itemsize} bytes in {b.name}")
-            yield b.data[:b.data.size // dtype.itemsize * dtype.itemsize].view(dtype), (at - b.low) // dtype.itemsize, which
+            if (at & dtype.itemsize - 1).any(): raise OutOfBounds(f"misaligned access of {dtype.itemsize} bytes in {b.name}")
+            yield b.data[:b.data.size // dtype.itemsize * dtype.itemsize].view(dtype), at >> dtype.itemsize.bit_length() - 1, which
 
     def load(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype, other=0) -> np.ndarray:
         """One element of each live pointer, `other` elsewhere."""
+        parts = list(self._parts(pointers, live, dtype, False))
+        if len(parts) == 1 and parts[0][2] is ...: return np.asarray(parts[0][0][parts[0][1]])
         out = np.array(np.broadcast_to(np.asarray(other).astype(dtype), pointers.shape))
-        for elements, at, which in self._parts(pointers, live, dtype, False): out[which] = elements[at]
+        for elements, at, which in parts: out[which] = elements[at]
         return out
 
     def store(self, pointers: np.ndarray, live: np.ndarray, values: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from xdsl.ir import Operation
 
 from tkc.ir.layout import Layout
 from tkc.sim.clocks import Event
-from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory
+from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory, numbers_of
 from tkc.sim.memory import ALL, LEADER, elements_of
 from tkc.sim.report import Violation, name_of
 
@@ -108,11 +108,7 @@ class GlobalOrder:
 
     def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
         """Numbers of the arrays that are touched; of what lies in none the access itself will complain."""
-        touched = pointers if live.all() else pointers[live]
-        if not touched.size: return []
-        low, high = int(touched.min()) >> SHIFT, int(touched.max()) >> SHIFT
-        numbers = [low] if low == high else np.unique(touched >> SHIFT).tolist()
-        return [n for n in numbers if 0 < n <= len(self.memory.buffers)]
+        return [n for n in numbers_of(pointers if live.all() else pointers[live]) if 0 < n <= len(self.memory.buffers)]
 
     def _check(self, traffic: Traffic, new: Access, cells: np.ndarray, among: Callable[[Access], bool], name: str, dry: bool = False) -> bool:
         """Raises Violation where an earlier access of one of the cells is not ordered before; dry: says whether it would."""

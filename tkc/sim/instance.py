@@ -115,10 +115,9 @@ class Instance(dataflow.DataflowMachine):
 
     def __init__(self, block: BlockState, name: str, warps: int, single: bool = False, knows: tuple[np.ndarray, np.ndarray] | None = None):
         launch = block.cluster.launch
-        super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out)
+        super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out, launch.code)
         self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
-        if launch.ring: self.rules = self.rules | ring.RULES
-        if not launch.products: self.rules = self.rules | {tile.Dot: lambda m, op, a, b, acc: acc}
+        self.rules = self.rules | (ring.RULES if launch.ring else {}) | ({} if launch.products else {tile.Dot: lambda m, op, a, b, acc: acc})
         first, rest = knows or (None, None)
         alone = single or warps == 1
         self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
@@ -127,8 +126,8 @@ class Instance(dataflow.DataflowMachine):
         self.adding: dict[SSAValue, Dot] = {}                     # tiles that asynchronous dots in flight add to
         block.agents += self.agents
 
-    def _track(self, op: Operation) -> None:
-        if not self.launch.ring: super()._track(op)
+    def _track(self, op: Operation, code: level0.Decoded) -> None:
+        if not self.launch.ring: super()._track(op, code)
 
     @property
     def agents(self) -> list[Agent]: return [self.leader] + ([self.laggard] if self.laggard else [])
@@ -166,7 +165,7 @@ class Instance(dataflow.DataflowMachine):
     # ---- the walk
     def walk(self, block: IrBlock) -> Generator:
         for op in block.ops:
-            if isinstance(op, level0.TERMINATORS): return tuple(self.values[v] for v in op.operands)
+            if type(op) in level0.TERMINATORS: return tuple([self.values[v] for v in op.operands])
             if self.adding: self._untouched(op)
             step = self.steps.get(type(op))
             if step is None: self.execute(op); continue

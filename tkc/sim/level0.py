@@ -15,8 +15,9 @@ raised (`Machine.exact` keeps such values beside the wrapped ones).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -30,16 +31,18 @@ from tkc.ir.types import ArrayType, PointerType, TileType, element_of, f8e4m3, f
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
 
-NUMPY = {i1: np.bool_, i8: np.int8, i16: np.int16, i32: np.int32, i64: np.int64, ui8: np.uint8, ui16: np.uint16, ui32: np.uint32, ui64: np.uint64, f16: np.float16,
-         bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2}
+NUMPY = {t: np.dtype(d) for t, d in {
+    i1: np.bool_, i8: np.int8, i16: np.int16, i32: np.int32, i64: np.int64, ui8: np.uint8, ui16: np.uint16, ui32: np.uint32, ui64: np.uint64, f16: np.float16,
+    bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2}.items()}
 LARGEST = {f8e4m3: 448.0, f8e5m2: 57344.0}
 MOST_ROUNDS = 10_000_000
+ONE_THREAD = 1 << 18                    # multiplications that OpenBLAS does without its threads
 
 
 def dtype_of(t: Attribute) -> np.dtype:
     """The NumPy type of an element type, or of the elements of a tile type."""
     t = element_of(t)
-    return np.dtype(np.int64 if isinstance(t, PointerType) else NUMPY[t])
+    return NUMPY[i64 if type(t) is PointerType else t]
 
 
 def shape_of(t: Attribute) -> tuple[int, ...]: return t.extents if isinstance(t, TileType) else ()
@@ -99,7 +102,7 @@ FUNCTIONS = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "fma": _in64(lambda a, b, c: a * b + c),
 }
-EXACT = ("add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min")
+EXACT = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "min"}
 
 
 def elementwise(m, op, *x): return rounded(FUNCTIONS[op.fn.name](*map(widened, x)), op.result.type)
@@ -179,13 +182,19 @@ def tf32(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), (word + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32), x)
 
 
+def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, so few rows at once that BLAS takes one thread: on a busy machine, to wake the others takes longer than to multiply tiles."""
+    rows = max(1, ONE_THREAD // max(1, a.shape[-1] * b.shape[-1]))
+    return a @ b if a.shape[-2] <= rows else np.concatenate([a[..., i:i + rows, :] @ b for i in range(0, a.shape[-2], rows)], -2)
+
+
 def product(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a·b of the last two axes, in the wide type of `dot`."""
-    exact = lambda x, y: x.astype(np.float64) @ y.astype(np.float64)
+    exact = lambda x, y: matmul(x.astype(np.float64), y.astype(np.float64))
     if a.dtype == np.float32 and precision == "tf32": return exact(tf32(a), tf32(b))
     if a.dtype == np.float32 and precision == "tf32x3": return exact(tf32(a), tf32(b)) + exact(tf32(a), tf32(b - tf32(b))) + exact(tf32(a - tf32(a)), tf32(b))
     if a.dtype.kind in "iub": return exact(a, b).astype(np.int64) if a.dtype.itemsize <= 2 else a.astype(np.int64) @ b.astype(np.int64)
-    return widened(a) @ widened(b) if a.dtype.itemsize <= 2 else exact(a, b)
+    return matmul(widened(a), widened(b)) if a.dtype.itemsize <= 2 else exact(a, b)
 
 
 def dot(m, op, a, b, acc): return rounded(accumulated(acc) + product(a, b, op.precision.data), op.result.type)
@@ -336,23 +345,41 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
     scf.ForOp: for_, scf.IfOp: if_, scf.WhileOp: while_,
 }
-TERMINATORS = (tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp)
+TERMINATORS = {tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp}
+SCALARS = (np.generic, bool, int, float)
+
+
+class Decoded(NamedTuple):
+    """What every visit of an operation would ask it again. follows: integers whose mathematical value is kept, "computed" or "moved" with them."""
+    rule: Callable | None
+    operands: tuple[SSAValue, ...]
+    results: tuple[SSAValue, ...]
+    follows: str = ""
+    always: bool = False                # may wrap by itself: not only where an operand did
+
+    @staticmethod
+    def of(op: Operation, rules: dict) -> Decoded:
+        rule, operands, results = rules.get(type(op)), tuple(op.operands), tuple(op.results)
+        t = element_of(results[0].type) if results else None
+        if t is None or not is_integer(t) or is_unsigned(t): return Decoded(rule, operands, results)
+        if isinstance(op, ew.Elementwise) and op.fn.name in EXACT: return Decoded(rule, operands, results, "computed", t != i64)
+        return Decoded(rule, operands, results, "moved" if isinstance(op, ew.Cast) or type(op) in SHAPES else "")
 
 
 class Machine:
     """One program: its values, its place in the grid, and the memory it shares with the others. A persistent kernel is one program for each
-    block of one cluster, which takes all of the grid in turn."""
+    block of one cluster, which takes all of the grid in turn. code: what is known of operations, which programs of one launch share."""
     rules = RULES
     rank = 0
 
-    def __init__(self, memory: GlobalMemory, program: Sequence[int], grid: Sequence[int], out=print):
-        self.memory, self.out, self.values, self.exact = memory, out, {}, {}
+    def __init__(self, memory: GlobalMemory, program: Sequence[int], grid: Sequence[int], out=print, code: dict[Operation, Decoded] | None = None):
+        self.memory, self.out, self.values, self.exact, self.code = memory, out, {}, {}, {} if code is None else code
         self.program, self.grid = (*program, 0, 0, 0), (*grid, 1, 1, 1)
 
     def __getitem__(self, value: SSAValue): return self.values[value]
 
     def assign(self, targets: Iterable[SSAValue], values: Iterable) -> None:
-        for target, value in zip(targets, values, strict=True): self.values[target] = value if isinstance(value, Array) else np.asarray(value) if np.isscalar(value) else value
+        for target, value in zip(targets, values, strict=True): self.values[target] = np.asarray(value) if isinstance(value, SCALARS) else value
 
     def region(self, region: Region, arguments: Sequence) -> tuple:
         """Runs a region's block; gives what its terminator yields."""
@@ -362,31 +389,30 @@ class Machine:
 
     def run(self, block: Block) -> tuple:
         for op in block.ops:
-            if isinstance(op, TERMINATORS): return tuple(self.values[v] for v in op.operands)
+            if type(op) in TERMINATORS: return tuple([self.values[v] for v in op.operands])
             self.execute(op)
         return ()
 
     def execute(self, op: Operation) -> None:
+        code = self.code.get(op)
+        if code is None: code = self.code[op] = Decoded.of(op, self.rules)
         try:
-            rule = self.rules.get(type(op))
-            if rule is None: raise SimulationError("has no meaning at this level")
-            out = rule(self, op, *(self.values[v] for v in op.operands))
-            if op.results: self.assign(op.results, out if isinstance(out, tuple) else (out,)); self._track(op)
+            if code.rule is None: raise SimulationError("has no meaning at this level")
+            out = code.rule(self, op, *[self.values[v] for v in code.operands])
+            if code.results: self.assign(code.results, out if isinstance(out, tuple) else (out,))
+            if code.follows: self._track(op, code)
         except SimulationError as e:
             e.operation = op if e.operation is None else e.operation
             raise
 
     # The mathematical value of an integer that wrapped, beside it: only arithmetic and moves of data are followed.
-    def _track(self, op: Operation) -> None:
-        t = element_of(op.results[0].type)
-        if not is_integer(t) or is_unsigned(t): return
-        arithmetic, wrapped = isinstance(op, ew.Elementwise) and op.fn.name in EXACT, any(v in self.exact for v in op.operands)
-        if not wrapped and (not arithmetic or t == i64) or not (arithmetic or type(op) in SHAPES or isinstance(op, ew.Cast)): return
-        x = [self.exact.get(v, self.values[v]) for v in op.operands]
-        x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in map(np.asarray, x)]
-        exact = FUNCTIONS[op.fn.name](*x) if arithmetic else x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
-        if np.array_equal(exact, self.values[op.results[0]]): self.exact.pop(op.results[0], None)
-        else: self.exact[op.results[0]] = exact
+    def _track(self, op: Operation, code: Decoded) -> None:
+        if not code.always and not any(v in self.exact for v in code.operands): return
+        x, result = [np.asarray(self.exact.get(v, self.values[v])) for v in code.operands], code.results[0]
+        x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
+        exact = FUNCTIONS[op.fn.name](*x) if code.follows == "computed" else x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
+        if np.array_equal(exact, self.values[result]): self.exact.pop(result, None)
+        else: self.exact[result] = exact
 
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""
@@ -396,9 +422,9 @@ class Machine:
 
     def offset(self, value: SSAValue) -> int:
         """A scalar used as an offset, an extent or a bound."""
-        number, wrapped = self.offsets(value)
-        if wrapped.any(): raise OffsetOverflow(f"{int(np.ravel(self.exact[value])[0])} wraps to {int(number)} in {value.type}")
-        return int(number)
+        number = int(self.values[value])
+        if value in self.exact and (exact := int(np.ravel(self.exact[value])[0])) != number: raise OffsetOverflow(f"{exact} wraps to {number} in {value.type}")
+        return number
 
 
 def kernel_of(module: ModuleOp | tile.Kernel) -> tile.Kernel:
@@ -449,9 +475,9 @@ def run(module: ModuleOp | tile.Kernel, arguments: Sequence, grid: Sequence[int]
     values = bind(kernel, arguments, memory)
     with np.errstate(all="ignore"):
         persistent, order = "persistent" in kernel.attributes, programs if programs is not None else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
-        cluster = kernel.attributes.get("cluster")
+        cluster, code = kernel.attributes.get("cluster"), {}
         for program in order if not persistent else range(cluster.data[0].value.data if cluster is not None else 1):
-            m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out)
+            m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out, code)
             if persistent: m.rank = program
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)

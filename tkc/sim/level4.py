@@ -111,6 +111,7 @@ class Launch:
         self.addresses, self.shared_bytes = addresses_of(kernel)
         self.waiting = deque(range(self.clusters) if only is None else only)
         self.running, self.agents, self.resident = 0, 0, resident
+        self.code: dict[Operation, level0.Decoded] = {}
 
     def program_of(self, block: BlockState) -> tuple[int, ...]:
         """The program of a block: neighbours along the first axes share a cluster."""

@@ -1,7 +1,7 @@
 """Shared memory of a block: bytes, and for every 4 bytes who wrote and who read them last.
 
 Cells are as small as a bank's word, so that two warps may write neighbours without an alarm, and are found by byte address: what lies at the same
-place (a ring and an epilogue that reuses it, a buffer and an mbarrier) is the same cell.
+place (a ring and an epilogue that reuses it, a buffer and an mbarrier) is the same cell. Who wrote and read is kept for *areas*: cells that were always accessed together.
 """
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from tkc.sim.report import Violation, name_of
 
 CELL = 4
 POISON = 0xFF                       # bytes of NaN in every float type, −1 as integers
+WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 ALL, LEADER, LAGGARD = "all", "leader", "laggard"
+
+
+@lru_cache(512)
+def places_of(memory: SharedLayout) -> np.ndarray:
+    """Of each element, its number in memory counted from the buffer's first byte."""
+    return memory.table() // memory.itemsize
+
+
+@lru_cache(512)
+def span_of(memory: SharedLayout) -> slice | np.ndarray:
+    """The same places, in no order."""
+    places = places_of(memory)
+    low, high = int(places.min()), int(places.max()) + 1
+    return slice(low, high) if high - low == places.size else places
 
 
 @lru_cache(4096)
@@ -47,55 +62,99 @@ def _words(offsets: np.ndarray, itemsize: int) -> np.ndarray:
     return (offsets[:, None] // CELL + np.arange(max(1, itemsize // CELL))).reshape(-1)
 
 
+class Areas:
+    """A partition of cells into areas: as coarse as tells every set of cells apart that somebody asked for. What is true of a cell is kept once an area, in arrays that grow as areas are split."""
+
+    def __init__(self, cells: int):
+        self.of, self.sizes = np.zeros(cells, np.int32), np.array([cells])
+        self.writer, self.written, self.guarded = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool)
+        self.readers: dict[int, int] = {}                         # reader -> its row of `read`
+        self.read = np.zeros((0, 1), np.int32)                    # epoch of a reader's last read of each area
+        self.known: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
+
+    def among(self, start: int, cells: np.ndarray) -> np.ndarray:
+        """The areas that cells (relative to start) are made of."""
+        key = start, id(cells)
+        _, areas, count = self.known.get(key, (cells, None, 0))
+        if areas is not None and count == len(self.sizes): return areas
+        at = start + cells
+        if areas is None: self._tell_apart(at)
+        areas = np.flatnonzero(np.bincount(self.of[at]))
+        self.known[key] = cells, areas, len(self.sizes)           # cells too: while they live, their id is theirs
+        return areas
+
+    def _tell_apart(self, at: np.ndarray) -> None:
+        """Splits the areas of which `at` has a part."""
+        within = np.bincount(self.of[at], minlength=len(self.sizes))
+        old = np.flatnonzero((within > 0) & (within < self.sizes))
+        if not old.size: return
+        new = np.arange(len(self.sizes))
+        new[old] = len(self.sizes) + np.arange(old.size)
+        self.of[at] = new[self.of[at]]
+        self.sizes = np.concatenate([self.sizes, within[old]])
+        self.sizes[old] -= within[old]
+        self.writer, self.written, self.guarded = (np.concatenate([x, x[old]]) for x in (self.writer, self.written, self.guarded))
+        self.read = np.concatenate([self.read, self.read[:, old]], 1)
+
+    def row(self, reader: int) -> np.ndarray:
+        if reader not in self.readers:
+            self.readers[reader] = len(self.readers)
+            self.read = np.concatenate([self.read, np.zeros((1, len(self.sizes)), np.int32)])
+        return self.read[self.readers[reader]]
+
+
 class SharedMemory:
-    """`size` bytes, poisoned; guarded: the cells of live mbarriers."""
+    """`size` bytes, poisoned, and who wrote and read them."""
 
     def __init__(self, size: int, clocks: Clocks):
-        cells = -(-size // CELL)
-        self.size, self.clocks, self.bytes = size, clocks, np.full(cells * CELL, POISON, np.uint8)
-        self.writer, self.written = np.zeros(cells, np.int32), np.zeros(cells, np.int32)
-        self.read_at: dict[int, np.ndarray] = {}                  # reader -> epoch of its last read of each cell
-        self.guarded = np.zeros(cells, bool)
+        self.cells = -(-size // CELL)
+        self.size, self.clocks, self.bytes = size, clocks, np.full(self.cells * CELL, POISON, np.uint8)
+        self.areas = Areas(self.cells)
 
     # ---- values
-    def index(self, base: int, memory: SharedLayout) -> np.ndarray: return (base + memory.table()) // memory.itemsize
+    def elements(self, base: int, dtype: np.dtype) -> np.ndarray: return self.bytes.view(dtype)[base // dtype.itemsize:]
 
-    def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray: return self.bytes.view(dtype)[self.index(base, memory)]
+    def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray: return self.elements(base, dtype)[places_of(memory)]
 
-    def store(self, base: int, memory: SharedLayout, values: np.ndarray) -> None: self.bytes.view(values.dtype)[self.index(base, memory)] = values
+    def store(self, base: int, memory: SharedLayout, values: np.ndarray) -> None: self.elements(base, values.dtype)[places_of(memory)] = values
 
-    def poison(self, base: int, memory: SharedLayout) -> None: self.bytes.view(f"u{memory.itemsize}")[self.index(base, memory)] = (1 << memory.bits) - 1
+    def poison(self, base: int, memory: SharedLayout) -> None: self.elements(base, WORDS[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
 
     # ---- order
-    def _cells(self, base: int, cells: np.ndarray, op: Operation, event: Event):
-        cells = base // CELL + cells
-        if cells.size and (cells[0] < 0 or cells[-1] >= len(self.writer)):
-            raise Violation("bounds", f"byte {int(cells[-1]) * CELL} of {self.size} bytes of shared memory", op, (event.who,))
-        dense = cells.size and cells[-1] - cells[0] + 1 == cells.size
-        return slice(int(cells[0]), int(cells[-1]) + 1) if dense else cells
+    def _areas(self, base: int, cells: np.ndarray, op: Operation, event: Event) -> np.ndarray:
+        start = base // CELL
+        if start + cells[0] < 0 or start + cells[-1] >= self.cells:
+            raise Violation("bounds", f"byte {(start + int(cells[-1])) * CELL} of {self.size} bytes of shared memory", op, (event.who,))
+        return self.areas.among(start, cells)
+
+    def guard(self, base: int, cells: np.ndarray) -> None:
+        """A live mbarrier is there."""
+        self.areas.guarded[self.areas.among(base // CELL, cells)] = True
 
     def read(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
         """An access of cells (sorted, relative to base): raises Violation if a write of one of them is not ordered before it."""
         if not cells.size: return
-        at = self._cells(base, cells, op, event)
+        at = self._areas(base, cells, op, event)
         self._check_writes(at, event, op, "reads")
-        if self.clocks.hazards and not self.writer[at].all(): raise Violation("uninitialized", f"{event.who} reads shared memory that nobody wrote", op, (event.who,))
-        if event.index not in self.read_at: self.read_at[event.index] = np.zeros_like(self.writer)
-        self.read_at[event.index][at] = event.epoch
+        if self.clocks.hazards and not self.areas.writer[at].all(): raise Violation("uninitialized", f"{event.who} reads shared memory that nobody wrote", op, (event.who,))
+        self.areas.row(event.index)[at] = event.epoch
 
     def write(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
         """Likewise, against earlier reads too."""
         if not cells.size: return
-        at = self._cells(base, cells, op, event)
+        at, a = self._areas(base, cells, op, event), self.areas
         self._check_writes(at, event, op, "overwrites")
-        for reader, epochs in self.read_at.items():
-            latest = int(epochs[at].max())
-            if latest > event.reads_view[reader]: self._fail(event, op, "overwrites", reader, latest, "reads", event.fenced[reader] >= latest)
-        self.writer[at], self.written[at] = event.index, event.epoch
+        if a.readers:
+            latest = a.read[:, at].max(1)
+            late = latest > event.reads_view[list(a.readers)]
+            if late.any():
+                reader, epoch = list(a.readers)[i := int(late.argmax())], int(latest[i])
+                self._fail(event, op, "overwrites", reader, epoch, "reads", event.fenced[reader] >= epoch)
+        a.writer[at], a.written[at] = event.index, event.epoch
 
-    def _check_writes(self, at, event: Event, op: Operation, verb: str) -> None:
-        if self.guarded[at].any(): raise Violation("barrier", f"{event.who} {verb} the bytes of a live mbarrier", op, (event.who,))
-        writer, written = self.writer[at], self.written[at]
+    def _check_writes(self, at: np.ndarray, event: Event, op: Operation, verb: str) -> None:
+        if self.areas.guarded[at].any(): raise Violation("barrier", f"{event.who} {verb} the bytes of a live mbarrier", op, (event.who,))
+        writer, written = self.areas.writer[at], self.areas.written[at]
         late = event.view[writer] < written
         if late.any():
             i = int(late.argmax())

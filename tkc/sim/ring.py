@@ -130,4 +130,4 @@ RULES = dict.fromkeys(ew.CLASSES.values(), elementwise)
 class RingMachine(dataflow.DataflowMachine):
     """One program of level 0 to 3. Numbers wrap on purpose, so nothing is followed beyond its type."""
     rules = dataflow.RULES | RULES
-    def _track(self, op): return None
+    def _track(self, op, code): return None

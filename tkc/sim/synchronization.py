@@ -17,6 +17,7 @@ from tkc.sim.instance import WARP, Agent, Instance
 from tkc.sim.level0 import rounded
 from tkc.sim.report import Violation
 
+WORDS = np.arange(2)                # the cells of an mbarrier
 LAST_BARRIER = 15                   # instances of roles take the hardware's barriers from here down, one each
 
 
@@ -128,9 +129,9 @@ def mbarrier_init(m, op):
         address = ring.base + 8 * stage
         if address in block.mbarriers: raise Violation("barrier", f"the mbarrier at byte {address} is initialised twice")
         label = f"mbarrier {op.barriers.name_hint or address}[{stage}]" + (f" of block {block.rank}" if m.launch.size > 1 else "")
-        block.memory.write(address, np.arange(2), m.leader.access(op), op)
+        block.memory.write(address, WORDS, m.leader.access(op), op)
         block.mbarriers[address] = Mbarrier(label, op.count.value.data, m.leader)
-        block.memory.guarded[address // 4:address // 4 + 2] = True
+        block.memory.guard(address, WORDS)
     yield None
     return ()
 
