@@ -1,0 +1,256 @@
+"""What a plan would cost: an estimate in seconds, for ranking plans of one program and blocks of one kernel; it promises no figure.
+
+    Work.of(kernel, sizes)        what the programs do: loops with their trips, dots, bytes loaded and stored
+    cost(work, plan, target)      a Cost: seconds, and of what they are made
+
+A step of a loop takes a multiprocessor as long as the slowest of
+    tensor     dots at the rate of the planned instruction; wgmma reads shared memory itself: 2 KiB and 32 n bytes for each 64 x n x 16, at 128 bytes a clock
+    l2         bytes that its loads bring from the cache (those that a cluster shares count once for all its blocks)
+    latency    of a copy, divided by the stages that run ahead of the one in use
+    units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
+and a program adds what nothing overlaps: its results on their way out and the restart of the pipeline, unless another program of the block
+multiplies meanwhile. Programs come in waves of as many as the device runs at once: the last one costs like a full one. The whole cannot be faster than the
+memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and a byte moved costs energy that
+operations cannot spend (prototypes/GEMM.md §2: 9 (1/m + 1/n) of the tensor's time fits 128 x 128 to 256 x 192 within 1 %).
+
+Without sizes there are many waves, and loops of unknown length take 64 steps.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+
+from xdsl.dialects import scf
+from xdsl.ir import BlockArgument, Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.elementwise import Cast, Elementwise, Select
+from tkc.ir.plan import Plan
+from tkc.ir.target import Target
+from tkc.ir.types import ArrayType, TileType, bits, element_of
+from tkc.passes.access import tile_of
+from tkc.passes.folding import _COMPARE, _INTEGER
+from tkc.passes.values import LOADS, dots_fed
+
+STEPS = 64                          # of a loop whose length nobody knows
+LATENCY = 1000                      # clocks from asking for a stage to having it
+BEGIN, OUTSIDE = 4500, 1.2e-6       # clocks before the first step and after the last store; seconds round the kernel
+RESTART, OUT = 500, 0.030           # clocks of a program that nothing overlaps, and for each element of its results
+ENERGY = 9.0
+MMA = 0.62                          # of wgmma's rate
+STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a launch knows and code does not: programs along each axis, and of each argument its extents, or the number itself."""
+    grid: tuple[int, int, int]
+    arguments: tuple[tuple[int, ...] | int | float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A dot of the plan's number, in a loop's body."""
+    number: int
+    shape: tuple[int, int, int]
+    bits: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A load of the plan's number (−1: a store): bytes, the program axes it depends on, whether it feeds a dot."""
+    number: int
+    bytes: int
+    axes: frozenset[int]
+    fed: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """A loop's body without the loops in it, or what stands in none; `trips`: how often one program does it."""
+    trips: float
+    dots: tuple[Dot, ...]
+    moved: tuple[Moved, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of the arrays read; stored: bytes, elements of results of one program."""
+    grid: tuple[int, int, int] | None
+    parts: tuple[Part, ...]
+    stored: int
+    results: int
+    footprint: int
+
+    @staticmethod
+    def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
+        from tkc.passes.plan import program_axes
+        known, parts, order = Numbers(kernel, sizes), {}, list(kernel.walk())
+        dots, loads = [op for op in order if isinstance(op, tile.Dot)], [op for op in order if isinstance(op, LOADS)]
+        place = lambda op: parts.setdefault(_loop(op), ([], []))
+        for i, op in enumerate(dots): place(op)[0].append(Dot(i, (*op.acc.type.extents[-2:], op.a.type.extents[-1] * prod(op.acc.type.extents[:-2])), bits(element_of(op.a.type))))
+        for i, op in enumerate(loads):
+            if tile_of(op) is None: continue
+            around = [v for loop in _loops(op) if isinstance(loop, scf.ForOp) for v in (loop.lb, loop.ub)]
+            place(op)[1].append(Moved(i, _bytes(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op))))
+        stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
+        for op in stores: place(op)[1].append(Moved(-1, _bytes(op), frozenset(), False))
+        made = tuple(Part(prod(known.trips(loop) for loop in (_loops(loop) + [loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
+        read = {_argument(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
+        return Work(None if sizes is None else sizes.grid, made, sum(map(_bytes, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """seconds in all; waves and, in seconds, the parts. `limit` names the slowest part of the busiest loop."""
+    seconds: float
+    waves: float
+    steps: float
+    exposed: float
+    memory: float
+    limit: str
+
+
+def cost(work: Work, plan: Plan, target: Target) -> Cost:
+    cluster, clocks, exposed, limit, longest, traffic = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0, 0.0
+    per_block = max(1, plan.programs)
+    places = target.multiprocessors // cluster * cluster * _resident(work, plan, target)
+    programs = prod(work.grid) if work.grid else 64 * places
+    if work.grid: programs = _up(work.grid[0], plan.cluster[0]) * work.grid[1] * work.grid[2]
+    shared = min(programs, places * per_block)
+    rows = min(plan.raster * plan.cluster[0], shared) if plan.raster > 1 else shared
+    if work.grid: rows = min(rows, work.grid[0])
+    columns = ceil(shared / max(rows, 1))
+    for part in work.parts:
+        trips = part.trips / plan.split_k if part.dots else part.trips
+        step, why = _step(part, plan, target)
+        if part.trips == 1 and not part.dots: exposed += step
+        else: clocks += trips * step
+        if trips * step > longest and part.dots: longest, limit = trips * step, why
+        for m in part.moved:
+            distinct = {frozenset({0}): rows, frozenset({1}): columns, frozenset(): 1}.get(m.axes, shared)
+            if m.number >= 0: traffic += trips * m.bytes * distinct / shared
+    parallel = programs * plan.split_k
+    waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
+    out = RESTART + OUT * work.results if work.parts and any(p.dots for p in work.parts) else 0
+    exposed += out
+    hidden = per_block > 1
+    each = clocks + (0 if hidden else exposed)
+    total = waves * per_block * each + (exposed if hidden else 0) + BEGIN * (1 if work.grid else 0)
+    read = traffic * programs
+    if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
+    written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
+    memory = (read + written) / (target.memory * 1e9)
+    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + OUTSIDE
+    scale = 1 / (target.clock * 1e9)
+    return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
+
+
+def _step(part: Part, plan: Plan, target: Target) -> tuple[float, str]:
+    """Clocks of one trip, and what they are spent on."""
+    tensor = fabric = units = 0.0
+    for d in part.dots:
+        chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
+        m, n, k = d.shape
+        if chosen is not None and chosen.swap: m, n = n, m
+        rate = target.tensor * 16 / max(d.bits, 8)
+        if chosen is None or chosen.instruction == "fma": tensor += 2 * m * n * k / 256; continue
+        if chosen.instruction == "wgmma":
+            rows = _up(m, 64)
+            reads = rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n) / 128
+            tensor += max(2 * rows * n * k / rate * (1 + ENERGY * (1 / m + 1 / n)), reads)
+        else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
+    for x in part.moved:
+        load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
+        fabric += x.bytes / target.fabric / (plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1)
+        if load is None or load.path == "tma": continue
+        vector = max(1, load.vector)
+        units += x.bytes / (32 * vector) * (8 if load.path == "async" else 12)
+    copied = any(x.fed for x in part.moved)
+    stages = max(1, plan.stages)
+    latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
+    times = {"tensor": tensor, "l2": fabric, "latency": latency, "units": units}
+    why = max(times, key=times.get)
+    return times[why], why
+
+
+def _resident(work: Work, plan: Plan, target: Target) -> int:
+    """Blocks of one role that a multiprocessor holds, by registers and shared memory; roles fill it alone."""
+    if plan.roles != "one": return 1
+    stage = sum(m.bytes for p in work.parts for m in p.moved if 0 <= m.number < len(plan.loads) and plan.loads[m.number].path in ("shared", "async"))
+    held = sum(d.shape[0] * d.shape[1] for p in work.parts for d in p.dots) // (32 * plan.warps) + 40
+    return max(1, min(target.shared_bytes // max(1, stage * plan.stages + 1024), target.registers // (32 * plan.warps * max(held, 32)), 2048 // (32 * plan.warps)))
+
+
+class Numbers:
+    """Integers of a kernel as one launch has them, in a program in the middle of the grid."""
+
+    def __init__(self, kernel: tile.Kernel, sizes: Sizes | None):
+        self.sizes = sizes
+        self.arguments = dict(zip(kernel.body.block.args, sizes.arguments)) if sizes else {}
+
+    def trips(self, loop: Operation) -> float:
+        if not isinstance(loop, scf.ForOp): return STEPS
+        low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
+        return STEPS if None in (low, high, step) or not step else max(0, ceil((high - low) / step))
+
+    def bytes(self, argument: SSAValue) -> int:
+        shape = self.arguments.get(argument)
+        return prod(shape) * bits(argument.type.element) // 8 if isinstance(shape, tuple) else 0
+
+    def of(self, value: SSAValue) -> int | None:
+        """The number, None where it is not known."""
+        op = value.owner
+        if isinstance(value, BlockArgument):
+            known = self.arguments.get(value)
+            if isinstance(known, int): return known
+            return self.of(op.parent_op().lb) if isinstance(op.parent_op(), scf.ForOp) and value.index == 0 else None
+        match op:
+            case tile.Constant(): return op.number if isinstance(op.number, int) else None
+            case tile.ProgramId() | tile.NumPrograms():
+                if self.sizes is None: return None
+                n = self.sizes.grid[op.axis.value.data]
+                return n // 2 if isinstance(op, tile.ProgramId) else n
+            case tile.Dim(): return self._extent(op)
+            case Cast() | tile.Multiple(): return self.of(op.operands[0])
+            case Select():
+                chosen = self.of(op.operands[0])
+                return None if chosen is None else self.of(op.operands[1 if chosen else 2])
+            case Elementwise() if op.fn.name in _INTEGER or op.fn.name in _COMPARE:
+                numbers = [self.of(v) for v in op.operands]
+                return None if None in numbers else int((_INTEGER.get(op.fn.name) or _COMPARE[op.fn.name])(*numbers))
+        return None
+
+    def _extent(self, op: tile.Dim) -> int | None:
+        array, axis = op.array, op.axis.value.data
+        while isinstance(array.owner, tile.View):
+            kinds, kept = [k.data for k in array.owner.kinds], -1
+            for i, kind in enumerate(kinds):
+                kept += kind != "index"
+                if kept == axis: break
+            if kinds[i] != "all": return None
+            array, axis = array.owner.array, i
+        shape = self.arguments.get(array)
+        return shape[axis] if isinstance(shape, tuple) else None
+
+
+def _loops(op: Operation) -> list[Operation]:
+    """The loops round an operation, inside out."""
+    found = []
+    while (op := op.parent_op()) is not None:
+        if isinstance(op, (scf.ForOp, scf.WhileOp)): found.append(op)
+    return found
+
+
+def _loop(op: Operation) -> Operation | None: return next(iter(_loops(op)), None)
+
+
+def _argument(array: SSAValue) -> SSAValue | None:
+    while isinstance(array.owner, tile.View): array = array.owner.array
+    return array if isinstance(array, BlockArgument) and isinstance(array.type, ArrayType) else None
+
+
+def _bytes(op: Operation) -> int: return tile_of(op).size * bits(element_of(tile_of(op))) // 8
+
+
+def _up(n: int, step: int) -> int: return -(-n // step) * step
