@@ -4,14 +4,14 @@
     cost(work, plan, target)      a Cost: seconds, and of what they are made
 
 A step of a loop takes a multiprocessor as long as the slowest of
-    tensor     dots at the rate of the planned instruction; wgmma reads shared memory itself: 2 KiB and 32 n bytes for each 64 x n x 16, at 128 bytes a clock
+    tensor     dots at the rate of the planned instruction; wgmma reads shared memory itself, 2 KiB and 32 n bytes for each 64 x n x 16, and shares it with the copies
     l2         bytes that its loads bring from the cache (those that a cluster shares count once for all its blocks)
     latency    of a copy, divided by the stages that run ahead of the one in use
     units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
 and a program adds what nothing overlaps: its results on their way out and the restart of the pipeline, unless another program of the block
 multiplies meanwhile. Programs come in waves of as many as the device runs at once: the last one costs like a full one. The whole cannot be faster than the
 memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and a byte moved costs energy that
-operations cannot spend (prototypes/GEMM.md §2: 9 (1/m + 1/n) of the tensor's time fits 128 x 128 to 256 x 192 within 1 %).
+operations cannot spend
 
 Without sizes there are many waves, and loops of unknown length take 64 steps.
 """
@@ -34,10 +34,13 @@ from tkc.passes.values import LOADS, dots_fed
 
 STEPS = 64                          # of a loop whose length nobody knows
 LATENCY = 1000                      # clocks from asking for a stage to having it
-BEGIN, OUTSIDE = 4500, 1.2e-6       # clocks before the first step and after the last store; seconds round the kernel
-RESTART, OUT = 500, 0.030           # clocks of a program that nothing overlaps, and for each element of its results
-ENERGY = 9.0
+BEGIN, OUTSIDE = 6000, 1.5e-6       # clocks before the first step and after the last store; seconds round the kernel
+RESTART = 600                       # clocks of a program that nothing overlaps, and for each element of its results:
+OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
+JOIN = 400                          # clocks until the blocks of a cluster know each other
+EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.1 % for each beyond the first, and with the square of what is beyond the second
 MMA = 0.62                          # of wgmma's rate
+OUTSIDE_ARRAY = 4                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
@@ -58,9 +61,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Moved:
-    """A load of the plan's number (−1: a store): bytes, the program axes it depends on, whether it feeds a dot."""
+    """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program axes it depends on, whether it feeds a dot."""
     number: int
     bytes: int
+    inside: int
     axes: frozenset[int]
     fed: bool
 
@@ -92,9 +96,9 @@ class Work:
         for i, op in enumerate(loads):
             if tile_of(op) is None: continue
             around = [v for loop in _loops(op) if isinstance(loop, scf.ForOp) for v in (loop.lb, loop.ub)]
-            place(op)[1].append(Moved(i, _bytes(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op))))
+            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op))))
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
-        for op in stores: place(op)[1].append(Moved(-1, _bytes(op), frozenset(), False))
+        for op in stores: place(op)[1].append(Moved(-1, _bytes(op), _bytes(op), frozenset(), False))
         made = tuple(Part(prod(known.trips(loop) for loop in (_loops(loop) + [loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
         read = {_argument(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
         return Work(None if sizes is None else sizes.grid, made, sum(map(_bytes, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)))
@@ -129,14 +133,16 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         if trips * step > longest and part.dots: longest, limit = trips * step, why
         for m in part.moved:
             distinct = {frozenset({0}): rows, frozenset({1}): columns, frozenset(): 1}.get(m.axes, shared)
-            if m.number >= 0: traffic += trips * m.bytes * distinct / shared
+            if m.number >= 0: traffic += trips * m.inside * distinct / shared
     parallel = programs * plan.split_k
     waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
-    out = RESTART + OUT * work.results if work.parts and any(p.dots for p in work.parts) else 0
+    slabs = [d.shape[1] // 64 for p in work.parts for d in p.dots]
+    way = "one slab" if plan.epilogue == "tma" and any(n % 2 for n in slabs) else plan.epilogue
+    out = RESTART + OUT[way] * work.results if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
     hidden = per_block > 1
     each = clocks + (0 if hidden else exposed)
-    total = waves * per_block * each + (exposed if hidden else 0) + BEGIN * (1 if work.grid else 0)
+    total = waves * per_block * each + (exposed if hidden else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
     read = traffic * programs
     if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
     written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
@@ -148,7 +154,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
 
 def _step(part: Part, plan: Plan, target: Target) -> tuple[float, str]:
     """Clocks of one trip, and what they are spent on."""
-    tensor = fabric = units = 0.0
+    tensor = reads = fabric = units = 0.0
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
         m, n, k = d.shape
@@ -157,15 +163,19 @@ def _step(part: Part, plan: Plan, target: Target) -> tuple[float, str]:
         if chosen is None or chosen.instruction == "fma": tensor += 2 * m * n * k / 256; continue
         if chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            reads = rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n) / 128
-            tensor += max(2 * rows * n * k / rate * (1 + ENERGY * (1 / m + 1 / n)), reads)
+            tensor += 2 * rows * n * k / rate
+            reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
         else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
-        fabric += x.bytes / target.fabric / (plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1)
+        filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
+        fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / (plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1)
         if load is None or load.path == "tma": continue
         vector = max(1, load.vector)
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else 12)
+    if reads:
+        each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
+        tensor *= (1 + 0.001 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
@@ -198,6 +208,12 @@ class Numbers:
         shape = self.arguments.get(argument)
         return prod(shape) * bits(argument.type.element) // 8 if isinstance(shape, tuple) else 0
 
+    def inside(self, op: Operation) -> int:
+        """Bytes of a block that are inside its array, which may be smaller than the block."""
+        shape = self.arguments.get(op.array) if isinstance(op, tile.Load) else None
+        if not isinstance(shape, tuple): return _bytes(op)
+        return int(_bytes(op) * prod(min(1, n / e) for n, e in zip(shape, op.extents.get_values()) if e > 0))
+
     def of(self, value: SSAValue) -> int | None:
         """The number, None where it is not known."""
         op = value.owner
@@ -222,7 +238,7 @@ class Numbers:
         return None
 
     def _extent(self, op: tile.Dim) -> int | None:
-        array, axis = op.array, op.axis.value.data
+        array, axis = op.operands[0], op.axis.value.data
         while isinstance(array.owner, tile.View):
             kinds, kept = [k.data for k in array.owner.kinds], -1
             for i, kind in enumerate(kinds):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i64
@@ -33,6 +34,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.access import Access, tile_of
+from tkc.passes.cost import Cost, Sizes, Work, cost
 from tkc.passes.hopper import roles
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
@@ -65,24 +67,58 @@ def kernel_of(module: ModuleOp) -> tile.Kernel:
 def plan(module: ModuleOp, context: PassContext) -> Plan:
     """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that is legal."""
     program = Program.of(kernel_of(module))
-    made = _plan(program, context, context.options.num_warps, context.options.num_stages)
+    made = _plan(program, context)
     if reasons := legal(made, program, context):
         raise CompileError(f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}: {'; '.join(reasons)}", location_of(program.kernel))
-    return made
+    if made.roles == "one" or not (others := _narrowed(made, context.options, SCHEDULES)): return made
+    ranked = _ranked([made, *_realised(program, context, others)], Work.of(program.kernel), context.target)
+    least, chosen = ranked[0]
+    said = f"plan: cost model, sizes unknown: {keyword_text(chosen)}, {least.limit} limits a step" + "".join(
+        f"; rejected: {keyword_text(other)}, {100 * (found.seconds / least.seconds - 1):.1f} % slower" for found, other in ranked[1:])
+    return replace(chosen, decisions=(*chosen.decisions, said))
 
 
-def candidates(module: ModuleOp, context: PassContext) -> Iterator[Plan]:
-    """Legal plans worth measuring, the pass's own choice first."""
-    program, seen = Program.of(kernel_of(module)), []
-    first = plan(module, context)
-    rings = any(load.path == "async" for load in first.loads)
-    for warps in [context.options.num_warps] if context.options.num_warps else [first.warps, *(w for w in (2, 4, 8, 16) if w != first.warps)]:
-        for stages in [context.options.num_stages] if context.options.num_stages or not rings else [first.stages, *(s for s in (2, 3, 4, 5) if s != first.stages)]:
-            for raster in {first.raster: None, 1: None}:
-                other = replace(_plan(program, context, warps, stages), raster=raster)
-                if other not in seen and not legal(other, program, context):
-                    seen.append(other)
-                    yield other
+def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> Iterator[Plan]:
+    """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would take first, or with sizes the cheapest first."""
+    program, first = Program.of(kernel_of(module)), plan(module, context)
+    others = _realised(program, context, _narrowed(first, context.options, SCHEDULES if first.roles != "one" else ORDINARY))
+    if first.roles != "one": others += _realised(program, context, [{"roles": "one"}] if context.options.roles is None else [])
+    found = list(dict.fromkeys([first, *others]))
+    yield from found if sizes is None else (p for _, p in _ranked(found, Work.of(program.kernel, sizes), context.target))
+
+
+# What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
+SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
+ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
+
+
+def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
+    """Every combination of choices that the user left free, less the one already made."""
+    free = {name: values for name, values in choices.items() if getattr(options, name) is None}
+    every = [dict(zip(free, values)) for values in product(*free.values())]
+    return [names for names in every if not names.items() <= keywords(first).items()]
+
+
+def _realised(program: Program, context: PassContext, narrowed: list[dict]) -> list[Plan]:
+    """The legal plans of narrower options; one that the rules turn into another is left out."""
+    found = []
+    for names in narrowed:
+        made = _plan(program, replace(context, options=replace(context.options, **names)))
+        if not legal(made, program, context) and names.items() <= keywords(made).items() and made not in found: found.append(made)
+    return found
+
+
+def _ranked(plans: list[Plan], work: Work, target) -> list[tuple[Cost, Plan]]:
+    return sorted(((cost(work, p, target), p) for p in plans), key=lambda pair: pair[0].seconds)
+
+
+def keywords(plan: Plan) -> dict:
+    """The options of a launch that force a plan's choices."""
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "roles": plan.roles}
+
+
+def keyword_text(plan: Plan) -> str:
+    return f"{plan.roles}, cluster {'x'.join(map(str, plan.cluster))}, {plan.programs} program{'s'[:plan.programs > 1]} at once, {plan.stages} stages"
 
 
 # ---- what the program is -------------------------------------------------------------------------------------------------
@@ -138,7 +174,9 @@ def bound_to_rows(dot: tile.Dot) -> bool:
 
 
 # ---- choices -----------------------------------------------------------------------------------------------------------
-def _plan(program: Program, context: PassContext, num_warps: int | None, num_stages: int | None) -> Plan:
+def _plan(program: Program, context: PassContext) -> Plan:
+    """What the rules make of a program and the user's options."""
+    num_warps, num_stages = context.options.num_warps, context.options.num_stages
     said: list[str] = []
     say = lambda text: said.append(f"plan: {text}")
     ranges = Ranges()
