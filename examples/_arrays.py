@@ -7,6 +7,9 @@ import ml_dtypes
 import numpy as np
 
 
+SHORT = ("bfloat16", "float8_e4m3fn", "float8_e5m2")        # that NumPy has from ml_dtypes, and torch under the same names
+
+
 def on_device(array: np.ndarray, device: str):
     """The array itself on the CPU; a torch tensor with the same values (or else a cupy array) on a GPU."""
     if device == "cpu": return array
@@ -15,15 +18,15 @@ def on_device(array: np.ndarray, device: str):
     except ImportError:
         import cupy
         return cupy.asarray(array)
-    if array.dtype == ml_dtypes.bfloat16: return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    if array.dtype.name in SHORT: return torch.from_numpy(array.view(f"i{array.itemsize}")).cuda().view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array).cuda()
 
 
 def on_host(array) -> np.ndarray:
-    """Back to NumPy; a bfloat16 tensor becomes float32, which holds the same values."""
+    """Back to NumPy; a tensor of short floats becomes float32, which holds the same values."""
     if isinstance(array, np.ndarray): return array
     if hasattr(array, "get"): return array.get()
-    return (array.float() if "bfloat16" in str(array.dtype) else array).cpu().numpy()
+    return (array.float() if str(array.dtype).removeprefix("torch.") in SHORT else array).cpu().numpy()
 
 
 def normal(shape, dtype: str, seed: int = 0) -> np.ndarray:

@@ -21,10 +21,16 @@ class Parameter:
     argument: int = -1
     axis: int = -1
     element: str = ""                   # map: element type of the IR, e.g. "bf16"
-    box: tuple[int, ...] = ()           # map: extents in the array's axes, slowest first
+    box: tuple[int, ...] = ()           # map: extents in the map's axes, slowest first
+    order: tuple[int, ...] = ()         # map: the array's axes in the map's order; empty: as they are
     swizzle: int = 0                    # map: bytes
     panelled: bool = False              # map: the last axis split in panels of `swizzle` bytes
     bytes: int = 0                      # workspace
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Of a map: the array's axes, slowest first."""
+        return self.order or tuple(range(len(self.box)))
 
     @property
     def size(self) -> int:
@@ -47,12 +53,12 @@ class Interface:
 
     @staticmethod
     def from_json(data: dict) -> Interface:
-        parameters = tuple(Parameter(**{**p, "box": tuple(p["box"])}) for p in data["parameters"])
+        parameters = tuple(Parameter(**{**p, "box": tuple(p["box"]), "order": tuple(p["order"])}) for p in data["parameters"])
         return Interface(**{**data, "cluster": tuple(data["cluster"]), "parameters": parameters})
 
 
 def map_dimensions(box: tuple[int, ...], bits: int, swizzle: int, panelled: bool) -> list[tuple[int, str]]:
-    """Dimensions of a tensor map, innermost first, as (array axis, part): part "all" for a plain axis, "within" and "panel"
+    """Dimensions of a tensor map, innermost first, as (axis of the box, part): part "all" for a plain axis, "within" and "panel"
     for the two halves of a last axis split in panels.
 
     Order: inside the panel, then the axes whose box is wider than 1 from the last to the first, then the panels, then

@@ -262,11 +262,18 @@ class RingNext(TileOperation):
 # ---------------------------------------------------------------------------------------------------------- TMA copies
 @irdl_op_definition
 class TensorMap(_Shape):
-    """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter."""
+    """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter.
+    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory)."""
     name = "tile.tensor_map"
     __form__ = "arg"
     arg, result = operand_def(ArrayType), result_def(MapType)
-    def __init__(self, arg: SSAValue, result: MapType): super().__init__(arg, result)
+    order = opt_prop_def(DenseArrayBase)
+
+    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = ()):
+        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}))
+
+    @property
+    def axes(self) -> tuple[int, ...]: return tuple(self.order.get_values()) if self.order is not None else tuple(range(self.result.type.rank))
 
 
 @irdl_op_definition

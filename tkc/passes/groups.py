@@ -170,7 +170,7 @@ class Groups:
             for relation in self.relations:
                 source, target = self.find(relation.source), self.find(relation.target)
                 if source not in self.chosen or target in self.chosen: continue
-                if target.type.size >= source.type.size and self.anchors.get(target): continue      # it knows better itself
+                if target.type.size >= source.type.size and any(self.accesses[op].bytes > SMALL for op in self.anchors.get(target, ())): continue      # it knows better itself
                 try: self.chosen[target] = relation.derive(self.chosen[source]); changed = True
                 except LayoutError: continue
 

@@ -3,11 +3,11 @@
 A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply straight from shared memory.
 `roles(program, context, plan)` returns the plan, or says why this program does not take one:
 
-  every dot     16-bit factors, accumulated in float32, in a loop; m a multiple of 64 that the warpgroups share, n a multiple of 8 up to
-                256, k of 16. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
+  every dot     of element types that wgmma takes (factors.py), in a loop; m a multiple of 64 that the warpgroups share, n a multiple of 8 up to
+                256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
                 loop, or it is computed: then it stays in registers
-  every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows are dense and start at
-                multiples of 16 bytes, no mask
+  every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
+                start at multiples of 16 bytes, no mask
   programs      none waits for another: they may run in any order
 
 Loads of one dot in one loop fill a ring together; a factor loaded outside its loop has a ring of its own.
@@ -23,6 +23,8 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.passes import PassContext
+from tkc.passes.factors import held, simple, source, unfit, zero
+from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.rotate_loops import late_dot
 
 PRODUCER, CONSUMER = 40, 232                 # registers of a thread of each role, up to two warpgroups of consumers
@@ -39,7 +41,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if options.num_warps not in (None, 4, 8): return None, f"num_warps = {options.num_warps}: roles have 4 or 8 compute warps"
     if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
-    if any(reason := _unfit(dot) for dot in dots): return None, reason
+    if any(reason := unfit(dot) for dot in dots): return None, reason
     heights = {dot.acc.type.extents[0] for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"
     m = heights.pop()
@@ -47,7 +49,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
     late = late_dot(loops[0])
-    each = sum(dot.acc.type.size for dot in dots) // (128 * groups) + sum(dot.a.type.size for dot in dots if source(dot.a) is None) // (256 * groups)
+    each = held(dots, late, groups)
     if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {CONSUMER}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
     rings = _rings(dots)
@@ -69,68 +71,6 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=plan.raster,
                    persistent=True, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
-
-
-def source(value: SSAValue) -> tile.Load | None:
-    """The load that a factor shows, transposed or not."""
-    while isinstance(value.owner, tile.Transpose): value = value.owner.arg
-    return value.owner if isinstance(value.owner, tile.Load) else None
-
-
-def simple(dot: tile.Dot) -> bool:
-    """Whether a dot's sum just goes round its loop."""
-    loop, carried = dot.parent_op(), dot.acc
-    if not isinstance(loop, scf.ForOp) or not isinstance(carried, BlockArgument) or carried.block is not loop.body.block or carried.index == 0: return False
-    return loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
-
-
-def _zero(value: SSAValue) -> bool: return isinstance(value.owner, tile.Constant) and value.owner.number == 0
-
-
-def _unfit(dot: tile.Dot) -> str:
-    a, b, acc = (v.type for v in (dot.a, dot.b, dot.acc))
-    if acc.rank != 2 or str(acc.element) != "f32" or str(a.element) not in ("bf16", "f16") or a.element != b.element: return f"wgmma of {a.element} into {acc.element} is not planned"
-    (m, n), k = acc.extents, a.extents[1]
-    if m % 64 or n % 8 or n > 256 or k % 16 or m > 256: return f"{m}x{n}x{k} is not made of wgmma's 64 x 8..256 x 16"
-    loop = dot.parent_op()
-    if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
-    if simple(dot) and not _zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
-    around = loop.parent_op()
-    for factor in (dot.a, dot.b):
-        load = source(factor)
-        if load is None:
-            if factor is dot.a: continue
-            return "a right factor is computed"
-        if load.parent_op() is not loop and (factor is dot.b or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
-        if reason := unmapped(load): return reason
-        value = load.result
-        while value is not factor:
-            if not value.has_one_use(): return "a factor is used elsewhere too"
-            value = value.first_use.operation.results[0]
-        if not value.has_one_use(): return "a factor is used elsewhere too"
-    return ""
-
-
-def argument_of(array: SSAValue) -> SSAValue | None:
-    """The array argument that an array is a view of, if the view only fixes some of its axes."""
-    while isinstance(array.owner, tile.View):
-        if any(kind.data == "slice" for kind in array.owner.kinds): return None
-        array = array.owner.array
-    return array if isinstance(array, BlockArgument) and isinstance(array.block.parent_op(), tile.Kernel) else None
-
-
-def unmapped(op: tile.Load | tile.Store) -> str:
-    """Why a tensor map cannot move a block; empty if it can."""
-    extents, element, argument = op.extents.get_values(), bits(op.array.type.element) // 8, argument_of(op.array)
-    if op.mask is not None or getattr(op, "other", None) is not None: return "a mask"
-    if argument is None: return "an array made in the kernel, or part of one"
-    if any(isinstance(o.type, TileType) for o in op.offsets): return "a gather"
-    facts = argument.type.facts
-    if extents[-1] < 0 or op.array.type.facts.strides[-1].exact != 1 or facts.strides[-1].exact != 1: return "rows that are not dense"
-    if len(facts.shape) > 5 or any(n > 256 for n in extents[:-1]): return "a block too large for a tensor map"
-    if facts.align % 16 or any((s.exact if s.exact is not None else s.divisor) * element % 16 for s in facts.strides[:-1]): return "rows that do not start at multiples of 16 bytes"
-    if extents[-1] * element % 32: return "rows of a block narrower than a swizzle"
-    return ""
 
 
 def _rings(dots) -> list[list[tile.Load]]:
@@ -163,13 +103,14 @@ def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
     if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}
     cut = {}
-    for load in map(source, (dots[0].a, dots[0].b)):
+    for load in filter(None, map(source, (dots[0].a, dots[0].b))):
         around = load.parent_op()
         if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
         extents = [n for n in load.extents.get_values() if n >= 0]
-        panel = 128 // (bits(load.result.type.element) // 8)
-        axis = 1 if extents[1] % (panel * size) == 0 else 0 if extents[0] % (8 * size) == 0 and extents[1] <= panel else None
-        if axis is not None and len(extents) == len(load.extents.get_values()) == 2: cut[load] = axis
+        if len(extents) != 2 or len(load.extents.get_values()) != 2: continue
+        panel, dense = 128 // (bits(load.result.type.element) // 8), dense_of_block(load)
+        if extents[dense] % (panel * size) == 0: cut[load] = dense
+        elif extents[1 - dense] % (8 * size) == 0 and extents[dense] <= panel: cut[load] = 1 - dense
     return ((size, 1), cut) if cut else ((1, 1), {})
 
 
@@ -188,4 +129,4 @@ def slots(n: int) -> int:
 def slabbed(op: tile.Store, m: int) -> bool:
     """Whether a store of a result can leave in slabs of 64 columns."""
     t = op.value.type
-    return t.rank == 2 and t.extents[0] == m and t.extents[1] % SLAB == 0 and is_float(t.element) and bits(t.element) == 16 and not unmapped(op) and len(op.extents.get_values()) == 2
+    return t.rank == 2 and t.extents[0] == m and t.extents[1] % SLAB == 0 and is_float(t.element) and bits(t.element) == 16 and not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2

@@ -35,6 +35,7 @@ from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.access import Access, tile_of
 from tkc.passes.cost import Cost, Sizes, Work, cost
+from tkc.passes.factors import partial
 from tkc.passes.hopper import roles
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
@@ -214,9 +215,12 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
 
 
 def _accumulators(program: Program, warps: int) -> int:
-    """Registers of a thread that hold the results of the dots that are alive together (those of one loop)."""
+    """Registers of a thread that hold the results of the dots that are alive together (those of one loop), and what a loop adds partial ones to."""
     sums: dict[Operation | None, int] = {}
-    for d in program.dots: sums[loop_of(d)] = sums.get(loop_of(d), 0) + -(-d.acc.type.size * bits(element_of(d.acc.type)) // (32 * 32 * warps))
+    each = lambda t: -(-t.size * bits(element_of(t)) // (32 * 32 * warps))
+    for d in program.dots:
+        if (loop := loop_of(d)) not in sums: sums[loop] = 0
+        sums[loop] += each(d.acc.type) + (max((each(v.type) for v in loop.iter_args if v.type == d.acc.type), default=0) if partial(d) else 0)
     return max(sums.values(), default=0)
 
 

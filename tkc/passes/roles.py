@@ -32,7 +32,8 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase, rebuild_for, replace, stamp
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.hopper import simple
+from tkc.passes.factors import simple
+from tkc.passes.mapped import dense_axis, through
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
@@ -115,16 +116,19 @@ class Maps:
     def __init__(self, anchor: Operation, rank: SSAValue | None, size: int): self.anchor, self.rank, self.size, self.made = anchor, rank, size, {}
 
     def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int) -> tuple[SSAValue, list[SSAValue]]:
-        """The map for a box of an array or of a view of an argument, and the box's place in the argument's axes."""
+        """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
+        dense = dense_axis(array)
         while isinstance(array.owner, tile.View):
             fixed, rest, extents = iter(array.owner.offsets), iter(offsets), iter(box)
             pairs = [(next(fixed), 1) if kind.data == "index" else (next(rest), next(extents)) for kind in array.owner.kinds]
-            offsets, box, array = [o for o, _ in pairs], [n for _, n in pairs], array.owner.array
+            offsets, box, dense, array = [o for o, _ in pairs], [n for _, n in pairs], through(array.owner, dense), array.owner.array
+        order = [*(a for a in range(len(box)) if a != dense), dense]
+        offsets, box = [offsets[a] for a in order], [box[a] for a in order]
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
-        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[-1].divisible(panel))
-        if (array, t) not in self.made: self.made[array, t] = before(self.anchor, threads.TensorMap(array, t)).result
-        return self.made[array, t], offsets
+        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel))
+        if (array, t, *order) not in self.made: self.made[array, t, *order] = before(self.anchor, threads.TensorMap(array, t, order)).result
+        return self.made[array, t, *order], offsets
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
@@ -158,6 +162,7 @@ def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Map
         view = before(copy, shared.SharedSlice(view, [share if a == axis else zero for a in range(t.rank)], SharedType(1, sizes, t.element, memory))).result
         offsets[axis] = before(copy, CLASSES["add"](offsets[axis], share)).result
         box[axis], to = piece, everyone
+    if view.type.memory.fast != view.type.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(view.type.memory.order)])).result
     map, place = maps.of(copy.array, offsets, box, t.memory.swizzle)
     before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
 

@@ -47,6 +47,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
+from tkc.passes.mapped import dense_of_block
 from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.values import POINTWISE, VIEWS, tiles
 
@@ -270,11 +271,12 @@ class Selection:
 
 
 def _in_shared_memory(factor: SSAValue) -> None:
-    """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of its last axis, and views of that."""
+    """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of the axis that is dense in memory, and views of that."""
     views = []
     while isinstance(factor.owner, tile.Transpose): views.append(factor.owner); factor = factor.owner.arg
     t = factor.type
-    memory = SharedLayout.widest(t.extents, bits(t.element))
+    dense = dense_of_block(factor.owner)
+    memory = SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
     factor._type = t.with_layout(memory)
     for op in reversed(views):
         memory = memory.transpose(tuple(op.permutation.get_values()))

@@ -264,13 +264,13 @@ def _map(name: str, i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
     panel = p.swizzle // size or p.box[last]
     extents, strides, box = [], [], []
     for axis, part in map_dimensions(p.box, size * 8, p.swizzle, p.panelled):
-        extent, stride, width = f"{n}->shape[{axis}]", f"{n}->strides[{axis}] * {size}", p.box[axis]
+        extent, stride, width = f"{n}->shape[{p.axes[axis]}]", f"{n}->strides[{p.axes[axis]}] * {size}", p.box[axis]
         match part:
             case "within": extent, width = f"({extent} < {panel} ? {extent} : {panel})", panel
             case "panel": extent, stride, width = f"({extent} + {panel - 1}) / {panel}", str(panel * size), -(-width // panel)
             case _ if axis == last: width = min(width, panel)
         extents.append(extent); strides.append(stride); box.append(width)
-    lines = [f'if ({n}->data % 16 || {n}->strides[{last}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous last axis");',
+    lines = [f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis {p.axes[last]}");',
              f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
              f"cuuint64_t s{i}[] = {{ {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};",
              f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{ {', '.join('1' for _ in box)} }};", f"CUtensorMap p{i};",

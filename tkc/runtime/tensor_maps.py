@@ -5,7 +5,7 @@ names it; `encode` asks the driver.  The C that `tkc.export` writes makes the sa
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tkc.errors import LaunchError
 from tkc.ir.interface import Parameter, map_dimensions
@@ -35,6 +35,7 @@ def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
     if len(array.shape) != len(parameter.box): raise LaunchError(f"{name}: expected rank {len(parameter.box)}, got {len(array.shape)}; reshape it")
     kind, size = TYPES[parameter.element], array.itemsize
     if BITS[kind] != size * 8: raise LaunchError(f"{name}: expected elements {parameter.element}, got {array.dtype}; convert it")
+    array = replace(array, shape=tuple(array.shape[a] for a in parameter.axes), strides=tuple(array.strides[a] for a in parameter.axes))
     last = len(array.shape) - 1
     panel = parameter.swizzle // size or parameter.box[last]                     # elements of the last axis that one row of a panel holds
     extents, steps, box = [], [], []

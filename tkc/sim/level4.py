@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -44,7 +45,7 @@ def identity(m, op):
 
 Instance.rules = dataflow.RULES | {
     threads.Identity: identity,
-    threads.TensorMap: lambda m, op, array: TensorMap(array, op.result.type),
+    threads.TensorMap: lambda m, op, array: TensorMap(replace(array, shape=tuple(array.shape[a] for a in op.axes), strides=tuple(array.strides[a] for a in op.axes)), op.result.type),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
     threads.Turn: lambda m, op: (),
     threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),

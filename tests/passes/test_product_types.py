@@ -1,0 +1,166 @@
+"""Products of every element type and major through Hopper's engines: the same at every level, free of races, and clean in the assembler.
+
+Numbers are small integers: their sums are exact in any accumulator, and every result has one right value.
+"""
+from dataclasses import dataclass
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import shared, threads, tile
+from tkc.ir.target import target
+from tkc.ir.text import parse, show
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import dataflow, level4
+
+NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32, tkc.float8_e4m3: ml_dtypes.float8_e4m3fn, tkc.float8_e5m2: ml_dtypes.float8_e5m2,
+         tkc.int8: np.int8, tkc.uint8: np.uint8, tkc.int32: np.int32}
+E4, E5 = tkc.float8_e4m3, tkc.float8_e5m2
+
+
+def product(a, b, sa, sb, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr, PRECISION: tkc.constexpr = "ieee"):
+    """FORM: "fast" or "exact" sums; "b.T": b is [N, K]; scales "per-row" or "blocks" (1 x 128 of a, 128 x 128 of b)."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.int32 if a.dtype.is_int else tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK):
+        x = tkc.load(a, (m, k), (BM, BK))
+        y = tkc.load(b, (n, k), (BN, BK)).T if "b.T" in FORM else tkc.load(b, (k, n), (BK, BN))
+        if "blocks" in FORM:
+            scale = tkc.load(sa, (m, k // 128), (BM, None))[:, None] * tkc.load(sb, (n // 128, k // 128), (None, None))
+            acc = acc + tkc.dot(x, y) * scale
+        elif "exact" in FORM: acc = acc + tkc.dot(x, y)
+        else: acc = tkc.dot(x, y, acc, precision=PRECISION)
+    if "per-row" in FORM: acc = acc * tkc.load(sa, (m, 0), (BM, None))[:, None] * tkc.load(sb, (n, 0), (BN, None))[None, :]
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a product is written. `turned`: arguments that are the transposes of row-major arrays, as `x.T` of torch."""
+    a: object
+    b: object
+    block: tuple[int, int, int] = (128, 128, 128)
+    form: str = "fast b.T"
+    turned: str = ""
+    out: object = tkc.bfloat16
+    precision: str = "ieee"
+    options: tuple = ()
+
+    @property
+    def name(self) -> str:
+        kinds = f"{self.a.name} x {self.b.name}"
+        return " ".join([kinds, "x".join(map(str, self.block)), self.form, *(f"{t}-turned" for t in self.turned), *([f"to {self.out.name}"] if self.out is not tkc.bfloat16 else []),
+                         *([self.precision] if self.precision != "ieee" else []), *(f"{k} {v}" for k, v in self.options)])
+
+    def shape_of(self, which: str, m: int, n: int, k: int) -> tuple[int, int]:
+        return {"a": (m, k), "b": (n, k) if "b.T" in self.form else (k, n), "sa": (m, max(-(-k // 128), 1)), "sb": (-(-n // 128), -(-k // 128)) if "blocks" in self.form else (n, 1), "c": (m, n)}[which]
+
+
+ALONE = (("cluster", (1, 1)),)
+HALF = (128, 128, 64)
+CASES = [
+    *(Case(t, t, HALF, "fast", turned) for t in (tkc.bfloat16, tkc.float16) for turned in ("a", "b", "ab")),
+    Case(tkc.bfloat16, tkc.bfloat16, (128, 256, 64), "fast", "b"), Case(tkc.bfloat16, tkc.bfloat16, (64, 64, 64), "fast", "ab", options=ALONE), Case(tkc.bfloat16, tkc.bfloat16, HALF, "fast b.T", "b"),
+    Case(E4, E4), Case(E4, E4, (128, 256, 128)), Case(E5, E4), Case(E4, E5, form="fast", turned="b"), Case(E5, E5, (64, 128, 128), options=ALONE), Case(E4, E4, (128, 192, 64), options=ALONE),
+    Case(E4, E4, form="exact b.T"), Case(E4, E4, (128, 192, 128), "exact", "b"), Case(E5, E5, (64, 128, 128), "exact b.T", options=ALONE), Case(E4, E4, (64, 192, 128), "exact b.T", options=(("num_warps", 4),)),
+    Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
+    Case(tkc.bfloat16, tkc.bfloat16, HALF, "exact"),
+]
+EVERY = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+
+
+def array(dtype, turned: bool = False, exact: bool = True) -> ArrayArgument:
+    """Extents of any size; rows (of a turned array: columns) begin at multiples of 16 bytes."""
+    strides = (Fact(128 // dtype.bits), Fact(exact=1))
+    return ArrayArgument(dtype, ArrayFacts((Fact(),) * 2, strides[::-1] if turned else strides, 16))
+
+
+@cache
+def compiled(case: Case):
+    """(the text after every pass, the decisions)."""
+    stages, (BM, BN, BK) = {}, case.block
+    loose = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 4))
+    module = traced(product, array(case.a, "a" in case.turned), array(case.b, "b" in case.turned), loose, loose, array(case.out), BM=BM, BN=BN, BK=BK, FORM=case.form, PRECISION=case.precision)
+    given = through(module, PIPELINE[-1], context("sm_90a", **dict(case.options)), lambda name, module: stages.setdefault(name, module.clone()))
+    return stages, given
+
+
+def integers(shape, dtype, seed: int, turned: bool = False) -> np.ndarray:
+    """In rows of a multiple of 16 bytes, of which only the front is shown."""
+    rows, columns = shape[::-1] if turned else shape
+    around = np.full((max(rows, 1), -(-columns // 16) * 16 or 16), 1, NUMPY[dtype]) * NUMPY[dtype](97)
+    around[:rows, :columns] = np.random.default_rng(seed).integers(0 if dtype is tkc.uint8 else -3, 4, (rows, columns))
+    return around[:rows, :columns].T if turned else around[:rows, :columns]
+
+
+def check(module, case: Case, m: int, n: int, k: int, **how) -> None:
+    a, b = (integers(case.shape_of(name, m, n, k), kind, i, name in case.turned) for i, (name, kind) in enumerate((("a", case.a), ("b", case.b))))
+    sa, sb = (2.0 ** np.random.default_rng(i).integers(-1, 2, case.shape_of(name, m, n, k)).astype(np.float32) for i, name in enumerate(("sa", "sb")))
+    c = integers((m, n), case.out, 5)
+    c[...] = 77
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run(module, [a, b, sa, sb, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1), **how)
+    right = np.float64(b.T if "b.T" in case.form else b)
+    if "blocks" in case.form:
+        steps = range(0, k, 128)
+        want = sum((np.float64(a[:, s:s + 128]) @ right[s:s + 128] * sa[:, s // 128, None] * np.repeat(sb[:, s // 128], 128)[None, :n] for s in steps), np.zeros((m, n)))
+    else: want = np.float64(a) @ right
+    if "per-row" in case.form: want = want * sa[:, :1] * sb[:, 0]
+    np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def last(case: Case): return compiled(case)[0][PIPELINE[-1]]
+def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
+
+
+@EVERY
+def test_every_level(case):
+    """Level 0 against what the passes make of it, down to threads under the happens-before check."""
+    BM, BN, BK = case.block
+    for name, module in compiled(case)[0].items():
+        if module.body.block.first_op.level < 4: check(module, case, BM + 5, BN - 7, 2 * BK - 7)
+    check(last(case), case, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+
+
+@EVERY
+def test_trip_counts(case):
+    (BM, BN, BK), stages = case.block, compiled(case)[1].plan.stages
+    for steps in sorted({0, 1, 2, stages - 1, stages + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.block[1] == 128], ids=lambda c: c.name)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 133)], ids=str)
+def test_ragged(case, shape): check(last(case), case, *shape, seed=3)
+
+
+@EVERY
+def test_the_engines_are_used(case):
+    """No copy of a factor, no other instruction than wgmma; the sums of a loop in one accumulator unless the kernel asks for partial ones."""
+    stages, given = compiled(case)
+    kernel = last(case).body.block.first_op
+    assert given.plan.roles == "cooperative", given.decisions
+    assert count(kernel, threads.DotAsync) == 1 and not count(kernel, (tile.Dot, shared.Read, shared.Convert))
+    for module in stages.values(): assert show(parse(show(module))) == show(module)
+
+
+@pytest.mark.parametrize(("case", "said"), [(Case(E4, E4, form="fast"), "K-major only"), (Case(E4, E4, turned="a"), "K-major only"), (Case(E4, E4, turned="b"), "K-major only")], ids=lambda c: getattr(c, "name", ""))
+def test_other_majors_of_8_bits_have_one_role(case, said):
+    _, given = compiled(case)
+    assert given.plan.roles == "one" and any(said in line for line in given.decisions), given.decisions
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@EVERY
+def test_it_assembles_clean(case):
+    program = emit(last(case), target("sm_90a"))
+    assembled = ptxas.assemble(program.text, "sm_90a")
+    assert assembled.clean, assembled.log

@@ -1,0 +1,114 @@
+"""How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they come from, which major they have.
+
+wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory 16-bit factors may be K-major or MN-major,
+8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory.
+
+    a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
+    b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
+
+Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole loops so (fast); `acc + dot(a, b)` adds each
+iteration's dot in float32 (a *partial* sum, its accumulator zero): as exact as the iteration is short.
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.ir import BlockArgument, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.fragments import Mma, instructions_for
+from tkc.ir.types import TileType, bits
+from tkc.passes.mapped import dense_of_block, unmapped
+from tkc.passes.values import POINTWISE
+
+
+def source(value: SSAValue) -> tile.Load | None:
+    """The load that a factor shows, transposed or not."""
+    while isinstance(value.owner, tile.Transpose): value = value.owner.arg
+    return value.owner if isinstance(value.owner, tile.Load) else None
+
+
+def dense_of_factor(value: SSAValue) -> int:
+    """The axis of a factor that is dense in memory."""
+    if not isinstance(value.owner, tile.Transpose): return dense_of_block(value.owner)
+    return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
+
+
+def simple(dot: tile.Dot) -> bool:
+    """Whether a dot's sum just goes round its loop."""
+    loop, carried = dot.parent_op(), dot.acc
+    if not isinstance(loop, scf.ForOp) or not isinstance(carried, BlockArgument) or carried.block is not loop.body.block or carried.index == 0: return False
+    return loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
+
+
+def zero(value: SSAValue) -> bool: return isinstance(value.owner, tile.Constant) and value.owner.number == 0
+
+
+def partial(dot: tile.Dot) -> bool:
+    """Whether a dot in a loop starts from zero and adds its result to what the loop carries."""
+    loop = dot.parent_op()
+    if not isinstance(loop, scf.ForOp) or not zero(dot.acc): return False
+    value = dot.result
+    while value.has_one_use():
+        op = value.first_use.operation
+        if isinstance(op, scf.YieldOp): return op.parent is loop.body.block
+        if not isinstance(op, POINTWISE): return False
+        value = op.results[0]
+    return False
+
+
+def names(dot: tile.Dot) -> tuple[str, str, str]:
+    """The element types of a, b and the sum as instructions call them."""
+    a, b, acc = (str(v.type.element) for v in (dot.a, dot.b, dot.acc))
+    return ("tf32", "tf32", acc) if dot.precision.data == "tf32" and a == b == "f32" else (a, b, acc)
+
+
+def wgmma_of(dot: tile.Dot) -> Mma | None:
+    """wgmma's form for a dot's element types; None if there is none, or if its sums are shorter than 32 bits."""
+    a, b, acc = names(dot)
+    if acc not in ("f32", "i32") or dot.precision.data == "tf32x3": return None
+    return next((i for i in instructions_for(a, b, acc, 90) if i.name.startswith("wgmma")), None)
+
+
+def unfit(dot: tile.Dot) -> str:
+    """Why wgmma cannot compute a dot; empty if it can."""
+    a, acc, form = dot.a.type, dot.acc.type, wgmma_of(dot)
+    if form is None: return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (", its float32 is tf32" if names(dot)[0] == "f32" else "")
+    if acc.rank != 2: return "a dot has batch axes"
+    (m, n), k = acc.extents, a.extents[1]
+    if m % 64 or m > 256 or n not in form.n or k % form.k: return f"{m}x{n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
+    loop = dot.parent_op()
+    if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
+    if simple(dot) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
+    for factor, axis in (dot.a, 1), (dot.b, 0):
+        if source(factor) is None:
+            if factor is dot.a: continue
+            return "a right factor is computed"
+        if reason := _unread(dot, factor): return reason
+        if dense_of_factor(factor) != axis and "mn" not in form.majors:
+            return f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'} factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
+    return ""
+
+
+def _unread(dot: tile.Dot, factor: SSAValue) -> str:
+    """Why a loaded factor cannot be read in shared memory, where a tensor map put it."""
+    load, loop = source(factor), dot.parent_op()
+    around = loop.parent_op()
+    if load.parent_op() is not loop and (factor is dot.b or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
+    if reason := unmapped(load): return reason
+    value = load.result
+    while value is not factor:
+        if not value.has_one_use(): return "a factor is used elsewhere too"
+        value = value.first_use.operation.results[0]
+    return "" if value.has_one_use() else "a factor is used elsewhere too"
+
+
+def held(dots: list[tile.Dot], late: tile.Dot | None, groups: int) -> int:
+    """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them to, and for left factors."""
+    registers = lambda t: t.size * bits(t.element) // (32 * 128 * groups)
+    loop = dots[0].parent_op()
+    parts = [d for d in dots if partial(d)] if late is None else []
+    sums = sum(registers(d.acc.type) for d in dots if d not in parts)
+    if parts:
+        carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
+        sums += max(registers(d.acc.type) for d in parts) + sum(map(registers, carried))
+    return sums + sum(registers(d.a.type) for d in dots if source(d.a) is None)
