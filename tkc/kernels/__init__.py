@@ -3,16 +3,27 @@
     from tkc import kernels
     y = kernels.softmax(x)                      # x: a tensor or array of torch, cupy, jax or NumPy, on a GPU or in host memory
 
-Functions give new arrays of the caller's library on the caller's device; a name that ends in _ changes its first argument in place. With torch,
+Functions give new arrays of the caller's library on the caller's device; a name that ends in _ changes arguments in place. With torch,
 each is also `torch.ops.tkc.<name>`: differentiable where training needs it, and torch.compile takes it as it is.
 """
 from __future__ import annotations
 
 import sys
 
+from tkc.kernels.activations import dropout, geglu, geglu_backward, gelu, gelu_backward, silu, silu_backward, swiglu, swiglu_backward
+from tkc.kernels.losses import cross_entropy, cross_entropy_, cross_entropy_backward
+from tkc.kernels.movement import embedding, embedding_backward, transpose
+from tkc.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from tkc.kernels.optimizers import adam_
+from tkc.kernels.quantize import dequantize, quantize, quantize_rows
+from tkc.kernels.rotary import rotary
+from tkc.kernels.scans import cumsum, sum
+from tkc.kernels.selection import histogram, topk
 from tkc.kernels.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
-__all__ = [name for name in dir() if name[0] != "_" and name not in ("annotations", "sys")]
+__all__ = """adam_ add_layer_norm add_rms_norm cross_entropy cross_entropy_ cross_entropy_backward cumsum dequantize dropout embedding embedding_backward geglu
+    geglu_backward gelu gelu_backward histogram layer_norm layer_norm_backward log_softmax log_softmax_backward quantize quantize_rows rms_norm rms_norm_backward rotary
+    silu silu_backward softmax softmax_backward sum swiglu swiglu_backward topk transpose""".split()
 
 if "torch" in sys.modules:                      # so that torch.compile meets ops that are registered
     from tkc.kernels import torch_ops

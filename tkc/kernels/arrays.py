@@ -89,8 +89,8 @@ def last(x: Array, axis: int) -> Array:
 
 def same_shape(**arrays: Array) -> None:
     """Raises LaunchError unless all arrays (None left out) have one shape."""
-    shapes = {name: tuple(x.shape) for name, x in arrays.items() if x is not None}
-    if len(set(shapes.values())) > 1: raise tkc.LaunchError("expected one shape, got " + " and ".join(f"{n} of {list(s)}" for n, s in shapes.items()))
+    given = [(name, tuple(x.shape)) for name, x in arrays.items() if x is not None]
+    if any(shape != given[0][1] for _, shape in given): raise tkc.LaunchError("expected one shape, got " + " and ".join(f"{n} of {list(s)}" for n, s in given))
 
 
 def expect(x: Array, shape, name: str) -> None:

@@ -1,12 +1,13 @@
 """How large a program's block is: functions of the shape alone, so that the same shapes give the same kernels.
 
-A program should have enough bytes in flight (some 16 KiB a multiprocessor's share of threads) and few enough elements a thread that they stay in registers.
+A program should have enough bytes in flight to hide memory's latency, and few enough elements a thread that they stay in registers.
 """
 from __future__ import annotations
 
 from tkc.kernels.arrays import power
 
-ELEMENTS, LONGEST = 4096, 1 << 17              # of a program that holds short rows; of a row that is held as a whole
+ELEMENTS = 4096                                 # of a program that holds short rows, or a strip
+PROGRAMS = 264                                  # that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU
 
 
 def row_block(rows: int, columns: int) -> tuple[int, int]:
@@ -14,6 +15,16 @@ def row_block(rows: int, columns: int) -> tuple[int, int]:
     columns = max(1, columns)
     block = columns if columns >= 1024 and columns % 64 == 0 else power(columns)
     return max(1, min(power(rows), ELEMENTS // block)), block
+
+
+def row_programs(blocks: int) -> int:
+    """Programs that share so many blocks of rows."""
+    return max(1, min(blocks, PROGRAMS))
+
+
+def columns_block(rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of a step of a program that sums over rows: few columns, so that there are many programs."""
+    return min(power(max(rows, 1)), 64), min(power(max(columns, 1)), 64)
 
 
 def strip(n: int) -> int:

@@ -32,6 +32,8 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+import tkc
+
 TYPES = {"Array": "Tensor", "Array | None": "Tensor?", "int": "int", "int | None": "int?", "float": "float", "float | None": "float?", "bool": "bool", "str": "str", "str | None": "str?"}
 OPERATORS: dict[str, Operator] = {}
 
@@ -66,6 +68,8 @@ class Operator:
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""
+        if self.mutates and any(type(a).__module__.startswith("jax") for a in args):
+            raise tkc.LaunchError(f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never change; pass an array of another library")
         steps = self.fn(*args, **kwargs)
         result = next(steps)
         for _ in steps: raise RuntimeError(f"{self.name} yields more than once")

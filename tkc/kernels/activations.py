@@ -1,0 +1,164 @@
+"""Activations, their gated forms, and dropout: element by element, at the memory's speed.
+
+    gelu(x) = x P(X <= x), X normal; "tanh": x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))   (Hendrycks and Gimpel, 2016)
+    silu(x) = x / (1 + exp -x)
+    swiglu(a, b) = silu(a) b,   geglu(a, b) = gelu(a) b                                           (Shazeer, 2020)
+    dropout(x) = x / (1 - p) where philox(seed, index) >= p, else 0: the mask is made again in the backward pass, never stored
+"""
+from __future__ import annotations
+
+from math import pi, sqrt
+
+import tkc
+from tkc.kernels.arrays import Array, contiguous, empty, flat, same_shape
+from tkc.kernels.blocks import strip
+from tkc.kernels.operator import operator
+
+
+def _gelu(x, derivative: bool):
+    """gelu(x), or its derivative."""
+    below = 0.5 + 0.5 * tkc.erf(x * sqrt(0.5))
+    return below + x * tkc.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)) if derivative else x * below
+
+
+def _gelu_tanh(x, derivative: bool):
+    c, cube = sqrt(2 / pi), 0.044715
+    t = tkc.tanh(c * x * (1 + cube * x * x))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * cube * x * x) if derivative else 0.5 * x * (1 + t)
+
+
+def _silu(x, derivative: bool):
+    s = 1 / (1 + tkc.exp(-x))
+    return s * (1 + x * (1 - s)) if derivative else x * s
+
+
+FUNCTIONS = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}
+
+
+@tkc.jit
+def _activation(x, gate, out, F: tkc.constexpr, N: tkc.constexpr):
+    i = tkc.program_id(0) * N
+    result = FUNCTIONS[F](tkc.load(x, (i,), (N,)).to(tkc.float32), False)
+    if gate is not None: result = result * tkc.load(gate, (i,), (N,)).to(tkc.float32)
+    tkc.store(out, (i,), result.to(out.dtype))
+
+
+@tkc.jit
+def _activation_backward(grad, x, gate, out, out_gate, F: tkc.constexpr, N: tkc.constexpr):
+    i = tkc.program_id(0) * N
+    g, values = tkc.load(grad, (i,), (N,)).to(tkc.float32), tkc.load(x, (i,), (N,)).to(tkc.float32)
+    if gate is not None:
+        tkc.store(out_gate, (i,), (g * FUNCTIONS[F](values, False)).to(out_gate.dtype))
+        g = g * tkc.load(gate, (i,), (N,)).to(tkc.float32)
+    tkc.store(out, (i,), (g * FUNCTIONS[F](values, True)).to(out.dtype))
+
+
+@tkc.jit
+def _dropout(x, out, p, scale, seed, N: tkc.constexpr):
+    i = tkc.program_id(0) * N
+    quarter = i // 4 + tkc.arange(N // 4)
+    words = tkc.philox(seed, quarter)
+    bits = tkc.join(tkc.join(words[0], words[2]), tkc.join(words[1], words[3])).reshape(N)
+    keep = (bits >> 8).to(tkc.float32) * 2.0 ** -24 >= p
+    tkc.store(out, (i,), tkc.where(keep, tkc.load(x, (i,), (N,)).to(tkc.float32) * scale, 0).to(out.dtype))
+
+
+def _forward(x: Array, gate: Array | None, function: str):
+    same_shape(x=x, gate=gate)
+    out = empty(x)
+    yield out
+    values, target = flat(contiguous(x)), flat(out)
+    n = target.shape[0]
+    _activation[tkc.cdiv(n, strip(n))](values, None if gate is None else flat(contiguous(gate)), target, F=function, N=strip(n))
+
+
+def _backward(grad: Array, x: Array, gate: Array | None, function: str):
+    same_shape(grad=grad, x=x, gate=gate)
+    out, out_gate = empty(x), None if gate is None else empty(gate)
+    yield out if gate is None else (out, out_gate)
+    target, other = flat(out), (None, None) if gate is None else (flat(contiguous(gate)), flat(out_gate))
+    n = target.shape[0]
+    _activation_backward[tkc.cdiv(n, strip(n))](flat(contiguous(grad)), flat(contiguous(x)), other[0], target, other[1], F=function, N=strip(n))
+
+
+def _kind(approximate: str) -> str:
+    if approximate not in ("none", "tanh"): raise tkc.LaunchError(f"approximate is 'none' or 'tanh', got {approximate!r}")
+    return "gelu" if approximate == "none" else "gelu_tanh"
+
+
+@operator
+def gelu(x: Array, approximate: str = "none") -> Array:
+    """GELU element by element, by erf or ("tanh") its approximation; computed in float32. Raises LaunchError for another `approximate`."""
+    yield from _forward(x, None, _kind(approximate))
+
+
+@operator
+def silu(x: Array) -> Array:
+    """x · sigmoid(x) element by element; computed in float32."""
+    yield from _forward(x, None, "silu")
+
+
+@operator
+def swiglu(x: Array, gate: Array) -> Array:
+    """silu(x) · gate, for arrays of one shape; computed in float32."""
+    yield from _forward(x, gate, "silu")
+
+
+@operator
+def geglu(x: Array, gate: Array, approximate: str = "none") -> Array:
+    """gelu(x) · gate, for arrays of one shape; computed in float32."""
+    yield from _forward(x, gate, _kind(approximate))
+
+
+@operator
+def gelu_backward(grad: Array, x: Array, approximate: str = "none") -> Array:
+    """The gradient of gelu's x."""
+    yield from _backward(grad, x, None, _kind(approximate))
+
+
+@operator
+def silu_backward(grad: Array, x: Array) -> Array:
+    """The gradient of silu's x."""
+    yield from _backward(grad, x, None, "silu")
+
+
+@operator
+def swiglu_backward(grad: Array, x: Array, gate: Array) -> tuple[Array, Array]:
+    """The gradients of swiglu's x and gate."""
+    yield from _backward(grad, x, gate, "silu")
+
+
+@operator
+def geglu_backward(grad: Array, x: Array, gate: Array, approximate: str = "none") -> tuple[Array, Array]:
+    """The gradients of geglu's x and gate."""
+    yield from _backward(grad, x, gate, _kind(approximate))
+
+
+@operator
+def dropout(x: Array, p: float, seed: int) -> Array:
+    """Each element is 0 with probability p, else x / (1 - p). The same seed gives the same mask, on every device. Raises LaunchError unless 0 <= p <= 1."""
+    if not 0 <= p <= 1: raise tkc.LaunchError(f"p is a probability, 0 to 1, got {p}")
+    out = empty(x)
+    yield out
+    n = flat(out).shape[0]
+    _dropout[tkc.cdiv(n, strip(n))](flat(contiguous(x)), flat(out), float(p), 1 / (1 - p) if p < 1 else 0.0, seed, N=strip(n))
+
+
+@gelu.backward(saves="x approximate")
+def _(saved, grad): return gelu_backward(grad, saved.x, saved.approximate), None
+
+
+@silu.backward(saves="x")
+def _(saved, grad): return silu_backward(grad, saved.x)
+
+
+@swiglu.backward(saves="x gate")
+def _(saved, grad): return swiglu_backward(grad, saved.x, saved.gate)
+
+
+@geglu.backward(saves="x gate approximate")
+def _(saved, grad): return (*geglu_backward(grad, saved.x, saved.gate, saved.approximate), None)
+
+
+@dropout.backward(saves="p seed")
+def _(saved, grad): return dropout(grad, saved.p, saved.seed), None, None

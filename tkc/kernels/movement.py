@@ -1,0 +1,82 @@
+"""Moving elements: a transposed copy, rows of an embedding table, and the gradient of that."""
+from __future__ import annotations
+
+import tkc
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, library, matrix, power, zeros
+from tkc.kernels.operator import operator
+
+TILE, ROWS, COLUMNS = 64, 16, 1024              # of a transposed block; rows gathered together; columns of them
+
+
+@tkc.jit
+def _transpose(x, out, TILE: tkc.constexpr):
+    row, column, batch = tkc.program_id(1) * TILE, tkc.program_id(0) * TILE, tkc.program_id(2)
+    tkc.store(out[batch], (column, row), tkc.load(x[batch], (row, column), (TILE, TILE)).T)
+
+
+@tkc.jit
+def _embedding(table, indices, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    row, column = tkc.program_id(1) * ROWS, tkc.program_id(0) * COLUMNS
+    which = tkc.load(indices, (row,), (ROWS,), other=-1)
+    tkc.store(out, (row, column), tkc.load(table, (which, column), (ROWS, COLUMNS)))
+
+
+@tkc.jit
+def _embedding_backward(grad, order, indices, out, padding, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    column, start = tkc.program_id(0) * COLUMNS, tkc.program_id(1)
+    which = indices[start]
+    first = which >= 0 and which < out.shape[0] and which != padding
+    if start > 0: first = first and indices[start - 1] != which
+    if first:
+        total, at, more = tkc.zeros((ROWS, COLUMNS)), start, True
+        while more:
+            same = tkc.load(indices, (at,), (ROWS,), other=-1) == which
+            rows = tkc.where(same, tkc.load(order, (at,), (ROWS,)), -1)
+            total = total + tkc.load(grad, (rows, column), (ROWS, COLUMNS)).to(tkc.float32)
+            at, more = at + ROWS, tkc.all(same)
+        tkc.store(out, (which, column), tkc.sum(total, axis=0).to(out.dtype)[None, :])
+
+
+@operator
+def transpose(x: Array) -> Array:
+    """The last two axes swapped, as a contiguous copy. Raises LaunchError for rank 0 and 1."""
+    if len(x.shape) < 2: raise tkc.LaunchError(f"transpose swaps the last two axes; got an array of rank {len(x.shape)}")
+    *batch, rows, columns = x.shape
+    out = empty(x, (*batch, columns, rows))
+    yield out
+    n = 1
+    for b in batch: n *= b
+    _transpose[tkc.cdiv(columns, TILE), tkc.cdiv(rows, TILE), n](x.reshape((n, rows, columns)), out.reshape((n, columns, rows)), TILE=TILE)
+
+
+@operator
+def embedding(table: Array, indices: Array, padding: int = -1) -> Array:
+    """Rows of a table [rows, columns] by integer indices [...]: [..., columns]. An index outside of the table gives zeros. padding: the index
+    of a row that gets no gradient."""
+    if len(table.shape) != 2: raise tkc.LaunchError(f"embedding: a table is [rows, columns], got rank {len(table.shape)}")
+    out = empty(table, (*indices.shape, table.shape[1]))
+    yield out
+    which, target = flat(contiguous(indices)), matrix(out)
+    width = min(COLUMNS, power(table.shape[1]))
+    height = min(power(which.shape[0]), max(1, ROWS * COLUMNS // 4 // width))
+    _embedding[tkc.cdiv(table.shape[1], width), tkc.cdiv(which.shape[0], height)](table, which, target, ROWS=height, COLUMNS=width)
+
+
+@operator
+def embedding_backward(grad: Array, indices: Array, rows: int, padding: int = -1) -> Array:
+    """The gradient of a table of `rows` rows: the sum of grad's rows that have the same index, in the order in which they stand, whatever runs when."""
+    out = zeros(grad, (rows, grad.shape[-1]))
+    yield out
+    which = flat(contiguous(indices))
+    order = which.argsort(stable=True) if library(which) in ("torch", "jax") else which.argsort(kind="stable")
+    columns = grad.shape[-1]
+    width, n = min(512, power(columns)), which.shape[0]
+    _embedding_backward[tkc.cdiv(columns, width), n](matrix(contiguous(grad)), order, which[order], out, padding, ROWS=min(4, power(n)), COLUMNS=width)
+
+
+@transpose.backward()
+def _(saved, grad): return transpose(grad)
+
+
+@embedding.backward(saves="table indices padding")
+def _(saved, grad): return embedding_backward(grad, saved.indices, saved.table.shape[0], saved.padding).to(saved.table.dtype), None, None

@@ -1,0 +1,91 @@
+"""Quantization to float8 (e4m3, e5m2) and int8, with one scale a tensor or one a row.
+
+    scale = max |x| / most,   q = round(x / scale)              most: 448 for e4m3, 57344 for e5m2, 127 for int8
+    dequantized = q scale
+
+Where everything is 0 the scale is 1, so that nothing is divided by 0. Rounding is to the nearest, ties to even; int8 is symmetric: -128 does not occur.
+"""
+from __future__ import annotations
+
+import tkc
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, matrix, zeros
+from tkc.kernels.blocks import row_block, strip
+from tkc.kernels.operator import operator
+
+MOST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+
+
+def _rounded(values, out):
+    """values in out's element type; int8 rounds and saturates."""
+    return (tkc.minimum(tkc.maximum(tkc.round(values), -127.0), 127.0) if out.dtype is tkc.int8 else values).to(out.dtype)
+
+
+@tkc.jit
+def _quantize_rows(x, out, scales, MOST: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    row = tkc.program_id(0) * ROWS
+    values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
+    top = tkc.max(tkc.abs(values), axis=1)
+    tkc.store(scales, (row,), tkc.where(top > 0, top * (1 / MOST), 1))
+    tkc.store(out, (row, 0), _rounded(values * tkc.where(top > 0, MOST / top, 1)[:, None], out))
+
+
+@tkc.jit
+def _largest(x, out, N: tkc.constexpr):
+    values = tkc.load(x, (tkc.program_id(0) * N,), (N,))
+    tkc.atomic_max(out.ptr, tkc.max(tkc.abs(values.to(tkc.float32))).to(tkc.int32, bitcast=True), sem="relaxed")     # floats >= 0 are ordered as their bits are
+
+
+@tkc.jit
+def _quantize(x, top, out, scale, MOST: tkc.constexpr, N: tkc.constexpr):
+    i, most = tkc.program_id(0) * N, top[0].to(tkc.float32, bitcast=True)
+    if tkc.program_id(0) == 0: tkc.store(scale, (0,), tkc.where(most > 0, most * (1 / MOST), 1))
+    tkc.store(out, (i,), _rounded(tkc.load(x, (i,), (N,)).to(tkc.float32) * tkc.where(most > 0, MOST / most, 1), out))
+
+
+@tkc.jit
+def _dequantize(q, scales, out, WHOLE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    row, column = tkc.program_id(1) * ROWS, tkc.program_id(0) * COLUMNS
+    factor = scales[0] if WHOLE else tkc.load(scales, (row,), (ROWS,))[:, None]
+    tkc.store(out, (row, column), (tkc.load(q, (row, column), (ROWS, COLUMNS)).to(tkc.float32) * factor).to(out.dtype))
+
+
+def _most(dtype: str) -> float:
+    if dtype not in MOST: raise tkc.LaunchError(f"quantization is to {', '.join(MOST)}, got {dtype!r}")
+    return MOST[dtype]
+
+
+@operator
+def quantize(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
+    """x / scale as float8_e4m3, float8_e5m2 or int8, and the scale, float32 [1]. Raises LaunchError for another dtype."""
+    most = _most(dtype)
+    out, scale, top = empty(x, dtype=dtype), empty(x, (1,), "float32"), zeros(x, (1,), "int32")
+    yield out, scale
+    values, target = flat(contiguous(x)), flat(out)
+    n = values.shape[0]
+    grid = tkc.cdiv(n, strip(n))
+    _largest[grid](values, top, N=strip(n))
+    _quantize[max(grid, 1)](values, top, target, scale, MOST=most, N=strip(n))
+
+
+@operator
+def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
+    """Each row of the last axis by its own scale: the numbers, and the scales, float32 of shape x.shape[:-1]. Raises LaunchError for another dtype."""
+    most = _most(dtype)
+    out, scales = empty(x, dtype=dtype), empty(x, x.shape[:-1], "float32")
+    yield out, scales
+    values, target = matrix(contiguous(x)), matrix(out)
+    rows, block = row_block(*values.shape)
+    _quantize_rows[tkc.cdiv(values.shape[0], rows)](values, target, flat(scales), MOST=most, ROWS=rows, COLUMNS=block)
+
+
+@operator
+def dequantize(q: Array, scales: Array, dtype: str = "bfloat16") -> Array:
+    """q · scales in a float type: scales are [1], or one a row of the last axis. Raises LaunchError where their shape is neither."""
+    if tuple(scales.shape) != (1,): expect(scales, q.shape[:-1], "scales")
+    if dtype_of(scales) != "float32": raise tkc.LaunchError(f"dequantize: scales are float32, got {dtype_of(scales)}")
+    out = empty(q, dtype=dtype)
+    yield out
+    whole = tuple(scales.shape) == (1,)
+    source, target = (matrix(contiguous(q)), matrix(out)) if not whole else (flat(contiguous(q)).reshape((1, -1)), flat(out).reshape((1, -1)))
+    rows, block = row_block(source.shape[0], min(source.shape[1], 4096))
+    _dequantize[tkc.cdiv(source.shape[1], block), tkc.cdiv(source.shape[0], rows)](source, flat(scales), target, WHOLE=whole, ROWS=rows, COLUMNS=block)
