@@ -116,10 +116,17 @@ class Compiled:
 
     @cached_property
     def resources(self):
-        """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas."""
-        from tkc.codegen.ptx.ptxas import assemble
+        """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas.
+        Where it spills, a text that lets one block fill a multiprocessor is tried, and becomes `ptx` if it spills less."""
+        from tkc.codegen.ptx.ptxas import assemble, roomy
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
-        return assemble(self.ptx, self.target)
+        found = assemble(self.ptx, self.target)
+        if not found.spill_stores: return found
+        text = roomy(self.ptx, self.interface.threads)
+        other = assemble(text, self.target)
+        if other.spill_stores >= found.spill_stores: return found
+        self.ptx = text
+        return other
 
     @cached_property
     def sass(self) -> str:

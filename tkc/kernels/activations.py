@@ -56,11 +56,12 @@ def _activation_backward(grad, x, gate, out, out_gate, F: tkc.constexpr, N: tkc.
 @tkc.jit
 def _dropout(x, out, p, scale, seed, N: tkc.constexpr):
     i = tkc.program_id(0) * N
-    quarter = i // 4 + tkc.arange(N // 4)
-    words = tkc.philox(seed, quarter)
-    bits = tkc.join(tkc.join(words[0], words[2]), tkc.join(words[1], words[3])).reshape(N)
-    keep = (bits >> 8).to(tkc.float32) * 2.0 ** -24 >= p
-    tkc.store(out, (i,), tkc.where(keep, tkc.load(x, (i,), (N,)).to(tkc.float32) * scale, 0).to(out.dtype))
+    a, b, c, d = tkc.philox(seed, (i // 4 + tkc.arange(N // 4))[:, None])          # four elements share a call of it
+    which = tkc.arange(4)[None, :]
+    bits = tkc.where(which == 0, a, tkc.where(which == 1, b, tkc.where(which == 2, c, d)))
+    values = tkc.load(x, (i,), (N,)).to(tkc.float32).reshape(N // 4, 4)
+    kept = tkc.where((bits >> 8).to(tkc.float32) * 2.0 ** -24 >= p, values * scale, 0)
+    tkc.store(out, (i,), kept.reshape(N).to(out.dtype))
 
 
 def _forward(x: Array, gate: Array | None, function: str):

@@ -39,8 +39,8 @@ def _cumsum(x, out, sums, prefixes, REVERSE: tkc.constexpr, N: tkc.constexpr, GR
     x, out, sums, prefixes = x[row], out[row], sums[row], prefixes[row]
     kind = tkc.float32 if x.dtype.is_float else tkc.int32
     start = (tkc.num_programs(0) - 1 - block if REVERSE else block) * N
-    scanned = tkc.cumsum(tkc.load(x, (start,), (N,)).to(kind), reverse=REVERSE)
-    own, group = scanned[0 if REVERSE else N - 1], block // GROUP
+    values = tkc.load(x, (start,), (N,)).to(kind)
+    own, group, scanned = tkc.sum(values), block // GROUP, tkc.cumsum(values, reverse=REVERSE)
     _publish(sums.ptr + block, own)
     lanes = tkc.arange(GROUP)
     before = tkc.sum(_wait_for(sums.ptr + (group * GROUP + lanes), kind, lanes < block % GROUP))

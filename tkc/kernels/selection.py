@@ -74,7 +74,8 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     yield last(values, axis), last(indices, axis)
     source = matrix(contiguous(turned))
     rows, n, kernel = source.shape[0], max(BLOCK, 2 * power(k)), _first_round
-    while rows and (kernel is _first_round or source.shape[1] > k):
+    if not rows: return
+    while kernel is _first_round or source.shape[1] > k:
         blocks = tkc.cdiv(source.shape[1], n)
         found = empty(x, (rows, blocks * k), "int64")
         kernel[blocks, rows](source, found, K=k, N=min(n, max(power(source.shape[1]), power(k))))

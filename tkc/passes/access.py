@@ -90,6 +90,17 @@ def coalesced(shape: tuple[int, ...], vector: int, warps: int, order: tuple[int,
     return replace(found, warps=(*found.warps, copies(left))) if left > 1 else found
 
 
+def in_runs(layout: Layout, axis: int) -> Layout:
+    """The layout with each warp's share of an axis in one piece, below the warps: what a scan along it needs least of others for."""
+    mine = lambda digits: sorted((d for d in digits if d.axis == axis), key=lambda d: d.stride)
+    registers, lanes = mine(layout.registers), mine(layout.lanes)
+    low = [d for d in registers if not lanes or d.stride < lanes[0].stride]
+    moved, step = {}, 1
+    for d in (*low, *lanes, *(d for d in registers if d not in low), *mine(layout.warps)): moved[d] = replace(d, stride=step); step *= d.extent
+    here = lambda digits: tuple(moved.get(d, d) for d in digits)
+    return replace(layout, registers=here(layout.registers), lanes=here(layout.lanes), warps=here(layout.warps))
+
+
 def _idle(layout: Layout, axis: int) -> bool:
     """Whether a warp holds nothing but padding along an axis."""
     return any(at >= layout.shape[axis] for at in layout.offsets("warps")[:, axis].tolist())

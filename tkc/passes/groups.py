@@ -13,7 +13,7 @@ from tkc.ir.digits import LayoutError
 from tkc.ir.layout import Layout
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, tile_of
+from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
 from tkc.ir.ranges import Ranges
@@ -35,6 +35,13 @@ class Relation:
     derive: Callable[[Layout], Layout]
 
 
+def depth(op: Operation) -> int:
+    """Loops around an operation."""
+    found = 0
+    while (op := op.parent_op()) is not None: found += isinstance(op, (scf.ForOp, scf.WhileOp))
+    return found
+
+
 class Groups:
     """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
 
@@ -44,6 +51,7 @@ class Groups:
         self.accesses: dict[Operation, Access] = {}
         self.anchors: dict[SSAValue, list[Operation]] = {}         # of any member: the loads and stores it meets
         self.reductions: dict[SSAValue, list[int]] = {}            # of any member: axes reduced or scanned
+        self.scans: dict[SSAValue, list[int]] = {}                 # of any member: axes scanned
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.chosen: dict[SSAValue, Layout] = {}
@@ -92,7 +100,8 @@ class Groups:
                 for a in op.args: self.reductions.setdefault(a, []).append(axis)
             case tile.Scan():
                 self.tie(*op.results, *op.args)
-                for a in op.results: self.reductions.setdefault(a, []).append(op.axis.value.data)
+                for a in op.results:
+                    for axes in self.reductions, self.scans: axes.setdefault(a, []).append(op.axis.value.data)
             case _ if isinstance(op, (*BLOCKS, *POINTERS)) and tile_of(op) is not None:
                 self.accesses[op] = Access.of(op, self.ranges)
                 for v in (*op.results, *op.operands):
@@ -147,12 +156,12 @@ class Groups:
     # ---- deciding ------------------------------------------------------------------------------------------------------
     def assign(self) -> None:
         size = lambda v: v.type.size
-        self._gather(self.anchors); self._gather(self.reductions)
+        for found in self.anchors, self.reductions, self.scans: self._gather(found)
         self.relations.sort(key=lambda r: -size(r.source))
         for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
         for value, layout in self.wanted: self.chosen.setdefault(self.find(value), layout)
         self._propagate()
-        for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0)):
+        for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0, -self._depth(self.find(v)))):
             root = self.find(v)
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
@@ -174,21 +183,26 @@ class Groups:
                 try: self.chosen[target] = relation.derive(self.chosen[source]); changed = True
                 except LayoutError: continue
 
+    def _depth(self, root: SSAValue) -> int:
+        """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""
+        return max((depth(op) for op in self.anchors.get(root, ())), default=-1)
+
     def _own(self, root: SSAValue) -> Layout:
-        """By the loads and stores that the group meets; by the views it is made of; or blocked."""
-        ops, t = self.anchors.get(root, []), root.type
-        if not ops:
-            for v in self.members:
-                if self.find(v) is root and isinstance(v.owner, POINTWISE):
-                    for operand in tiles(v.owner.operands):
-                        if self.kinds.view(operand) and (seen := self._image(operand)) is not None: return seen
-            return self._default(t, self.reductions.get(root, ()))
+        """By the views it is made of, if that is in a loop deeper than any load or store it meets; by those; or blocked."""
+        ops, t, deepest = self.anchors.get(root, []), root.type, self._depth(root)
+        for v in self.members:
+            if self.find(v) is root and isinstance(v.owner, POINTWISE) and depth(v.owner) > deepest:
+                for operand in tiles(v.owner.operands):
+                    if self.kinds.view(operand) and (seen := self._image(operand)) is not None: return seen
+        if not ops: return self._default(t, self.reductions.get(root, ()))
         weights: dict[tuple[int, ...], int] = {}
         for op in ops: weights[self.accesses[op].order] = weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
         order = max(weights, key=weights.get)
         widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        return widest.layout(self.plan.warps, self._reduced(root), share=not copied)
+        found = widest.layout(self.plan.warps, self._reduced(root), share=not copied)
+        for axis in sorted(set(self.scans.get(root, ()))): found = in_runs(found, axis)
+        return found
 
     def _reduced(self, root: SSAValue) -> tuple[int, ...]:
         axes = self.reductions.get(root, [])

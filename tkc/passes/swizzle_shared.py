@@ -16,6 +16,8 @@ Any other conversion between warps becomes a write and a read. A reduction whose
     %q = tile.read %b                                   the axis now in the registers of every thread
     %r = tile.reduce sum[%q] {axis = 1}
 
+A scan whose axis runs over warps is that of each warp's run, plus what the runs before come to: their totals go the same way.
+
 Of the layouts a buffer may have, the one with the fewest bank conflicts over all its accesses is taken; the degree of each
 access is recorded on it (`conflicts`, 1 is none).  Buffers are plain (one stage) and every copy is complete when it returns.
 """
@@ -28,13 +30,13 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.hopper import SLAB, slabbed, slots
 
@@ -179,6 +181,8 @@ def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: L
         if row % 16 == 0 and t.rank > 1: choices.append(SharedLayout(t.extents, element, 0, order, pad=16))
         elif t.rank > 1 and copied is None: choices.append(SharedLayout(t.extents, element, 0, order, pad=max(4, element // 8)))
     layouts = accesses + ([copied] if copied else [])
+    dense = min(c.bytes for c in choices)
+    choices = [c for c in choices if c.bytes <= 2 * dense]                       # of a few rows a swizzle makes eight
     best = min(choices, key=lambda c: (sum(_cost(layout, c, element, context) for layout in layouts), choices.index(c)))
     return SharedType(1, t.shape, t.element, best)
 
@@ -221,10 +225,8 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
     t = op.args[0].type
     partial = TileType([count if a == axis else n for a, n in enumerate(t.extents)], t.element, _one_per_warp(layout, axis))
     part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
-    gathered = partial.with_layout(_axis_in_registers(partial.register_layout, axis))
-    buffer = before(op, shared.Alloc(_buffer(partial, [partial.register_layout, gathered.register_layout], context))).result
-    before(op, _recorded(shared.Write(buffer, part), partial.register_layout, context))
-    read = before(op, _recorded(shared.Read(buffer, gathered), gathered.register_layout, context)).result
+    gathered = _axis_in_registers(partial.register_layout, axis)
+    read = _through_shared(part, gathered, op, context)
     replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
 
 
@@ -281,8 +283,56 @@ def _gathered(layout: Layout, axis: int) -> Layout:
                   tuple(copies(d.extent) if d.axis == axis else d for d in layout.warps))
 
 
+COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+def _neutral(kind: str, element) -> float | int:
+    """What changes nothing."""
+    if kind in ("sum", "prod"): return int(kind == "prod")
+    if is_float(element): return float("-inf") if kind == "max" else float("inf")
+    width = bits(element)
+    low, high = (0, (1 << width) - 1) if is_unsigned(element) else (-(1 << width - 1), (1 << width - 1) - 1)
+    return low if kind == "max" else high
+
+
 def _scan(op: tile.Scan, context: PassContext) -> None:
-    if op.args[0].type.register_layout.warps_along(op.axis.value.data) > 1: _whole_axis(op, context)
+    """Over warps: each scans its run and adds what the runs before it come to; where that cannot be, each gets the whole axis."""
+    layout, axis, kind = op.args[0].type.register_layout, op.axis.value.data, op.kind.data
+    count, n = layout.warps_along(axis), layout.shape[axis]
+    if count == 1: return
+    run, element = n // count, op.args[0].type.element
+    if kind not in COMBINE or bits(element) < 16 or layout.padded_shape[axis] != n or any(d.axis == axis and d.stride % run for d in layout.warps): return _whole_axis(op, context)
+    def make(new): return before(op, new).results[0]
+    def typed(layout): return TileType(layout.shape, element, layout)
+    x, back, extents = op.args[0], op.reverse is not None, op.args[0].type.extents
+    runs = make(tile.Reshape(x, typed(layout.reshape((*extents[:axis], count, run, *extents[axis + 1:])))))
+    own = runs.type.register_layout.drop(axis + 1)                              # a run's number is its warp's
+    total = _through_shared(make(tile.Reduce(kind, runs, axis + 1, [typed(own)])), _axis_in_registers(own, axis), op, context)
+    pairs = own.expand(axis + 1).broadcast(axis + 1, count)                     # of each run, in registers: all of them
+    others = make(tile.Broadcast(make(tile.Reshape(total, typed(total.type.register_layout.expand(axis)))), typed(pairs)))
+    nothing = make(tile.Constant(_neutral(kind, element), typed(pairs)))
+    earlier = make(CLASSES["gt" if back else "lt"](_numbers(pairs, axis + 1, make), _numbers(pairs, axis, make)))
+    carried = make(tile.Reduce(kind, make(Select(earlier, others, nothing)), axis + 1, [typed(own)]))
+    carried = make(tile.Broadcast(make(tile.Reshape(carried, typed(own.expand(axis + 1)))), runs.type))
+    replace(op, [make(tile.Reshape(make(CLASSES[COMBINE[kind]](carried, make(tile.Scan(kind, [runs], axis + 1, back)))), x.type))])
+
+
+def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: PassContext) -> SSAValue:
+    """A small tile in another layout."""
+    t = value.type
+    buffer = before(at, shared.Alloc(_buffer(t, [t.register_layout, layout], context))).result
+    before(at, _recorded(shared.Write(buffer, value), t.register_layout, context))
+    return before(at, _recorded(shared.Read(buffer, t.with_layout(layout)), layout, context)).result
+
+
+def _numbers(layout: Layout, axis: int, make) -> SSAValue:
+    """The coordinate along an axis of every element, i32."""
+    line = layout
+    for other in reversed(range(layout.rank)):
+        if other != axis: line = line.drop(other)
+    flat = make(tile.Arange(0, TileType(line.shape, i32, line)))
+    one = layout.operand_of_broadcast(tuple(n if a == axis else 1 for a, n in enumerate(layout.shape)))
+    return make(tile.Broadcast(make(tile.Reshape(flat, TileType(one.shape, i32, one))), TileType(layout.shape, i32, layout)))
 
 
 def _extract(op: tile.Extract, context: PassContext) -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from xdsl.dialects.builtin import DenseArrayBase, ModuleOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from tkc.codegen.ptx.ptxas import roomy
 from tkc.codegen.ptx.values import Array, Tile, compute_class, from_bits, packing
 from tkc.codegen.ptx.writer import Operand, Writer, class_of
 from tkc.errors import CompileError
@@ -68,11 +69,8 @@ class PtxProgram:
 
     @property
     def roomy(self) -> str:
-        """The text with leave to fill a multiprocessor with one block.  Without it ptxas aims at several, and may then spill a few
-        values rather than take more registers: a spill is a reason to assemble this instead."""
-        if ".minnctapersm" in self.text: return self.text
-        head, directive, rest = self.text.partition(f".reqntid {self.interface.threads}, 1, 1\n")
-        return f"{head}{directive}.minnctapersm 1\n{rest}"
+        """ptxas.roomy of the text."""
+        return roomy(self.text, self.interface.threads)
 
 
 class Emitter:

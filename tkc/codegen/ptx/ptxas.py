@@ -84,6 +84,14 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
         return parse(log, cubin.read_bytes())
 
 
+def roomy(text: str, threads: int) -> str:
+    """PTX of a block of so many threads with leave to fill a multiprocessor with one block. Without it ptxas aims at several, and may then spill a few
+    values rather than take more registers: a spill is a reason to assemble this instead."""
+    if ".minnctapersm" in text: return text
+    head, directive, rest = text.partition(f".reqntid {threads}, 1, 1\n")
+    return f"{head}{directive}.minnctapersm 1\n{rest}"
+
+
 def _complaint(log: str, code: int, ptx: str) -> str:
     first = next((line for line in log.splitlines() if "error" in line or "fatal" in line), f"it stopped with code {code}")
     handle, kept = tempfile.mkstemp(prefix="tkc-refused-", suffix=".ptx")
