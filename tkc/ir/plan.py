@@ -59,6 +59,7 @@ class Plan:
     cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
     persistent: bool = False                        # a block takes one program after the other
+    queue: bool = False                             # blocks claim their programs one by one; else they are dealt out
     split_k: int = 1                                # programs that share one output block, each a part of k
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
     rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late

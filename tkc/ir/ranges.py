@@ -91,6 +91,7 @@ class Ranges:
             case tile.Constant(): return exactly(owner.number)
             case tile.ProgramId(): return Range(0, min(whole.hi, 2**31 - 2))
             case threads.Identity(): return Range(int(owner.what.data in ("blocks", "clusters")), min(whole.hi, 2**31 - 2))
+            case threads.NextProgram(): return Range(1, min(whole.hi, 2**31 - 2))
             case tile.NumPrograms(): return Range(1, min(whole.hi, 2**31 - 1))
             case tile.Dim(): return self._fact(owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi))
             case tile.Stride(): return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)
@@ -131,6 +132,9 @@ class Ranges:
 
     def _argument(self, value: BlockArgument, whole: Range) -> Range:
         loop = value.block.parent_op()
+        if isinstance(loop, scf.WhileOp):
+            if value.block is loop.before_region.block: return self._joined([loop.arguments[value.index], loop.after_region.block.last_op.operands[value.index]])
+            return self.of(loop.before_region.block.last_op.operands[1 + value.index])
         if not isinstance(loop, scf.ForOp): return whole
         if value.index == 0:
             lb, ub, step = map(self.of, (loop.lb, loop.ub, loop.step))

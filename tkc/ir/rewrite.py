@@ -77,6 +77,29 @@ def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
     return [op for op in block.ops if op in wanted]
 
 
+def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:
+    """The loop with extra carried values after its own; its test passes them on as they are. The body's yield is the caller's to complete; the extra
+    arguments of the body come last."""
+    test, body = loop.before_region.block, loop.after_region.block
+    added = []
+    for value in extra:
+        for block in (test, body):
+            argument = block.insert_arg(value.type, len(block.args))
+            argument.name_hint = value.name_hint
+            if block is test: added.append(argument)
+    test.last_op.operands = [*test.last_op.operands, *added]
+    regions = Region(), Region()
+    for old, new in zip(loop.regions, regions): old.move_blocks(new)
+    new = scf.WhileOp([*loop.arguments, *extra], [*(r.type for r in loop.results), *(v.type for v in extra)], *regions)
+    new.attributes |= loop.attributes
+    before(loop, new)
+    for old, result in zip(loop.results, new.results):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
+    erase(loop)
+    return new
+
+
 def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] = ()) -> scf.ForOp:
     """The loop with only the carried values of those indices and with extra ones after them; the body moves, its yield is the
     caller's to complete (it yields the kept values; the extra block arguments come last). Results are replaced; a dropped

@@ -95,6 +95,44 @@ class Identity(_Source):
         if self.what.data not in IDENTITIES: raise VerifyException(f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}")
 
 
+@irdl_op_definition
+class NextProgram(TileOperation):
+    """The number of the program that a block takes next, of `total` in their order: blocks start with those of their own numbers and claim the rest
+    one by one from a counter of the launch. What is claimed past the last is at least `total`; it is claimed once by each block, at its end."""
+    name = "tile.next_program"
+    __form__ = "total"
+    total, result = operand_def(i32), result_def(i32)
+    traits = EFFECT
+    def __init__(self, total: SSAValue): super().__init__(operands=[total], result_types=[i32])
+
+
+# ----------------------------------------------------------------------------------------------------- scalars between roles
+class _Box(TileOperation):
+    traits = EFFECT
+
+    def verify_(self) -> None:
+        t = self.box.type
+        if t.stages != 1 or t.element != i32: raise VerifyException(f"'{self.name}' takes one stage of a buffer of i32, got {t}")
+
+
+@irdl_op_definition
+class Post(_Box):
+    """One thread leaves a scalar in a buffer, in its first element."""
+    name = "tile.post"
+    __form__ = "box value"
+    box, value = operand_def(SharedType), operand_def(i32)
+    def __init__(self, box: SSAValue, value: SSAValue): super().__init__(operands=[box, value])
+
+
+@irdl_op_definition
+class Fetch(_Box):
+    """Every thread of the instance reads the scalar in a buffer."""
+    name = "tile.fetch"
+    __form__ = "box"
+    box, result = operand_def(SharedType), result_def(i32)
+    def __init__(self, box: SSAValue): super().__init__(operands=[box], result_types=[i32])
+
+
 # ----------------------------------------------------------------------------------------------------------- barriers
 @irdl_op_definition
 class Barrier(TileOperation):
@@ -410,5 +448,5 @@ class DotWait(TileOperation):
             if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (Roles, Role, Identity, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
+OPERATIONS = (Roles, Role, Identity, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
               MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

@@ -25,6 +25,7 @@ from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.passes import PassContext
 from tkc.passes.factors import held, simple, source, unfit, zero
 from tkc.passes.mapped import dense_of_block, unmapped
+from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
 
 PRODUCER, CONSUMER = 40, 232                 # registers of a thread of each role, up to two warpgroups of consumers
@@ -58,6 +59,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     room = context.target.shared_bytes - BARRIERS - slabs
     stages, reason = _stages(rings, room, options.num_stages)
     if not stages: return None, reason
+    uneven = cluster == (1, 1) and any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     which = {load: i for i, ring in enumerate(rings) for load in ring}
     loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {PRODUCER} registers, {groups} warpgroups of consumers of {CONSUMER} ({each} of them sums and left factors)"]
@@ -67,10 +69,11 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs} bytes for the output" if slabs else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
+             *(["plan: programs differ in length: blocks claim them one by one"] if uneven else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=plan.raster,
-                   persistent=True, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+                   persistent=True, queue=uneven, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
 
 def _rings(dots) -> list[list[tile.Load]]:
@@ -98,7 +101,6 @@ def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple
 
 def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
     """The cluster, and for each load that its blocks share, the buffer's axis along which they share the work."""
-    from tkc.passes.plan import program_axes
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
     if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}

@@ -30,7 +30,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_if, replace
+from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
 
@@ -165,12 +165,21 @@ class Ring:
             if site and (op.regions or isinstance(op, tile.Dot)): state, site = self._fill(site, state), []
             if op in self.copies: site.append(op)
             elif isinstance(op, scf.ForOp) and self.inside(op): state = self._loop(op, state)
+            elif isinstance(op, scf.WhileOp) and self.inside(op): state = self._while(op, state)
             elif isinstance(op, scf.IfOp) and self.inside(op): state = self._branch(op, state)
         return self._fill(site, state) if site else state
 
     def _loop(self, loop: scf.ForOp, state: list[SSAValue]) -> list[SSAValue]:
         count, body = len(loop.iter_args), loop.body.block
         loop = rebuild_for(loop, range(count), state)
+        body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
+        ends = self.thread(body, list(body.args[-2:]))
+        body.last_op.operands = [*body.last_op.operands, *ends]
+        return list(loop.results[-2:])
+
+    def _while(self, loop: scf.WhileOp, state: list[SSAValue]) -> list[SSAValue]:
+        loop = rebuild_while(loop, state)
+        body = loop.after_region.block
         body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
         ends = self.thread(body, list(body.args[-2:]))
         body.last_op.operands = [*body.last_op.operands, *ends]

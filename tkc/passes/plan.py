@@ -37,6 +37,7 @@ from tkc.passes.access import Access, tile_of
 from tkc.passes.cost import Cost, Sizes, Work, cost
 from tkc.passes.factors import partial
 from tkc.passes.hopper import roles
+from tkc.passes.program_axes import program_axes
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
@@ -316,19 +317,6 @@ def _swept(program: Program) -> bool:
     if any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in ops): return False
     axes = [program_axes(op.operands) for op in program.loads if loop_of(op) is not None and dots_fed(op)]
     return {0} in axes and {1} in axes
-
-
-def program_axes(values) -> set[int]:
-    """The grid axes on which values depend."""
-    found, seen, work = set(), set(), list(values)
-    while work:
-        v = work.pop()
-        if v in seen: continue
-        seen.add(v)
-        if isinstance(v.owner, tile.ProgramId): found.add(v.owner.axis.value.data)
-        elif isinstance(v.owner, Operation): work += [o for op in v.owner.walk() for o in op.operands]
-        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)): work += v.owner.parent_op().operands
-    return found
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------------

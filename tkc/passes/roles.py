@@ -14,6 +14,11 @@ of each warp, so that no warp speaks for another. In a cluster that shares copie
 given back to every block. The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
 may not run at all, its result is the initial value.
 
+Where programs are claimed one by one, the producer claims, and posts the number to the consumers through a ring of its own:
+
+    %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post;  mbarrier_arrive %full
+                                         consumer:  at its end  mbarrier_wait %full;  %next = fetch;  mbarrier_arrive %empty
+
 Copies to global memory leave by one thread: the buffer is free when its copy before has been read (`bulk_wait`), and is sent after a
 fence of the asynchronous proxy and a barrier of the consumers.
 """
@@ -29,7 +34,8 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase, rebuild_for, replace, stamp
+from tkc.ir.rewrite import after, before, erase, rebuild_for, rebuild_while, replace, stamp
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.factors import simple
@@ -37,6 +43,7 @@ from tkc.passes.mapped import dense_axis, through
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
+OWN = threads.Post, threads.MbarrierArrive                   # what a producer does besides its copies
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
+    if plan.queue: _share_claims(producer, consumer)
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps == 8)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
@@ -76,6 +84,27 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     else: before(producer.parent_op(), threads.BlockBarrier())
     while sweep(kernel): pass
     context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps} warps of consumers, {len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
+
+
+def _share_claims(producer: threads.Role, consumer: threads.Role) -> None:
+    """The producer's claims for all: a ring of two numbers."""
+    anchor = producer.parent_op()
+    slots = before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result
+    full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
+    slots.name_hint, full.name_hint, empty.name_hint = "claimed", "full", "empty"
+    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, consumer.warps.value.data))
+    zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
+    for role in producer, consumer:
+        claim = next(op for op in role.walk() if isinstance(op, threads.NextProgram))
+        body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
+        stage, parity = body.args[-2:]
+        end = body.last_op
+        slot = before(end, shared.Stage(slots, stage)).result
+        if role is producer: before(end, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result), threads.Post(slot, claim.result), threads.MbarrierArrive(full, stage))
+        else:
+            before(end, threads.MbarrierWait(full, stage, parity), number := threads.Fetch(slot), threads.MbarrierArrive(empty, stage, each="warp"))
+            replace(claim, [number.result])
+        end.operands = [*end.operands, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
 def _suffix(block: Block) -> list[Operation]:
@@ -144,7 +173,7 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
     for op in [op for op in block.walk() if not isinstance(op, (threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad))]:
         match op:
             case tile.Dot(): replace(op, [op.acc])
-            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp)): erase(op)
+            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp, *OWN)): erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync, shared.Alloc))][::-1]: erase(op)
 
 
@@ -232,7 +261,7 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
             for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block): read[key[0].full, key[1]] = (stage, op)
     for op in list(block.ops):
         needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
-        if op.regions and flights or op is block.last_op and flights: needed = [len(flights) - 1]
+        if flights and (op is block.last_op or op.regions and not _plain(op)): needed = [len(flights) - 1]
         if needed: flights = _land(op, flights, needed[-1], read, everyone)
         for region in op.regions:
             for inner in region.blocks: _overlap(inner, rings, late, everyone, turns)
@@ -247,11 +276,16 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
     _give_back(block, rings, late, everyone)
 
 
+def _plain(op: Operation) -> bool:
+    """Whether a branch does arithmetic alone, which may run under dots."""
+    return isinstance(op, scf.IfOp) and all(isinstance(inner, scf.YieldOp) or is_side_effect_free(inner) and not isinstance(inner, (tile.Dot, scf.ForOp, scf.WhileOp)) for inner in op.walk() if inner is not op)
+
+
 def _take_turns(block: Block) -> None:
     """Where several groups of dots are issued one after the other, the warpgroups do so in turn: one's vector work runs under the other's dots."""
     fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
     commits = [op for op in block.ops if isinstance(op, threads.DotCommit)]
-    if len(fences) < 2 or any(op.regions for op in block.ops): return
+    if len(fences) < 2 or any(op.regions and not _plain(op) for op in block.ops): return
     before(fences[0], threads.Turn("begin"))
     after(commits[-1], threads.Turn("end"))
 

@@ -14,16 +14,26 @@ The kernel's own ids are those of the logical grid. Blocks start roughly in orde
 The map is a bijection of the grid onto itself, so every program still runs once.
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
-a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing. Where a loop's end
-depends on axis 0 (a causal mask), the programs of that axis run last to first, the longest ones early:
+a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing:
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
       %m = …·2 + (tile.identity cluster_rank)        %n = …
       body;  stores under scf.if %m < num_programs 0
     }
+
+Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of axis 0 run last to first, the longest early, for as many
+neighbours on the other axes together as the L2 cache holds the arrays of; and blocks claim them one by one (`queue`), so that who had a long one takes
+fewer:
+
+    scf.while (%t = tile.identity cluster) while %t < %programs {
+      …
+      yield tile.next_program %programs
+    }
 """
 from __future__ import annotations
+
+from functools import reduce
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
@@ -31,19 +41,20 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, replace, stamp
-from tkc.ir.threads import Identity
+from tkc.ir.threads import Identity, NextProgram
+from tkc.ir.types import bits
 from tkc.passes import PassContext
-from tkc.passes.plan import program_axes
+from tkc.passes.program_axes import program_axes
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         plan = context.plan
         if plan is None: continue
-        if plan.persistent: _persistent(kernel, plan)
+        if plan.persistent: _persistent(kernel, plan, context)
         elif plan.raster > 1: _raster(kernel, plan.raster)
 
 
@@ -52,7 +63,7 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
     if not ids: return
     build = Builder(kernel.body.block.first_op)
     x, y, rows, columns = (build(op) for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1)))
-    place = build.raster(build.add(build.mul(y, rows), x), rows, columns, group)
+    place = build.raster(build.add(build.mul(y, rows), x), rows, columns, build.number(group))
     place[0].name_hint, place[1].name_hint = "program_0", "program_1"
     for op in ids: replace(op, [place[op.axis.value.data]])
 
@@ -65,9 +76,8 @@ class Builder:
     def number(self, n: int) -> SSAValue: return self(tile.Constant(n, i32))
     def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
 
-    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, group: int) -> list[SSAValue]:
-        """Row and column of a number, rows taken in groups."""
-        size = self.number(group)
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups of a size."""
         wide = self.mul(size, columns)
         which = self.floordiv(linear, wide)
         start = self.mul(which, size)
@@ -76,41 +86,60 @@ class Builder:
         column = self.floordiv(inside, height)
         return [self.add(start, self.sub(inside, self.mul(column, height))), column]
 
+    def section(self, loop: scf.ForOp, others: SSAValue, room: int) -> SSAValue:
+        """How many neighbours along the other axes have their arrays in a cache of so many bytes: those a loop loads from."""
+        sizes = [self.bytes(array) for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))]
+        if not sizes: return others
+        each = reduce(self.add, sizes)
+        fit = self.floordiv(self(tile.Constant(room, i64)), self.max(each, self(tile.Constant(1, i64))))
+        return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self(tile.Constant(1, i64))), i32))
 
-def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
+    def bytes(self, array: SSAValue) -> SSAValue:
+        """The bytes of an array or of a view, taken as large as the array's axes that it does not fix."""
+        axes = list(range(len(array.type.facts.shape)))
+        while isinstance(array.owner, tile.View):
+            free = [axis for axis, kind in enumerate(array.owner.kinds) if kind.data != "index"]
+            axes, array = [free[a] for a in axes], array.owner.array
+        total = self(tile.Constant(bits(array.type.element) // 8, i64))
+        for axis in axes: total = self.mul(total, self(Cast(self(tile.Dim(array, axis)), i64)))
+        return total
+
+
+def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
     block, size = kernel.body.block, plan.cluster[0]
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block)
     if not inside: return
-    longest_last = any(0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) for op in kernel.walk() if isinstance(op, scf.ForOp))
+    uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb])), None)
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Builder(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
     teams = rows if size == 1 else build.floordiv(build.add(rows, build.number(size - 1)), build.number(size))
-    layer = build.mul(teams, columns)
-    total = build.mul(layer, build(tile.NumPrograms(2))) if deep else layer
+    others = build.mul(columns, build(tile.NumPrograms(2))) if deep else columns
+    total = build.mul(teams, others)
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     rank = build(Identity("cluster_rank")) if size > 1 else None
+    section = build.section(uneven, others, context.target.cache) if uneven is not None else None
     body = Block(arg_types=[i32])
-    loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
-    for op in inside:
-        op.detach()
-        body.add_op(op)
-    body.add_op(stamp(scf.YieldOp(), loop))
+    loop = before(end, _claiming(first, total, body) if plan.queue else scf.ForOp(first, total, step, [], Region(body)))
+    next_ = [stamp(NextProgram(total), loop)] if plan.queue else []
+    for op in inside: op.detach()
+    body.add_ops([*next_, *inside, stamp(scf.YieldOp(*next_), loop)])
     body.args[0].name_hint = "program"
     build = Builder(body.first_op)
     linear, z = body.args[0], None
-    if longest_last:
-        # longest first: rows from the last, and for each the same row of up to 64 neighbours on the other axes, whose arrays the L2 cache then shares
-        pair, turn = build.raster(linear, build.mul(columns, build(tile.NumPrograms(2))) if deep else columns, teams, 64)
+    if uneven is not None:
+        pair, turn = build.raster(linear, others, teams, section)
         z = build.floordiv(pair, columns) if deep else None
         place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
+        context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
     else:
         if deep:
+            layer = build.mul(teams, columns)
             z = build.floordiv(linear, layer)
             linear = build.sub(linear, build.mul(z, layer))
-        if plan.raster > 1: place = build.raster(linear, teams, columns, plan.raster)
+        if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster))
         else:
             column = build.floordiv(linear, teams)
             place = [build.sub(linear, build.mul(column, teams)), column]
@@ -124,6 +153,14 @@ def _persistent(kernel: tile.Kernel, plan: Plan) -> None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
         kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])
     kernel.attributes["persistent"] = UnitAttr()
+
+
+def _claiming(first: SSAValue, total: SSAValue, body: Block) -> scf.WhileOp:
+    """A loop while there are programs; its body yields the next one's number."""
+    test = Block(arg_types=[i32])
+    more = CLASSES["lt"](test.args[0], total)
+    test.add_ops([more, scf.ConditionOp(more.result, test.args[0])])
+    return scf.WhileOp([first], [i32], Region(test), Region(body))
 
 
 EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert

@@ -26,6 +26,9 @@ from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of
 from tkc.sim.report import Violation
 
 
+SCALAR, FIRST = SharedLayout((1,), 32), np.arange(1)            # a scalar at the start of a buffer, and its cells
+
+
 # ------------------------------------------------------------------------------------------------------ copies
 def box(m, op, memory: SharedLayout) -> tuple[np.ndarray, np.ndarray, SharedLayout]:
     """Global addresses of a box, which of them exist, and how it lies in shared memory."""
@@ -243,6 +246,23 @@ def write(m, op):
         if agent is m.leader: buffer.memory.store(buffer.base, buffer.layout, value.reshape(buffer.layout.shape))
     yield from m.both(op, action)
     return ()
+
+
+def post(m, op):
+    box, value = m[op.box], m[op.value]
+    yield None
+    m.block.memory.write(box.base, FIRST, m.leader.access(op), op)
+    box.memory.store(box.base, SCALAR, np.asarray([value], np.int32))
+    return ()
+
+
+def fetch(m, op):
+    box = m[op.box]
+    def action(agent: Agent) -> Generator:
+        yield None
+        box.memory.read(box.base, FIRST, agent.access(op), op)
+    yield from m.both(op, action)
+    return box.memory.load(box.base, SCALAR, np.dtype(np.int32))[0]
 
 
 def stage(m, op, ring, *_):

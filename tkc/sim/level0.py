@@ -330,6 +330,12 @@ SHAPES = {
     tile.Multiple: multiple,
     ew.Select: lambda m, op, c, a, b: np.where(c, a, b),
 }
+def next_program(m, op, total):
+    """The one block of a persistent kernel claims every program after its first."""
+    m.claimed += 1
+    return np.int32(m.claimed)
+
+
 RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     ew.Cast: cast, ew.Bitcast: bitcast, ew.PointerAdd: pointer_add,
     tile.Constant: lambda m, op: np.full(shape_of(op.result.type), op.number, dtype_of(op.result.type)),
@@ -341,6 +347,7 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Stride: lambda m, op, a: rounded(a.strides[op.axis.value.data], op.result.type),
     tile.Pointer: lambda m, op, a: np.int64(a.pointer),
     tile.View: view, tile.MakeArray: make_array, tile.Load: load, tile.Store: store, tile.LoadPointers: load_pointers, tile.StorePointers: store_pointers,
+    threads.NextProgram: next_program,
     threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank}.get(op.what.data, 0)),
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
     scf.ForOp: for_, scf.IfOp: if_, scf.WhileOp: while_,
@@ -370,7 +377,7 @@ class Machine:
     """One program: its values, its place in the grid, and the memory it shares with the others. A persistent kernel is one program for each
     block of one cluster, which takes all of the grid in turn. code: what is known of operations, which programs of one launch share."""
     rules = RULES
-    rank = 0
+    rank = claimed = 0
 
     def __init__(self, memory: GlobalMemory, program: Sequence[int], grid: Sequence[int], out=print, code: dict[Operation, Decoded] | None = None):
         self.memory, self.out, self.values, self.exact, self.code = memory, out, {}, {}, {} if code is None else code

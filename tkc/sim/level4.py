@@ -43,7 +43,15 @@ def identity(m, op):
                      "cluster_rank": block.rank, "thread": 0, "warp": 0}[op.what.data])
 
 
+def next_program(m, op, total):
+    """As `atom.inc` counts: past the last program by one for each block, then from zero again for the next launch."""
+    launch = m.launch
+    claimed, launch.counter = launch.counter, 0 if launch.counter >= total - 1 else launch.counter + 1
+    return np.int32(launch.clusters + claimed)
+
+
 Instance.rules = dataflow.RULES | {
+    threads.NextProgram: next_program,
     threads.Identity: identity,
     threads.TensorMap: lambda m, op, array: TensorMap(replace(array, shape=tuple(array.shape[a] for a in op.axes), strides=tuple(array.strides[a] for a in op.axes)), op.result.type),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
@@ -62,7 +70,7 @@ Instance.steps = {
     threads.TmaLoad: a.tma_load, threads.TmaStore: a.tma_store, threads.BulkCommit: a.commit("bulk", False), threads.BulkWait: a.bulk_wait,
     threads.CpAsync: a.cp_async, threads.CpCommit: a.commit("copies", True), threads.CpWait: a.cp_wait,
     threads.DotAsync: a.dot_async, threads.DotCommit: a.commit("dots", True), threads.DotWait: a.dot_wait,
-    shared.Read: a.read, shared.Write: a.write,
+    shared.Read: a.read, shared.Write: a.write, threads.Post: a.post, threads.Fetch: a.fetch,
     tile.Load: a.global_access(READS, level0.load), tile.LoadPointers: a.global_access(READS, level0.load_pointers),
     tile.Store: a.global_access(WRITES, level0.store), tile.StorePointers: a.global_access(WRITES, level0.store_pointers),
     tile.Atomic: a.global_access(UPDATES, level0.atomic), tile.AtomicBlock: a.global_access(UPDATES, level0.atomic_block),
@@ -111,7 +119,7 @@ class Launch:
         self.block_warps = _block_warps(kernel)
         self.addresses, self.shared_bytes = addresses_of(kernel)
         self.waiting = deque(range(self.clusters) if only is None else only)
-        self.running, self.agents, self.resident = 0, 0, resident
+        self.running, self.agents, self.resident, self.counter = 0, 0, resident, 0
         self.code: dict[Operation, level0.Decoded] = {}
 
     def program_of(self, block: BlockState) -> tuple[int, ...]:

@@ -113,12 +113,12 @@ def commit_early(op: Operation) -> None:
 
 T = threads
 SYNCHRONISING = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.ClusterWait, T.Fence, T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.BulkCommit, T.BulkWait,
-                 T.CpCommit, T.CpWait, T.DotCommit, T.DotWait, T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write)
+                 T.CpCommit, T.CpWait, T.DotCommit, T.DotWait, T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.Post, T.Fetch)
 DROPPED = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.ClusterWait, T.Fence, T.MbarrierInit, T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.BulkCommit, T.BulkWait,
            T.CpCommit, T.CpWait, T.DotCommit, T.TmaLoad, T.TmaStore)
 
 
-USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.MbarrierArrive)
+USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.Post, T.Fetch, T.MbarrierArrive)
 
 
 def _ring(op: Operation): return op.ring if isinstance(op, shared.Stage) else op.barriers
@@ -150,7 +150,7 @@ def _next_use(op: Operation) -> Operation | None:
 def _waits_before(op: Operation) -> bool:
     op = op.prev_op
     while op is not None and type(op) not in SYNCHRONISING: op = op.prev_op
-    return isinstance(op, (T.MbarrierWait, T.DotWait, T.Barrier, T.BlockBarrier, T.DotAsync, shared.Read, shared.Write))
+    return isinstance(op, (T.MbarrierWait, T.DotWait, T.Barrier, T.BlockBarrier, T.DotAsync, shared.Read, shared.Write, T.Post, T.Fetch))
 
 
 OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SECONDS = 300                                   # the longest that ptxas may tak
 @dataclass(frozen=True)
 class Assembled:
     """What `ptxas -v` says of one kernel. notes: its C75xx remarks (serialised or repaired wgmma) and warnings."""
-    cubin: bytes
+    cubin: bytes = field(repr=False)
     registers: int
     spill_stores: int                           # bytes
     spill_loads: int

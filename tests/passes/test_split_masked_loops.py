@@ -1,0 +1,132 @@
+"""split-masked-loops: values stay, bit for bit; a mask whose ends are known is computed only where it cuts; any other stays as it was."""
+import numpy as np
+import pytest
+from xdsl.dialects import scf
+
+import tkc
+from tests.language.kernels import array, i32, inf, traced
+from tests.passes.kernels import CASES, blank, context, normal, through
+from tkc.ir import elementwise as ew
+from tkc.ir.text import parse, show
+from tkc.ir.verify import verify
+from tkc.passes import split_masked_loops
+from tkc.sim import dataflow, level0
+
+f2, u32 = array(tkc.float32, 2), tkc.uint32
+
+
+def masked(x, o, window, MASK: tkc.constexpr, N: tkc.constexpr, BM: tkc.constexpr = 64, BN: tkc.constexpr = 128):
+    """A sum over the blocks of a row of what a mask leaves; elements outside it count as 1000, so that every mask shows."""
+    m = tkc.program_id(0) * BM
+    rows, total = m + tkc.arange(BM), tkc.zeros((BM,))
+    for n in tkc.range(0, N, BN):
+        s, cols = tkc.load(x, (m, n), (BM, BN)), n + tkc.arange(BN)
+        total = total + tkc.sum(tkc.where(MASK(rows[:, None], cols[None, :], window, x), s, 1000.0), axis=1)
+    tkc.store(o, (m, 0), total[:, None])
+
+
+KNOWN = {
+    "causal": lambda r, c, w, x: r >= c,
+    "behind": lambda r, c, w, x: c < r,
+    "window": lambda r, c, w, x: (c <= r) & (r - c < w),
+    "window of 100": lambda r, c, w, x: (c <= r) & (c > r - 100),
+    "prefix": lambda r, c, w, x: (c < 150) | (c <= r),
+    "not behind": lambda r, c, w, x: ~(c < r),
+    "off the diagonal": lambda r, c, w, x: r != c,
+    "inside": lambda r, c, w, x: c < x.shape[1],
+    "dilated": lambda r, c, w, x: 2 * r + 5 >= c - 3,
+    "negated": lambda r, c, w, x: -r <= -c,
+    "bounded": lambda r, c, w, x: tkc.minimum(r, 70) >= tkc.maximum(c, 3) - 200,
+    "either side unknown": lambda r, c, w, x: (r >= c) | (c % 7 == 3),
+}
+UNKNOWN = {
+    "every seventh": lambda r, c, w, x: c % 7 == 3,
+    "and every seventh": lambda r, c, w, x: (c % 7 == 3) & (r >= c),
+    "of data": lambda r, c, w, x: x[0, 0] + r.to(tkc.float32) >= c.to(tkc.float32),
+    "of unsigned": lambda r, c, w, x: r.to(u32) - 5 >= c.to(u32),
+    "of what may wrap": lambda r, c, w, x: r + w >= c,
+}
+
+
+def module_of(mask, n: int): return traced(masked, f2, f2, i32(), MASK=mask, N=n)
+
+
+def count(module, *kinds) -> int: return sum(isinstance(op, kinds) for op in module.walk())
+
+
+def results(module, run, rows: int, n: int, window: int) -> np.ndarray:
+    data = [normal(rows, n), blank(rows, 1), window]
+    run(module, data, (-(-rows // 64),))
+    return data[1]
+
+
+@pytest.mark.parametrize("rows, n, window", [(1, 1, 1), (130, 384, 90), (200, 300, 300), (64, 128, 0), (300, 129, -5)])
+@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+def test_values_stay(name, rows, n, window):
+    module = module_of((KNOWN | UNKNOWN)[name], n)
+    want = results(module, level0.run, rows, n, window)
+    through(module, "split-masked-loops")
+    assert show(parse(show(module))) == show(module)
+    np.testing.assert_array_equal(results(module, level0.run, rows, n, window), want)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_mask_is_branched_round(name):
+    module = module_of(KNOWN[name], 300)
+    given = through(module, "split-masked-loops")
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    assert count(loop, scf.IfOp) == 1 and not any(isinstance(op, ew.Select) for op in loop.body.block.ops)
+    branch = next(op for op in loop.walk() if isinstance(op, scf.IfOp))
+    assert count(branch.true_region.block.parent_op().true_region, scf.YieldOp) == 1 and len(list(branch.true_region.block.ops)) == 1, "the full block does no work"
+    assert any("computed only where it is not full" in d for d in given.decisions)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_any_other_mask_stays(name):
+    module = module_of(UNKNOWN[name], 300)
+    given = through(module, "split-masked-loops")
+    assert not count(module, scf.IfOp) and any("its ends are not known" in d for d in given.decisions)
+
+
+def test_what_only_the_mask_needs_goes_with_it_and_what_no_loop_changes_comes_before_it():
+    module = module_of(KNOWN["window"], 300)
+    through(module, "split-masked-loops")
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    inside = [op for op in loop.body.block.ops if isinstance(op, ew.Elementwise) and op.result.type != ew.i1]
+    assert not any(getattr(op.result.type, "rank", 0) == 2 and op.fn.truth for op in inside)
+    assert count(loop, ew.CLASSES["ge"], ew.CLASSES["le"], ew.CLASSES["lt"]) >= 4             # two of the mask, two of its ends
+
+
+def test_small_tiles_are_not_worth_a_branch():
+    module = traced(masked, f2, f2, i32(), MASK=KNOWN["causal"], N=300, BM=8, BN=16)
+    through(module, "split-masked-loops")
+    assert not count(module, scf.IfOp)
+
+
+def test_infinities_and_nan_pass_as_they_did():
+    module = module_of(KNOWN["causal"], 256)
+    x = np.full((128, 256), np.nan, np.float32)
+    x[:, :64] = inf
+    want, got = blank(128, 1), blank(128, 1)
+    level0.run(module, [x, want, 0], (2,))
+    through(module, "split-masked-loops")
+    level0.run(module, [x, got, 0], (2,))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_changes_in_other_kernels(name):
+    case = CASES[name]
+    module = case.module()
+    given = through(module, "plan", context("sm_80", **case.options))
+    want = case.run(module)
+    split_masked_loops.run(module, given)
+    verify(module)
+    for got, expected in zip(case.run(module), want): np.testing.assert_array_equal(got, expected)
+
+
+def test_later_levels_agree():
+    module = module_of(KNOWN["window of 100"], 300)
+    want = results(module, level0.run, 130, 300, 0)
+    through(module, "pipeline-async-copies")
+    np.testing.assert_allclose(results(module, dataflow.run, 130, 300, 0), want, rtol=1e-5)

@@ -1,0 +1,22 @@
+"""On which axes of the grid values depend. An analysis; it changes nothing."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xdsl.dialects import scf
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import tile
+
+
+def program_axes(values: Iterable[SSAValue]) -> set[int]:
+    """The grid axes on which values depend."""
+    found, seen, work = set(), set(), list(values)
+    while work:
+        v = work.pop()
+        if v in seen: continue
+        seen.add(v)
+        if isinstance(v.owner, tile.ProgramId): found.add(v.owner.axis.value.data)
+        elif isinstance(v.owner, Operation): work += [o for op in v.owner.walk() for o in op.operands]
+        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)): work += v.owner.parent_op().operands
+    return found
