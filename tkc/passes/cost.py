@@ -88,7 +88,7 @@ class Work:
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
-        from tkc.passes.plan import program_axes
+        from tkc.passes.program_axes import program_axes
         known, parts, order = Numbers(kernel, sizes), {}, list(kernel.walk())
         dots, loads = [op for op in order if isinstance(op, tile.Dot)], [op for op in order if isinstance(op, LOADS)]
         place = lambda op: parts.setdefault(_loop(op), ([], []))
