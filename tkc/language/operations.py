@@ -4,13 +4,14 @@ from __future__ import annotations
 import builtins
 import math
 
-from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Block, Region
 
 from tkc.ir import elementwise, tile
 from tkc.ir.types import TileType, element_of
 from tkc.language import values
-from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32
+from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from tkc.language.tracer import fail, tracer
 from tkc.language.values import Scalar, Tile, Value, apply, broadcast_shapes, cast, check, common, describe, lift, number, spread, static_shape, unpack, wrap
 
@@ -111,8 +112,8 @@ def abs_(x):
 
 
 def sigmoid(x):
-    """1 / (1 + exp(-x)), without overflow."""
-    return divide(1.0, 1.0 + exp(-_floating(x)))
+    """1 / (1 + exp(-x)), without overflow; of narrow floats in float32, rounded once."""
+    return _in_float32(_floating(x), lambda v: divide(1.0, 1.0 + exp(-v)))
 
 
 def _floating(x):
@@ -234,9 +235,9 @@ def _accumulated(x: Tile) -> Tile:
     return cast(x, uint32 if x.dtype.kind == "uint" else int32)
 
 
-def _in_float32(x: Tile, one) -> Value:
-    """Sums and products of narrow floats are taken in float32 and rounded once."""
-    return cast(one(cast(x, float32)), x.dtype) if x.dtype.is_float and x.dtype.bits < 32 else one(x)
+def _in_float32(x: Value, one) -> Value:
+    """What takes several steps is computed in float32 of narrow floats, and rounded once."""
+    return cast(one(cast(x, float32)), x.dtype) if isinstance(x, Value) and x.dtype.is_float and x.dtype.bits < 32 else one(x)
 
 
 def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
@@ -340,9 +341,11 @@ cumsum, cumprod = _cumulative("sum", "sum"), _cumulative("prod", "product")
 
 
 def softmax(x, axis: int = -1) -> Tile:
-    """exp(x - max) / sum, along an axis."""
-    e = exp(_floating(x) - max_(_floating(x), axis, keep_dims=True))
-    return e / sum_(e, axis, keep_dims=True)
+    """exp(x - max) / sum, along an axis; of narrow floats in float32, rounded once."""
+    def one(v):
+        e = exp(v - max_(v, axis, keep_dims=True))
+        return e / sum_(e, axis, keep_dims=True)
+    return _in_float32(_floating(_tile(x, "tkc.softmax")), one)
 
 
 def sort(x, axis: int = -1, descending: bool = False) -> Tile:
@@ -354,12 +357,65 @@ def sort(x, axis: int = -1, descending: bool = False) -> Tile:
     return Tile(tracer().emit(tile.Sort(y.use(), descending)).result).permute(order)
 
 
-def topk(x, k: int, axis: int = -1) -> Tile:
-    """The k largest elements of an axis, in descending order."""
+def topk(x, k: int, axis: int = -1, indices: bool = False):
+    """The k largest elements of an axis, in descending order (NaN last); with `indices` also their int32 places, the first of equals first.
+
+    Elements of up to 32 bits are sorted together with their places as one 64-bit key; longer ones are taken out one after another.
+    """
     x = _tile(x, "tkc.topk")
-    axis = _axis(axis, x, "tkc.topk")
-    if not isinstance(k, int) or not 1 <= k <= x.shape[axis]: fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
-    return sort(x, axis, descending=True)[(slice(None),) * axis + (slice(0, k),)]
+    axis, k = _axis(axis, x, "tkc.topk"), unpack(k)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= x.shape[axis]: fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
+    first = (slice(None),) * axis + (slice(0, k),)
+    if not indices: return sort(x, axis, descending=True)[first]
+    order = list(range(x.ndim))
+    order[axis], order[-1] = order[-1], order[axis]
+    found, places = (_topk_by_key if x.dtype.bits <= 32 else _topk_one_by_one)(x.permute(order), k)
+    return found.permute(order), places.permute(order)
+
+
+def _topk_by_key(x: Tile, k: int) -> tuple[Tile, Tile]:
+    """The largest of (ordered bits of the element, places from the end)."""
+    n, wide = x.shape[-1], float32 if x.dtype.is_float else uint32 if x.dtype.kind == "uint" else int32
+    bits = cast(x, wide).to(uint32, bitcast=True) if wide is not uint32 else cast(x, uint32)
+    top = 0x80000000
+    if wide is float32:
+        bits = where(cast(x, float32) == 0, 0, bits)                              # -0 is 0
+        bits = where(isnan(x), 0, where(bits >= top, ~bits, bits | top))
+    elif wide is int32: bits = bits ^ top
+    places = spread(n - 1 - arange(n), x.shape).to(uint64)
+    keys = sort((bits.to(uint64) << 32) | places, descending=True)[..., :k]
+    at = (n - 1 - (keys & 0xFFFFFFFF).to(int32))
+    bits = (keys >> 32).to(uint32)
+    if wide is float32:
+        value = where(bits >= top, bits ^ top, ~bits).to(float32, bitcast=True)
+        return cast(where(bits == 0, nan, value), x.dtype), at
+    return cast((bits ^ top).to(int32, bitcast=True) if wide is int32 else bits, x.dtype), at
+
+
+def _topk_one_by_one(x: Tile, k: int) -> tuple[Tile, Tile]:
+    """k times the first of the largest that is left."""
+    n, rest = x.shape[-1], x.shape[:-1]
+    number = isnan(x) if x.dtype.is_float else full(x.shape, 0) != 0
+    low = -inf if x.dtype.is_float else 0 if x.dtype.kind == "uint" else -2**63
+
+    def one(j, left, found, places):
+        top = max_(where(left & ~number, x, low), axis=-1, keep_dims=True)
+        any_number = any_(left & ~number, axis=-1, keep_dims=True)
+        at = argmax(cast(left & where(any_number, ~number & (x == top), number), int32), axis=-1, keep_dims=True)
+        here = spread(arange(n), x.shape) == at
+        put = spread(arange(k), (*rest, k)) == j
+        value = where(any_number, top, nan) if x.dtype.is_float else top
+        return left & ~here, where(put, value, found), where(put, at, places)
+    _, found, places = _repeat(k, one, (full(x.shape, 0) == 0, zeros((*rest, k), x.dtype), zeros((*rest, k), int32)))
+    return found, places
+
+
+def _repeat(count: int, one, carried: tuple[Value, ...]) -> tuple[Value, ...]:
+    """carried = one(i, *carried) for i of 0 … count - 1, as a loop of the program."""
+    t, block = tracer(), Block(arg_types=[i32, *(v.ssa.type for v in carried)])
+    bounds = [t.constant(n, i32) for n in (0, count, 1)]
+    with t.inside(block): t.emit(scf.YieldOp(*(v.use() for v in one(*map(wrap, block.args)))))
+    return tuple(map(wrap, t.emit(scf.ForOp(*bounds, [v.use() for v in carried], Region(block))).results))
 
 
 def histogram(x, bins: int, mask=None) -> Tile:

@@ -1,0 +1,9 @@
+"""Every operation × element type × shape on a GPU, against NumPy."""
+import pytest
+
+from tests.operations.case import run
+from tests.operations.table import CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_operation(case): run(case, "gpu")
