@@ -2,7 +2,7 @@
 
 The polynomials interpolate the function at Chebyshev nodes in float64 when this module is imported (`fit`): no table of
 unexplained constants.  Largest errors over all float32 inputs that the tests sample: exp, exp2, log, log2 2 ulp; sin, cos 2 ulp
-(reduced in float64, |x| < 2^40); tanh 3 ulp; erf 3 ulp.  expm1, log1p, atan2, pow and everything of float64 call libm lane by lane.
+(reduced in float64 up to |x| = 2^40, by libm beyond); tanh 3 ulp; erf 3 ulp.  expm1, log1p, atan2, pow and everything of float64 call libm lane by lane.
 """
 from __future__ import annotations
 
@@ -165,8 +165,24 @@ def _wave(f: Function, x: str, w: int, shift: int) -> str:
     return m.real(m.int_op("xor", m.word(m.pick(odd, cosine, sine)), sign))
 
 
-def sin(f: Function, x: str, w: int) -> str: return _wave(f, x, w, 0)
-def cos(f: Function, x: str, w: int) -> str: return _wave(f, x, w, 1)
+def sin(f: Function, x: str, w: int) -> str: return _far(f, "sin", x, w, _wave(f, x, w, 0))
+def cos(f: Function, x: str, w: int) -> str: return _far(f, "cos", x, w, _wave(f, x, w, 1))
+
+
+def _far(f: Function, name: str, x: str, w: int, near: str) -> str:
+    """`near` where |x| is at most 2^40, libm's result beyond: in a function of its own, so that here stays straight-line code."""
+    m, helper = Maths(f, w), f"tkc.far.{name}.{w}"
+    if helper not in f.module.functions:
+        g = f.module.function(helper, m.T, [(m.T, "x"), (m.T, "near")])
+        n = Maths(g, w)
+        far = g.emit(f"fcmp ogt {n.T} {n.call('fabs', '%x')}, {n.k(2.0 ** 40)}")
+        some, yes, no = far if w == 1 else g.call(f"llvm.vector.reduce.or.{suffix('i1', w)}", "i1", (vec("i1", w), far)), g.fresh("far"), g.fresh("near")
+        g.branch_if(some, yes, no)
+        g.label(no)
+        g.do(f"ret {n.T} %near")
+        g.label(yes)
+        g.do(f"ret {n.T} {n.pick(far, by_lane(g, name, 'float', w, '%x'), '%near')}")
+    return f.call(helper, m.T, (m.T, x), (m.T, near))
 
 
 def tanh(f: Function, x: str, w: int) -> str:

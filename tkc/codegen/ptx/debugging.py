@@ -52,10 +52,10 @@ def _format(t) -> str:
 
 def _line(e: Emitter, text: str, args: list[tuple[Operand, object]], held: Operand) -> None:
     """One call of vprintf: its arguments lie in local memory, 8 bytes each as far as they need them."""
-    w, number = e.w, len(e.globals)
+    w, number, declared = e.w, len(e.globals), ".extern .func (.param .b32 printed) vprintf (.param .b64 format, .param .b64 arguments);"
     data = [*text.encode(), 10, 0]
     e.globals.append(f".global .align 1 .b8 message{number}[{len(data)}] = {{{', '.join(map(str, data))}}};")
-    if number == 0: e.globals.insert(0, ".extern .func (.param .b32 printed) vprintf (.param .b64 format, .param .b64 arguments);")
+    if declared not in e.globals: e.globals.insert(0, declared)
     past = w.label("quiet")
     if isinstance(held, str): w.raw(f"\t@!{held} bra {past};")
     w.raw(f"\t{{\n\t.local .align 8 .b8 line[{max(8 * len(args), 8)}];\n\t.reg .b64 %at, %to;\n\tmov.u64 %at, line;")

@@ -1,16 +1,20 @@
 """Floating-point functions as PTX: what the hardware has, and short formulas for what it has not.
 
 f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's approximations are exact enough.
-Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt, rsqrt, tanh, erf, atan2, sin and cos (of up to 10^5) at most 2 to 4;
-pow grows with |y log2 x|, about 1 for each 2^4 of it beyond 8.  float64: within a few ulp; erf and atan2 have no float64 form.
+Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt, rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1
+for each 2^4 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^6; atan2 has no float64 form.  tests/operations has the bounds.
 
 The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
 
     exp    2^n 2^f, n = floor(x log2 e)            log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
     tanh   odd polynomial, else 1 - 2/(e^2x + 1)   erf    odd polynomial, else 1 - 2^-T(x)
-    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k
+    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and r by the digits of 2/pi that count
+           (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983)
 """
 from __future__ import annotations
+
+import math
+from functools import cache
 
 from xdsl.ir import Attribute
 
@@ -28,6 +32,8 @@ _COS = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05, -2.72
 _ERF = (1.128379225730896, -0.37612637877464294, 0.11283782124519348, -0.0268654003739357, 0.005220945458859205, -0.000848282827064395, 0.00011256943980697542, -9.641505130275618e-06)
 _ERFC = (-0.00027600364410318434, 1.6296608448028564, 0.9134921431541443, 0.1564767211675644, -0.03641365095973015, 0.006087242625653744, -0.000642805767711252, 3.226171975256875e-05,
          -6.681317188395042e-08)
+# 32 zero bits, then 2/pi = 0.a2f9836e 4e441529 fc2757d1 ... in hexadecimal
+_TWO_OVER_PI = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 _ATAN = (-0.33333301544189453, 0.19998638331890106, -0.14265243709087372, 0.10957565903663635, -0.08419428765773773, 0.058234021067619324, -0.03145517036318779, 0.011064153164625168,
          -0.0018271482549607754)
 
@@ -142,7 +148,7 @@ def tanh(e, t: Attribute, x: Operand) -> Operand:
 
 
 def erf(e, t: Attribute, x: Operand) -> Operand:
-    if bits(t) == 64: e.fail("'erf' of float64 has no GPU form yet: cast to float32")
+    if bits(t) == 64: return _erf64(e, x)
     F = Floats(e)
     a, s = F.op("min", F.abs(x), 4.0), F.mul(x, x)
     tail = F.sub(1.0, F.op("ex2.approx.ftz", F.op("neg", F.polynomial(_ERFC, a))))
@@ -159,18 +165,48 @@ def _sine(shift: int):
         parts = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21) if wide else (1.5707855224609375, 1.0804334124e-05, 6.0770999344e-11)
         r = x
         for part in parts: r = F.fma(k, -part, r)
+        quadrant = w.op(f"cvt.rni.s32.{F.type}", "b32", k)
+        if bits(t) == 32 or str(t) == "bf16": _reduce_far(e, x, r, quadrant)
         s = F.mul(r, r)
         odd = [(-1) ** (i + 1) / _factorial(2 * i + 3) for i in range(8)] if wide else _SIN
         even = [(-1) ** i / _factorial(2 * i + 4) for i in range(8)] if wide else _COS
         sine = F.fma(F.mul(s, r), F.polynomial(odd, s), r)
         cosine = F.fma(F.mul(s, s), F.polynomial(even, s), F.fma(s, -0.5, 1.0))
-        quadrant = w.op(f"cvt.rni.s32.{F.type}", "b32", k)
         if shift: quadrant = w.op("add.s32", "b32", quadrant, shift)
         swap = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 1), 0)
         turn = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 2), 0)
         found = F.select(swap, cosine, sine)
         return F.select(turn, F.op("neg", found), found)
     return apply
+
+
+def _reduce_far(e, x: str, r: str, quadrant: str) -> None:
+    """Writes r and quadrant anew where |x| >= 10^5 (NaN for infinities). x = m 2^j with 24 bits of m: of 2/pi the digits that make multiples of 4 are left
+    out, the next 96 are multiplied by m; the first two bits of that are the quadrant, the others the fraction, with 2^-70 lost."""
+    F, w = Floats(e), e.w
+    table = f".global .align 4 .b32 two_over_pi[{len(_TWO_OVER_PI)}] = {{{', '.join(map(str, _TWO_OVER_PI))}}};"
+    if table not in e.globals: e.globals.append(table)
+    near = w.label("near")
+    w.emit(f"@{F.test('ltu', F.abs(x), 1e5)} bra {near}")                                     # NaN too
+    exponent = w.op("and.b32", "b32", w.op("shr.u32", "b32", x, 23, type="u32"), 255)
+    at = w.op("sub.s32", "b32", exponent, 120)                                 # of the table's bits, the first that counts
+    word, bit = w.op("shr.u32", "b32", at, 5, type="u32"), w.op("and.b32", "b32", at, 31)
+    start, place = w.new("b64"), w.new("b64")
+    w.emit(f"mov.u64 {start}, two_over_pi")
+    w.emit(f"mad.wide.u32 {place}, {word}, 4, {start}")
+    a, b, c, d = (w.op("ld.global.b32", "b32", f"[{place}+{4 * i}]") for i in range(4))
+    high, middle, low = (w.op("shf.l.wrap.b32", "b32", after, before, bit) for before, after in ((a, b), (b, c), (c, d)))
+    m = w.op("or.b32", "b32", w.op("and.b32", "b32", x, 0x7FFFFF), 0x800000)
+    p = w.op("mad.wide.u32", "b64", m, middle, w.op("cvt.u64.u32", "b64", w.op("mul.hi.u32", "b32", m, low)))
+    p = w.op("add.u64", "b64", p, w.op("shl.b64", "b64", w.op("cvt.u64.u32", "b64", w.op("mul.lo.u32", "b32", m, high)), 32, type="u32"))
+    whole = w.op("shr.u64", "b64", w.op("add.u64", "b64", p, 1 << 61), 62, type="u32")
+    rest = w.op("sub.s64", "b64", p, w.op("shl.b64", "b64", whole, 62, type="u32"))
+    angle = w.op("cvt.rn.f32.f64", "b32", w.op("mul.rn.f64", "b64", w.op("cvt.rn.f64.s64", "b64", rest), PI / 2 * 2.0 ** -62))
+    q, minus = w.op("cvt.u32.u64", "b32", whole), F.test("lt", x, 0.0)
+    angle = F.select(F.test("eq", F.abs(x), float("inf")), float("nan"), angle)
+    w.emit(f"selp.f32 {r}, {F.op('neg', angle)}, {angle}, {minus}")
+    w.emit(f"selp.b32 {quadrant}, {w.op('neg.s32', 'b32', q)}, {q}, {minus}")
+    w.place(near)
 
 
 def power(e, t: Attribute, x: Operand, y: Operand) -> Operand:
@@ -278,6 +314,29 @@ def _log64(e, x: Operand, scale: float) -> Operand:
     special = F.select(F.test("eq", x, 0.0), float("-inf"), F.select(F.test("lt", x, 0.0), float("nan"), x))
     normal = w.op("setp.lt.and.f64", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f64")
     return F.select(normal, found, special)
+
+
+def _erf64(e, x: Operand) -> Operand:
+    """Up to 1 its series; beyond 1 - exp(-x^2) times a polynomial in (x - 2) / (x + 2)."""
+    F = Floats(e, 64)
+    a = F.op("min", F.abs(x), 6.0)
+    s = F.mul(a, a)
+    near = F.mul(a, F.polynomial([2 / math.sqrt(PI) * (-1) ** k / (_factorial(k) * (2 * k + 1)) for k in range(19)], s))
+    t = F.op("div.rn", F.sub(a, 2.0), F.add(a, 2.0))
+    far = F.sub(1.0, F.mul(_exp64(e, F.op("neg", s)), F.polynomial(_scaled_erfc(), t)))
+    return _nan_stays(F, x, F.signed_as(F.select(F.test("lt", a, 1.0), near, far), x))
+
+
+@cache
+def _scaled_erfc() -> tuple[float, ...]:
+    """exp(x^2) erfc(x) as a polynomial in t = (x - 2) / (x + 2), for x of 1 to 6."""
+    from numpy.polynomial import Polynomial, chebyshev
+
+    def f(t: float) -> float:
+        x = 2 * (1 + t) / (1 - t)
+        return math.erfc(x) * math.exp(x * x)
+    series = chebyshev.Chebyshev.interpolate(lambda ts: [f(t) for t in ts], 20, domain=[-1 / 3 - 0.01, 0.51])
+    return tuple(series.convert(kind=Polynomial).coef)
 
 
 FUNCTIONS = {

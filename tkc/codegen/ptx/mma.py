@@ -9,6 +9,7 @@ The result has a home or new registers; the accumulator is read by the first k-s
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -39,7 +40,8 @@ def dot(e: Emitter, op: tile.Dot) -> None:
 # ---- tensor cores -----------------------------------------------------------------------------------------------------
 def mma(e: Emitter, op: tile.Dot, a: Tile, b: Tile, acc: Tile, into: list[str]) -> None:
     w, width = e.w, bits(a.element)
-    (m, k), n = a.layout.shape, b.layout.shape[1]
+    *batch, k = (*a.layout.shape[:-2], a.layout.shape[-1])
+    batches = prod(batch)
     step = K.get(width) or e.fail(f"mma takes elements of 8, 16 or 32 bits, not {a.element}")
     if not any(fits(a, b, acc, wm, e.instance.warps // wm) for wm in range(1, e.instance.warps + 1) if e.instance.warps % wm == 0):
         e.fail(f"mma needs fragments: a {a.layout}, b {b.layout} and the accumulator {acc.layout} are not those of {e.instance.warps} warps")
@@ -47,22 +49,25 @@ def mma(e: Emitter, op: tile.Dot, a: Tile, b: Tile, acc: Tile, into: list[str]) 
         if not e.target.fp8: e.fail(f"float8 products need sm_89 or newer, not {e.target.name}: convert the operands to bfloat16")
         e.need("8.4")
     per_c = 2 if bits(acc.element) == 16 else 4
-    ks, ms, ns = -(-k // step), a.count * width // 32 // (4 * -(-k // step)), b.count * width // 32 // (2 * -(-k // step))
+    ks, ms, ns = -(-k // step), a.count * width // 32 // (4 * batches * -(-k // step)), b.count * width // 32 // (2 * batches * -(-k // step))
     accumulator = "f16" if acc.element == f16 else "f32" if is_float(acc.element) else "s32"
     name = f"mma.sync.aligned.m16n8k{step}.row.col.{accumulator}.{NAMES[a.element]}.{NAMES[b.element]}.{accumulator}"
     passes = _parts(e, op, a, b) if width == 32 else [([w.register(r) for r in a.registers], [w.register(r) for r in b.registers])]
     if k % step: e.fail(f"mma steps through k by {step}, but k is {k}: pad the operands")
     source = [w.register(r) for r in acc.registers] if any(r not in into for r in acc.registers) else into
-    for j, (ra, rb), i, l in product(range(ks), passes, range(ms), range(ns)):
-        c = slice(per_c * (i * ns + l), per_c * (i * ns + l + 1))
+    for j, (ra, rb), n, i, l in product(range(ks), passes, range(batches), range(ms), range(ns)):
+        c = slice(per_c * ((n * ms + i) * ns + l), per_c * ((n * ms + i) * ns + l + 1))
         start = source if j == 0 and ra is passes[0][0] else into
-        x, y = ra[4 * (i * ks + j):][:4], rb[2 * (l * ks + j):][:2]
+        x, y = ra[4 * ((n * ms + i) * ks + j):][:4], rb[2 * ((n * ns + l) * ks + j):][:2]
         w.emit(f"{name} {_braced(into[c])}, {_braced(x)}, {_braced(y)}, {_braced(start[c])}")
 
 
 def fits(a: Tile, b: Tile, acc: Tile, wm: int, wn: int) -> bool:
-    (m, k), n, width = a.layout.shape, b.layout.shape[1], bits(a.element)
-    return acc.layout == mma_accumulator(m, n, wm, wn) and a.layout == mma_a(m, k, wm, wn, width) and b.layout == mma_b(k, n, wm, wn, width)
+    """Whether the layouts are fragments for warps of wm rows and wn columns; batch after batch in registers."""
+    (*batch, m, k), n, width = a.layout.shape, b.layout.shape[-1], bits(a.element)
+    parts = mma_accumulator(m, n, wm, wn), mma_a(m, k, wm, wn, width), mma_b(k, n, wm, wn, width)
+    for extent in reversed(batch): parts = tuple(p.expand(0).broadcast(0, extent) for p in parts)
+    return (acc.layout, a.layout, b.layout) == parts
 
 
 def _parts(e: Emitter, op: tile.Dot, a: Tile, b: Tile) -> list[tuple[list[str], list[str]]]:

@@ -88,18 +88,32 @@ def transpose(e: Emitter, op: tile.Transpose) -> None:
     deliver(e, op, value.layout.transpose(op.permutation.get_values()), value)
 
 
+def _same_thread(value: Tile, t: TileType, want: np.ndarray) -> list[int] | None:
+    """For each register of the result: the operand's register that holds, in every thread, the element at `want` [warps, lanes, registers, rank];
+    None where there is none. Places of the padding may hold anything."""
+    have, real = value.layout.table(), (t.register_layout.table() < np.array(t.extents)).all(-1)
+    span = np.maximum(have.reshape(-1, have.shape[-1]).max(0), want.reshape(-1, want.shape[-1]).max(0)) + 1
+    number = lambda at: np.ravel_multi_index(tuple(np.moveaxis(np.maximum(at, 0), -1, 0)), span)     # a place before 0 is padding
+    held, asked, found = number(have), number(want), []
+    for r in range(asked.shape[2]):
+        fits, one = None, np.argwhere(real[:, :, r])
+        if len(one):                                                                    # candidates by one thread, then proven in all
+            w, l = one[0]
+            fits = next((c for c in np.flatnonzero(held[w, l] == asked[w, l, r]) if ((held[:, :, c] == asked[:, :, r]) | ~real[:, :, r]).all()), None)
+        else: fits = 0
+        if fits is None: return None
+        found.append(int(fits))
+    return found
+
+
 @emitter(tile.Slice)
 def slice_(e: Emitter, op: tile.Slice) -> None:
     """By the elements that each thread has: register i of the result is that register of the operand in every thread."""
     value, t = e.tile(op.arg), op.result.type
-    have, want = value.layout.table(), t.register_layout.table() * np.array(op.steps) + np.array(op.offsets.get_values())
-    real = (t.register_layout.table() < np.array(t.extents)).all(-1)
-    sources = []
-    for r in range(t.register_layout.num_registers):
-        fits = ((have == want[:, :, r:r + 1]).all(-1) | ~real[:, :, r:r + 1]).all((0, 1))
-        if not fits.any(): e.fail(f"a slice at {list(op.offsets.get_values())} of {value.layout} takes elements of other threads for {t.register_layout}: passes must send it through shared memory")
-        sources.append((value, int(fits.argmax())))
-    e.set(op.result, chosen(e, t, sources), alias=True)
+    want = t.register_layout.table() * np.array(op.steps) + np.array(op.offsets.get_values())
+    found = _same_thread(value, t, want)
+    if found is None: e.fail(f"a slice at {list(op.offsets.get_values())} of {value.layout} takes elements of other threads for {t.register_layout}: passes must send it through shared memory")
+    e.set(op.result, chosen(e, t, [(value, r) for r in found]), alias=True)
 
 
 @emitter(tile.Concat)
@@ -115,15 +129,11 @@ def concat(e: Emitter, op: tile.Concat) -> None:
 def flip(e: Emitter, op: tile.Flip) -> None:
     """Within the threads: where the axis lies in registers alone."""
     value, t, axis = e.tile(op.arg), op.result.type, op.axis.value.data
-    have, want = value.layout.table(), t.register_layout.table().copy()
+    want = t.register_layout.table().copy()
     want[..., axis] = t.extents[axis] - 1 - want[..., axis]
-    real = (t.register_layout.table() < np.array(t.extents)).all(-1)
-    sources = []
-    for r in range(t.register_layout.num_registers):
-        fits = ((have == want[:, :, r:r + 1]).all(-1) | ~real[:, :, r:r + 1]).all((0, 1))
-        if not fits.any(): e.fail("a flip along an axis that lies across threads: passes must send it through shared memory")
-        sources.append((value, int(fits.argmax())))
-    e.set(op.result, chosen(e, t, sources), alias=True)
+    found = _same_thread(value, t, want)
+    if found is None: e.fail("a flip along an axis that lies across threads: passes must send it through shared memory")
+    e.set(op.result, chosen(e, t, [(value, r) for r in found]), alias=True)
 
 
 @emitter(tile.Extract)
