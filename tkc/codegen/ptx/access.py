@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.emit import Emitter
-from tkc.codegen.ptx.values import Tile, packing
+from tkc.codegen.ptx.values import Tile, carrier, packing
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.types import TileType, bits, is_bool
 
@@ -54,9 +54,10 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
     n, p = layout.num_registers, packing(t.element, layout.num_registers)
     spare = (lambda i: e.element(other, i)) if isinstance(other, Tile) else other or (lambda i: 0)
     if _one_by_one(t.element, vector, p):             # packed afterwards
-        found = []
-        for i in range(n): found.append(load_element(e, group(i), t.element, spare(i), space, hint))
-        return e.build(t, found, into)
+        moved = carrier(t.element)
+        absent = (lambda i: spare(i)) if moved == t.element else lambda i: e.packed([spare(i)], t.element)
+        found = [load_element(e, at, moved, absent(i) if at.held is not True else 0, space, hint) for i in range(n) for at in [group(i)]]
+        return Tile.of(t, e.build(TileType(t.shape, moved, t.layout), found, into).registers)
     suffix, kind, count = _suffix(width, vector)
     registers: list[Operand] = []
     for i in range(n // vector):
@@ -79,7 +80,7 @@ def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Grou
     if _one_by_one(value.element, vector, p):
         for i in range(value.count):
             at = group(i)
-            if at.held is not False: store_element(e, at, value.element, e.element(value, i), space, hint)
+            if at.held is not False: store_element(e, at, carrier(value.element), e.element(value.bytes, i), space, hint)
         return
     suffix, kind, count = _suffix(width, vector)
     for i in range(value.count // vector):

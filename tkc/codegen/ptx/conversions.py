@@ -84,7 +84,8 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
             return w.op(f"cvt.{b}.{a}", compute_class(target), x)
         case False, True: return w.op(f"cvt.rn.{b}.{a}", compute_class(target), x)
         case True, False:
-            found = w.op(f"cvt.rzi.{b}.{a}", compute_class(target), x)              # saturates, NaN gives 0
+            found = w.op(f"cvt.rzi.{b}.{a}", compute_class(target), x)              # saturates; NaN gives 0 where neither side has 64 bits
+            if "64" in a + b: found = w.op(f"selp.b{b[1:]}", compute_class(target), found, 0, w.op(f"setp.num.{a}", "pred", x, x))
             if bits(target) >= 32: return found
             low, high = (0, (1 << bits(target)) - 1) if is_unsigned(target) else (-(1 << bits(target) - 1), (1 << bits(target) - 1) - 1)
             return w.op(f"min.{b}", "b32", w.op(f"max.{b}", "b32", found, low) if low else found, high)

@@ -14,6 +14,7 @@ from tkc.codegen.ptx.values import Tile, compute_class
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared
 from tkc.ir.layout import Layout, movement, register_map
+from tkc.ir.types import TileType
 
 
 @emitter(shared.Convert)
@@ -29,7 +30,7 @@ def convert(e: Emitter, op: shared.Convert) -> None:
 
 def by_shuffles(e: Emitter, value: Tile, t) -> Tile:
     """For each register of the result: which register of which lane holds it; the few candidates are shuffled, one is taken."""
-    src, dst = value.layout, t.register_layout
+    src, dst, moved = value.layout, t.register_layout, value.bytes
     if not np.array_equal(src.offsets("warps"), dst.offsets("warps")): e.fail(f"{src} and {dst} differ in their warps: passes must send the tile through shared memory")
     owner = _owners(src)
     wanted = dst.table()[0]                                              # [lanes, registers, rank]
@@ -37,8 +38,8 @@ def by_shuffles(e: Emitter, value: Tile, t) -> Tile:
     for r in range(dst.num_registers):
         homes = [owner.get(tuple(int(x) for x in wanted[lane, r])) for lane in range(32)]
         if None in homes: homes = [h or next(x for x in homes if x) for h in homes]
-        found.append(_fetch(e, value, homes))
-    return e.build(t, found)
+        found.append(_fetch(e, moved, homes))
+    return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), found).registers)
 
 
 def _owners(src: Layout) -> dict[tuple[int, ...], tuple[int, int]]:

@@ -98,9 +98,8 @@ def exp2(e, t: Attribute, x: Operand) -> Operand:
 
 
 def expm1(e, t: Attribute, x: Operand) -> Operand:
-    if bits(t) < 32: return Floats(e).sub(exp(e, t, x), 1.0)
-    F = Floats(e, bits(t))
-    small = F.fma(F.mul(x, x), F.polynomial(_EXPM1 if bits(t) == 32 else [1 / _factorial(k + 2) for k in range(13)], x), x)
+    F = Floats(e, max(bits(t), 32))
+    small = F.fma(F.mul(x, x), F.polynomial(_EXPM1 if bits(t) <= 32 else [1 / _factorial(k + 2) for k in range(13)], x), x)
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
 
 

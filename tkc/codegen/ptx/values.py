@@ -22,7 +22,7 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import ArrayFacts, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, is_bool, is_float, is_unsigned
+from tkc.ir.types import ArrayFacts, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, is_bool, is_float, is_unsigned, ui8
 
 _NUMPY = {f16: np.float16, bf16: ml_dtypes.bfloat16, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2, f32: np.float32, f64: np.float64}
 
@@ -71,6 +71,11 @@ def rounded(value: float, element: Attribute) -> float:
     return from_bits(to_bits(value, element), element)
 
 
+def carrier(element: Attribute) -> Attribute:
+    """The type an element is moved as."""
+    return ui8 if element in (f8e4m3, f8e5m2) else element
+
+
 @dataclass
 class Tile:
     """A tile's registers in one thread.  An entry of `registers` is a name, or the bits of a constant (predicates: a bool)."""
@@ -84,6 +89,11 @@ class Tile:
 
     @staticmethod
     def of(t: TileType, registers: list[Operand]) -> Tile: return Tile(registers, t.element, t.register_layout)
+
+    @property
+    def bytes(self) -> Tile:
+        """The same registers for being moved: float8 as integers, for a conversion to float32 and back saturates infinities."""
+        return Tile(self.registers, carrier(self.element), self.layout)
 
 
 def registers_of(t: TileType) -> tuple[str, int]:
