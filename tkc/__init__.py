@@ -10,8 +10,9 @@ inf, nan = float("inf"), float("nan")
 
 # module -> names; `ours=theirs` where the name in the module differs, because it is also a builtin's
 _WHERE = {
-    "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError VerifyError",
+    "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError TuningError VerifyError",
     "tkc.runtime.jit": "jit",
+    "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",
     "tkc.language.names": "constexpr",
     "tkc.language.dtypes": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3 float8_e5m2",

@@ -98,6 +98,7 @@ class Compiled:
     times: list[tuple[str, float]] = field(default_factory=list)                # seconds of each step
     again: Callable[[Observer], Compiled] | None = None                         # compiles once more, under an observer
     cached: bool = False                                                        # read from the disk cache
+    image: bytes | None = None                                                  # the cubin, where it was assembled ahead of its launch
 
     @cached_property
     def stages(self) -> dict[str, str]:

@@ -61,6 +61,10 @@ class DeviceError(Error):
     """The driver or the device reported a failure."""
 
 
+class TuningError(Error):
+    """A choice among configurations that cannot be made: none fits, none runs, or a table or an assembly is for something else."""
+
+
 class CacheError(Error):
     """The cache directory cannot be used (compilation goes on without it)."""
 

@@ -40,6 +40,7 @@ OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
 JOIN = 400                          # clocks until the blocks of a cluster know each other
 EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.1 % for each beyond the first, and with the square of what is beyond the second
 MMA = 0.62                          # of wgmma's rate
+UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
 OUTSIDE_ARRAY = 4                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
@@ -118,16 +119,17 @@ class Cost:
 def cost(work: Work, plan: Plan, target: Target) -> Cost:
     cluster, clocks, exposed, limit, longest, traffic = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0, 0.0
     per_block = max(1, plan.programs)
-    places = target.multiprocessors // cluster * cluster * _resident(work, plan, target)
-    programs = prod(work.grid) if work.grid else 64 * places
-    if work.grid: programs = _up(work.grid[0], plan.cluster[0]) * work.grid[1] * work.grid[2]
+    resident, whole = _resident(work, plan, target), target.multiprocessors // cluster * cluster
+    programs = _up(work.grid[0], plan.cluster[0]) * work.grid[1] * work.grid[2] if work.grid else 64 * whole * resident
+    resident = min(resident, max(1, ceil(programs / whole)))
+    places = whole * resident
     shared = min(programs, places * per_block)
     rows = min(plan.raster * plan.cluster[0], shared) if plan.raster > 1 else shared
     if work.grid: rows = min(rows, work.grid[0])
     columns = ceil(shared / max(rows, 1))
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
-        step, why = _step(part, plan, target)
+        step, why = _step(part, plan, target, resident)
         if part.trips == 1 and not part.dots: exposed += step
         else: clocks += trips * step
         if trips * step > longest and part.dots: longest, limit = trips * step, why
@@ -152,8 +154,8 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
 
 
-def _step(part: Part, plan: Plan, target: Target) -> tuple[float, str]:
-    """Clocks of one trip, and what they are spent on."""
+def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float, str]:
+    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on."""
     tensor = reads = fabric = units = 0.0
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
@@ -172,14 +174,14 @@ def _step(part: Part, plan: Plan, target: Target) -> tuple[float, str]:
         fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / (plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1)
         if load is None or load.path == "tma": continue
         vector = max(1, load.vector)
-        units += x.bytes / (32 * vector) * (8 if load.path == "async" else 12)
+        units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
         each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
         tensor *= (1 + 0.001 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
-    times = {"tensor": tensor, "l2": fabric, "latency": latency, "units": units}
+    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident}
     why = max(times, key=times.get)
     return times[why], why
 

@@ -119,6 +119,12 @@ def keywords(plan: Plan) -> dict:
     return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "roles": plan.roles}
 
 
+def forcing(plan: Plan) -> dict:
+    """The fewest options that tell a plan from the other candidates."""
+    said = keywords(plan)
+    return {name: said[name] for name in (SCHEDULES if plan.roles != "one" else (*ORDINARY, "roles")) if name != "num_stages" or plan.stages > 1}
+
+
 def keyword_text(plan: Plan) -> str:
     return f"{plan.roles}, cluster {'x'.join(map(str, plan.cluster))}, {plan.programs} program{'s'[:plan.programs > 1]} at once, {plan.stages} stages"
 

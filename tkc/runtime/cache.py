@@ -107,6 +107,24 @@ def _unpack(data: bytes, key: str) -> dict[str, bytes] | None:
     return parts
 
 
+def write_entry(path: Path, key: str, parts: dict[str, bytes]) -> None:
+    """One file in the form of an entry, anywhere: whole or not at all. Raises CacheError where it cannot be written."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        with os.fdopen(handle, "wb") as f: f.write(_pack(key, parts))
+        os.replace(temporary, path)
+    except OSError as e:
+        if temporary is not None: Path(temporary).unlink(missing_ok=True)
+        raise CacheError(f"{path} cannot be written: {e.strerror}") from None
+
+
+def read_entry(path: Path, key: str) -> dict[str, bytes] | None:
+    """The parts of such a file; None where it is something else. Raises CacheError where it cannot be read."""
+    try: return _unpack(path.read_bytes(), key)
+    except OSError as e: raise CacheError(f"{path} cannot be read: {e.strerror}") from None
+
+
 _caches: dict[tuple[str, str], DiskCache] = {}
 
 

@@ -117,6 +117,13 @@ class JitFunction:
         if disk and name: disk.put(name, compiled.pack())
         return compiled
 
+    def adopt(self, s: Specialization, target: str, parts: dict[str, bytes]) -> Compiled:
+        """Takes what another process compiled (the parts of `Compiled.pack`, and "image", a cubin) instead of compiling. Raises CompileError where it is of another make."""
+        try: compiled = Compiled.unpack(parts)
+        except (ValueError, KeyError, TypeError): raise CompileError(f"{self.__name__}: what was assembled is of another version of tkc; assemble it again") from None
+        compiled.image = parts.get("image")
+        return self._compiled.setdefault((_typed(s), target), compiled)
+
     def _key(self, s: Specialization, target: str) -> str | None:
         """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
         try:

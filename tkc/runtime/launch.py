@@ -41,7 +41,7 @@ def load(compiled, device: int) -> driver.Function:
     from tkc.codegen.ptx.ptxas import find
     i = compiled.interface
     images: list[bytes] = [compiled.ptx.encode()]
-    if find("ptxas") and driver.capability(device) == TARGETS[compiled.target].capability: images.insert(0, cubin(compiled))
+    if (compiled.image or find("ptxas")) and driver.capability(device) == TARGETS[compiled.target].capability: images.insert(0, compiled.image or cubin(compiled))
     for image in images[:-1]:
         try: return driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
         except DeviceError:

@@ -1,0 +1,358 @@
+"""`@tkc.autotune`: a kernel whose compile-time values and launch options are chosen for the arguments of each launch.
+
+    @tkc.autotune([tkc.Config(BM=128, BN=256), tkc.Config(BM=128, BN=128)])         or a function of the bound arguments that gives them
+    @tkc.jit
+    def matmul(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr = 64): …
+
+    matmul[grid](a, b, c)                       grid is a function of all arguments, chosen ones included
+    matmul[grid](a, b, c, BM=128)               narrows the choice, like every launch option: cluster=(1, 1)
+
+A choice is looked for in the tables, on disk, and then made: the cost model puts the configurations, each with the plans it allows, in order; the best `limit` are compiled
+in processes of their own and measured until `budget` seconds are over; what was found is kept on disk. `measure=False` takes the model's first. What the choice
+may depend on is its key: element types, extents and strides of the arrays, integers, the constants that were given, the device, and the kernel's code.
+
+    matmul.choose(a, b, c, grid=grid)           the Choice: configuration, where it is from, what it was compared with
+    matmul.assemble("bf16[64, 64]", …, grid=grid, target="sm_90a", path="matmul.asm")       compiled and assembled where no GPU is …
+    matmul.measure("matmul.asm", a, b, c, grid=grid)                                        … and measured where one is
+    matmul.export_table("h200.json"), matmul.import_table("h200.json")                      choices, to be kept with the program
+
+Arrays that a kernel both reads and writes are put back after measuring. TKC_AUTOTUNE=0 never measures, 1 measures also where measure=False.
+"""
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tkc.errors import Error, LaunchError, TuningError
+from tkc.runtime import cache, fingerprint, workers
+from tkc.runtime.arrays import ArrayInfo
+from tkc.runtime.jit import READY, JitFunction, _binder, _keyer, normalized, target_for
+from tkc.runtime.specialize import OPTIONS, Constant, argument
+from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
+
+LIMIT, BUDGET = 40, 2.0
+ASSEMBLY = "tkc-assembly-1"
+
+
+class _Unset:
+    def __repr__(self): return "<to be chosen>"
+
+
+UNSET = _Unset()
+
+
+def autotune(configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = (Config(),), *, key: Callable[[dict], Any] | None = None, measure: bool = True,
+             limit: int = LIMIT, budget: float = BUDGET, table: str | Path | None = None):
+    """Makes an Autotuned of a kernel (a decorator over @tkc.jit).
+
+    configs: Config objects or dicts of compile-time values and launch options, or a function of the bound arguments (a dict) that gives them. What a configuration leaves
+    open, the plans of the compiler are candidates for. key: a function of the bound arguments whose value stands for their extents and numbers in the choice's key.
+    measure: False takes the model's choice. limit: candidates that are measured. budget: seconds of measuring. table: a file of choices, read when first needed.
+    """
+    def decorate(kernel) -> Autotuned:
+        if isinstance(kernel, Autotuned): raise TypeError("the kernel is autotuned already; give one tkc.autotune all the configurations")
+        return Autotuned(kernel if isinstance(kernel, JitFunction) else JitFunction(kernel), configs, key, measure, limit, budget, table)
+    return decorate
+
+
+class Autotuned:
+    """A kernel with its configurations. `tuned[grid](…)` launches what is best for the arguments; `kernel` is the kernel without."""
+
+    def __init__(self, kernel: JitFunction, configs, key, measure: bool, limit: int, budget: float, table):
+        self.kernel, self.key, self.measuring, self.limit, self.budget = kernel, key, measure, limit, budget
+        self._configs = configs if callable(configs) else [c if isinstance(c, Config) else Config(**c) for c in configs]
+        for name in ("fn", "__name__", "__qualname__", "__module__", "__doc__"): setattr(self, name, getattr(kernel, name))
+        if not callable(configs): self._check(self._configs)
+        parameters, free = [], False
+        for p, fixed in zip(kernel.parameters, kernel.constexpr):
+            free = free or fixed or p.default is not p.empty
+            parameters.append(p.replace(default=UNSET if fixed else p.default if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY else UNSET))
+        self._bind = _binder(kernel.__name__, parameters, dict(kernel.options))
+        self._choices: dict[tuple, Choice] = {}
+        self._launchers: dict[Any, TunedLauncher] = {}
+        self._table, self._path = Table(), table
+
+    def __repr__(self): return f"<autotuned {self.kernel!r}>"
+
+    def __call__(self, *args, **kwargs): return self.kernel(*args, **kwargs)
+
+    def __getitem__(self, grid) -> TunedLauncher:
+        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments, chosen ones included."""
+        try: return self._launchers.get(grid) or self._launchers.setdefault(grid, TunedLauncher(self, grid))
+        except TypeError: return TunedLauncher(self, grid)                         # a list
+
+    # ------------------------------------------------------------------------------------------------------ choosing
+    def choose(self, *args, grid, target: str | None = None, measure: bool | None = None, **kwargs) -> Choice:
+        """The choice for these arguments, made if need be; nothing is launched but measurements. Raises TuningError where no configuration fits them."""
+        return self._choose(*self.bound(*args, **kwargs), grid, target, measure)
+
+    def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
+        """(values by parameter, UNSET where they are to be chosen, options). Raises LaunchError."""
+        try: values, options = self._bind(*args, **kwargs)
+        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(self.kernel.names)}") from None
+        for name, v, fixed in zip(self.kernel.names, values, self.kernel.constexpr):
+            if v is UNSET and not fixed: raise LaunchError(f"{self.__name__}() missing the argument {name!r}; the parameters are {', '.join(self.kernel.names)}")
+        if not any(isinstance(v, str) for v in values): return values, options
+        return tuple(argument(v, f"argument {n} of {self.__name__}", False) if isinstance(v, str) and not c else v for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr)), options
+
+    def _choose(self, values: Sequence, options: dict, grid, target: str | None = None, measure: bool | None = None) -> Choice:
+        self.kernel._forget_if_rebound()
+        infos = [Constant(UNSET) if v is UNSET else i for v, i in zip(values, self._described(values))]
+        target = target or target_for(infos, self.__name__)
+        device = _device(infos, target)
+        name = self._named(values, infos, options)
+        measure = self._measures(measure) and not any(isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos)
+        at = (device, target, name, measure)
+        if (found := self._choices.get(at)) is None:
+            found = self._choices[at] = self._from_table(device, name, values, options, target) or self._from_disk(device, target, name, measure) or self._make(values, options, infos, grid, target, device, name, measure)
+        return found
+
+    def _described(self, values: Sequence) -> list:
+        kernel = self.kernel
+        return kernel._describe([None if v is UNSET else v for v in values])
+
+    def _named(self, values: Sequence, infos: Sequence, options: dict) -> str:
+        chosen = [n for n, v in zip(self.kernel.names, values) if v is UNSET]
+        if self.key is not None: text = " ".join([repr(self.key(self._arguments(values))), key([n for n, c in zip(self.kernel.names, self.kernel.constexpr) if c], [i for i, c in zip(infos, self.kernel.constexpr) if c], chosen)])
+        else: text = key(self.kernel.names, infos, chosen)
+        return " ".join([text, *(f"{k}={v!r}" for k, v in sorted(options.items()))])
+
+    def _arguments(self, values: Sequence) -> dict: return {n: v for n, v in zip(self.kernel.names, values) if v is not UNSET}
+
+    def _measures(self, asked: bool | None) -> bool:
+        said = os.environ.get("TKC_AUTOTUNE", "")
+        return False if said == "0" else True if said == "1" else self.measuring if asked is None else asked
+
+    def _from_table(self, device: str, name: str, values: Sequence, options: dict, target: str) -> Choice | None:
+        """A table's choice, if it still compiles for these arguments."""
+        if self._path is not None:
+            path, self._path = self._path, None
+            self.import_table(path)
+        found = self._table.get(device, self.__name__, name)
+        if found is None: return None
+        try: self.kernel._get(self._specialization(values, options, found.config), target)
+        except Error: return None
+        return found
+
+    def _from_disk(self, device: str, target: str, name: str, measure: bool) -> Choice | None:
+        disk, at = cache.disk() if measure else None, self._entry(device, target, name)
+        parts = disk.get(at) if disk and at else None
+        if parts is None: return None
+        try: found = json.loads(parts["choice"])
+        except (ValueError, KeyError): return None
+        return Choice(Config(**found["config"]), "measured", found["seconds"], tuple(found["others"]))
+
+    def _entry(self, device: str, target: str, name: str) -> str | None:
+        try: own = fingerprint.Fingerprint(self.kernel.fn).fields
+        except fingerprint.Unstable: return None
+        return fingerprint.digest([("autotune", b"1"), *own, ("device", device.encode()), ("target", target.encode()), ("key", name.encode()), ("configs", repr(None if callable(self._configs) else self._configs).encode()),
+                                   *fingerprint.toolchain(), *fingerprint.environment()])
+
+    def _make(self, values: Sequence, options: dict, infos: Sequence, grid, target: str, device: str, name: str, measure: bool) -> Choice:
+        found, reasons = self.candidates(values, options, grid, target)
+        if not measure or len(found) == 1: return Choice(found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons))
+        choice = self._measured(found, values, options, infos, grid, target, reasons)
+        disk, at = cache.disk(), self._entry(device, target, name)
+        try: text = json.dumps({"config": dict(choice.config.items), "seconds": choice.seconds, "others": choice.others})
+        except TypeError: text = None                                              # a constant that JSON cannot say: tuned again in the next process
+        if disk and at and text: disk.put(at, {"choice": text.encode()})
+        self._table.put(device, self.__name__, name, choice)
+        return choice
+
+    def candidates(self, values: Sequence, options: dict, grid, target: str) -> tuple[list[Candidate], list[str]]:
+        """What the model would have measured, best first, and why other configurations are out. Raises TuningError if none is left."""
+        given = {n: v for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr) if c and v is not UNSET} | options
+        configs = self._configs
+        if callable(configs):
+            configs = [c if isinstance(c, Config) else Config(**c) for c in configs(self._arguments(values))]
+            self._check(configs)
+        fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
+        full = list(dict.fromkeys(Config(**self._defaults(values) | dict(c.items) | {k: v for k, v in given.items() if k not in OPTIONS}) for c in fitting))
+        extents = lambda merged_values: self._grid(grid, merged_values)
+        found, reasons = rank(self.kernel, values, options, full, extents, target, self.limit)
+        if not found:
+            why = f": {reasons[0]}" if reasons else f"; the launch asks for {', '.join(f'{k}={v!r}' for k, v in given.items())}" if given else ""
+            raise TuningError(f"{self.__name__}: none of {len(configs)} configurations fits these arguments on {target}{why}; give tkc.autotune one that does")
+        return found, reasons
+
+    def _defaults(self, values: Sequence) -> dict:
+        return {p.name: p.default for p, v, c in zip(self.kernel.parameters, values, self.kernel.constexpr) if c and v is UNSET and p.default is not p.empty}
+
+    def _grid(self, grid, values: Sequence) -> tuple[int, int, int]:
+        return normalized(grid(dict(zip(self.kernel.names, values))) if callable(grid) else grid, self.__name__)
+
+    def _check(self, configs: Sequence[Config]) -> None:
+        constants = {n for n, c in zip(self.kernel.names, self.kernel.constexpr) if c}
+        if not configs: raise TuningError(f"{self.__name__}: tkc.autotune needs at least one configuration")
+        for c in configs:
+            if unknown := [k for k, _ in c.items if k not in constants and k not in OPTIONS]:
+                raise TuningError(f"{self.__name__}: {c} sets {unknown[0]!r}, which is neither a constexpr parameter ({', '.join(sorted(constants)) or 'there are none'}) nor an option ({', '.join(OPTIONS)})")
+
+    def _specialization(self, values: Sequence, options: dict, config: Config):
+        return self.kernel._specialize(self.kernel._describe(merged(self.kernel, values, config)), tuple((options | config.options).items()))
+
+    # ------------------------------------------------------------------------------------------------------ measuring
+    def _measured(self, found: Sequence[Candidate], values: Sequence, options: dict, infos: Sequence, grid, target: str, reasons: Sequence[str]) -> Choice:
+        from tkc.runtime import timing
+        kernel, said = self.kernel, list(reasons)
+        errors = workers.compile_all(kernel, [self._specialization(values, options, c.config) for c in found], target)
+        said += [f"{c.config}: {e}" for c, e in zip(found, errors) if e]
+        found = [c for c, e in zip(found, errors) if not e]
+        number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
+        launches, kept = [], []
+        for c in found:
+            chosen = merged(kernel, values, c.config)
+            try: launches.append(kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen), grid)); kept.append(c)
+            except Error as e: said.append(f"{c.config}: {str(e).splitlines()[0]}")
+        failed = lambda i, e: said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
+        with _Restored(changed(kernel, kernel._describe(merged(kernel, values, kept[0].config)), options) if kept else [], number):
+            seconds = timing.measure(launches, number, self.budget, failed)
+        ranked = sorted((Candidate(c.config, s) for c, s in zip(kept, seconds) if s is not None), key=lambda c: c.seconds)
+        if not ranked: raise TuningError(f"{self.__name__}: none of {len(errors)} candidates ran on these arguments: {said[0] if said else 'no reason is known'}")
+        return Choice(ranked[0].config, "measured", ranked[0].seconds, tuple(_lines(ranked[1:]) + said))
+
+    def assemble(self, *args, grid, target: str, path: str | Path, **kwargs) -> list[Config]:
+        """Compiles and assembles the candidates for arguments (texts such as "bf16[64, 64]" will do) into a file for `measure`; no GPU is needed.
+
+        Gives the configurations, the model's best first. Raises TuningError where none fits, CompileError without ptxas.
+        """
+        values, options = self.bound(*args, **kwargs)
+        found, _ = self.candidates(values, options, grid, target)
+        specializations = [self._specialization(values, options, c.config) for c in found]
+        errors, parts, kept = workers.compile_all(self.kernel, specializations, target), {}, []
+        for c, s, e in zip(found, specializations, errors):
+            if e: continue
+            compiled = self.kernel._get(s, target)
+            parts |= {f"{len(kept)}.{k}": v for k, v in compiled.pack().items()}
+            if target != "cpu":
+                from tkc.runtime.launch import cubin
+                parts[f"{len(kept)}.image"] = compiled.image or cubin(compiled)
+            kept.append({"config": dict(c.config.items), "seconds": c.seconds, "specialization": fingerprint.digest([("s", repr(s).encode())])})
+        if not kept: raise TuningError(f"{self.__name__}: none of {len(found)} candidates compiles for {target}: {errors[0]}")
+        parts["index"] = json.dumps({"format": ASSEMBLY, "kernel": self.__name__, "target": target, "candidates": kept}).encode()
+        cache.write_entry(Path(path), ASSEMBLY, parts)
+        return [Config(**c["config"]) for c in kept]
+
+    def measure(self, path: str | Path, *args, grid, **kwargs) -> Choice:
+        """Measures the candidates that `assemble` wrote, on these arguments, and remembers the choice. Raises TuningError where the file is for other arguments or another machine."""
+        values, options = self.bound(*args, **kwargs)
+        parts = cache.read_entry(Path(path), ASSEMBLY)
+        index = json.loads(parts["index"]) if parts else {}
+        if index.get("kernel") != self.__name__: raise TuningError(f"{path} is no assembly of {self.__name__}; write one with {self.__name__}.assemble")
+        infos = [Constant(UNSET) if v is UNSET else i for v, i in zip(values, self._described(values))]
+        target = target_for(infos, self.__name__)
+        if index["target"] != target: raise TuningError(f"{path} was assembled for {index['target']}, and the arrays are on {target}; assemble it with target={target!r}")
+        found = []
+        for i, entry in enumerate(index["candidates"]):
+            config = Config(**entry["config"])
+            s = self._specialization(values, options, config)
+            if fingerprint.digest([("s", repr(s).encode())]) != entry["specialization"]: continue
+            self.kernel.adopt(s, target, {k.partition(".")[2]: v for k, v in parts.items() if k.startswith(f"{i}.")})
+            found.append(Candidate(config, entry["seconds"]))
+        if not found: raise TuningError(f"{path} was assembled for other arguments (element types, extents that divide otherwise, constants); assemble it for these")
+        device, name = _device(infos, target), self._named(values, infos, options)
+        choice = self._choices[device, target, name, True] = self._measured(found, values, options, infos, grid, target, ())
+        self._choices[device, target, name, False] = choice
+        self._table.put(device, self.__name__, name, choice)
+        return choice
+
+    # ------------------------------------------------------------------------------------------------------ tables
+    def export_table(self, path: str | Path) -> int:
+        """Writes every choice that was measured or imported, with those a file already has; gives their number. Raises TuningError."""
+        old = Table.read(path).entries if Path(path).exists() else {}
+        made = Table()
+        made.entries = old | self._table.entries
+        made.write(path)
+        return len(made.entries)
+
+    def import_table(self, path: str | Path) -> int:
+        """Reads choices; they come before the disk and the model. Gives their number. Raises TuningError."""
+        entries = Table.read(path).entries
+        self._table.entries |= entries
+        self._choices.clear()
+        for launcher in self._launchers.values(): launcher.ready.clear()
+        return len(entries)
+
+
+class TunedLauncher:
+    """`tuned[grid]`: call it with the arguments; those that are to be chosen are left out."""
+    __slots__ = ("tuned", "grid", "ready")
+
+    def __init__(self, tuned: Autotuned, grid): self.tuned, self.grid, self.ready = tuned, grid, {}
+
+    def __call__(self, *args, **kwargs) -> None:
+        """Launches on the caller's current stream. Raises TuningError, LaunchError, CompileError, DeviceError."""
+        tuned = self.tuned
+        values, options = tuned.bound(*args, **kwargs)
+        for namespace, name, value in tuned.kernel._watched:
+            if namespace.get(name) is not value: tuned._choices.clear(); self.ready.clear(); break
+        types, launch = tuple(map(type, values)), None
+        try:
+            keyer, ready = self.ready[types]
+            launch = ready[keyer(None, options and tuple(options.items()), values)]
+        except (KeyError, TypeError): pass
+        launch() if launch is not None else self._slowly(values, options, types)
+
+    def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
+        tuned = self.tuned
+        config = tuned._choose(values, options, self.grid).config
+        chosen = merged(tuned.kernel, values, config)
+        launch = tuned.kernel._prepare(chosen, options | config.options, tuned._grid(self.grid, chosen), self.grid)
+        if getattr(launch, "reusable", False):
+            try:
+                keyer, ready = self.ready.setdefault(types, (_keyer(values, tuned.kernel.constexpr), {}))
+                if len(ready) >= READY: ready.clear()
+                ready[keyer(None, options and tuple(options.items()), values)] = launch
+            except (TypeError, AttributeError): pass
+        launch()
+
+
+class _Restored:
+    """Keeps the bytes of arrays while their kernel is measured, and puts them back."""
+
+    def __init__(self, arrays: Sequence[ArrayInfo], device: int): self.arrays, self.device, self.kept = [a for a in arrays if a.span != (0, 0)], device, []
+
+    def __enter__(self):
+        for a in self.arrays:
+            low, high = a.span
+            if self.device < 0:
+                import ctypes
+                self.kept.append(ctypes.string_at(a.pointer + low, high - low))
+                continue
+            from tkc.runtime import driver
+            with driver.context(self.device):
+                copy = int(driver.check(driver.api().cuMemAlloc(high - low), "keeping an array while its kernel is measured"))
+                self.kept.append(copy)
+                driver.check(driver.api().cuCtxSynchronize(), "waiting for an array")
+                driver.check(driver.api().cuMemcpyDtoD(copy, a.pointer + low, high - low), "keeping an array while its kernel is measured")
+
+    def __exit__(self, *exception) -> None:
+        for a, copy in zip(self.arrays, self.kept):
+            low, high = a.span
+            if self.device < 0:
+                import ctypes
+                ctypes.memmove(a.pointer + low, copy, high - low)
+                continue
+            from tkc.runtime import driver
+            if driver._poison: return
+            with driver.context(self.device):
+                driver.check(driver.api().cuMemcpyDtoD(a.pointer + low, copy, high - low), "putting an array back")
+                driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")
+
+
+def _device(infos: Sequence, target: str) -> str:
+    """The name under which choices are kept: the GPU's, or the processor's kind."""
+    number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
+    if number >= 0:
+        from tkc.runtime import driver
+        return driver.name(number)
+    return target if target != "cpu" else f"cpu {fingerprint.digest([('cpu', fingerprint.host_cpu())])[:12]}"
+
+
+def _lines(found: Sequence[Candidate]) -> list[str]: return [f"{c.config}: {c.seconds * 1e6:.2f} us" if c.seconds is not None else f"{c.config}: no model" for c in found]
+
+
