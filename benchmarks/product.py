@@ -1,31 +1,43 @@
-"""The plain product of bfloat16 matrices through the passes for the device's own target, beside cuBLAS, at RIVALS' large shapes."""
+"""Products of bfloat16 matrices at RIVALS' thirteen shapes: tkc.kernels.matmul as it is and tuned, beside cuBLAS with both orders of B and Triton's persistent kernel."""
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
 
-SHAPES = ((8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (8192, 14336, 4096), (512, 8192, 8192), (4096, 4096, 512))
-BLOCKS = ((128, 256, 64), (128, 192, 64), (128, 128, 64))
+SHAPES = ((16384, 16384, 16384), (8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (1024, 1024, 1024), (8192, 14336, 4096), (8192, 4096, 14336), (512, 8192, 8192),
+          (4096, 4096, 512), (8192, 8192, 64), (4000, 4000, 4000), (64, 8192, 8192), (16, 14336, 4096))
 
 
 def contests(seed: int):
     for shape in SHAPES: yield contest(seed, shape)
 
 
-def contest(seed: int, shape: tuple[int, int, int] = SHAPES[0]) -> Contest:
+def contest(seed: int, shape: tuple[int, int, int] = SHAPES[1], rivals: bool = True) -> Contest:
     import torch
     m, n, k = shape
     generator = torch.Generator("cuda").manual_seed(seed)
     a, b = (torch.randn(*s, device="cuda", dtype=torch.bfloat16, generator=generator) for s in ((m, k), (k, n)))
     turned, out = b.t().contiguous(), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
-    def ours(bm: int, bn: int, bk: int, **options) -> Runner:
-        import tkc
-        matmul = harness.example("matmul").matmul
-        launch = matmul.prepare(a, b, out, RELU=False, BM=bm, BN=bn, BK=bk, **options, grid=(tkc.cdiv(m, bm), tkc.cdiv(n, bn)))
+    def default() -> Runner:
+        from tkc import kernels
+        return Runner(lambda: kernels.matmul(a, b, out=out), out)
+
+    def tuned(operand=b) -> Runner:
+        from tkc.kernels.matmul import _grid, _product
+        config = _product.choose(a, operand, None, out, ACTIVATION=None, grid=_grid, measure=True).config
+        launch = _product.kernel.prepare(a, operand, None, out, ACTIVATION=None, **dict(config.items), grid=_grid)
         return Runner(lambda: (launch(), out)[1], out)
 
-    flops, size = 2 * m * n * k, "x".join(map(str, shape))
+    def triton() -> Runner:
+        from benchmarks import rivals_triton
+        launch = rivals_triton.persistent_matmul(a, turned, out)
+        return Runner(lambda: (launch(), out)[1], out)
+
+    aligned, flops, size = n % 8 == k % 8 == 0, 2 * m * n * k, "x".join(map(str, shape))
     return Contest(f"product-{size}", f"Product {size} bfloat16", (
-        *(Contestant(f"tkc {'x'.join(map(str, blocks))}", lambda blocks=blocks: ours(*blocks), "ours", risky=True) for blocks in BLOCKS),
+        Contestant("tkc", default, "ours"),
+        *([Contestant("tkc tuned", tuned, "ours")] if rivals else []),
         Contestant("cuBLAS nn", lambda: Runner(lambda: torch.matmul(a, b, out=out), out)),
         Contestant("cuBLAS nt", lambda: Runner(lambda: torch.matmul(a, turned.t(), out=out), out)),
-    ), harness.gpu_timer, harness.GPU_TIMING, lambda: a.double() @ b.double(), amount=flops / 1e12, unit="TFLOP/s")
+        *([Contestant("Triton TMA", triton)] if rivals and aligned else []),
+    ), harness.gpu_timer, harness.GPU_TIMING, lambda: a.double() @ b.double(), amount=flops / 1e12, unit="TFLOP/s",
+        figures=tuple(harness.speed_ratio("tkc tuned", rival, 1.0) for rival in ("cuBLAS nn", "cuBLAS nt")) if rivals else ())

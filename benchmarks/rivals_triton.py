@@ -53,3 +53,30 @@ def matmul(a, b, c, BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=3):
     matmul_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN),)](a, b, c, M, N, K, a.stride(0), b.stride(0), c.stride(0), BM=BM, BN=BN, BK=BK, GROUP=GROUP,
                                                               num_warps=num_warps, num_stages=num_stages)
     return c
+
+
+@triton.jit
+def persistent_matmul_kernel(a_map, b_map, c_map, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr):
+    rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
+    for tile in tl.range(tl.program_id(0), rows * columns, BLOCKS, flatten=True):
+        group = tile // (GROUP * columns)
+        height = min(rows - group * GROUP, GROUP)
+        m = (group * GROUP + tile % (GROUP * columns) % height) * BM
+        n = tile % (GROUP * columns) // height * BN
+        acc = tl.zeros((BM, BN), tl.float32)
+        for k in range(steps): acc = tl.dot(a_map.load([m, k * BK]), b_map.load([n, k * BK]).T, acc)
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))           # in halves: a whole tile does not fit beside the stages
+        c_map.store([m, n], left.to(tl.bfloat16))
+        c_map.store([m, n + BN // 2], right.to(tl.bfloat16))
+
+
+def persistent_matmul(a, b, c, BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=3):
+    """A launch of a @ b.T into c by tensor maps, after Triton's tutorial 09 (persistent, with descriptors made on the host)."""
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+    (M, K), N = a.shape, b.shape[0]
+    if M <= 64: BM = 64
+    if N <= 128 or BM == 64: BN = 128
+    blocks = min(torch.cuda.get_device_properties(a.device).multi_processor_count, triton.cdiv(M, BM) * triton.cdiv(N, BN))
+    maps = [TensorDescriptor.from_tensor(x, block) for x, block in ((a, [BM, BK]), (b, [BN, BK]), (c, [BM, BN // 2]))]
+    return lambda: persistent_matmul_kernel[(blocks,)](*maps, M, N, K, BM=BM, BN=BN, BK=BK, GROUP=GROUP, BLOCKS=blocks, num_warps=num_warps, num_stages=num_stages)

@@ -38,18 +38,18 @@ TYPES = {"Array": "Tensor", "Array | None": "Tensor?", "int": "int", "int | None
 OPERATORS: dict[str, Operator] = {}
 
 
-def operator(fn: Callable | None = None, *, mutates: str = "") -> Operator:
-    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to."""
-    if fn is None: return lambda f: Operator(f, tuple(mutates.split()))
-    return Operator(fn, ())
+def operator(fn: Callable | None = None, *, mutates: str = "", name: str | None = None) -> Operator:
+    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to. name: torch's, by default the function's own."""
+    if fn is None: return lambda f: Operator(f, tuple(mutates.split()), name)
+    return Operator(fn, (), name)
 
 
 class Operator:
     """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its results without a launch."""
 
-    def __init__(self, fn: Callable, mutates: tuple[str, ...]):
+    def __init__(self, fn: Callable, mutates: tuple[str, ...], name: str | None = None):
         functools.update_wrapper(self, fn)
-        self.fn, self.name, self.mutates = fn, fn.__name__, mutates
+        self.fn, self.name, self.mutates = fn, name or fn.__name__, mutates
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         self.returns = str(inspect.signature(fn).return_annotation)
         self.gradient: Callable | None = None

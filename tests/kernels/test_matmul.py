@@ -1,0 +1,87 @@
+"""tkc.kernels.matmul: shapes by NumPy's rules, every memory order, every epilogue; what it launches on Hopper compiles clean."""
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.kernels.checks import assembles, close, double, numbers
+from tkc import kernels
+from tkc.kernels.matmul import _configs, _product
+
+SHAPES = (((5,), (5,)), ((7,), (7, 9)), ((9, 7), (7,)), ((1, 1), (1, 1)), ((33, 65), (65, 17)), ((130, 70), (70, 257)), ((3, 33, 20), (20, 9)), ((3, 33, 20), (3, 20, 9)),
+          ((2, 1, 5, 8), (3, 8, 4)), ((4, 20), (2, 20, 6)), ((1, 257), (257, 100)), ((100, 257), (257, 1)))
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("a, b", SHAPES)
+def test_shapes_are_numpys(a, b):
+    x, y = numbers(a), numbers(b, seed=1)
+    got = kernels.matmul(x, y)
+    want = double(x) @ double(y)
+    assert got.shape == want.shape and got.dtype == np.float32
+    close(got, want, ulps=16)
+
+
+@pytest.mark.parametrize("a, b", [((0, 3), (3, 4)), ((3, 0), (0, 4)), ((2, 3, 0), (0, 4))])
+def test_empty(a, b): assert np.array_equal(kernels.matmul(numbers(a), numbers(b)), numbers(a) @ numbers(b))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("orders", list(itertools.product("CF", repeat=3)), ids="".join)
+def test_every_memory_order(dtype, orders):
+    x, y = numbers((70, 40), dtype), numbers((40, 33), dtype, seed=1)
+    out = np.zeros((70, 33), x.dtype, order=orders[2])
+    assert kernels.matmul(np.asarray(x, order=orders[0]), np.asarray(y, order=orders[1]), out=out) is out
+    close(out, double(x) @ double(y), dtype)
+
+
+def test_types_of_results():
+    x, y = numbers((20, 32), "bfloat16"), numbers((32, 8), "bfloat16", seed=1)
+    assert kernels.matmul(x, y, dtype="float32").dtype == np.float32 and kernels.matmul(x, y).dtype == BF16
+    i = np.arange(64, dtype=np.int8).reshape(8, 8)
+    assert np.array_equal(kernels.matmul(i, i), i.astype(np.int32) @ i.astype(np.int32))
+    e = numbers((16, 32), "float8_e4m3fn")
+    close(kernels.matmul(e, e.T), double(e) @ double(e).T, "bfloat16")
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"])
+def test_epilogues(activation):
+    from math import erf, pi, sqrt
+    x, y, bias = numbers((33, 40)), numbers((40, 65), seed=1), numbers(65, seed=2)
+    z = double(x) @ double(y) + double(bias)
+    want = {None: lambda: z, "relu": lambda: np.maximum(z, 0), "gelu": lambda: z * (0.5 + 0.5 * np.vectorize(erf)(z * sqrt(0.5))), "tanh": lambda: np.tanh(z),
+            "gelu_tanh": lambda: 0.5 * z * (1 + np.tanh(sqrt(2 / pi) * (z + 0.044715 * z ** 3))), "silu": lambda: z / (1 + np.exp(-z)), "sigmoid": lambda: 1 / (1 + np.exp(-z))}[activation]()
+    close(kernels.matmul(x, y, bias, activation), want, ulps=64)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda x: kernels.matmul(x, numbers((5, 4))), "transpose one"), (lambda x: kernels.matmul(x, numbers((4, 4), "bfloat16")), "convert one"),
+    (lambda x: kernels.matmul(x, numbers((4, 4)), activation="swish"), "activation is None or one of"), (lambda x: kernels.matmul(x, numbers((4, 4)), numbers(3)), "a bias of"),
+    (lambda x: kernels.matmul(x, numbers((4, 4)), out=numbers((3, 3))), "expected out of"), (lambda x: kernels.matmul(numbers((2, 3, 4)), numbers((3, 4, 4))), "cannot be broadcast")])
+def test_what_cannot_be_is_refused(call, words):
+    with pytest.raises(tkc.LaunchError, match=words): call(numbers((3, 4)))
+
+
+@pytest.mark.parametrize("shape, block", [((8192, 8192, 8192), (128, 256)), ((64, 8192, 8192), (64, 64)), ((1024, 1024, 1024), (64, 128))])
+def test_choices_on_hopper(shape, block):
+    m, n, k = shape
+    choice = _product.choose(f"bf16[{m}, {k}]", f"bf16[{k}, {n}]", None, f"bf16[{m}, {n}]", ACTIVATION=None, grid=_grid, target="sm_90a", measure=False)
+    made = dict(choice.config.items)
+    assert (made["BM"], made["BN"]) == block and choice.source == "model" and choice.others
+    assert len(_configs({"a": np.empty((m, 1), BF16), "c": np.empty((m, 1), BF16)})) <= 40
+
+
+from tkc.kernels.matmul import _grid  # noqa: E402
+
+
+def test_hopper_takes_every_memory_order_without_a_copy():
+    for a, b in itertools.product(("bf16[512, 512]", "bf16[512:1, 512:512]"), repeat=2):
+        compiled = _product.kernel.compile(a, b, None, "bf16[512, 512]", ACTIVATION=None, BM=128, BN=128, BK=64, target="sm_90a")
+        assert "wgmma" in compiled.ptx and compiled.ptx.count("cp.async.bulk.tensor.2d.shared") and compiled.resources.clean
+
+
+def test_what_it_launches_assembles():
+    x, y = numbers((64, 64), "bfloat16"), numbers((64, 64), "bfloat16", seed=1)
+    assembles(lambda: kernels.matmul(x[:1], y))

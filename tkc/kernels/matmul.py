@@ -1,0 +1,227 @@
+"""Matrix products, with NumPy's rules for their shapes and an epilogue that costs nothing: activation(a @ b + bias).
+
+The kernel is the plain block program of examples/matmul.py. Its blocks and schedule are chosen for the shapes by the compiler's cost model and the tables beside this
+file (`tkc.autotune`, without measuring; TKC_AUTOTUNE=1 measures). Operands may be row- or column-major, in every combination, without a copy. Rows that do not start at
+multiples of 16 bytes cannot be copied by the hardware's own engine: where the product is large, such an operand is copied to rows that do.
+"""
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import tkc
+from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
+from tkc.kernels.arrays import Array, dtype_of, empty, library, power
+from tkc.kernels.operator import operator
+
+TABLES = Path(__file__).parent / "tables" / "h200.json"
+ACTIVATIONS = {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid} | {name: (lambda x, f=f: f(x, False)) for name, f in FUNCTIONS.items()}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1}
+TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
+WORTH, SHORT = 1 << 28, 192                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
+
+
+def _configs(args: dict) -> list[tkc.Config]:
+    """Blocks for a product: a first one for the CPU, then those of which the model takes its choice on a GPU."""
+    (m, n), size = args["c"].shape[-2:], BYTES[dtype_of(args["a"])]
+    line = max(32, 128 // size)                                                    # k of a block: 128 bytes, the widest swizzle
+    tiles = [(bm, bn) for bm, bn in TILES if bm <= max(64, power(m)) and bn <= max(64, power(n))]
+    host = (min(256, power(m)), min(256, power(n)), 64)
+    return [tkc.Config(BM=bm, BN=bn, BK=bk) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64)])]
+
+
+def _grid(args: dict) -> tuple[int, int, int]:
+    *batch, m, n = args["c"].shape
+    return tkc.cdiv(m, args["BM"]), tkc.cdiv(n, args["BN"]), prod(batch)
+
+
+@tkc.autotune(_configs, measure=False, table=TABLES)
+@tkc.jit
+def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    a, b, c = (x[tkc.program_id(2)] if x.ndim == 3 else x for x in (a, b, c))
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    if bias is not None: acc = acc + tkc.load(bias, (n,), (BN,)).to(acc.dtype)[None, :]
+    if ACTIVATION is not None: acc = ACTIVATIONS[ACTIVATION](acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@tkc.jit
+def _vector(x, b, bias, out, ACTIVATION: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """One row: x @ b, on the multiply-add units, which memory keeps waiting."""
+    n = tkc.program_id(0) * BN
+    acc = tkc.zeros((BK, BN), tkc.float32)
+    for k in tkc.range(0, b.shape[0], BK):
+        acc = acc + tkc.load(x, (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(b, (k, n), (BK, BN)).to(tkc.float32)
+    total = tkc.sum(acc, axis=0)
+    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
+    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    tkc.store(out, (n,), total.to(out.dtype))
+
+
+@tkc.jit
+def _copy(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    i, j = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
+    tkc.store(out, (i, j), tkc.load(x, (i, j), (ROWS, COLUMNS)))
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+def _shape(a: Array, b: Array) -> tuple[int, ...]:
+    """The shape of a @ b by NumPy's rules. Raises LaunchError."""
+    if library(a) != library(b): raise tkc.LaunchError(f"matmul: a is an array of {library(a)}, b of {library(b)}; convert one")
+    if not a.shape or not b.shape: raise tkc.LaunchError("matmul takes arrays of rank 1 and more, got a scalar; multiply with *")
+    kinds = dtype_of(a), dtype_of(b)
+    if kinds[0] != kinds[1] and not all(k.startswith("float8") for k in kinds): raise tkc.LaunchError(f"matmul: expected one element type, got {kinds[0]} and {kinds[1]}; convert one")
+    if kinds[0] not in BYTES: raise tkc.LaunchError(f"matmul does not take {kinds[0]}; convert to one of {', '.join(BYTES)}")
+    k, inner = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+    if k != inner: raise tkc.LaunchError(f"matmul: a has {k} columns and b has {inner} rows ({list(a.shape)} @ {list(b.shape)}); transpose one")
+    return (*_batch(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1][:len(a.shape) - 1], *(b.shape[-1:] if len(b.shape) > 1 else ()))
+
+
+def _batch(one, other) -> tuple[int, ...]:
+    shape = [1] * (max(len(one), len(other)) - len(one)) + list(one)
+    for i, n in enumerate(reversed(other), 1):
+        if n != shape[-i] and 1 not in (n, shape[-i]): raise tkc.LaunchError(f"matmul: batches of {list(one)} and {list(other)} cannot be broadcast")
+        shape[-i] = n if shape[-i] == 1 else shape[-i]
+    return tuple(shape)
+
+
+def _dtype(a: Array, dtype: str | None) -> str:
+    """Of the result: asked for, or that of a, int32 of integers and bfloat16 of 8-bit floats."""
+    kind = dtype_of(a)
+    return dtype or ("int32" if "int" in kind else "bfloat16" if kind.startswith("float8") else kind)
+
+
+def _strides(x: Array) -> tuple[int, ...]:
+    """In elements."""
+    if library(x) == "torch": return tuple(x.stride())
+    if library(x) == "jax": return tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
+    return tuple(s // x.dtype.itemsize for s in x.strides)
+
+
+def _operand(x: Array, batch: tuple[int, ...]) -> Array:
+    """An operand with the axes (batch, rows, columns), or without the first where it has none of its own."""
+    if prod(x.shape[:-2]) == 1: return x if len(x.shape) == 2 else x.reshape(x.shape[-2:])
+    if tuple(x.shape[:-2]) != batch: x = x.expand((*batch, *x.shape[-2:])) if library(x) == "torch" else _broadcast(x, (*batch, *x.shape[-2:]))
+    return x if len(x.shape) == 3 else x.reshape((prod(batch), *x.shape[-2:]))
+
+
+def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    from importlib import import_module
+    return import_module("jax.numpy" if library(x) == "jax" else library(x)).broadcast_to(x, shape)
+
+
+def _aligned(x: Array, shared: int, work: int) -> Array:
+    """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
+    size = BYTES[dtype_of(x)]
+    if len(x.shape) != 2 or shared < SHORT or work < WORTH or _host(x): return x
+    rows, columns = x.shape if _strides(x)[1] == 1 or min(x.shape) == 1 else x.shape[::-1]
+    turned = (rows, columns) != tuple(x.shape)
+    plain = x.T if turned else x
+    step = 16 // size
+    if size >= 16 or _strides(plain)[1] == 1 and _strides(plain)[0] % step == 0 and _address(x) % 16 == 0: return x
+    padded = empty(x, (rows, -(-columns // step) * step))[:, :columns]
+    _copy[tkc.cdiv(rows, 32), tkc.cdiv(columns, 256)](plain, padded, ROWS=32, COLUMNS=256)
+    return padded.T if turned else padded
+
+
+def _host(x: Array) -> bool: return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
+def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else x.data.ptr
+
+
+# ---------------------------------------------------------------------------------------------------------- products
+def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
+    if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
+    if 0 in out.shape: return
+    column = len(b.shape) == 1
+    if len(a.shape) == 1: a, out = a[None, :], out[None, :] if column is False else out.reshape((1,))
+    if column: b, out = b[:, None], out.reshape((*out.shape, 1)) if len(out.shape) else out.reshape((1, 1))
+    if len(out.shape) < 2: out = out.reshape((1, 1))
+    batch = tuple(out.shape[:-2])
+    if len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out):       # rows of all batches are rows of one product
+        a, out, batch = a.reshape((prod(a.shape[:-1]), a.shape[-1])), out.reshape((prod(out.shape[:-1]), out.shape[-1])), ()
+    m, n, k = *out.shape[-2:], a.shape[-1]
+    if not batch and _floats(a) and k and 1 in (m, n):
+        if m == 1: return _row(a.reshape((k,)), b, bias, activation, out.reshape((n,)))
+        if bias is None: return _row(b.reshape((k,)), a.T, None, activation, out.reshape((m,)))
+    a, b, c = _operand(a, batch), _operand(b, batch), out if len(out.shape) == 2 else out.reshape((prod(batch), m, n))
+    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c.reshape((m, n))
+    work = m * n * k
+    _product[_grid](_aligned(a, n, work), _aligned(b, m, work), bias, c, ACTIVATION=activation)
+
+
+def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
+    columns = _strides(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
+    bn, bk = (64, 64) if columns else (16, 256)
+    _vector[tkc.cdiv(b.shape[1], bn)](x, b, bias, out, ACTIVATION=activation, BN=bn, BK=bk)
+
+
+def _dense(x: Array) -> bool: return _strides(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
+def _floats(x: Array) -> bool: return dtype_of(x) in ("bfloat16", "float16", "float32")
+
+
+@operator(name="matmul")
+def _new(a: Array, b: Array, bias: Array | None = None, activation: str | None = None, dtype: str | None = None) -> Array:
+    """matmul with a result of its own."""
+    out = empty(a, _shape(a, b), _dtype(a, dtype))
+    yield out
+    _launch(a, b, bias, activation, out)
+
+
+@operator(name="matmul_", mutates="out")
+def _into(out: Array, a: Array, b: Array, bias: Array | None = None, activation: str | None = None) -> None:
+    """matmul into a given array."""
+    if tuple(out.shape) != _shape(a, b): raise tkc.LaunchError(f"matmul: expected out of {list(_shape(a, b))}, got {list(out.shape)}")
+    yield None
+    _launch(a, b, bias, activation, out)
+
+
+def matmul(a: Array, b: Array, bias: Array | None = None, activation: str | None = None, out: Array | None = None, dtype: str | None = None) -> Array:
+    """activation(a @ b + bias), by NumPy's rules for shapes: vectors, matrices, and batches of them, broadcast.
+
+    a, b: of one element type (the two float8 may mix), in any memory order; accumulated in float32 (float64 and integers in their own). bias: [N], added in the
+    accumulator's precision. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", "tanh", "sigmoid". out: where the result goes, rounded to its element type; else a new
+    array of `dtype`, by default that of a (int32 of integers, bfloat16 of 8-bit floats). Differentiable with torch. Raises LaunchError where shapes or types do not fit.
+    """
+    if out is None: return _new(a, b, bias, activation, dtype)
+    _into(out, a, b, bias, activation)
+    return out
+
+
+@cache
+def _turn(rank: int) -> tuple[int, ...]: return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _summed(grad, shape):
+    """A gradient summed over what was broadcast."""
+    if len(grad.shape) > len(shape): grad = grad.sum(tuple(range(len(grad.shape) - len(shape))))
+    for axis, n in enumerate(shape):
+        if n == 1 and grad.shape[axis] != 1: grad = grad.sum(axis, keepdim=True)
+    return grad
+
+
+@_new.backward(saves="a b bias activation result")
+def _(saved, grad):
+    a, b, bias, activation = saved.a, saved.b, saved.bias, saved.activation
+    if activation == "relu": grad = grad * (saved.result > 0)
+    elif activation == "tanh": grad = grad * (1 - saved.result.float().square())
+    elif activation == "sigmoid": grad = grad * (saved.result.float() * (1 - saved.result.float()))
+    elif activation is not None:
+        before = _new(a, b, bias, None, None)
+        grad = silu_backward(grad, before) if activation == "silu" else gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
+    grad = grad.to(a.dtype)
+    left, right = a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
+    full = grad
+    if len(a.shape) == 1: full = full.unsqueeze(-1 if len(b.shape) == 1 else -2)
+    if len(b.shape) == 1: full = full.unsqueeze(-1)
+    turn = lambda x: x.permute(_turn(len(x.shape)))
+    da = _summed(_new(full, turn(right)), left.shape).reshape(a.shape) if saved.needs["a"] else None
+    if not saved.needs["b"]: db = None
+    elif len(right.shape) == 2 and len(left.shape) > 2: db = _new(left.reshape(-1, left.shape[-1]).T, full.reshape(-1, full.shape[-1])).reshape(b.shape)
+    else: db = _summed(_new(turn(left), full), right.shape).reshape(b.shape)
+    dbias = grad.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype) if bias is not None and saved.needs["bias"] else None
+    return da, db, dbias, None, None
