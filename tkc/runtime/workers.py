@@ -9,10 +9,10 @@ there is little to do, the caller compiles here, and only ptxas runs beside.
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from ast import literal_eval
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
@@ -57,8 +57,11 @@ def _found(module, name: str):
 def _in_processes(kernel, specializations: Sequence[Specialization], target: str) -> None:
     """A worker's failure is not reported: what it did not make is made here, where the error can be raised."""
     count = max(1, min(os.cpu_count() or 1, len(specializations) // 2))
-    try: jobs = [pickle.dumps((sys.path, kernel.__module__, kernel.__qualname__, list(specializations[i::count]), target)) for i in range(count)]
-    except Exception: return                                # a constexpr that has no name outside this process
+    plain = [(s.arguments, s.overlaps, s.options) for s in specializations]
+    try: same = literal_eval(repr(plain)) == plain
+    except (ValueError, SyntaxError): same = False
+    if not same: return                                     # a constexpr that has no spelling
+    jobs = [repr((sys.path, kernel.__module__, kernel.__qualname__, plain[i::count], target)).encode() for i in range(count)]
     running = [subprocess.Popen([sys.executable, "-m", "tkc.runtime.workers"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                 env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}) for _ in jobs]
     with ThreadPoolExecutor(count) as pool: list(pool.map(_finish, running, jobs))
@@ -70,12 +73,12 @@ def _finish(process: subprocess.Popen, job: bytes) -> None:
 
 
 def main() -> None:
-    path, module, name, specializations, target = pickle.loads(sys.stdin.buffer.read())
+    path, module, name, specializations, target = literal_eval(sys.stdin.buffer.read().decode())
     sys.path[:] = path
     kernel = _found(import_module(module), name)
-    for s in specializations:
+    for plain in specializations:
         try:
-            compiled = kernel._get(s, target)
+            compiled = kernel._get(Specialization(*plain), target)
             if target != "cpu": _assembled(compiled)
         except Error: pass
 

@@ -1,0 +1,224 @@
+"""tkc.autotune: what is chosen and from where, keys, narrowing, tables, assembly here and measurement elsewhere, arrays put back, errors."""
+import json
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import matmul as plain
+from tkc.runtime import timing, workers
+from tkc.runtime.tuning import Table, changed, key
+
+CONFIGS = [tkc.Config(BM=m, BN=n, BK=32) for m, n in ((32, 32), (64, 64), (32, 64))]
+
+
+def grid(args): return tkc.cdiv(args["c"].shape[0], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
+
+
+@tkc.jit
+def scaled(x, out, N: tkc.constexpr):
+    i = tkc.program_id(0) * N
+    tkc.store(out, (i,), tkc.load(x, (i,), (N,)) * 2)
+
+
+@tkc.jit
+def doubled(x, N: tkc.constexpr):
+    i = tkc.program_id(0) * N
+    tkc.store(x, (i,), tkc.load(x, (i,), (N,)) * 2)
+
+
+@tkc.jit
+def counted(x, N: tkc.constexpr): tkc.atomic_add(x.ptr + tkc.program_id(0) * N + tkc.arange(N), 1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TKC_AUTOTUNE", raising=False)
+
+
+def arrays(m=70, k=50, n=60, dtype=np.float32):
+    r = np.random.default_rng(0)
+    return r.integers(-3, 4, (m, k)).astype(dtype), r.integers(-3, 4, (k, n)).astype(dtype), np.zeros((m, n), dtype)
+
+
+def tuned(configs=tuple(CONFIGS), **options): return tkc.autotune(configs, **options)(tkc.jit(plain))
+
+
+def times(monkeypatch, seconds):
+    """Measurements that take what a function of (number of candidates) says."""
+    calls = []
+    monkeypatch.setattr(timing, "measure", lambda launches, device, budget, failed: (calls.append(len(launches)), [launch() for launch in launches], seconds(len(launches)))[2])
+    return calls
+
+
+# ------------------------------------------------------------------------------------------------------------ choices
+def test_a_launch_is_right_and_tuned_once(monkeypatch):
+    calls, t, (a, b, c) = times(monkeypatch, lambda n: [3.0, 1.0, 2.0]), tuned(), arrays()
+    for _ in range(3):
+        c[:] = 0
+        t[grid](a, b, c)
+        assert np.array_equal(c, a @ b)
+    assert calls == [3] and t.choose(a, b, c, grid=grid).config == CONFIGS[1]
+    again = tuned()
+    assert again.choose(a, b, c, grid=grid).source == "measured" and calls == [3]           # from the disk
+    assert again.choose(*arrays(71), grid=grid).config == CONFIGS[1] and calls == [3, 3]      # another shape: measured anew
+    assert any("3000000.00 us" in line for line in t.choose(a, b, c, grid=grid).others)
+
+
+def test_a_real_measurement_on_the_host():
+    t, (a, b, c) = tuned(budget=0.2), arrays(200, 100, 130)
+    t[grid](a, b, c)
+    choice = t.choose(a, b, c, grid=grid)
+    assert np.array_equal(c, a @ b) and choice.source == "measured" and choice.seconds > 0 and choice.config in CONFIGS and len(choice.others) == 2
+
+
+def test_without_measuring(monkeypatch):
+    calls = times(monkeypatch, lambda n: [1.0] * n)
+    assert tuned(measure=False).choose(*arrays(), grid=grid).source == "model" and not calls
+    monkeypatch.setenv("TKC_AUTOTUNE", "0")
+    assert tuned().choose(*arrays(), grid=grid).source == "model" and not calls
+    monkeypatch.setenv("TKC_AUTOTUNE", "1")
+    assert tuned(measure=False).choose(*arrays(), grid=grid).source == "measured" and calls == [3]
+
+
+def test_the_model_ranks_for_hopper():
+    t = tuned([tkc.Config(BM=m, BN=n, BK=64) for m, n in ((64, 64), (128, 256), (128, 128))])
+    array = "bf16[8192, 8192]"
+    choice = t.choose(array, array, array, grid=grid, target="sm_90a")
+    assert dict(choice.config.items)["BN"] == 256 and choice.source == "model" and len(choice.others) > 5
+    assert t.choose("bf16[64, 8192]", array, "bf16[64, 8192]", grid=grid, target="sm_90a").config.constants == {"BM": 64, "BN": 64, "BK": 64}
+    few = tkc.autotune(CONFIGS, limit=4)(tkc.jit(plain))
+    assert len(few.candidates(*few.bound(array, array, array), grid, "sm_80")[0]) == 4
+
+
+def test_narrowing_by_keywords():
+    t, (a, b, c) = tuned(measure=False), arrays()
+    assert t.choose(a, b, c, BM=64, grid=grid).config == CONFIGS[1]
+    array = "bf16[8192, 8192]"
+    for options in ({"cluster": (1, 1)}, {"cluster": (2, 1)}, {"roles": "one", "num_warps": 8}):
+        wide = tuned([tkc.Config(BM=128, BN=256, BK=64)])
+        assert options.items() <= (dict(wide.choose(array, array, array, grid=grid, target="sm_90a", **options).config.items) | options).items()
+        found, _ = wide.candidates(*wide.bound(array, array, array, **options), grid, "sm_90a")
+        assert {c.config.options.get("cluster", options.get("cluster")) for c in found} <= {options.get("cluster"), (1, 1)}
+    with pytest.raises(tkc.TuningError, match="none of 3 configurations fits.*BM=128"): t.choose(a, b, c, BM=128, grid=grid)
+
+
+def test_configurations_may_depend_on_the_arguments():
+    seen = []
+    t = tuned(lambda args: (seen.append(args["c"].shape), [dict(BM=32, BN=32, BK=32)])[1])
+    a, b, c = arrays()
+    t[grid](a, b, c)
+    assert np.array_equal(c, a @ b) and seen == [(70, 60)]
+
+
+def test_keys():
+    t, (a, b, c) = tuned(), arrays()
+    values, options = t.bound(a, np.asfortranarray(b), c, num_warps=8)
+    name = t._named(values, t._described(values), options)
+    assert name == "a: float32[70, 50] b: float32[50:1, 60:50] c: float32[70, 60] num_warps=8"
+    by_rows = tuned(key=lambda args: args["a"].shape[0] > 64, measure=False)
+    names = {by_rows._named(v, by_rows._described(v), o) for v, o in (by_rows.bound(*arrays(m)) for m in (65, 70, 8))}
+    assert len(names) == 2
+    assert "i: 3 f: float32" in key(("i", "f"), [tkc_scalar(3), tkc_scalar(0.5)], ())
+
+
+def tkc_scalar(x):
+    from tkc.runtime.specialize import argument
+    return argument(x, "x", False)
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+def test_what_a_kernel_reads_and_writes_is_put_back():
+    x, want = np.arange(100, dtype=np.float32), np.arange(100, dtype=np.float32) * 2
+    t = tkc.autotune([dict(N=16), dict(N=32)], budget=0.05)(doubled)
+    t[lambda args: tkc.cdiv(100, args["N"])](x)
+    assert np.array_equal(x, want)
+    out = np.zeros(100, np.float32)
+    for kernel, args, found in ((doubled, (x,), 1), (scaled, (x, out), 0), (scaled, (x, x), 1), (counted, (np.zeros(64, np.int32),), 1)):
+        values, options = kernel._bind(*args, N=16)
+        assert len(changed(kernel, kernel._describe(values), options)) == found
+
+
+def test_slow_candidates_are_dropped_early():
+    turns = []
+
+    class Clock:
+        def __call__(self, launches): return [launch() for launch in launches]
+    def launch(i, seconds): return lambda: (turns.append(i), seconds)[1]
+    host, timing._host = timing._host, Clock()
+    try: found = timing.measure([launch(0, 1.0), launch(1, 5.0), launch(2, 1.05)], -1, 10.0)
+    finally: timing._host = host
+    assert found == [1.0, 5.0, 1.05] and turns.count(1) == 3 and turns.count(2) == 8 and turns.count(0) == 16
+
+
+def test_a_candidate_that_fails_is_out(monkeypatch):
+    failures = []
+    def bad(): raise tkc.DeviceError("no")
+    assert timing.measure([bad, lambda: None], -1, 0.01, lambda i, e: failures.append((i, str(e))))[0] is None and failures == [(0, "no")]
+    monkeypatch.setattr(timing, "measure", lambda launches, device, budget, failed: (failed(0, tkc.DeviceError("broke")), [None] * len(launches))[1])
+    with pytest.raises(tkc.TuningError, match="none of 3 candidates ran.*broke"): tuned()[grid](*arrays())
+
+
+def test_workers_compile_into_the_cache(monkeypatch):
+    from tests.runtime import test_autotune as here
+    specializations = [scaled._specialize(scaled._describe(scaled._bind("f32[4096]", "f32[4096]", N=n)[0]), ()) for n in (64, 128, 256, 512, 1024, 2048, 32)]
+    assert workers._importable(here.scaled) and not workers._importable(tkc.jit(plain))
+    workers._in_processes(here.scaled, specializations, "sm_80")
+    fresh = tkc.jit(here.scaled.fn)
+    assert all(fresh._get(s, "sm_80").cached for s in specializations)
+    assert workers.compile_all(fresh, specializations, "sm_80") == [None] * 7
+
+
+# ------------------------------------------------------------------------------------------------- assemblies and tables
+def test_assembled_here_and_measured_there(tmp_path, monkeypatch):
+    a, b, c = arrays()
+    path = tmp_path / "m.asm"
+    assert tuned().assemble("f32[70, 50]", "f32[50, 60]", "f32[70, 60]", grid=grid, target="cpu", path=path) == CONFIGS
+    times(monkeypatch, lambda n: [3.0, 2.0, 1.0])
+    there = tuned()
+    monkeypatch.setattr(tkc.runtime.jit.JitFunction, "_load_or_compile", lambda *_: pytest.fail("compiled again"))
+    assert there.measure(path, a, b, c, grid=grid).config == CONFIGS[2]
+    there[grid](a, b, c)
+    assert np.array_equal(c, a @ b)
+    with pytest.raises(tkc.TuningError, match="assembled for other arguments"): there.measure(path, *arrays(64, 64, 64), grid=grid)
+    with pytest.raises(tkc.TuningError, match="is no assembly"): tkc.autotune([dict(N=16)])(doubled).measure(path, np.zeros(4, np.float32), grid=1)
+
+
+def test_assembled_for_hopper(tmp_path):
+    t, path = tuned([tkc.Config(BM=128, BN=128, BK=64)]), tmp_path / "m.asm"
+    array = "bf16[4096, 4096]"
+    found = t.assemble(array, array, array, grid=grid, target="sm_90a", path=path)
+    assert len(found) > 2 and path.stat().st_size > 10000
+    with pytest.raises(tkc.TuningError, match="assembled for sm_90a"): t.measure(path, *arrays(), grid=grid)
+
+
+def test_tables(tmp_path, monkeypatch):
+    times(monkeypatch, lambda n: [3.0, 2.0, 1.0])
+    a, b, c = arrays()
+    t, path = tuned(), tmp_path / "t.json"
+    t[grid](a, b, c)
+    assert t.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"] == {"BK": 32, "BM": 32, "BN": 64}
+    other = tuned(table=path, measure=False)
+    choice = other.choose(a, b, c, grid=grid)
+    assert (choice.source, choice.config, choice.seconds) == ("table", CONFIGS[2], 1.0)
+    assert other.choose(*arrays(71), grid=grid).source == "model"
+    assert t.export_table(path) == 1                                                      # once more: the same
+    entry = json.loads(path.read_text())["entries"][0] | {"config": {"BM": 32, "BN": 64, "BK": 32, "num_warps": 3}}
+    path.write_text(json.dumps({"format": "tkc-table-1", "entries": [entry]}))
+    for text, words in (("{", "is no table"), ('{"format": "x"}', "this version"), ('{"format": "tkc-table-1", "entries": [{}]}', "an entry has no")):
+        path.write_text(text)
+        with pytest.raises(tkc.TuningError, match=words): Table.read(path)
+
+
+@pytest.mark.parametrize("configs, words", [([], "at least one"), ([dict(BZ=3)], "'BZ', which is neither")])
+def test_bad_configurations(configs, words):
+    with pytest.raises(tkc.TuningError, match=words): tuned(configs)
+
+
+def test_bad_calls():
+    t = tuned()
+    with pytest.raises(tkc.LaunchError, match="missing 1 required"): t[grid](*arrays()[:2])
+    with pytest.raises(tkc.LaunchError, match="parameters are"): t[grid](*arrays(), 1, 2, 3, 4)
+    with pytest.raises(TypeError, match="autotuned already"): tkc.autotune([dict(N=1)])(tkc.autotune([dict(N=1)])(doubled))
+    with pytest.raises(tkc.TuningError, match="none of 1 configurations fits"): tuned([tkc.Config(BM=30000, BN=30000, BK=32)]).choose(*["f32[4, 4]"] * 3, grid=grid, target="sm_80")
