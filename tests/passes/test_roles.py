@@ -56,11 +56,13 @@ class Form:
 
 
 ALONE = (("cluster", (1, 1)),)
+TOGETHER = (("roles", "cooperative"),)
 BLOCKS = [(128, 256, 64), (128, 128, 64), (64, 128, 64), (256, 128, 64), (128, 192, 64)]
 FORMS = [Form(block) for block in BLOCKS] + [Form(block, options=ALONE) for block in BLOCKS] + [
     Form(majors="nt"), Form(majors="tn"), Form(majors="tt"), Form(majors="tt", dtype=tkc.float16, options=ALONE), Form((128, 256, 64), "nt"), Form((64, 128, 64), "tn"),
     Form(dtype=tkc.float16), Form(out=tkc.float32), Form(epilogue="bias relu"), Form(epilogue="second bias"), Form(epilogue="second", out=tkc.float32),
-    Form((128, 64, 32)), Form((64, 64, 128), "nt"), Form((128, 128, 64), options=(("num_warps", 4),)), Form(options=(("num_stages", 2),))]
+    Form((128, 64, 32)), Form((64, 64, 128), "nt"), Form((128, 128, 64), options=(("num_warps", 4),)), Form(options=(("num_stages", 2),))] + [
+    Form(block, options=TOGETHER) for block in BLOCKS] + [Form(majors="tt", options=TOGETHER), Form(epilogue="second bias", options=TOGETHER), Form((64, 96, 64)), Form((128, 192, 64), epilogue="bias relu"), Form((128, 176, 64), epilogue="bias relu"), Form((64, 24, 64), "nt")]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 
 
@@ -117,11 +119,15 @@ def test_every_level(form):
     check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
 
 
-ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE))
-PAIR = Form((128, 128, 32), options=(("num_stages", 3),))
+ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE, *TOGETHER))
+PAIR = Form((128, 128, 32), options=(("num_stages", 3), *TOGETHER))
+TURNS = Form((64, 64, 32), options=(("num_stages", 3), *ALONE))
+TURNED_PAIR = Form((128, 128, 32), options=(("num_stages", 3),))
+SMALL = {"alone": ONE, "cluster": PAIR, "ping-pong": TURNS, "ping-pong in a cluster": TURNED_PAIR}
+EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 
 
-@pytest.mark.parametrize("form", [ONE, PAIR], ids=["alone", "cluster"])
+@EACH
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
 def test_trip_counts(form, steps):
     """None, one, and around the number of stages; programs follow each other in a block, so that rings go on across them."""
@@ -130,7 +136,7 @@ def test_trip_counts(form, steps):
     for seed in range(3): check(module, form, 3 * BM, BN, steps * BK, seed=seed)
 
 
-@pytest.mark.parametrize("form", [ONE, PAIR], ids=["alone", "cluster"])
+@EACH
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str)
 @pytest.mark.parametrize("resident", [1, 2])
 def test_ragged_shapes_and_odd_grids(form, shape, resident):
@@ -139,7 +145,8 @@ def test_ragged_shapes_and_odd_grids(form, shape, resident):
 
 def test_what_lies_beyond_an_extent_is_zero():
     """Extents of any number, rows that go on behind them with NaN."""
-    for k in (1, 9, 33): check(last(PAIR), PAIR, 130, 70, k, seed=5)
+    for form in PAIR, TURNED_PAIR:
+        for k in (1, 9, 33): check(last(form), form, 130, 70, k, seed=5)
 
 
 # ------------------------------------------------------------------------------------------------------ structure
@@ -148,9 +155,13 @@ def test_the_roles(form):
     stages, given = compiled(form)
     plan, kernel = given.plan, last(form).body.block.first_op
     groups, shares = plan.warps // 4, any(load.multicast >= 0 for load in plan.loads)
-    assert plan.roles == "cooperative" and plan.persistent and plan.stages >= 2
+    BM, BN, BK = form.block
+    alone = BM * BN // 128 <= 208 and dict(form.options).get("roles") is None
+    assert (plan.roles, plan.programs) == (("pingpong", 2) if alone else ("cooperative", 1)) and plan.persistent and plan.stages >= 2
     producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
-    assert (producer.warps.value.data, consumer.warps.value.data) == (4, 4 * groups)
+    assert (producer.warps.value.data, consumer.warps.value.data, consumer.instances) == (4, 4 * groups, plan.programs)
+    # in ping-pong one's dots begin when the other's are issued
+    assert count(consumer, threads.Barrier) == plan.programs - 1 and count(consumer, threads.BarrierArrive) == 2 * (plan.programs - 1)
     # the producer copies and computes nothing, the consumers compute and copy nothing in
     assert count(producer, threads.TmaLoad) == 2 and not count(producer, (tile.Dot, threads.DotAsync, threads.TmaStore, shared.Read, shared.Write, threads.Fence))
     assert count(consumer, threads.DotAsync) == 1 and not count(consumer, (tile.Dot, threads.TmaLoad, threads.CpAsync, threads.MbarrierExpect, tile.Load if "bias" not in form.epilogue else ()))
@@ -159,13 +170,13 @@ def test_the_roles(form):
     inits = [op for op in kernel.walk() if isinstance(op, threads.MbarrierInit)]
     assert [op.count.value.data for op in inits] == [1, plan.warps * (2 if shares else 1)] and {op.barriers.type.stages for op in inits} == {plan.stages}
     assert count(producer, threads.MbarrierExpect) == 1 and count(consumer, threads.MbarrierArrive) == 2
-    BM, BN, BK = form.block
     assert next(op for op in producer.walk() if isinstance(op, threads.MbarrierExpect)).bytes.value.data == (BM + BN) * BK * 2
     assert {op.to is not None for op in producer.walk() if isinstance(op, threads.TmaLoad)} >= {shares} and shares == (plan.cluster == (2, 1))
-    # the output: 16-bit tiles leave by the copy engine, in slabs of 64 columns
-    outs = 1 + ("second" in form.epilogue)
-    assert count(consumer, threads.TmaStore) == (0 if form.out is tkc.float32 else outs * BN // 64)
-    assert plan.epilogue == ("direct" if form.out is tkc.float32 else "tma")
+    # the output: 16-bit tiles leave by the copy engine, in slabs of 64 rows a warpgroup and as many columns as a swizzle is wide
+    outs = (form.out is not tkc.float32) + ("second" in form.epilogue)
+    width = next((w for w in (64, 32, 16) if BN % w == 0), None)
+    assert count(consumer, threads.TmaStore) == (outs * (BM // (64 * groups)) * (BN // width) if width else 0)
+    assert plan.epilogue == ("tma" if outs and width else "direct")
 
 
 @pytest.mark.parametrize("form", [f for f in FORMS if f.epilogue or f.majors == "tt"], ids=lambda f: f.name)
@@ -194,10 +205,10 @@ def test_it_assembles_clean(form):
 RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in (0, 1)}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
 # The producer of a cluster sees every stage come back before it ends. Consumers give stages back in order, so the last of these waits is enough.
 DRAIN = {f"{change}: mbarrier_wait {n}" for change in ("drop", "first parity") for n in (1, 2)} | {f"{change}: ring_next 2" for change in ("parity stays", "stages + 1")}
-EQUIVALENT = {"alone": RELEASED, "cluster": RELEASED | DRAIN}
+EQUIVALENT = {"alone": RELEASED, "cluster": RELEASED | DRAIN, "ping-pong": RELEASED, "ping-pong in a cluster": RELEASED | DRAIN}
 
 
-@pytest.mark.parametrize(("name", "form"), [("alone", ONE), ("cluster", PAIR)], ids=["alone", "cluster"])
+@pytest.mark.parametrize(("name", "form"), SMALL.items(), ids=SMALL.keys())
 def test_every_mutant_is_found(name, form):
     (BM, BN, BK), missed, number = form.block, set(), 0
     for label, mutant in mutants(last(form)):

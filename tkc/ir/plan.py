@@ -64,6 +64,8 @@ class Plan:
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
     rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
+    slabs: int = 1                                  # tma: buffers in turn through which each result leaves,
+    columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 
     def to_text(self) -> str:

@@ -21,17 +21,18 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
-from tkc.ir.types import TileType, bits, element_of, is_float
+from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.factors import held, simple, source, unfit, zero
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
+from tkc.passes.slabs import slab, slab_bytes, widest
 
-PRODUCER, CONSUMER = 40, 232                 # registers of a thread of each role, up to two warpgroups of consumers
+REGISTERS = 40, 232                          # of a thread of the producer and of a consumer, up to two warpgroups of consumers
+LARGE, LARGE_SUM = 176, (24, 240)            # where a thread holds a sum of more than so many
 ACCUMULATORS = 208                           # of those, at most for sums and left factors
-SLAB = 64                                    # columns of a result that leave through shared memory at once
-BARRIERS, STAGES = 1024, 8
+BARRIERS, STAGES = 1024, 16
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -46,34 +47,53 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     heights = {dot.acc.type.extents[0] for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"
     m = heights.pop()
-    groups = 1 if m % 128 or options.num_warps == 4 else 2
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
+    alone = _together(dots, options)
+    groups = 1 if not alone or m % 128 or options.num_warps == 4 else 2
     late = late_dot(loops[0])
     each = held(dots, late, groups)
-    if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {CONSUMER}"
+    if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {LARGE_SUM[1]}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
     rings = _rings(dots)
     cluster, cut = _cluster(program, dots, context)
-    epilogue, slabs = _epilogue(program, m)
-    room = context.target.shared_bytes - BARRIERS - slabs
-    stages, reason = _stages(rings, room, options.num_stages)
+    registers = LARGE_SUM if each > LARGE else REGISTERS
+    leaving, room = results(program, m, groups), context.target.shared_bytes - BARRIERS
+    columns = widest(leaving, each)
+    slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
+    # two slabs in turn unless the second one costs a stage
+    (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))
     if not stages: return None, reason
-    uneven = cluster == (1, 1) and any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
+    uneven = bool(alone) and cluster == (1, 1) and any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     which = {load: i for i, ring in enumerate(rings) for load in ring}
     loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
-    said = [f"plan: roles: a producer of {PRODUCER} registers, {groups} warpgroups of consumers of {CONSUMER} ({each} of them sums and left factors)"]
+    said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
+            f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
         said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma, left factor in {'shared memory' if source(dot.a) else 'registers'}"
                     + (", one iteration late, beside the next one's first dot" if dot is late else ""))
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
-    said += [f"plan: {slabs} bytes for the output" if slabs else "plan: results are stored from registers",
+    said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *(["plan: programs differ in length: blocks claim them one by one"] if uneven else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
-    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative", registers=(PRODUCER, CONSUMER), cluster=cluster, raster=plan.raster,
-                   persistent=True, queue=uneven, epilogue=epilogue, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
+                   cluster=cluster, raster=plan.raster, persistent=True, queue=uneven, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+
+
+def _together(dots, options) -> str:
+    """Why the consumers of a block share a program; empty where each of two warpgroups can have a program of its own, in turns. It can if its
+    registers hold the sum and every program has the same number of steps, so that it knows which stages are the other's."""
+    if options.roles == "cooperative" or options.programs == 1: return "as asked"
+    if options.num_warps == 8: return "8 compute warps, as asked"
+    if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
+    loop, held = dots[0].parent_op(), dots[0].acc.type.size // 128
+    if source(dots[0].a) is None: return "a left factor is computed"
+    if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
+    if held > ACCUMULATORS: return f"a sum of {held} registers a thread does not fit one warpgroup"
+    if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
+    return ""
 
 
 def _rings(dots) -> list[list[tile.Load]]:
@@ -116,19 +136,12 @@ def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict
     return ((size, 1), cut) if cut else ((1, 1), {})
 
 
-def _epilogue(program, m: int) -> tuple[str, int]:
-    """How results leave, and the shared memory that takes: "tma" where every store of a large tile can be mapped."""
-    stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType) and op.value.type.rank == 2]
-    if not stores or not all(slabbed(op, m) for op in stores): return "direct", 0
-    return "tma", sum(slots(op.value.type.extents[1]) for op in stores) * m * SLAB * 2
+def results(program, m: int, groups: int) -> list[tile.Store]:
+    """The stores that leave in slabs."""
+    stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
+    return [op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)]
 
 
-def slots(n: int) -> int:
-    """Slabs in turn for n columns: two where that closes within a program, else one (the wait for a slab counts back by slabs)."""
-    return 2 if n // SLAB % 2 == 0 else 1
-
-
-def slabbed(op: tile.Store, m: int) -> bool:
-    """Whether a store of a result can leave in slabs of 64 columns."""
-    t = op.value.type
-    return t.rank == 2 and t.extents[0] == m and t.extents[1] % SLAB == 0 and is_float(t.element) and bits(t.element) == 16 and not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2
+def leaves(op: tile.Store) -> bool:
+    """Whether tensor maps can store parts of a matrix."""
+    return not unmapped(op) and dense_of_block(op) == 1 and len(op.extents.get_values()) == 2

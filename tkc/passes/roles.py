@@ -40,6 +40,7 @@ from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.factors import simple
 from tkc.passes.mapped import dense_axis, through
+from tkc.passes.pingpong import alternate
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
@@ -67,7 +68,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         if _ring(copies[0]) not in rings: rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, plan.warps * (size if shares else 1)))
     everyone = before(first, tile.Constant((1 << size) - 1, i32)).result if shares else None
     rank = before(first, threads.Identity("cluster_rank")).result if size > 1 else None
-    consumer = threads.Role("consumer", plan.warps, 1, plan.registers[1])
+    consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
     maps = Maps(before(first, threads.Roles([producer, consumer])), rank, size)
     mapping: dict[SSAValue, SSAValue] = {}
@@ -79,11 +80,12 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if plan.queue: _share_claims(producer, consumer)
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps == 8)
+    if plan.programs == 2: alternate(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
     while sweep(kernel): pass
-    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps} warps of consumers, {len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
+    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
 
 
 def _share_claims(producer: threads.Role, consumer: threads.Role) -> None:

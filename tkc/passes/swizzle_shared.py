@@ -38,7 +38,8 @@ from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
-from tkc.passes.hopper import SLAB, slabbed, slots
+from tkc.passes.hopper import leaves
+from tkc.passes.slabs import REGISTERS, Parts, burden, moved, neighbours, slab, turns
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -46,7 +47,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             match op:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
-                case tile.Store() if context.plan is not None and context.plan.epilogue == "tma" and _leaves_in_slabs(op): _slabs(op, context)
+        if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
@@ -90,25 +91,53 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
         erase(op)
 
 
-def _leaves_in_slabs(op: tile.Store) -> bool:
-    layout = op.value.type.register_layout if isinstance(op.value.type, TileType) else None
-    return layout is not None and op.value.type.rank == 2 and slabbed(op, op.value.type.extents[0]) and layout == wgmma_accumulator(*op.value.type.extents, layout.num_warps // 4)
+def _results(kernel: tile.Kernel, context: PassContext) -> None:
+    """Stores of what warpgroups hold as a dot's sum: part by part."""
+    groups = context.plan.warps // 4
+    stores = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType) and _is_sum(op.value.type, groups)]
+    parts = Parts(stores)
+    geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) else None
+    for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
+        if geometry(together[0]): _slabs(together, parts, groups, context)
+        else: _pieces(together, parts, groups)
 
 
-def _slabs(op: tile.Store, context: PassContext) -> None:
-    """An accumulator leaves by columns of a swizzle's width, through one or two buffers in turn."""
-    t, rows = op.value.type, op.value.type.extents[0]
-    memory = SharedLayout((rows, SLAB), bits(t.element), 128)
-    slab = SharedType(1, (rows, SLAB), t.element, memory)
-    buffers = [before(op, shared.Alloc(slab)).result for _ in range(slots(t.extents[1]))]
-    for i in range(t.extents[1] // SLAB):
-        layout, _ = t.register_layout.slice((0, i * SLAB), (rows, SLAB))
-        part = before(op, tile.Slice(op.value, (0, i * SLAB), TileType((rows, SLAB), t.element, layout))).result
-        column = op.offsets[1] if i == 0 else before(op, CLASSES["add"](op.offsets[1], before(op, tile.Constant(i * SLAB, op.offsets[1].type)).result)).result
-        buffer = buffers[i % len(buffers)]
-        before(op, _recorded(shared.Write(buffer, part), layout, context))
-        before(op, shared.CopyOut(op.array, [op.offsets[0], column], buffer, (rows, SLAB), len(buffers)))
-    erase(op)
+def _is_sum(t: TileType, groups: int) -> bool:
+    return t.rank == 2 and t.extents[0] % (64 * groups) == 0 and t.extents[1] % 8 == 0 and t.register_layout == wgmma_accumulator(*t.extents, groups)
+
+
+def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassContext) -> None:
+    """Through one or two buffers a store, in turn; a part's loads are made before the part before it is stored, where registers allow."""
+    plan, anchor, t = context.plan, stores[-1], stores[0].value.type
+    (rows, columns), in_turn = slab(stores[0], groups, plan.columns), turns(stores[0], groups, plan.columns, plan.slabs)
+    memory = SharedLayout((rows, columns), bits(t.element), columns * bits(t.element) // 8)
+    buffers = [[before(anchor, shared.Alloc(SharedType(1, (rows, columns), op.value.type.element, memory))).result for _ in range(in_turn)] for op in stores]
+    layout, _ = t.register_layout.slice((0, 0), (rows, columns))
+    places = [(row, column) for column in range(0, t.extents[1], columns) for row in range(0, t.extents[0], rows)]
+    ahead = t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) <= REGISTERS
+    for i, at in enumerate(places):
+        for place in places[i:i + 1 + ahead]:
+            for op in stores: parts.fetch(op.value, place, (rows, columns), anchor)
+        for op, turn in zip(stores, buffers):
+            buffer, part = turn[i % in_turn], parts.of(op.value, at, (rows, columns), anchor)
+            before(anchor, _recorded(shared.Write(buffer, part), layout, context))
+            before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores)))
+    for op in stores: erase(op)
+
+
+def _pieces(stores: list[tile.Store], parts: Parts, groups: int) -> None:
+    """From registers, as many columns at once as a slab has: what is computed for one piece is gone before the next."""
+    anchor, (m, n) = stores[-1], stores[0].value.type.extents
+    rows, columns = 64 * groups, next(c for c in (64, 32, 16, 8) if n % c == 0)
+    if (m, n) == (rows, columns): return
+    for at in [(row, column) for column in range(0, n, columns) for row in range(0, m, rows)]:
+        for op in stores:
+            kept, offsets, extents = iter(zip(at, (rows, columns))), list(op.offsets), list(op.extents.get_values())
+            for axis, count in enumerate(extents):
+                if count >= 0: start, extents[axis] = next(kept); offsets[axis] = moved(offsets[axis], start, anchor)
+            value, mask = (None if v is None else parts.of(v, at, (rows, columns), anchor) for v in (op.value, op.mask))
+            before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+    for op in stores: erase(op)
 
 
 # ------------------------------------------------------------------------------------------------------- conversions

@@ -1,0 +1,179 @@
+"""Results leave in slabs: 64 rows a warpgroup by as many columns as a swizzle is wide, each computed, written and sent before the next.
+
+    %y = relu(%acc + %bias)                      %p = tile.slice %acc …;  %q = tile.slice %bias …        64 columns
+    tile.store %c[%m, %n] %y             ->      tile.write %slab, relu(%p + %q);  tile.copy_out …
+                                                 … the next 64
+
+`slab` and `slab_bytes` are the geometry, for the plan and for swizzle-shared. `Parts` makes a slab's part of a result: the slice moves through
+element-wise operations, broadcasts and loads up to where a tile must be whole, so that a warpgroup holds its sum and one slab of whatever
+the epilogue adds to it. A load that a slab needs is made while the slab before is under way.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import tile
+from tkc.ir.digits import LayoutError
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.rewrite import before
+from tkc.ir.types import TileType, bits, is_float
+from tkc.passes.values import POINTWISE
+
+GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
+REGISTERS = 216                              # of a consumer's thread, for its sum and the loads of a slab
+
+
+def slab(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
+    """Rows and columns (at most the widest) in which a store's tile leaves, where warpgroups share its rows; None if it leaves from registers."""
+    t = store.value.type
+    if not isinstance(t, TileType) or t.rank != 2 or not is_float(t.element) or bits(t.element) != 16: return None
+    rows, (m, n) = GROUP_ROWS * groups, t.extents
+    columns = next((c for c in _columns(t) if c <= widest and n % c == 0), 0)
+    return (rows, columns) if columns and m % rows == 0 else None
+
+
+def _columns(t: TileType) -> list[int]: return [8 * w // bits(t.element) for w in SWIZZLES]
+
+
+def widest(stores: Sequence[tile.Store], held: int) -> int:
+    """Columns of a slab, beside a sum of so many registers a thread: fewer where the epilogue loads much for each."""
+    loads = [op for op in chain(stores) if isinstance(op, tile.Load)]
+    return next((c for c in (64, 32, 16) if held + burden(loads, c) <= REGISTERS), 16)
+
+
+def burden(loads: Sequence[tile.Load], columns: int) -> int:
+    """Registers of a thread for what loads bring for that many columns of 64 rows: half a register a column; of a vector, half as many again."""
+    whole = sum(isinstance(op.result.type, TileType) and sum(n > 1 for n in op.result.type.extents) == 2 for op in loads)
+    return whole * columns // 2 + (len(loads) - whole) * columns // 4
+
+
+def turns(store: tile.Store, groups: int, widest: int, most: int) -> int:
+    """Slabs that a store's parts take in turn: as many as planned where that closes within a program (the wait for a slab counts back by slabs)."""
+    (rows, columns), (m, n) = slab(store, groups, widest), store.value.type.extents
+    return most if (m // rows) * (n // columns) % most == 0 else 1
+
+
+def slab_bytes(stores: Sequence[tile.Store], groups: int, widest: int, most: int) -> int:
+    """Shared memory for the slabs of a program's stores."""
+    return sum(turns(op, groups, widest, most) * rows * columns * bits(op.value.type.element) // 8 for op in stores for rows, columns in [slab(op, groups, widest)])
+
+
+def chain(stores: Sequence[tile.Store]) -> set[Operation]:
+    """The operations whose every use ends in those stores: what may be computed part by part."""
+    found: set[Operation] = set(stores)
+    work = [v.owner for op in stores for v in op.operands]
+    while work:
+        op = work.pop()
+        if isinstance(op, Block) or op in found or not all(use.operation in found for r in op.results for use in r.uses): continue
+        found.add(op)
+        work += [v.owner for v in op.operands]
+    return found
+
+
+class Parts:
+    """The parts of the values that some stores need. `of(value, at, size, anchor)` makes one before the anchor; what was made is kept."""
+
+    def __init__(self, stores: Sequence[tile.Store]):
+        self.within = chain(stores)
+        self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
+        self.made: dict[tuple, SSAValue] = {}
+
+    def of(self, value: SSAValue, at: tuple[int, ...], size: tuple[int, ...], anchor: Operation) -> SSAValue:
+        if not isinstance(value.type, TileType) or size == value.type.extents: return value
+        key = value, at, size, anchor.parent
+        if key not in self.made: self.made[key] = self._make(value, at, size, anchor)
+        return self.made[key]
+
+    def fetch(self, value: SSAValue, at: tuple[int, ...], size: tuple[int, ...], anchor: Operation) -> None:
+        """Makes the loads among a part's sources, so that they are on their way before the part is computed."""
+        op = value.owner
+        if not isinstance(value.type, TileType) or size == value.type.extents or op not in self.within: return
+        if op in self.loads: self.of(value, at, size, anchor)
+        elif isinstance(op, (*POINTWISE, tile.Splat)):
+            for v in op.operands: self.fetch(v, at, size, anchor)
+        elif (source := self._source(op, at, size)) is not None: self.fetch(op.operands[0], *source, anchor)
+
+    def _make(self, value: SSAValue, at, size, anchor: Operation) -> SSAValue:
+        op, t = value.owner, value.type
+        try: layout, _ = t.register_layout.slice(at, size)
+        except LayoutError: layout = None
+        within = layout is not None and op in self.within
+        result = TileType(size, t.element, layout)
+        make = lambda operands: self._clone(op, operands, result, anchor)
+        match op:
+            case _ if not within: pass
+            case tile.Constant(): return make([])
+            case tile.Splat(): return make(list(op.operands))
+            case tile.Load() if op in self.loads: return self._load(op, at, size, result, anchor)
+            case _ if isinstance(op, POINTWISE): return make([self.of(v, at, size, anchor) for v in op.operands])
+            case tile.Broadcast() | tile.Reshape() | tile.Transpose() if (source := self._source(op, at, size)) is not None:
+                return make([self.of(op.operands[0], *source, anchor)])
+        if layout is None: raise LayoutError(f"{t} has no part of {size} at {at}")
+        return before(anchor, tile.Slice(value, at, result)).result
+
+    def _clone(self, op: Operation, operands: list[SSAValue], result: TileType, anchor: Operation) -> SSAValue:
+        new = op.clone(dict(zip(op.operands, operands)))
+        new.results[0]._type = result
+        return before(anchor, new).results[0]
+
+    def _source(self, op: Operation, at, size) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Which part of a view's operand a part of its result shows, if it is one."""
+        if not isinstance(op, (tile.Broadcast, tile.Reshape, tile.Transpose)): return None
+        have = op.arg.type.extents
+        match op:
+            case tile.Broadcast(): return tuple(0 if n == 1 else a for n, a in zip(have, at)), tuple(1 if n == 1 else s for n, s in zip(have, size))
+            case tile.Transpose():
+                order = op.permutation.get_values()
+                return tuple(at[order.index(i)] for i in range(len(order))), tuple(size[order.index(i)] for i in range(len(order)))
+        wide = [i for i, n in enumerate(op.result.type.extents) if n > 1]
+        if [n for n in have if n > 1] != [op.result.type.extents[i] for i in wide]: return None
+        found = iter(wide)
+        where = [next(found) if n > 1 else None for n in have]
+        return tuple(0 if i is None else at[i] for i in where), tuple(1 if i is None else size[i] for i in where)
+
+    def _load(self, op: tile.Load, at, size, result: TileType, anchor: Operation) -> SSAValue:
+        kept = iter(zip(at, size))
+        offsets, extents = list(op.offsets), list(op.extents.get_values())
+        for axis, n in enumerate(extents):
+            if n < 0: continue
+            start, extents[axis] = next(kept)
+            offsets[axis] = moved(offsets[axis], start, anchor)
+        new = tile.Load(op.array, offsets, extents, None, op.other, result)
+        new.attributes |= op.attributes
+        new.result.name_hint = op.result.name_hint
+        return before(anchor, new).result
+
+    def _may_move(self, load: tile.Load) -> bool:
+        """Whether a block may be loaded while other parts of the results leave: no mask, no gather, and what is stored is elsewhere, or
+        at the same place and so not this part."""
+        if load.mask is not None or any(isinstance(o.type, TileType) for o in load.offsets) or load.other is not None and isinstance(load.other.type, TileType): return False
+        for op in load.parent.walk():
+            if isinstance(op, (tile.StorePointers, tile.Atomic, tile.AtomicBlock)): return False
+            if isinstance(op, tile.Store) and op.array is load.array and (list(op.offsets) != list(load.offsets) or op.extents != load.extents): return False
+        return True
+
+
+def neighbours(stores: Sequence[tile.Store], kind: Callable) -> list[list[tile.Store]]:
+    """Stores of one kind that follow each other with nothing between that could see their order."""
+    found: list[list[tile.Store]] = []
+    for op in stores:
+        last = found[-1][-1] if found else None
+        if last is None or last.parent is not op.parent or kind(last) != kind(op) or not _adjacent(last, op): found.append([op])
+        else: found[-1].append(op)
+    return found
+
+
+def _adjacent(first: tile.Store, second: tile.Store) -> bool:
+    op = first.next_op
+    while op is not second:
+        if op.regions or not is_side_effect_free(op) and not (isinstance(op, tile.Load) and op.array is not first.array): return False
+        op = op.next_op
+    return first.array is not second.array
+
+
+def moved(offset: SSAValue, by: int, anchor: Operation) -> SSAValue:
+    """An offset and a constant."""
+    return before(anchor, CLASSES["add"](offset, before(anchor, tile.Constant(by, offset.type)).result)).result if by else offset
