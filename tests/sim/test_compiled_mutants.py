@@ -10,11 +10,12 @@ from tkc.sim.inputs import clones
 from tkc.sim.mutants import OPERATORS, mutants
 
 RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in (0, 1)}            # asynchronous dots are the work of the whole warpgroup, and the leader has waited for them
+SWAPPED = {"stage: stage 2"}                                                 # each of two consumers has the other's slab
 KERNELS = {
     "product": ("sm_80", product(48, 32, 240, 32, 16, 32), set()),
     "product, float16": ("sm_89", product(16, 32, 112, 16, 32, 16, np.float16), set()),
     "attention": ("sm_80", attended(144, 32, 32, 32, True), set()),
-    "product by TMA": ("sm_90a", product(128, 64, 192, 64, 32, 64, num_stages=2), RELEASED),
+    "product by TMA": ("sm_90a", product(128, 64, 192, 64, 32, 64, num_stages=2), RELEASED | SWAPPED),
 }
 
 
