@@ -17,13 +17,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
-from tkc.passes.factors import held, simple, source, unfit, zero
+from tkc.passes.factors import held, simple, source, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
@@ -88,10 +88,10 @@ def _together(dots, options) -> str:
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
     if options.num_warps == 8: return "8 compute warps, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
-    loop, held = dots[0].parent_op(), dots[0].acc.type.size // 128
+    loop, each = dots[0].parent_op(), held(dots, None, 1)
     if source(dots[0].a) is None: return "a left factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
-    if held > ACCUMULATORS: return f"a sum of {held} registers a thread does not fit one warpgroup"
+    if each > ACCUMULATORS: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
     return ""
 
