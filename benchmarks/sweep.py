@@ -29,12 +29,12 @@ SHAPES = ((16384, 16384, 16384), (8192, 8192, 8192), (4096, 4096, 4096), (2048, 
 
 
 def plans() -> list[dict]:
-    """Blocks with and without a cluster; rasters and stages where they might matter."""
-    blocks = [(128, 256, 64), (256, 128, 64), (256, 192, 64), (128, 192, 64), (128, 128, 64), (128, 224, 64), (256, 160, 64), (128, 160, 64), (256, 64, 64), (128, 96, 64), (128, 64, 64),
-              (64, 256, 64), (64, 192, 64), (64, 128, 64), (64, 64, 64), (128, 128, 128), (64, 128, 128), (64, 64, 128), (64, 32, 128), (128, 32, 128), (64, 32, 256)]
-    found = [dict(block=b, cluster=c) for b in blocks for c in ((1, 1), (2, 1)) if c == (1, 1) or b[0] * b[1] >= 128 * 128]
-    found += [dict(block=b, cluster=(2, 1), raster=r) for b in blocks[:2] for r in (1, 4, 16)] + [dict(block=b, cluster=(2, 1), num_stages=3) for b in blocks[:3]]
-    return found + [dict(block=(128, 128, 64), cluster=(1, 1), num_stages=s) for s in (3, 4)] + [dict(block=(128, 128, 64), num_warps=4), dict(block=(64, 64, 64), num_stages=4)]
+    """Blocks by one program or two at once, with and without a cluster; rasters where they might matter."""
+    together = [(128, 256), (256, 128), (256, 192), (256, 208), (128, 192), (128, 128), (256, 160), (64, 256)]
+    in_turn = [(128, 192), (128, 208), (128, 176), (128, 160), (128, 128), (128, 96), (128, 64), (64, 256), (64, 192), (64, 128), (64, 64), (192, 128)]
+    found = [dict(block=(*b, 64), programs=n, cluster=c) for n, blocks in ((1, together), (2, in_turn)) for b in blocks for c in ((1, 1), (2, 1)) if c == (1, 1) or b[0] * b[1] >= 128 * 128]
+    found += [dict(block=(m, n, 128), programs=p, cluster=(1, 1)) for m, n, p in ((128, 128, 1), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 112, 2), (64, 32, 2))]
+    return found + [dict(block=(128, n, 64), programs=p, cluster=(1, 1), raster=r) for n, p in ((256, 1), (192, 2), (128, 2)) for r in (4, 16)] + [dict(block=(64, 64, 64), programs=1, cluster=(1, 1))]
 
 
 def spelled(plan: dict) -> str:
