@@ -39,6 +39,7 @@ RESTART = 600                       # clocks of a program that nothing overlaps,
 OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
 JOIN = 400                          # clocks until the blocks of a cluster know each other
 EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.1 % for each beyond the first, and with the square of what is beyond the second
+RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
 MMA = 0.62                          # of wgmma's rate
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
 OUTSIDE_ARRAY = 4                   # a byte that a tensor map fills with zero costs as much as so many
@@ -138,13 +139,10 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
             if m.number >= 0: traffic += trips * m.inside * distinct / shared
     parallel = programs * plan.split_k
     waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
-    slabs = [d.shape[1] // 64 for p in work.parts for d in p.dots]
-    way = "one slab" if plan.epilogue == "tma" and any(n % 2 for n in slabs) else plan.epilogue
-    out = RESTART + OUT[way] * work.results if work.parts and any(p.dots for p in work.parts) else 0
+    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
-    hidden = per_block > 1
-    each = clocks + (0 if hidden else exposed)
-    total = waves * per_block * each + (exposed if hidden else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
+    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
+    total = waves * per_block * each + (exposed if per_block > 1 else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
     read = traffic * programs
     if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
     written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
@@ -165,7 +163,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         if chosen is None or chosen.instruction == "fma": tensor += 2 * m * n * k / 256; continue
         if chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            tensor += 2 * rows * n * k / rate
+            tensor += 2 * rows * n * k / rate * (1 + RAGGED / n ** 2 if n % (1024 // d.bits) else 1)
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
         else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:
