@@ -185,13 +185,14 @@ def test_stores(reduce, name):
 
 
 # ---- wgmma ------------------------------------------------------------------------------------------------------------------
-def dot(m, n, k, element="bf16", bits=16, sums="f32", groups=1, a="shared", swizzle=128, across=False, acc=False):
-    """A whole program round one dot: A k-major, B k-major or (across) n-major."""
-    name = {"bf16": "bf16", "f16": "f16", "f32": "f32", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "i8": "i8"}[element]
+def dot(m, n, k, element="bf16", bits=16, sums="f32", groups=1, a="shared", swizzle=128, across=False, acc=False, right=""):
+    """A whole program round one dot: A k-major, B (of elements `right`, or like A) k-major or (across) n-major."""
+    names = {"bf16": "bf16", "f16": "f16", "f32": "f32", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "i8": "i8", "ui8": "ui8"}
+    name, other = names[element], names[right or element]
     ta = f"!tile.shared<1, {m}x{k}x{name}, \"{m}x{k}xb{bits} swizzle {swizzle}\">" if a == "shared" else f"!tile.tile<{m}x{k}x{name}, \"wgmma_a {m}x{k} groups {groups} bits {bits}\">"
-    tb = f"!tile.shared<1, {k}x{n}x{name}, \"{k}x{n}xb{bits} swizzle {swizzle}\">"
-    stored = tb if across else f"!tile.shared<1, {n}x{k}x{name}, \"{n}x{k}xb{bits} swizzle {swizzle}\">"
-    turned = f"!tile.shared<1, {k}x{n}x{name}, \"{k}x{n}xb{bits} swizzle {swizzle} order 0x1\">"
+    tb = f"!tile.shared<1, {k}x{n}x{other}, \"{k}x{n}xb{bits} swizzle {swizzle}\">"
+    stored = tb if across else f"!tile.shared<1, {n}x{k}x{other}, \"{n}x{k}xb{bits} swizzle {swizzle}\">"
+    turned = f"!tile.shared<1, {k}x{n}x{other}, \"{k}x{n}xb{bits} swizzle {swizzle} order 0x1\">"
     d = f"!tile.tile<{m}x{n}x{sums}, \"wgmma {m}x{n} groups {groups}\">"
     buffer = f"!tile.shared<1, {m}x{k}x{name}, \"{m}x{k}xb{bits} swizzle {swizzle}\">"
     lines = [*([f"%a = tile.alloc 0 : {ta}"] if a == "shared" else [f"%a0 = tile.alloc 0 : {buffer}", f"%a = tile.read %a0 : ({buffer}) -> {ta}"]), f"%b0 = tile.alloc 65536 : {stored}",
@@ -205,7 +206,8 @@ def dot(m, n, k, element="bf16", bits=16, sums="f32", groups=1, a="shared", swiz
 FORMS = [dict(m=64, n=8, k=64), dict(m=64, n=256, k=64), dict(m=128, n=192, k=64), dict(m=64, n=320, k=64), dict(m=192, n=96, k=32, swizzle=64), dict(m=128, n=128, k=64, groups=2),
          dict(m=64, n=64, k=64, element="f16"), dict(m=64, n=64, k=64, element="f16", sums="f16"), dict(m=64, n=128, k=64, across=True), dict(m=64, n=192, k=64, across=True),
          dict(m=64, n=64, k=32, element="f32", bits=32), dict(m=64, n=64, k=128, element="f8e4m3", bits=8), dict(m=64, n=64, k=128, element="f8e5m2", bits=8),
-         dict(m=64, n=32, k=128, element="i8", bits=8, sums="i32"), dict(m=64, n=128, k=128, a="registers", across=True), dict(m=128, n=64, k=64, a="registers"), dict(m=64, n=16, k=16, swizzle=32)]
+         dict(m=64, n=64, k=128, element="f8e4m3", bits=8, right="f8e5m2"), dict(m=64, n=32, k=128, element="i8", bits=8, sums="i32"), dict(m=64, n=32, k=128, element="i8", bits=8, sums="i32", right="ui8"),
+         dict(m=64, n=32, k=128, element="ui8", bits=8, sums="i32", right="i8"), dict(m=64, n=128, k=128, a="registers", across=True), dict(m=128, n=64, k=64, a="registers"), dict(m=64, n=16, k=16, swizzle=32)]
 
 
 @needs_ptxas

@@ -55,6 +55,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     depth, width = 256 // bits(op.b.type.element), next(x for x in range(min(n, 256), 0, -1) if n % x == 0)
     if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
         e.fail(f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by 8 and k by {depth}, not {rows}x{n}x{k}")
+    if {op.a.type.element, op.b.type.element} == {i8, ui8}: e.need("8.4")
     if t.register_layout != wgmma_accumulator(rows, n, groups): e.fail(f"a wgmma of {rows}x{n} cannot deliver the layout {t.register_layout}")
     registers = accumulator(e, op, t)
     a, b = e.value(op.a), e.value(op.b)
