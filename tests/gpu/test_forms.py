@@ -20,7 +20,7 @@ class Worker:
 
     def ask(self, name: str) -> dict:
         if self.child is None or self.child.poll() is not None:
-            self.child = subprocess.Popen([sys.executable, "-m", "tests.gpu.forms.worker"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.child = subprocess.Popen([sys.executable, "-m", "tests.gpu.forms.worker"], cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.child.stdin.write(name + "\n"); self.child.stdin.flush()
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)

@@ -14,7 +14,8 @@ class Parameter:
 
     kind: "pointer", "shape", "stride" (of array argument `argument`, along `axis`), "scalar" (argument itself),
     "grid" (extent of the user's grid along `axis`), "map" (a 128-byte tensor map of array `argument`),
-    "workspace" (a zeroed buffer of `bytes`, zero again when the kernel ends).
+    "workspace" (a zeroed buffer of `bytes`, zero again when the kernel ends), "trap" (where a check of TKC_DEBUG leaves its
+    record, or 0).
     """
     kind: str
     type: str                           # PTX type: "u64", "u32", "f32", "b8[128]" …
@@ -38,9 +39,21 @@ class Parameter:
         return 128 if self.kind == "map" else int(self.type[1:]) // 8
 
 
+RECORD = {"written": 0, "site": 4, "thread": 8, "numbers": 24, "bytes": 64}      # where what is in the record of a trap; thread: block x, y, z and the thread in it; two numbers
+
+
+@dataclass(frozen=True)
+class Site:
+    """A check of TKC_DEBUG=1: what is wrong where it traps, with `{0}` and `{1}` for two numbers, and where in the user's source."""
+    text: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+
+
 @dataclass(frozen=True)
 class Interface:
-    """How to launch one compiled kernel."""
+    """How to launch one compiled kernel. debug: seconds that a wait may take in a kernel with the checks of TKC_DEBUG, else 0."""
     entry: str
     target: str
     threads: int
@@ -48,13 +61,15 @@ class Interface:
     cluster: tuple[int, int] = (1, 1)
     persistent: bool = False            # the physical grid is min(programs, resident blocks), one-dimensional
     parameters: tuple[Parameter, ...] = field(default=())
+    debug: int = 0
+    sites: tuple[Site, ...] = ()
 
     def to_json(self) -> dict: return asdict(self)
 
     @staticmethod
     def from_json(data: dict) -> Interface:
         parameters = tuple(Parameter(**{**p, "box": tuple(p["box"]), "order": tuple(p["order"])}) for p in data["parameters"])
-        return Interface(**{**data, "cluster": tuple(data["cluster"]), "parameters": parameters})
+        return Interface(**{**data, "cluster": tuple(data["cluster"]), "parameters": parameters, "sites": tuple(Site(**s) for s in data.get("sites", ()))})
 
 
 def map_dimensions(box: tuple[int, ...], bits: int, swizzle: int, panelled: bool) -> list[tuple[int, str]]:

@@ -99,6 +99,14 @@ def test_a_belief_uses_what_it_confirms(name):
     assert len(b.arrays) == len(b.expected) and (name.startswith("control_") or any(e is not None for e in b.expected))
 
 
+def test_the_host_makes_the_maps_of_beliefs():
+    from tkc.runtime.arrays import ArrayInfo, contiguous
+    from tkc.runtime.tensor_maps import describe
+    for b in BELIEFS.values():
+        for p in b.interface.parameters:
+            if p.kind == "map": describe(p, ArrayInfo(0x10000, (a := b.arrays[p.argument]).shape, contiguous(a.shape), a.dtype.name, 0), b.name)
+
+
 @needs_ptxas
 @pytest.mark.parametrize("part", range(8))
 def test_beliefs_assemble(part):

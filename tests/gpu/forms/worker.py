@@ -14,6 +14,7 @@ def main() -> None:
         b = BELIEFS[line.strip()]
         try: answer = {"wrong": b.wrong(found := run(b)), "told": b.told(found)}
         except DeviceError as e: answer = {"wrong": str(e)}
+        except Exception as e: answer = {"wrong": f"{type(e).__name__}: {e}"}
         print(json.dumps(answer), flush=True)
 
 

@@ -19,6 +19,7 @@ from tkc.codegen.ptx.coordinates import is_first_copy, number, thread_offset
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import SCOPES, broadcast, one_thread, pointer_group, stores_once
+from tkc.codegen.ptx.traps import guarded
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
@@ -104,14 +105,14 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
     element = element_of(t)
     ordered(e, semantics, scope, before=True)
     if not isinstance(t, TileType):
-        group = Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e)))
+        group = guarded(e, lambda r: Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), bits(t) // 8, "updates", op.pointers)(0)
         old = update(e, kind, element, group, e.operand(op.value), e.operand(op.expected) if op.expected is not None else None, scope, wanted)
         ordered(e, semantics, scope, before=False)
         if wanted: e.set(op.result, broadcast(e, old, compute_class(element)))
         return
     layout, value = t.register_layout, e.tile(op.value)
     once = stores_once(e, layout)
-    group = pointer_group(e, op.pointers, op.mask, once)
+    group = guarded(e, pointer_group(e, op.pointers, op.mask, once), bits(element) // 8, "updates", op.pointers)
     old = [update(e, kind, element, group(r), e.element(value, r), e.element(e.tile(op.expected), r) if op.expected is not None else None, scope, wanted) for r in range(value.count)]
     ordered(e, semantics, scope, before=False)
     if wanted: e.set(op.result, shared_out(e, op.result.type, once, old))
@@ -137,7 +138,9 @@ def atomic_block(e: Emitter, op: tile.AtomicBlock) -> None:
     t, kind = op.value.type, op.kind.data
     element = element_of(t)
     if not isinstance(t, TileType):
-        update(e, kind, element, Block(e, op, None).group(0, op.mask, one_thread(e)), e.operand(op.value), None, "gpu", False)
+        at = guarded(e, lambda r: Block(e, op, None).group(0, op.mask, one_thread(e)), bits(element) // 8, "updates", op.array)(0)
+        update(e, kind, element, at, e.operand(op.value), None, "gpu", False)
         return
     block, once, value = Block(e, op, t.register_layout), stores_once(e, t.register_layout), e.tile(op.value)
-    for r in range(value.count): update(e, kind, element, block.group(r, op.mask, once(r)), e.element(value, r), None, "gpu", False)
+    group = guarded(e, lambda r: block.group(r, op.mask, once(r)), bits(element) // 8, "updates", op.array)
+    for r in range(value.count): update(e, kind, element, group(r), e.element(value, r), None, "gpu", False)

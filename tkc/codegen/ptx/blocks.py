@@ -74,6 +74,7 @@ class Block:
         self._pointers: dict[tuple, str] = {}
         self._tests: dict[tuple, Operand] = {}
         self._proven = {axis: self._always_inside(axis) for axis in range(len(self.extents))}
+        if e.debug: self._doubt()
 
     # ---- vectors ------------------------------------------------------------------------------------------------
     def vector(self, most: int = WIDEST, mask: SSAValue | None = None) -> int:
@@ -109,6 +110,12 @@ class Block:
         if fact.exact is not None and reach < fact.exact: return True
         if axis in self.sources or not (fact.divisible(n) and found.divisor % n == 0): return False
         return self._counts_through(v, axis)
+
+    def _doubt(self) -> None:
+        """What promises let go unchecked is checked after all."""
+        from tkc.codegen.ptx.traps import inside
+        for axis, v in enumerate(self.op.offsets):
+            if self._proven[axis] and axis not in self.sources: inside(self.e, self.e.operand(v), self.array.extent(axis), max(self.extents[axis], 1), axis)
 
     def _counts_through(self, v: SSAValue, axis: int) -> bool:
         """Whether v is the counter of a loop up to the extent of this axis of this array (or to less)."""

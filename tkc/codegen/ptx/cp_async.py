@@ -11,6 +11,7 @@ from tkc.codegen.ptx.coordinates import is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import otherwise
 from tkc.codegen.ptx.shared_memory import plain_groups
+from tkc.codegen.ptx.traps import access, argument_of, span
 from tkc.ir import threads
 from tkc.ir.layout import blocked
 from tkc.ir.types import TileType, bits
@@ -32,6 +33,7 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         value = load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global")
         return store_tile(e, value, width, place, "shared")
     if width % v: e.fail(f"a copy of {v} elements at once into a buffer that takes {width}")
+    bounds = span(e, number) if e.debug and (number := argument_of(op.array)) is not None else None
     first, seen, sizes = is_first_copy(e, layout), set(), {True: ""}
     for r in range(0, layout.num_registers, v):
         at = tuple(layout.offsets("registers")[r].tolist())
@@ -42,6 +44,7 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         if held is False: sizes[held] = ", 0"
         elif held not in sizes: sizes[held] = f", {e.w.op('selp.b32', 'b32', v * size, 0, held)}"
         source, guard = Group(*block.address(r)), both(e, target.held, first)
+        if e.debug: access(e, Group(source.address, source.offset, both(e, guard, held)), v * size, "copies", bounds)
         with e.w.predicated(guard if isinstance(guard, str) else None):
             e.w.emit(f"cp.async.{'cg' if v * size == 16 else 'ca'}.shared.global {target.text}, {source.text}, {v * size}{sizes[held]}")
 

@@ -5,6 +5,7 @@ from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread, stores_once
 from tkc.codegen.ptx.access import both
+from tkc.codegen.ptx.traps import check as check_site
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
@@ -17,6 +18,7 @@ def check(e: Emitter, op: tile.Assert) -> None:
     if not isinstance(t, TileType):
         condition = e.operand(op.condition)
         if condition is True: return
+        if e.debug: return trap(e, w.op("not.pred", "pred", condition) if isinstance(condition, str) else True, op.text.data)
         with w.predicated(None if condition is False else condition, negate=True): w.emit("trap")
         return
     value = e.tile(op.condition)
@@ -25,7 +27,16 @@ def check(e: Emitter, op: tile.Assert) -> None:
         if holds is True or real is False: continue
         wrong = True if holds is False else w.op("not.pred", "pred", holds)
         if isinstance(real, str): wrong = real if wrong is True else w.op("and.pred", "pred", wrong, real)
-        with w.predicated(wrong if isinstance(wrong, str) else None): w.emit("trap")
+        if e.debug: trap(e, wrong, op.text.data, *(coordinate(e, value.layout, r, a) for a in range(min(t.rank, 2))))
+        else:
+            with w.predicated(wrong if isinstance(wrong, str) else None): w.emit("trap")
+
+
+def trap(e: Emitter, wrong: Operand, text: str, *at: Operand) -> None:
+    """TKC_DEBUG=1: the assertion says which it was, and of which element (its first two coordinates)."""
+    said = text.replace("{", "{{").replace("}", "}}")
+    where = f" at element [{', '.join(f'{{{a}}}' for a in range(len(at)))}]" if at else ""
+    check_site(e, wrong, f"tkc.device_assert failed{f': {said}' if said else ''}{where}", *at)
 
 
 @emitter(tile.Print)

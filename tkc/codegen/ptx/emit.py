@@ -22,7 +22,7 @@ from tkc.codegen.ptx.ptxas import roomy
 from tkc.codegen.ptx.values import Array, Tile, compute_class, from_bits, packing
 from tkc.codegen.ptx.writer import Operand, Writer, class_of
 from tkc.errors import CompileError
-from tkc.ir.interface import Interface, Parameter
+from tkc.ir.interface import Interface, Parameter, Site
 from tkc.ir.ranges import Ranges
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
@@ -74,8 +74,9 @@ class PtxProgram:
 
 
 class Emitter:
-    def __init__(self, kernel: Kernel, target: Target):
-        self.kernel, self.target, self.w = kernel, target, Writer()
+    def __init__(self, kernel: Kernel, target: Target, debug: int = 0):
+        self.kernel, self.target, self.w, self.debug = kernel, target, Writer(), debug
+        self.sites: list[Site] = []                       # checks of TKC_DEBUG so far
         self.instance = Instance(kernel.warps)
         self.values: dict[SSAValue, object] = {}
         self.homes: dict[SSAValue, list[str]] = {}        # registers a tile must live in; homes.py fills it
@@ -265,8 +266,10 @@ def _load_families() -> None:
         if find_spec(f"tkc.codegen.ptx.{name}"): import_module(f"tkc.codegen.ptx.{name}")
 
 
-def emit(module: ModuleOp | Kernel, target: Target) -> PtxProgram:
-    """The PTX of a level-4 kernel (of a module: its only one). Raises CompileError where an operation has no PTX form."""
+def emit(module: ModuleOp | Kernel, target: Target, debug: int = 0) -> PtxProgram:
+    """The PTX of a level-4 kernel (of a module: its only one). debug: with the checks of traps.py, where a wait may take so many seconds.
+
+    Raises CompileError where an operation has no PTX form."""
     _load_families()
     kernel = module
     if isinstance(module, ModuleOp):
@@ -274,7 +277,7 @@ def emit(module: ModuleOp | Kernel, target: Target) -> PtxProgram:
         if len(kernels) != 1: raise CompileError(f"one kernel is emitted at a time, but the module has {len(kernels)}")
         kernel = kernels[0]
     from tkc.codegen.ptx.homes import assign_homes
-    e = Emitter(kernel, target)
+    e = Emitter(kernel, target, debug)
     for number, argument in enumerate(kernel.arguments):
         if isinstance(argument.type, ArrayType): e.values[argument] = e.array_argument(argument.type, number)
         elif argument.first_use is not None: e.values[argument] = _scalar_argument(e, argument.type, number)
@@ -304,14 +307,18 @@ def _cluster(kernel: Kernel) -> tuple[int, int]:
 def _program(e: Emitter) -> PtxProgram:
     kernel, shape = e.kernel, e.cluster
     name = kernel.sym_name.data
-    interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters))
+    end, declarations = "", e.globals
+    if e.sites:
+        from tkc.codegen.ptx.traps import CLAIMED, handler
+        end, declarations = handler(e), [*e.globals, CLAIMED]
+    interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters), e.debug, tuple(e.sites))
     declared = ",\n".join(f"\t.param .align 128 .b8 {n}[128]" if p.kind == "map" else f"\t.param .{p.type} {n}" for p, n in e.parameters.items())
     directives = [f".reqntid {e.threads}, 1, 1", *e.directives]
     if shape != (1, 1): directives += [".explicitcluster", f".reqnctapercluster {shape[0]}, {shape[1]}, 1"]
     files = [f'.file {number} "{_quoted(file)}"' for file, number in e.w.files.items()]
     text = "\n".join([f".version {e.isa[0]}.{e.isa[1]}", f".target {e.target.name}", ".address_size 64", *files,
                       *([".extern .shared .align 1024 .b8 shared[];"] if e.uses_shared else []),
-                      *e.globals, f".visible .entry {name}(", declared, ")", *directives, "{", e.w.text(), "}", ""])
+                      *declarations, f".visible .entry {name}(", declared, ")", *directives, "{", e.w.text(), *filter(None, [end]), "}", ""])
     return PtxProgram(text, interface, e.notes)
 
 

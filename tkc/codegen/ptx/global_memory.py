@@ -11,6 +11,7 @@ from tkc.codegen.ptx.blocks import Block, fast_axis, mask_of, vector_of_mask
 from tkc.codegen.ptx.coordinates import inside, is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
+from tkc.codegen.ptx.traps import guarded
 from tkc.codegen.ptx.values import Tile, compute_class
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
@@ -85,26 +86,30 @@ def remark(e: Emitter, op, layout: Layout, v: int, size: int) -> int:
     return v
 
 
+def size_of(element) -> int: return max(bits(element) // 8, 1)
+
+
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 @emitter(tile.Load)
 def load(e: Emitter, op: tile.Load) -> None:
     t = op.result.type
     if not isinstance(t, TileType):
-        group = Block(e, op, None).group(0, op.mask)
+        group = guarded(e, lambda r: Block(e, op, None).group(0, op.mask), size_of(t), "reads", op.array)(0)
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
     block = Block(e, op, t.register_layout)
     v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
-    e.set(op.result, load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
+    group = guarded(e, lambda r: block.group(r, op.mask), v * block.array.itemsize, "reads", op.array)
+    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
 
 
 @emitter(tile.Store)
 def store(e: Emitter, op: tile.Store) -> None:
     t = op.value.type
     if not isinstance(t, TileType):
-        return store_element(e, Block(e, op, None).group(0, op.mask, one_thread(e)), t, e.operand(op.value), "global")
+        return store_element(e, guarded(e, lambda r: Block(e, op, None).group(0, op.mask, one_thread(e)), size_of(t), "writes", op.array)(0), t, e.operand(op.value), "global")
     block, once = Block(e, op, t.register_layout), stores_once(e, t.register_layout)
     v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
-    store_tile(e, e.tile(op.value), v, lambda r: block.group(r, op.mask, once(r)), "global")
+    store_tile(e, e.tile(op.value), v, guarded(e, lambda r: block.group(r, op.mask, once(r)), v * block.array.itemsize, "writes", op.array), "global")
 
 
 # ---- pointers -------------------------------------------------------------------------------------------------------
@@ -133,10 +138,11 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
     how = f".acquire.{SCOPES[op.scope and op.scope.data]}" if acquire else ""
     if not isinstance(t, TileType):
         held = both(e, mask_of(e, op.mask, 0), one_thread(e) if acquire else True)
-        found = load_element(e, Group(e.register(op.pointers), 0, held), t, otherwise(e, op.other)(0), "global", how)
+        at = guarded(e, lambda r: Group(e.register(op.pointers), 0, held), size_of(t), "reads", op.pointers)(0)
+        found = load_element(e, at, t, otherwise(e, op.other)(0), "global", how)
         return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
     v = 1 if acquire else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
-    group = pointer_group(e, op.pointers, op.mask)
+    group = guarded(e, pointer_group(e, op.pointers, op.mask), v * size_of(t.element), "reads", op.pointers)
     e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.free_home(op.result, *op.operands)))
 
 
@@ -146,7 +152,8 @@ def store_pointers(e: Emitter, op: tile.StorePointers) -> None:
     how = f".release.{SCOPES[op.scope and op.scope.data]}" if release else ""
     if release: meet(e)                           # what the others wrote comes first
     if not isinstance(t, TileType):
-        return store_element(e, Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), t, e.operand(op.value), "global", how)
+        at = guarded(e, lambda r: Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), size_of(t), "writes", op.pointers)(0)
+        return store_element(e, at, t, e.operand(op.value), "global", how)
     v = 1 if release else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
-    group = pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
+    group = guarded(e, pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout)), v * size_of(t.element), "writes", op.pointers)
     store_tile(e, e.tile(op.value), v, group, "global", how)

@@ -7,6 +7,7 @@ their dots have been waited for.
 """
 from __future__ import annotations
 
+from tkc.codegen.ptx import traps
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread
 from tkc.codegen.ptx.values import BarriersView
@@ -47,10 +48,24 @@ def wait(e: Emitter, op: threads.MbarrierWait) -> None:
         if known is True: return
         if isinstance(known, str): done = w.label("there"); w.raw(f"\t@{known} bra {done};")
     again, there = w.label("wait"), w.new("pred")
+    began = w.op("mov.u64", "b64", "%globaltimer") if e.debug else ""
     w.place(again)
     w.emit(f"mbarrier.try_wait.parity.shared::cta.b64 {there}, {at}, {parity}, {SUSPEND}")
-    w.raw(f"\t@!{there} bra {again};")
+    if e.debug: bounded(e, op, there, again, began)
+    else: w.raw(f"\t@!{there} bra {again};")
     if done: w.place(done)
+
+
+def bounded(e: Emitter, op: threads.MbarrierWait, there: str, again: str, began: str) -> None:
+    """TKC_DEBUG=1: a wait that lasts too long says for what."""
+    w, come = e.w, e.w.label("come")
+    w.raw(f"\t@{there} bra {come};")
+    spent = w.op("sub.s64", "b64", w.op("mov.u64", "b64", "%globaltimer"), began)
+    late = w.op("setp.gt.s64", "pred", spent, e.debug * 10 ** 9)
+    w.raw(f"\t@!{late} bra {again};")
+    traps.check(e, True, f"{e.instance.name} waits for parity {{1}} of mbarrier {op.barriers.name_hint or 'number'}[{{0}}], and no such phase ended within {e.debug} s: an arrival, or bytes of a copy, are missing",
+                e.operand(op.index[0]), e.operand(op.parity))
+    w.place(come)
 
 
 @emitter(threads.MbarrierTest)

@@ -7,7 +7,7 @@ from tkc.codegen.ptx.values import Array, Tile, registers_of, packing, to_bits
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
-from tkc.ir.types import TileType, bits, is_bool
+from tkc.ir.types import PointerType, TileType, bits, is_bool
 
 
 # ---- integers with folding ------------------------------------------------------------------------------------------
@@ -87,11 +87,31 @@ def identity(e: Emitter, op: threads.Identity) -> None:
 
 
 @emitter(tile.Multiple)
-def multiple(e: Emitter, op: tile.Multiple) -> None: e.set(op.result, e.value(op.arg))
+def multiple(e: Emitter, op: tile.Multiple) -> None:
+    e.set(op.result, e.value(op.arg))
+    if e.debug: promised_multiple(e, op)
+
+
+def promised_multiple(e: Emitter, op: tile.Multiple) -> None:
+    from tkc.codegen.ptx.traps import check
+    n, t = op.divisor.value.data, op.arg.type
+    if isinstance(t, TileType) or isinstance(t, PointerType): return                 # their accesses are checked
+    x = e.operand(op.arg)
+    if isinstance(x, str): check(e, e.w.op(f"setp.ne.s{bits(t)}" if bits(t) == 64 else "setp.ne.s32", "pred", remainder(e, x, n, bits(t) == 64), 0), f"tkc.multiple_of promised a multiple of {n}, and it is {{0}}", x)
+
+
+def remainder(e: Emitter, x: str, n: int, long: bool) -> str:
+    if long: return e.w.op("and.b64", "b64", x, n - 1) if n & n - 1 == 0 else e.w.op("rem.s64", "b64", x, n)
+    return e.w.op("and.b32", "b32", x, n - 1) if n & n - 1 == 0 else e.w.op("rem.s32", "b32", x, n)
 
 
 @emitter(tile.Assume)
-def assume(e: Emitter, op: tile.Assume) -> None: """A promise is no code."""
+def assume(e: Emitter, op: tile.Assume) -> None:
+    """A promise is no code; TKC_DEBUG=1 looks whether it is kept."""
+    if not e.debug: return
+    from tkc.codegen.ptx.traps import check
+    held = e.operand(op.condition)
+    check(e, e.w.op("not.pred", "pred", held) if isinstance(held, str) else not held, "what tkc.assume promised does not hold")
 
 
 @emitter(tile.Return)
