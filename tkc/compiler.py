@@ -58,7 +58,7 @@ def _to_gpu(fn: Callable, signature: Signature, module: ModuleOp, target: str, s
     from tkc.passes import pipeline
     if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
     context = pipeline.run(module, TARGETS[target], signature.options, steps.done)
-    program = emit(module, TARGETS[target])
+    program = emit(module, TARGETS[target], signature.options.debug)
     steps.done("emit")
     return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times)
 
@@ -121,10 +121,11 @@ class Compiled:
         Where it spills, a text that lets one block fill a multiprocessor is tried, and becomes `ptx` if it spills less."""
         from tkc.codegen.ptx.ptxas import assemble, roomy
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
-        found = assemble(self.ptx, self.target)
+        lines = ["-lineinfo"] if self.interface.debug else []
+        found = assemble(self.ptx, self.target, *lines)
         if not found.spill_stores: return found
         text = roomy(self.ptx, self.interface.threads)
-        other = assemble(text, self.target)
+        other = assemble(text, self.target, *lines)
         if other.spill_stores >= found.spill_stores: return found
         self.ptx = text
         return other

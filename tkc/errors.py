@@ -61,6 +61,22 @@ class DeviceError(Error):
     """The driver or the device reported a failure."""
 
 
+class TrapError(DeviceError):
+    """A check in a kernel compiled with TKC_DEBUG=1 found something wrong and ended the kernel. str() shows the source line, as CompileError does.
+
+    kernel: its name; message: what was wrong; location: where in the kernel's source (None for waits that the compiler made);
+    block, thread: who found it.
+    """
+
+    def __init__(self, kernel: str, message: str, location: Location | None, block: tuple[int, int, int], thread: int):
+        self.kernel, self.message, self.location, self.block, self.thread = kernel, message, location, block, thread
+        super().__init__(message)
+
+    def __str__(self):
+        said = f"{f'{self.location}: ' if self.location else ''}in {self.kernel}, block {self.block}, thread {self.thread}: {self.message}"
+        return said if self.location is None else f"{said}\n{_excerpt(self.location)}"
+
+
 class TuningError(Error):
     """A choice among configurations that cannot be made: none fits, none runs, or a table or an assembly is for something else."""
 

@@ -11,6 +11,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(driver, "_api", fake)
     monkeypatch.setattr(driver, "_poison", None)
     monkeypatch.setattr(driver, "_contexts", {})
+    monkeypatch.setattr(driver, "_records", [])
     driver._attribute.cache_clear()
     launch._encoded.clear()
     yield fake

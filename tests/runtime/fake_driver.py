@@ -18,6 +18,7 @@ class FakeDriver:
     def __init__(self, **attributes):
         self.calls, self.attributes, self.errors, self.blocks, self.registers = [], ATTRIBUTES | attributes, {}, 1, 32
         self.current = [0]                          # contexts of the calling thread, the current one last
+        self.capturing = 0
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
 
     def CUresult(self, code): return code
@@ -54,6 +55,14 @@ class FakeDriver:
     def cuOccupancyMaxActiveClusters(self, function, config): return self._did("clusters", config, gives=(self.blocks * 132 // 2,))
     def cuMemAlloc(self, size): return self._did("cuMemAlloc", size, gives=(0x7000_0000_0000,))
     def cuMemsetD8(self, pointer, value, size): return self._did("cuMemsetD8", pointer, value, size)
+
+    CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
+    def cuMemHostAlloc(self, size, flags):
+        self.host = ctypes.create_string_buffer(b"\xff" * size, size)
+        return self._did("cuMemHostAlloc", size, flags, gives=(ctypes.addressof(self.host),))
+    def cuMemHostGetDevicePointer(self, address, flags): return self._did("cuMemHostGetDevicePointer", address, gives=(address + (1 << 50),))
+    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", gives=(self.capturing,))
+    def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
 
     def cuTensorMapEncodeTiled(self, *fields):
         number = len(self.maps).to_bytes(4, "little") * 32

@@ -5,14 +5,17 @@ kills the context (an illegal address, a trap) every later call raises the same,
 """
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from tkc.errors import DeviceError
+from tkc.errors import DeviceError, Location, TrapError
+from tkc.ir.interface import RECORD, Site
 from tkc.ir.target import TARGETS
 
 STICKY = {214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721}        # the context is dead after these
@@ -20,6 +23,7 @@ LOG = 8192                                      # bytes of the driver's own mess
 _api: Any = None                                # cuda.bindings.driver, or what a test puts in its place
 _poison: str | None = None
 _contexts: dict[int, Any] = {}                  # device -> primary context
+_records: list[tuple[int, str, tuple[Site, ...]]] = []          # of kernels with checks: address, kernel, what each number of a site says
 _lock = threading.Lock()
 
 
@@ -52,13 +56,28 @@ def check(result: tuple, what: str):
 
 
 def failure(code: int, what: str) -> DeviceError:
-    """The exception of a failed call; a sticky one poisons the runtime."""
+    """The exception of a failed call; a sticky one poisons the runtime, and says which check of TKC_DEBUG trapped, if one did."""
     global _poison
     message = f"{what} failed: {_named(_api, code)}"
+    if code in STICKY and (trap := trapped()) is not None:
+        _poison = f"{str(trap).splitlines()[0]}; the GPU's context is dead until the process ends"
+        return trap
     if code in STICKY:
         _poison = f"{message}; the GPU's context is dead until the process ends. Restart, and run the kernel with TKC_INTERPRET=1 on host arrays to find the cause"
         return DeviceError(_poison)
     return DeviceError(message)
+
+
+def trapped() -> TrapError | None:
+    """What a check found, from the records in host memory, which outlives the context."""
+    for address, kernel, sites in _records:
+        raw = ctypes.string_at(address, RECORD["bytes"])
+        if not struct.unpack_from("<I", raw, RECORD["written"])[0]: continue
+        site = sites[struct.unpack_from("<I", raw, RECORD["site"])[0]]
+        x, y, z, thread = struct.unpack_from("<4I", raw, RECORD["thread"])
+        place = Location(site.file, site.line, site.column) if site.file else None
+        return TrapError(kernel, site.text.format(*struct.unpack_from("<2q", raw, RECORD["numbers"])), place, (x, y, z), thread)
+    return None
 
 
 def _named(driver, error) -> str:
@@ -131,16 +150,18 @@ class Function:
     entry: str
     registers: int = 0
     log: str = ""
+    record: int = 0                                                             # the address where a check leaves what it found, as the kernel sees it
     pid: int = field(default_factory=os.getpid)
     scratch: dict[Any, int] = field(default_factory=dict)                       # (stream, bytes) -> zeroed workspace
 
 
-def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
-    """Loads PTX text or a cubin and finds its entry. Raises DeviceError with the driver's own log."""
+def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1, lines: bool = False) -> Function:
+    """Loads PTX text or a cubin and finds its entry. lines: machine code made from text names the source lines. Raises DeviceError with the driver's own log."""
     d = api()
     with context(device):
         log, o = bytes(LOG), d.CUjit_option                                         # the driver writes into it
         keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [log, LOG]
+        if lines: keys, values = [*keys, o.CU_JIT_GENERATE_LINE_INFO], [*values, 1]
         error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
         if int(error):
             said = log.split(b"\0")[0].decode(errors="replace").strip().splitlines()
@@ -190,6 +211,24 @@ def workspace(function: Function, stream: int, size: int) -> int:
             check(d.cuCtxSynchronize(), "clearing a workspace")                 # before a stream that does not wait for the default one
         function.scratch[key] = pointer
     return function.scratch[key]
+
+
+def record(function: Function, sites: tuple[Site, ...]) -> None:
+    """Room in host memory for what a check of this kernel finds."""
+    d, size = api(), RECORD["bytes"]
+    with context(function.device):
+        address = int(check(d.cuMemHostAlloc(size, d.CU_MEMHOSTALLOC_DEVICEMAP | d.CU_MEMHOSTALLOC_PORTABLE), "allocating a record for checks"))
+        ctypes.memset(address, 0, size)
+        function.record = int(check(d.cuMemHostGetDevicePointer(address, 0), "mapping a record for checks"))
+    _records.append((address, function.entry, sites))
+
+
+def finish(function: Function, stream: int, what: str) -> None:
+    """Waits for a stream, unless a graph is being captured on it. Raises DeviceError, or TrapError where a check failed."""
+    d = api()
+    with context(function.device):
+        capturing = check(d.cuStreamIsCapturing(stream), "asking whether a stream is captured")
+        if not int(capturing): check(d.cuStreamSynchronize(stream), what)
 
 
 def synchronize() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-RUN_TIME = ("TKC_CACHE", "TKC_CACHE_DIR", "TKC_DUMP", "TKC_INTERPRET", "TKC_SIM", "TKC_TARGET", "TKC_VALIDATE")          # variables that no compilation reads
+RUN_TIME = ("TKC_CACHE", "TKC_CACHE_DIR", "TKC_DEBUG", "TKC_DUMP", "TKC_INTERPRET", "TKC_SIM", "TKC_TARGET", "TKC_VALIDATE")          # variables that no compilation reads
 
 
 class Unstable(Exception):

@@ -18,10 +18,11 @@ from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, facts, options_of, overlaps, signature
+from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
 
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
+_variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.environ, "encodekey", str)("TKC_DEBUG")       # read at each launch: without decoding
 _compiling = threading.RLock()                  # a trace has one place in a process where it stands
 
 
@@ -44,7 +45,7 @@ class JitFunction:
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
         self._bind = _binder(fn.__name__, self.parameters, dict(self.options))
-        self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # types -> (keyer, {key: launch})
+        self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # TKC_DEBUG and types -> (keyer, {key: launch})
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
         self._launchers: dict[Any, Launcher] = {}
@@ -90,7 +91,7 @@ class JitFunction:
         return [argument(v, f"argument {name} of {self.__name__}", c) for v, name, c in zip(values, self.names, self.constexpr)]
 
     def _specialize(self, infos: Sequence, options: tuple) -> Specialization:
-        options = options_of(dict(options), self.__name__)
+        options = options_of({"debug": debugging(self.__name__)} | dict(options), self.__name__)
         return Specialization(tuple((name, facts(info)) for name, info in zip(self.names, infos)), overlaps([i for i in infos if not isinstance(i, Constant)]), options)
 
     def _get(self, s: Specialization, target: str) -> Compiled:
@@ -164,7 +165,8 @@ class JitFunction:
         from tkc.runtime import launch
         device = next(i.device for i in passed if isinstance(i, ArrayInfo))
         function = self._loaded.get((compiled, device)) or self._loaded.setdefault((compiled, device), launch.load(compiled, device))
-        return launch.ordered(launch.Launch(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__), values)
+        kind = launch.CheckedLaunch if compiled.interface.debug else launch.Launch
+        return launch.ordered(kind(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__), values)
 
 
 class Launcher:
@@ -188,7 +190,7 @@ class Launcher:
             if namespace.get(name) is not value: kernel._forget_if_rebound(); break
         if kernel._cells: kernel._forget_if_rebound()
         extents = self._constant or self.extents(values)
-        types = tuple(map(type, values))
+        types = (_variables.get(_DEBUG), *map(type, values))
         launch = None
         try:
             keyer, ready = kernel._ready[types]

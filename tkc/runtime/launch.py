@@ -42,11 +42,14 @@ def load(compiled, device: int) -> driver.Function:
     i = compiled.interface
     images: list[bytes] = [compiled.ptx.encode()]
     if (compiled.image or find("ptxas")) and driver.capability(device) == TARGETS[compiled.target].capability: images.insert(0, compiled.image or cubin(compiled))
+    function = None
     for image in images[:-1]:
-        try: return driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
+        try: function = driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
         except DeviceError:
             if driver._poison: raise                                            # a driver older than ptxas: it translates the text itself
-    return driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster))
+    function = function or driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster), lines=bool(i.debug))
+    if i.sites: driver.record(function, i.sites)
+    return function
 
 
 def cubin(compiled) -> bytes:
@@ -54,7 +57,7 @@ def cubin(compiled) -> bytes:
     from tkc.codegen.ptx.ptxas import require, version
     from tkc.runtime import cache, fingerprint
     disk = cache.disk()
-    key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("target", compiled.target.encode()), ("ptxas", version(require("ptxas")).encode())])
+    key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("lines", str(compiled.interface.debug > 0).encode()), ("target", compiled.target.encode()), ("ptxas", version(require("ptxas")).encode())])
     found = disk.get(key) if disk else None
     made = found["cubin"] if found else compiled.resources.cubin
     if disk and not found: disk.put(key, {"cubin": made})
@@ -111,6 +114,15 @@ class Launch:
         raise driver.failure(int(error), f"launching {self.name} on grid {grid} with {shown}")
 
 
+class CheckedLaunch(Launch):
+    """The launch of a kernel with the checks of TKC_DEBUG: it waits for the kernel to end, and raises TrapError where a check failed."""
+    __slots__ = ()
+
+    def __call__(self) -> None:
+        super().__call__()
+        if self.grid[0]: driver.finish(self.function, self.stream(), f"running {self.name}")
+
+
 def _without_owner(i: ArrayInfo) -> ArrayInfo: return ArrayInfo(i.pointer, i.shape, i.strides, i.dtype, i.device, i.writeable)
 
 
@@ -135,7 +147,7 @@ class Packed:
 def pack(interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> Packed:
     places, total = workspaces(interface)
     scratch = driver.workspace(function, stream, total) if total else 0
-    return Packed([number(p, scratch + places[i], kernel) if i in places else piece(p, names, infos, grid, kernel) for i, p in enumerate(interface.parameters)])
+    return Packed([number(p, scratch + places[i], kernel) if i in places else piece(p, function, names, infos, grid, kernel) for i, p in enumerate(interface.parameters)])
 
 
 def workspaces(interface: Interface) -> tuple[dict[int, int], int]:
@@ -146,7 +158,7 @@ def workspaces(interface: Interface) -> tuple[dict[int, int], int]:
     return places, total
 
 
-def piece(p: Parameter, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str) -> bytes:
+def piece(p: Parameter, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str) -> bytes:
     """The bytes of one physical parameter. Raises LaunchError where a number does not fit its type."""
     what = f"argument {names[p.argument]} of {kernel}" if p.argument >= 0 else kernel
     match p.kind:
@@ -156,6 +168,7 @@ def piece(p: Parameter, names: Sequence[str], infos: Sequence, grid: Sequence[in
         case "stride": return number(p, infos[p.argument].strides[p.axis], f"{what}: stride {p.axis}")
         case "grid": return number(p, grid[p.axis], f"{what}: grid axis {p.axis}")
         case "scalar": return scalar(p, infos[p.argument], what)
+        case "trap": return number(p, function.record, what)
     raise LaunchError(f"{kernel}: the interface has a parameter of unknown kind {p.kind!r}; it was made by another version of tkc")
 
 

@@ -8,6 +8,7 @@ A specialization is plain data (tuples of names and numbers), so that a warm cac
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "split_k")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "split_k", "debug")
+PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
 ROLES = "one", "cooperative", "pingpong"
 
 
@@ -107,11 +109,21 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
         if name == "cluster":
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n >= 1 for n in value)):
                 raise LaunchError(f"{kernel}: cluster is expected to be a pair of numbers >= 1, got {value!r}")
+        elif name == "debug":
+            if not isinstance(value, int) or value < 0: raise LaunchError(f"{kernel}: debug is expected to be True, False or the seconds that a wait may take, got {value!r}")
         elif name == "roles":
             if value not in ROLES: raise LaunchError(f"{kernel}: roles is expected to be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {value!r}")
         elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
-    return tuple(sorted((k, v) for k, v in given.items() if v is not None))
+    seconds = {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])} if given.get("debug") else {}
+    return tuple(sorted([*((k, v) for k, v in given.items() if v is not None and k != "debug"), *seconds.items()]))
+
+
+def debugging(kernel: str) -> int:
+    """What TKC_DEBUG asks of a launch: 0, or seconds. Raises LaunchError where it is no number."""
+    asked = os.environ.get("TKC_DEBUG") or "0"
+    if not asked.isdigit(): raise LaunchError(f"{kernel}: TKC_DEBUG is 0, 1, or the seconds that a wait may take, got {asked!r}")
+    return int(asked)
 
 
 def signature(s: Specialization):

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
+from tkc.ir.interface import RECORD
 
 TYPES = {"b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32,
          "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "tf32": np.float32,
@@ -17,6 +18,14 @@ TYPES = {"b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16":
 HOLDS = {"%p": np.bool_, "%h": np.uint16, "%r": np.uint32, "%d": np.uint64}
 COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
            "gtu": lambda a, b: ~(a <= b), "ltu": lambda a, b: ~(a >= b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "nan": lambda a, b: np.isnan(a) | np.isnan(b)}
+
+
+class Trapped(Exception):
+    """A check of TKC_DEBUG: its site, the thread, and the sentence with its numbers."""
+
+    def __init__(self, site, thread: int, numbers: list[int]):
+        self.site, self.thread, self.said = site, thread, site.text.format(*numbers)
+        super().__init__(self.said)
 
 
 @dataclass
@@ -43,7 +52,7 @@ def run(program, arguments: list, grid=(1,)) -> list[np.ndarray]:
     for p in program.interface.parameters:
         a = arguments[p.argument] if p.argument >= 0 else None
         parameters.append({"pointer": lambda: places[p.argument], "shape": lambda: a.shape[p.axis], "stride": lambda: a.strides[p.axis] // a.itemsize,
-                           "scalar": lambda: a, "grid": lambda: grid[p.axis]}[p.kind]())
+                           "scalar": lambda: a, "grid": lambda: grid[p.axis], "trap": lambda: 0}[p.kind]())
     for z in range(grid[2]):
         for y in range(grid[1]):
             for x in range(grid[0]): Machine(program, memory, parameters, (x, y, z), grid).run()
@@ -55,7 +64,7 @@ class Machine:
         self.n, self.memory, self.parameters = program.interface.threads, memory.bytes, parameters
         self.shared = np.zeros(max(program.interface.shared_bytes, 16) + 1024, np.uint8)
         self.limit = program.interface.shared_bytes
-        self.lines = []
+        self.sites, self.lines = program.interface.sites, []
         self.registers: dict[str, np.ndarray] = {}
         self.special = {"%tid.x": np.arange(self.n), **{f"%ctaid.{c}": v for c, v in zip("xyz", block)}, **{f"%nctaid.{c}": v for c, v in zip("xyz", grid)}}
         lines = [l.strip() for l in program.text.split("{", 1)[1].splitlines()]
@@ -78,12 +87,20 @@ class Machine:
             mask = active if guard is None else active & (self.registers[guard] ^ bool(negate))
             if name == "ret": return
             assert name != "trap" or not mask.any(), "a trap"
+            if name == "bra" and rest == "$trap" and mask.any(): raise self.trapped(int(np.flatnonzero(mask)[0]))
             if name.startswith("bra"):
                 assert ".uni" not in name or not mask.any() or (mask == active).all(), f"a branch that threads take differently: {line}"
                 counters[mask] = self.labels[rest]
                 continue
             assert active.all() or not name.startswith(("bar", "shfl", "ldmatrix", "stmatrix", "mma", "fence")), f"not all threads reach {line}"
             with np.errstate(all="ignore"): self.execute(name, self.split(rest or ""), mask)
+
+    def trapped(self, thread: int) -> Trapped:
+        """What the record would say, in place of the code that writes it."""
+        text = "\n".join(self.code)
+        site, *numbers = (re.search(rf"st\.global\.b\d+ \[%d\d+\+{at}\], (%\w+);", text)[1] for at in (RECORD["site"], RECORD["numbers"], RECORD["numbers"] + 8))
+        given = [int(self.registers[r][thread].astype(np.int64)) if r in self.registers else 0 for r in numbers]
+        return Trapped(self.sites[int(self.registers[site][thread])], thread, given)
 
     @staticmethod
     def split(text: str) -> list:

@@ -39,8 +39,10 @@ class Belief:
         return None
 
     def told(self, found: Sequence[np.ndarray]) -> str | None:
-        """Of a control: how many of the elements that it counts wrong in its last array are wrong."""
-        return f"{int(np.count_nonzero(found[-1]))} of {found[-1].size} threads saw what was not there" if self.name.startswith("control_") else None
+        """Of a control: how many threads counted something wrong (the last array of threads that is not compared)."""
+        if not self.name.startswith("control_"): return None
+        wrong = next(f for f, e in zip(reversed(found), reversed(self.expected)) if e is None and f.size <= 1024)
+        return f"{int(np.count_nonzero(wrong))} of {wrong.size} threads saw what was not there"
 
 
 def as_bits(x: np.ndarray) -> np.ndarray: return np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}")
@@ -53,7 +55,7 @@ def belief(name: str, body: str, arrays: Sequence[np.ndarray], expected: Sequenc
     The body finds: %t thread, %lane, %warp, %block, %rank (in the cluster), %s shared memory (1024-byte aligned), %a0 … the arrays, %m0 … the tensor maps, and
     registers %r (32 bits), %d (64), %h (16), %f (32), %p (predicates) by the hundred.  `before`: directives of the entry.
     """
-    parameters = [Parameter("pointer", "u64", i) for i in range(len(arrays))] + [Parameter("map", "b8[128]", a, element=p.element, box=p.box, swizzle=p.swizzle, panelled=p.panelled) for a, p in maps]
+    parameters = [Parameter("pointer", "u64", i) for i in range(len(arrays))] + [Parameter("map", "b8[128]", a, element=p.element, box=p.box, order=p.order, swizzle=p.swizzle, panelled=p.panelled) for a, p in maps]
     declared = [f".param .u64 a{i}" for i in range(len(arrays))] + [f".param .align 64 .b8 m{i}[128]" for i in range(len(maps))]
     clustered = f".explicitcluster\n.reqnctapercluster {cluster}, 1, 1\n" if cluster > 1 else ""
     loads = [f"ld.param.u64 %a{i}, [a{i}];" for i in range(len(arrays))] + [f"mov.b64 %m{i}, m{i}; cvta.param.u64 %m{i}, %m{i};" for i in range(len(maps))]

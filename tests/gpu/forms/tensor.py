@@ -153,9 +153,9 @@ for fenced in (True, False):
     fence = "fence.proxy.async.global;" if fenced else ""
     belief("what_was_stored_is_loaded_by_tma_after_a_fence" if fenced else "control_without_a_fence_before_a_load_by_tma", f"""
     {only(0, f"{INIT} [%s], 1;", "fence.mbarrier_init.release.cluster;")} bar.sync 0; mov.u32 %r9, 0;
-    {repeat('%r1', 64, f'''mad.lo.u32 %r2, %r1, 128, %t; {put(0, '%t', '%r2')} {fence} bar.sync 0;''', only(0, f"{EXPECT} _, [%s], 512; {load_name(1)} [%s+{BASE}], [%m0, {{0}}], [%s];"), 'and.b32 %r3, %r1, 1;',
+    {repeat('%r1', 64, "mad.lo.u32 %r2, %r1, 128, %t;", *(f"mad.lo.u32 %r6, %t, 64, %r1; add.u32 %r6, %r6, {8192 * i}; {put(2, '%r6', '%r2')}" for i in range(16)), f"{put(0, '%t', '%r2')} {fence} bar.sync 0;", only(0, f"{EXPECT} _, [%s], 512; {load_name(1)} [%s+{BASE}], [%m0, {{0}}], [%s];"), 'and.b32 %r3, %r1, 1;',
             wait("[%s]", "%r3"), f'mad.lo.u32 %r4, %t, 4, %s; ld.shared.b32 %r5, [%r4+{BASE}]; setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1; bar.sync 0;')}
-    {put(1, '%t', '%r9')}""", [zeros(128), zeros(128) + 9], [None, zeros(128) if fenced else None], ["fence.proxy.async.global"] if fenced else [], threads=128, shared=BASE + 512,
+    {put(1, '%t', '%r9')}""", [zeros(128), zeros(128) + 9, zeros(1 << 18)], [None, zeros(128) if fenced else None, None], ["fence.proxy.async.global"] if fenced else [], threads=128, shared=BASE + 512,
            maps=[(0, Parameter("map", "", element="ui32", box=(128,)))])
     fence = f"{FENCE};" if fenced else ""
     belief("what_was_written_is_stored_by_tma_after_a_fence" if fenced else "control_without_a_fence_before_a_store_by_tma", f"""
