@@ -99,6 +99,12 @@ for width in (32, 64):
 AGAIN: add.u{width} %new, %old, %x; atom.relaxed.cta.global.cas.b{width} %seen, [%d1], %old, %new; setp.ne.b{width} %lost, %seen, %old; mov.b{width} %old, %seen; @%lost bra AGAIN; }}""",
            [np.zeros(BLOCKS, dtype)], [np.full(BLOCKS, THREADS * (THREADS - 1) // 2, dtype)], [f"atom.relaxed.cta.global.cas.b{width}", f"ld.relaxed.cta.global.b{width}"], threads=THREADS, blocks=BLOCKS)
 
+# as programs are claimed: the counter wraps after its limit, so that as many claims as there are programs leave it zero
+for limit in (N - 1, 99):
+    order = sorted(n % (limit + 1) for n in range(N))
+    belief(f"a_counter_wraps_after_{limit}", f"mad.lo.u32 %r1, %block, {THREADS}, %t; atom.relaxed.gpu.global.inc.u32 %r2, [%a0], {limit}; {put(1, '%r1', '%r2')}", [np.zeros(1, np.uint32), np.zeros(N, np.uint32)],
+           [np.array([N % (limit + 1)], np.uint32), lambda got, order=order: None if sorted(got.tolist()) == order else "a number was left out or came twice"], ["atom.relaxed.gpu.global.inc.u32"], threads=THREADS, blocks=BLOCKS)
+
 belief("counting_in_shared_memory", f"""
     mov.b32 %r1, 0; and.b32 %r2, %t, 7; mad.lo.u32 %r3, %r2, 4, %s; st.shared.b32 [%r3], %r1; bar.sync 0; red.relaxed.cta.shared.add.u32 [%r3], 1; bar.sync 0;
     setp.lt.u32 %p0, %t, 8; @!%p0 bra END; ld.shared.b32 %r4, [%r3]; {put(0, '%t', '%r4')}""", [np.zeros(8, np.uint32)], [np.full(8, THREADS // 8, np.uint32)], ["red.relaxed.cta.shared.add.u32"], threads=THREADS, shared=64)

@@ -34,7 +34,7 @@ FORMS: tuple[str, ...] = (
     r"shfl\.sync\.bfly\.b32", r"shfl\.sync\.idx\.b32",
     *(rf"{kind}\.relaxed\.{SCOPE}\.global\.{form}" for kind in ("red", "atom") for form in (r"add\.s32", r"add\.u32", r"add\.u64", r"add\.f32", r"add\.f64", r"add\.noftz\.f16", r"add\.noftz\.bf16",
       *(rf"{o}\.{t}" for o in ("max", "min") for t in ("s32", "u32", "s64", "u64")), *(rf"{o}\.b{w}" for o in ("and", "or", "xor") for w in (32, 64)))),
-    *(rf"atom\.relaxed\.{SCOPE}\.global\.{o}\.b{w}" for o in ("exch", "cas") for w in (32, 64)), r"red\.relaxed\.cta\.shared\.add\.u32",
+    *(rf"atom\.relaxed\.{SCOPE}\.global\.{o}\.b{w}" for o in ("exch", "cas") for w in (32, 64)), r"red\.relaxed\.cta\.shared\.add\.u32", r"atom\.relaxed\.gpu\.global\.inc\.u32",
 )
 PLAIN = frozenset("""abs add and bfe bfi bra brev call clz copysign cos cvt cvta div ex2 fma ld lg2 mad max min mov mul neg not or popc prmt rcp rem ret rsqrt selp setp shf shl shr sin sqrt st sub
     tanh testp trap xor""".split())
