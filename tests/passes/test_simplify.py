@@ -14,7 +14,7 @@ from tests.sim.building import kernel, put
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.text import parse, show
-from tkc.ir.types import ArrayFacts, ArrayType, Fact, ui8, ui32
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, ui8, ui32
 from tkc.ir.verify import verify
 from tkc.passes import simplify
 from tkc.sim import level0
@@ -87,6 +87,26 @@ def test_casts_fold_to_what_level_0_computes(data):
         return value
     (before, after), left = computed(lambda: build(tile.Constant(float(first) if np.dtype(type(first)).kind == "f" or chain[0] is bf16 else int(first), chain[0]).result), chain[-1])
     np.testing.assert_array_equal(np.asarray(before, np.float64), np.asarray(after, np.float64), err_msg=f"{first} through {chain}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(list(NUMBERS)), min_size=2, max_size=4), st.lists(st.integers(-2**31, 2**31 - 1), min_size=5, max_size=5))
+def test_chains_of_casts_fold_to_what_level_0_computes(chain, numbers):
+    """Of a tile: a float that becomes an integer saturates, an integer wraps."""
+    with np.errstate(all="ignore"): x = np.array(numbers, np.int32).astype(NUMBERS[chain[0]])
+
+    def emit(a, o):
+        v = tile.Load(a, [tile.Constant(0, i32).result], [5]).result
+        for t in chain[1:]: v = ew.Cast(v, TileType([5], t)).result
+        put(o, v)
+    outputs = []
+    for change in False, True:
+        module = kernel([ArrayType(1, chain[0]), ArrayType(1, chain[-1])], emit)
+        if change: simplified(module)
+        out = np.zeros(5, NUMBERS[chain[-1]])
+        level0.run(module, [x, out], (1,))
+        outputs.append(np.asarray(out, np.float64))
+    np.testing.assert_array_equal(*outputs, err_msg=f"{x} through {chain}")
 
 
 @settings(max_examples=60, deadline=None)

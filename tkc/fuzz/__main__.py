@@ -1,4 +1,4 @@
-"""python -m tkc.fuzz --seeds A:B: random kernels; each failure is printed with its kernel."""
+"""python -m tkc.fuzz: everything, resumed where it was; `kernels` and `texts`: one of them by hand, each failure printed with what shows it."""
 from __future__ import annotations
 
 import sys
@@ -7,13 +7,54 @@ from collections import Counter
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from tkc.fuzz.check import check
+from tkc.fuzz.campaign import CAMPAIGNS, State, fuzz
 from tkc.fuzz.grammar import POLICIES
-from tkc.fuzz.productions import kernel
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.option("--only", multiple=True, type=click.Choice(list(CAMPAIGNS)), help="This campaign; may be given more than once. All by default.")
+@click.option("--share", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of the items of each campaign, 1 being " + ", ".join(f"{c.wanted:,} {c.name}" for c in CAMPAIGNS.values() if c.wanted)
+              + " and every mutant.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where the seeds of runs, kernels and texts begin.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--seconds", type=float, help="Start nothing new after so long.")
+@click.option("--state", type=click.Path(path_type=Path), default=Path("out/fuzz.json"), show_default=True, help="What is done, and what was found; an interrupted fuzz goes on from there.")
+@click.option("--fresh", is_flag=True, help="Forget the state.")
+@click.pass_context
+def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
+    """Clean runs of pipelined programs, random kernels, broken texts of IR, and mutants of synchronisation. The exit status is 1 if anything was found."""
+    if context.invoked_subcommand: return
+    path = state.with_stem(f"{state.stem}-{seed}") if seed else state
+    if fresh: path.unlink(missing_ok=True)
+    console, wanted = Console(stderr=True), {n: max(1, round(share * (c.size() if c.size else c.wanted))) for n, c in CAMPAIGNS.items() if not only or n in only}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}"), TimeRemainingColumn()
+    done = State.read(path)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks = {n: bars.add_task(CAMPAIGNS[n].title, total=total, completed=min(total, done.of(CAMPAIGNS[n]).items), found="") for n, total in wanted.items()}
+        said = {n: len(done.of(CAMPAIGNS[n]).faults) for n in wanted}
+
+        def tell(name: str, progress, of: int) -> None:
+            bars.update(tasks[name], completed=progress.items, found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "")
+            for item, fault in progress.faults[said[name]:]: console.print(f"{name} {item}: {fault}", markup=False, highlight=False)
+            said[name] = len(progress.faults)
+        fuzz(wanted, done, jobs, seed, seconds, tell)
+    Console().print(summary(done, wanted))
+    sys.exit(any(done.of(CAMPAIGNS[n]).faults for n in wanted))
+
+
+def summary(state: State, wanted: dict[str, int]) -> Table:
+    table = Table("campaign", "", "done", "of", "found", "also", "seconds", title="tkc fuzz", title_justify="left")
+    for name, total in wanted.items():
+        p = state.of(CAMPAIGNS[name])
+        table.add_row(name, CAMPAIGNS[name].title, f"{p.items:,}", f"{total:,}", f"{len(p.faults)}", ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in sorted(p.counts.items()) if n), f"{p.seconds:,.0f}")
+    return table
+
+
+@main.command()
 @click.option("--seeds", default="0:100", show_default=True, metavar="A:B", help="From A up to, not including, B; or one seed.")
 @click.option("--policy", type=click.Choice(list(POLICIES)), help="Instead of the seed's own.")
 @click.option("--steps", type=int, help="Statements of a kernel; the seed's own by default.")
@@ -23,15 +64,12 @@ from tkc.fuzz.productions import kernel
 @click.option("--refused", is_flag=True, help="Also show what was refused.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Write failing kernels and their IR here.")
 @click.option("--reduce", "reducing", is_flag=True, help="Reduce what fails and print it (or write it with --keep).")
-@click.option("--mutants", type=int, metavar="N", help="Instead of kernels: N broken texts of IR, from the first seed on.")
-@click.option("--passes", is_flag=True, help="With --mutants: what verifies also goes through the passes.")
 @click.option("--seconds", type=float, help="Stop after so long.")
-def main(seeds, policy, steps, targets, thorough, show, refused, keep, reducing, mutants, passes, seconds) -> None:
+def kernels(seeds, policy, steps, targets, thorough, show, refused, keep, reducing, seconds) -> None:
     """Random kernels of the language, at every level, on the CPU and with other plans, against level 0."""
+    from tkc.fuzz.check import check
+    from tkc.fuzz.productions import kernel
     first, _, last = seeds.partition(":")
-    if mutants:
-        from tkc.fuzz.mutation import run
-        sys.exit(run(mutants, int(first), passes) > 0)
     began, kinds, ran = time.monotonic(), Counter(), 0
     for seed in range(int(first), int(last or int(first) + 1)):
         k = kernel(seed, policy, steps)
@@ -48,6 +86,16 @@ def main(seeds, policy, steps, targets, thorough, show, refused, keep, reducing,
     bad = sum(n for kind, n in kinds.items() if kind != "refused")
     print(f"{ran} kernels in {time.monotonic() - began:.0f} s: {bad} failures, {kinds['refused']} refused{', ' + repr(dict(kinds)) if bad else ''}")
     sys.exit(bad > 0)
+
+
+@main.command()
+@click.argument("count", type=click.IntRange(1), default=1000)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--passes", is_flag=True, help="What verifies also goes through the passes.")
+def texts(count, seed, passes) -> None:
+    """COUNT broken texts of IR; each kind of fault is shown once."""
+    from tkc.fuzz.mutation import run
+    sys.exit(run(count, seed, passes) > 0)
 
 
 def _reduce(folder: Path | None, k, failure) -> None:

@@ -24,7 +24,7 @@ from tkc.ir.text import source
 from tkc.ir.types import is_float
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_KERNELS = os.path.join(_OWN, "kernels") + os.sep
+_KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "kernels.py")
 _local = threading.local()                 # .stack: the traces of this thread, innermost last
 
 
@@ -105,7 +105,7 @@ def is_own(filename: str) -> bool: return filename.startswith(_OWN) and not file
 
 def is_library(module: str | None) -> bool:
     """Code that takes no part in a kernel; our own kernels do, as a user's would."""
-    return (module or "").partition(".")[0] in LIBRARIES and not (module or "").startswith("tkc.kernels")
+    return (module or "").partition(".")[0] in LIBRARIES and not (module or "").startswith(("tkc.kernels", "tkc.fuzz.kernels"))
 
 
 def is_users_frame(frame: FrameType) -> bool: return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))

@@ -181,7 +181,8 @@ def _cast(op: ew.Cast) -> Sequence[SSAValue] | None:
     source, wanted = element_of(op.arg.type), element_of(op.result.type)
     if source == wanted: return [op.arg]
     inner = op.arg.owner
-    if isinstance(inner, ew.Cast) and _exact(element_of(inner.arg.type), source):
+    if isinstance(inner, ew.Cast) and _exact(first := element_of(inner.arg.type), source) and not (is_integer(first) and is_float(source) and is_integer(wanted) and not _exact(first, wanted)):
+        # (an integer by way of a float saturates, without it wraps)
         return [inner.arg] if inner.arg.type == op.result.type else [before(op, ew.Cast(inner.arg, op.result.type)).result]
     if (n := constant(op.arg)) is not None and (made := _cast_number(n, wanted)) is not None: return [before(op, tile.Constant(made, op.result.type)).result]
     return _pointwise(op)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
 from xdsl.ir import Operation
@@ -179,14 +181,31 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
 }
 
 
-def mutants(module: ModuleOp) -> Iterator[tuple[str, ModuleOp]]:
-    """Every operator at every place; "drop: fence 2" drops the third fence of the text."""
+@dataclass(frozen=True)
+class Place:
+    """A mutant: the operator, the number of the operation in the text, and a label such as "drop: fence 2" (the third fence of the text)."""
+    label: str
+    operator: str
+    number: int
+
+
+def places(module: ModuleOp) -> Iterator[Place]:
+    """Every operator at every place."""
     seen: Counter[str] = Counter()
-    for number, original in enumerate(module.walk()):
-        kind = original.name.removeprefix("tile.")
-        for name, (change, applies) in OPERATORS.items():
-            if not applies(original): continue
-            copy = module.clone()
-            change(next(op for i, op in enumerate(copy.walk()) if i == number))
-            yield f"{name}: {kind} {seen[kind]}", copy
+    for number, op in enumerate(module.walk()):
+        kind = op.name.removeprefix("tile.")
+        for name, (_, applies) in OPERATORS.items():
+            if applies(op): yield Place(f"{name}: {kind} {seen[kind]}", name, number)
         seen[kind] += 1
+
+
+def mutated(module: ModuleOp, place: Place) -> ModuleOp:
+    """A copy with the change."""
+    copy = module.clone()
+    OPERATORS[place.operator][0](next(islice(copy.walk(), place.number, None)))
+    return copy
+
+
+def mutants(module: ModuleOp) -> Iterator[tuple[str, ModuleOp]]:
+    """Labels and changed copies."""
+    for place in places(module): yield place.label, mutated(module, place)

@@ -1,0 +1,251 @@
+"""Everything that fuzzing does, for hours if need be: `make fuzz`, or `python -m tkc.fuzz`.
+
+A *campaign* is a number of items, each made of its own number alone, so that any of them can be run again:
+
+    runs      a golden program or a pipelined kernel in a random schedule of the simulator: no finding, right values
+    kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to the bit
+    texts     a broken text of IR: read, or refused in a sentence, within two seconds
+    mutants   a program of `runs` with one change of its synchronisation: found, unless declared equivalent
+
+Items are run by processes of their own, so that one which crashes or hangs costs itself alone and is reported. What is done is written to a file after every batch:
+an interrupted fuzz goes on where it was.
+"""
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+BATCH = 50                              # items that a process gets at once
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """`one(number)` runs an item: the faults it has, and what else is counted. deadline: seconds after which an item hangs; size: how many there are (None: as many as one asks for)."""
+    name: str
+    title: str
+    wanted: int
+    deadline: float
+    one: Callable[[int], tuple[list[str], Counter]]
+    size: Callable[[], int] | None = None
+
+
+# ------------------------------------------------------------------------------------------------------ items
+def run(number: int) -> tuple[list[str], Counter]:
+    import random
+
+    from tkc.fuzz.programs import programs
+    r, all_ = random.Random(number), list(programs().values())
+    program = all_[number % len(all_)]
+    shape, resident = r.choice(program.shapes), r.choice((1, 1, 2, 3))
+    found = program.run(shape, number, resident)
+    return [f"{program.name} {shape}, {resident} at once: {found}"] if found else [], Counter()
+
+
+def kernel(number: int) -> tuple[list[str], Counter]:
+    from tkc.fuzz.check import check
+    from tkc.fuzz.productions import kernel as written
+    failures = check(written(number))
+    return [f"{f}" for f in failures if f.kind != "refused"], Counter(refused=any(f.kind == "refused" for f in failures))
+
+
+def text(number: int) -> tuple[list[str], Counter]:
+    import random
+
+    from tkc.fuzz.mutation import fault, mutant
+    broken = mutant(random.Random(number), _texts())
+    problem = fault(broken, passes=number % 20 == 0)
+    return [f"{problem}\n{broken[:4000]}"] if problem else [], Counter(through_passes=number % 20 == 0)
+
+
+@cache
+def _texts() -> list[str]:
+    from tkc.fuzz.mutation import corpus
+    return corpus()
+
+
+def mutant(number: int) -> tuple[list[str], Counter]:
+    from tkc.fuzz.mutants import found
+    program, place = _mutants()[number]
+    if found(program, place): return [], Counter(found=1)
+    if place.label in program.equivalent: return [], Counter(equivalent=1)
+    return [f"{program.name}: '{place.label}' is not found"], Counter()
+
+
+@cache
+def _mutants() -> list:
+    from tkc.fuzz.mutants import every
+    return every()
+
+
+CAMPAIGNS = {c.name: c for c in (
+    Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
+    Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
+    Campaign("texts", "broken texts of IR", 100_000, 30, text),
+    Campaign("mutants", "changes of synchronisation", 0, 600, mutant, lambda: len(_mutants())),
+)}
+
+
+# ------------------------------------------------------------------------------------------------------ what is done
+@dataclass
+class Progress:
+    """Of one campaign. done: spans of items [first, behind the last]; faults: (item, what)."""
+    done: list[list[int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def items(self) -> int: return sum(last - first for first, last in self.done)
+
+    def add(self, first: int, last: int, faults: list, counts: Counter, seconds: float) -> None:
+        self.faults += faults
+        self.counts, self.seconds = dict(Counter(self.counts) + counts), self.seconds + seconds
+        spans, self.done = sorted([*self.done, [first, last]]), []
+        for span in spans:
+            if self.done and self.done[-1][1] == span[0]: self.done[-1][1] = span[1]
+            else: self.done.append(list(span))
+
+    def left(self, total: int) -> list[tuple[int, int]]:
+        """Spans of at most BATCH items that are not done."""
+        ends = [0, *(n for span in self.done for n in span), total]
+        return [(n, min(n + BATCH, end, total)) for start, end in zip(ends[::2], ends[1::2]) for n in range(start, min(end, total), BATCH)]
+
+
+@dataclass
+class State:
+    """What a fuzz has done, in a file (None: nowhere)."""
+    path: Path | None = None
+    progress: dict[str, Progress] = field(default_factory=dict)
+
+    @staticmethod
+    def read(path: Path) -> State:
+        if not path.exists(): return State(path)
+        return State(path, {name: Progress(**p) for name, p in json.loads(path.read_text()).items()})
+
+    def of(self, campaign: Campaign) -> Progress: return self.progress.setdefault(campaign.name, Progress())
+
+    def write(self) -> None:
+        if self.path is None: return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(f".{os.getpid()}.new")
+        new.write_text(json.dumps({name: asdict(p) for name, p in self.progress.items()}))
+        new.replace(self.path)
+
+
+# ------------------------------------------------------------------------------------------------------ processes
+@dataclass(frozen=True)
+class Batch:
+    campaign: str
+    first: int
+    last: int
+
+
+def work(pipe: Connection, seed: int) -> None:
+    """A process: batches in; out "item" before each of its items, its faults and counts behind it, and "over" behind the last."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    while (batch := pipe.recv()) is not None:
+        for item in range(batch.first, batch.last):
+            pipe.send(("item", item))
+            try: faults, counts = CAMPAIGNS[batch.campaign].one(item + (seed if CAMPAIGNS[batch.campaign].size is None else 0))
+            except Exception as e: faults, counts = [f"{type(e).__name__}: {e}"], Counter()
+            pipe.send(("done", item, faults, counts))
+        pipe.send(("over",))
+
+
+class Worker:
+    """A process and what it is at. A batch outlives the process: another goes on behind the item that killed it."""
+
+    def __init__(self, seed: int):
+        self.seed, self.batch, self.process = seed, None, None
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, far = context.Pipe()
+        self.process = context.Process(target=work, args=(far, self.seed), daemon=True)
+        self.process.start()
+        far.close()
+
+    def give(self, batch: Batch) -> None:
+        self.batch, self.item, self.faults, self.counts, self.began = batch, batch.first, [], Counter(), time.monotonic()
+        self.since = time.monotonic() + 60                                  # the first item also imports, and compiles what it runs
+        self.pipe.send(batch)
+
+    def hear(self) -> bool:
+        """One message; whether the batch is over."""
+        try: kind, *rest = self.pipe.recv()
+        except (EOFError, ConnectionResetError): return self.lost(f"the process ended with status {self._status()}")
+        if kind == "item":
+            self.item = rest[0]
+            self.since = max(self.since, time.monotonic())
+        elif kind == "done":
+            item, faults, counts = rest
+            self.faults += [(item, f) for f in faults]
+            self.counts += counts
+            self.since = time.monotonic()
+        return kind == "over"
+
+    def _status(self) -> int | None:
+        self.process.join(5)
+        return self.process.exitcode
+
+    def lost(self, why: str) -> bool:
+        """The item at hand took the process with it: what is left of the batch goes to a new one."""
+        self.stop()
+        self.faults.append((self.item, why))
+        rest = Batch(self.batch.campaign, self.item + 1, self.batch.last)
+        self._start()
+        if rest.first >= rest.last: return True
+        self.item, self.since = rest.first, time.monotonic() + 60
+        self.pipe.send(rest)
+        return False
+
+    def late(self) -> bool: return self.batch is not None and time.monotonic() - self.since > CAMPAIGNS[self.batch.campaign].deadline
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def fuzz(wanted: dict[str, int], state: State, jobs: int = 1, seed: int = 0, seconds: float | None = None, tell: Callable[[str, Progress, int], None] = lambda name, progress, of: None) -> State:
+    """Runs so many items of each campaign, less what the state says is done, until the time is over. seed: where the numbers of kernels, runs and texts begin."""
+    began, batches, running = time.monotonic(), _left(wanted, state), []
+    try:
+        for batch in batches:
+            running.append(Worker(seed))
+            running[-1].give(batch)
+            if len(running) == jobs: break
+        while running:
+            wait([w.pipe for w in running], timeout=1)
+            for worker in list(running):
+                over = False
+                while not over and worker.pipe.poll(): over = worker.hear()
+                if not over and worker.late(): over = worker.lost(f"no end within {CAMPAIGNS[worker.batch.campaign].deadline:.0f} s")
+                if not over: continue
+                done, progress = worker.batch, state.of(CAMPAIGNS[worker.batch.campaign])
+                progress.add(done.first, done.last, worker.faults, worker.counts, time.monotonic() - worker.began)
+                state.write()
+                tell(done.campaign, progress, wanted[done.campaign])
+                batch = None if seconds is not None and time.monotonic() - began > seconds else next(batches, None)
+                if batch is None: worker.stop(); running.remove(worker)
+                else: worker.give(batch)
+    finally:
+        for worker in running: worker.stop()
+    return state
+
+
+def _left(wanted: dict[str, int], state: State) -> Iterator[Batch]:
+    """The campaigns in turn, so that an interrupted fuzz is as far along in each."""
+    each = [[Batch(name, *span) for span in state.of(CAMPAIGNS[name]).left(total)] for name, total in wanted.items()]
+    longest = max(map(len, each), default=0)
+    for share in range(longest):
+        for batches in each: yield from batches[share * len(batches) // longest:(share + 1) * len(batches) // longest]

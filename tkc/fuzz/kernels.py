@@ -1,0 +1,58 @@
+"""Kernels whose loops the passes pipeline, as users write them; `programs` launches them."""
+from math import e, inf, log2
+
+import tkc
+
+
+def matmul(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, RELU: tkc.constexpr = False):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    if RELU: acc = tkc.maximum(acc, 0)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def matmul_nt(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T, acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
+    c, shift = scale * log2(e), k.shape[0] - q.shape[0]
+    rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (m, 0), (BM, D))
+    top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, D))
+    for n in tkc.range(0, tkc.minimum(k.shape[0], m + BM + shift) if CAUSAL else k.shape[0], BN):
+        cols = n + tkc.arange(BN)
+        keep = cols[None, :] < k.shape[0]
+        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
+        s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
+        new = tkc.maximum(top, tkc.max(s, axis=1) * c)
+        base = tkc.where(new == -inf, 0, new)
+        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(top - base)
+        total = total * shrink + tkc.sum(p, axis=1)
+        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
+        top = new
+    tkc.store(o, (m, 0), tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype))
+
+
+def dequantized(x, w, s, o, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc, scales = tkc.zeros((BM, BN)), tkc.load(s, (n,), (BN,))
+    for k in tkc.range(0, x.shape[1], BK):
+        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)).to(tkc.bfloat16) * scales[None, :], acc)
+    tkc.store(o, (m, n), acc)
+
+
+def softmax_in_two_walks(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """A row is too long for a tile: one walk for the largest and the sum, one for the results."""
+    m, top, total = tkc.program_id(0) * ROWS, tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        v = tkc.where((n + tkc.arange(BN) < x.shape[1])[None, :], tkc.load(x, (m, n), (ROWS, BN)), -inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        total = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1)
+        top = new
+    for n in tkc.range(0, x.shape[1], BN): tkc.store(o, (m, n), tkc.exp(tkc.load(x, (m, n), (ROWS, BN)) - top[:, None]) / total[:, None])
