@@ -26,7 +26,7 @@ BELOW = {
     "sim": {"ir", "errors"},
     "compiler": {"language", "passes", "codegen", "sim", "ir", "errors"},
     "runtime": {"compiler", "language", "passes", "codegen", "sim", "ir", "errors"},
-    "fuzz": {"runtime", "compiler", "language", "passes", "codegen", "sim", "ir", "errors"},
+    "fuzz": {"public", "runtime", "compiler", "language", "passes", "codegen", "sim", "ir", "errors"},
     "tools": {"fuzz", "runtime", "compiler", "language", "passes", "codegen", "sim", "ir", "errors", "public"},
     "kernels": {"public"},
     "public": {"runtime", "language", "errors"},

@@ -1,4 +1,4 @@
-"""Broken texts of IR and broken command lines: refused in a sentence, or taken; `python -m tkc.fuzz --mutants N` runs more."""
+"""Broken texts of IR and broken command lines: refused in a sentence, or taken; `python -m tkc.fuzz texts N` runs more."""
 import random
 import time
 from functools import cache

@@ -12,7 +12,7 @@ from tkc.ir.text import parse, show
 
 @pytest.mark.parametrize("batch", range(30))
 def test_kernels_agree_at_every_level(batch):
-    """Ten kernels of few statements each; `python -m tkc.fuzz --seeds A:B` runs more and longer ones."""
+    """Ten kernels of few statements each; `python -m tkc.fuzz kernels --seeds A:B` runs more and longer ones."""
     for seed in range(10 * batch, 10 * batch + 10):
         k = kernel(seed, steps=1 + seed // 3 % 4)
         assert not [str(f) for f in check(k, brief=True) if f.kind != "refused"], f"seed {seed}\n{k.source}"

@@ -1,5 +1,8 @@
-"""Random kernels without undefined behaviour, run at every level against level 0: `python -m tkc.fuzz --seeds 0:100`.
+"""What is run by the thousand to find what tests did not think of; `campaign` runs all of it: `make fuzz`, or `python -m tkc.fuzz`.
 
-`grammar` writes a kernel from a seed as Python source, `check` runs it through every level, the machine code of the CPU and other plans,
-`mutation` breaks texts of IR.
+    grammar, productions, check     random kernels without undefined behaviour, at every level, on the CPU and with other plans
+    kernels, programs               pipelined kernels and the golden programs, in random schedules of the simulator
+    mutants                         the same with one change of their synchronisation, which the simulator must find
+    mutation                        broken texts of IR and broken command lines
+    reducer                         a smaller module with the same fault
 """

@@ -1,6 +1,7 @@
 """python -m tkc.fuzz: everything, resumed where it was; `kernels` and `texts`: one of them by hand, each failure printed with what shows it."""
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from tkc.fuzz.campaign import CAMPAIGNS, State, fuzz
 from tkc.fuzz.grammar import POLICIES
+from tkc.runtime.fingerprint import package_hash
 
 
 @click.group(invoke_without_command=True)
@@ -20,7 +22,7 @@ from tkc.fuzz.grammar import POLICIES
 @click.option("--share", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of the items of each campaign, 1 being " + ", ".join(f"{c.wanted:,} {c.name}" for c in CAMPAIGNS.values() if c.wanted)
               + " and every mutant.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Where the seeds of runs, kernels and texts begin.")
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="all processors", help="Processes.")
 @click.option("--seconds", type=float, help="Start nothing new after so long.")
 @click.option("--state", type=click.Path(path_type=Path), default=Path("out/fuzz.json"), show_default=True, help="What is done, and what was found; an interrupted fuzz goes on from there.")
 @click.option("--fresh", is_flag=True, help="Forget the state.")
@@ -30,27 +32,30 @@ def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
     if context.invoked_subcommand: return
     path = state.with_stem(f"{state.stem}-{seed}") if seed else state
     if fresh: path.unlink(missing_ok=True)
-    console, wanted = Console(stderr=True), {n: max(1, round(share * (c.size() if c.size else c.wanted))) for n, c in CAMPAIGNS.items() if not only or n in only}
+    console, wanted = Console(stderr=True), {c: max(1, round(share * (c.size() if c.size else c.wanted))) for c in CAMPAIGNS.values() if not only or c.name in only}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}"), TimeRemainingColumn()
-    done = State.read(path)
+    done, ours = State.read(path), package_hash()[:12]
+    if ours not in done.sources: done.sources.append(ours)
+    if len(done.sources) > 1: console.print(f"what {path} says was done by {len(done.sources)} versions of tkc; --fresh begins anew", style="yellow", soft_wrap=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks = {n: bars.add_task(CAMPAIGNS[n].title, total=total, completed=min(total, done.of(CAMPAIGNS[n]).items), found="") for n, total in wanted.items()}
-        said = {n: len(done.of(CAMPAIGNS[n]).faults) for n in wanted}
+        tasks = {c: bars.add_task(c.title, total=total, completed=min(total, done.of(c).items), found="") for c, total in wanted.items()}
+        said = dict.fromkeys(wanted, 0)
 
-        def tell(name: str, progress, of: int) -> None:
-            bars.update(tasks[name], completed=progress.items, found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "")
-            for item, fault in progress.faults[said[name]:]: console.print(f"{name} {item}: {fault}", markup=False, highlight=False)
-            said[name] = len(progress.faults)
+        def tell(campaign, progress) -> None:
+            bars.update(tasks[campaign], completed=progress.items, found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "")
+            for item, fault in progress.faults[said[campaign]:]: console.print(f"{campaign.name} {item}: {fault}", markup=False, highlight=False, soft_wrap=True)
+            said[campaign] = len(progress.faults)
+        for campaign in wanted: tell(campaign, done.of(campaign))
         fuzz(wanted, done, jobs, seed, seconds, tell)
     Console().print(summary(done, wanted))
-    sys.exit(any(done.of(CAMPAIGNS[n]).faults for n in wanted))
+    sys.exit(any(done.of(c).faults for c in wanted))
 
 
-def summary(state: State, wanted: dict[str, int]) -> Table:
+def summary(state: State, wanted: dict) -> Table:
     table = Table("campaign", "", "done", "of", "found", "also", "seconds", title="tkc fuzz", title_justify="left")
-    for name, total in wanted.items():
-        p = state.of(CAMPAIGNS[name])
-        table.add_row(name, CAMPAIGNS[name].title, f"{p.items:,}", f"{total:,}", f"{len(p.faults)}", ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in sorted(p.counts.items()) if n), f"{p.seconds:,.0f}")
+    for campaign, total in wanted.items():
+        p = state.of(campaign)
+        table.add_row(campaign.name, campaign.title, f"{p.items:,}", f"{total:,}", f"{len(p.faults)}", ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in sorted(p.counts.items()) if n), f"{p.seconds:,.0f}")
     return table
 
 

@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from math import prod
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 BATCH = 50                              # items that a process gets at once
+START = 60.0                            # seconds that a process may take more for its first item: it imports, and compiles what it runs
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def run(number: int) -> tuple[list[str], Counter]:
     from tkc.fuzz.programs import programs
     r, all_ = random.Random(number), list(programs().values())
     program = all_[number % len(all_)]
-    shape, resident = r.choice(program.shapes), r.choice((1, 1, 2, 3))
+    (shape,), resident = r.choices(program.shapes, [(1 + prod(s))**-0.5 for s in program.shapes]), r.choice((1, 1, 2, 3))          # small ones more often
     found = program.run(shape, number, resident)
     return [f"{program.name} {shape}, {resident} at once: {found}"] if found else [], Counter()
 
@@ -85,11 +87,14 @@ def _mutants() -> list:
     return every()
 
 
+def _count() -> int: return len(_mutants())
+
+
 CAMPAIGNS = {c.name: c for c in (
     Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
     Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
     Campaign("texts", "broken texts of IR", 100_000, 30, text),
-    Campaign("mutants", "changes of synchronisation", 0, 600, mutant, lambda: len(_mutants())),
+    Campaign("mutants", "changes of synchronisation", 0, 600, mutant, _count),
 )}
 
 
@@ -121,14 +126,16 @@ class Progress:
 
 @dataclass
 class State:
-    """What a fuzz has done, in a file (None: nowhere)."""
+    """What a fuzz has done, in a file (None: nowhere). sources: fingerprints of the packages that did it."""
     path: Path | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
 
     @staticmethod
     def read(path: Path) -> State:
         if not path.exists(): return State(path)
-        return State(path, {name: Progress(**p) for name, p in json.loads(path.read_text()).items()})
+        found = json.loads(path.read_text())
+        return State(path, {name: Progress(**p) for name, p in found["campaigns"].items()}, found["sources"])
 
     def of(self, campaign: Campaign) -> Progress: return self.progress.setdefault(campaign.name, Progress())
 
@@ -136,14 +143,14 @@ class State:
         if self.path is None: return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps({name: asdict(p) for name, p in self.progress.items()}))
+        new.write_text(json.dumps({"sources": self.sources, "campaigns": {name: asdict(p) for name, p in self.progress.items()}}))
         new.replace(self.path)
 
 
 # ------------------------------------------------------------------------------------------------------ processes
 @dataclass(frozen=True)
 class Batch:
-    campaign: str
+    campaign: Campaign
     first: int
     last: int
 
@@ -154,7 +161,7 @@ def work(pipe: Connection, seed: int) -> None:
     while (batch := pipe.recv()) is not None:
         for item in range(batch.first, batch.last):
             pipe.send(("item", item))
-            try: faults, counts = CAMPAIGNS[batch.campaign].one(item + (seed if CAMPAIGNS[batch.campaign].size is None else 0))
+            try: faults, counts = batch.campaign.one(item + (seed if batch.campaign.size is None else 0))
             except Exception as e: faults, counts = [f"{type(e).__name__}: {e}"], Counter()
             pipe.send(("done", item, faults, counts))
         pipe.send(("over",))
@@ -176,7 +183,7 @@ class Worker:
 
     def give(self, batch: Batch) -> None:
         self.batch, self.item, self.faults, self.counts, self.began = batch, batch.first, [], Counter(), time.monotonic()
-        self.since = time.monotonic() + 60                                  # the first item also imports, and compiles what it runs
+        self.since = time.monotonic() + START
         self.pipe.send(batch)
 
     def hear(self) -> bool:
@@ -185,7 +192,6 @@ class Worker:
         except (EOFError, ConnectionResetError): return self.lost(f"the process ended with status {self._status()}")
         if kind == "item":
             self.item = rest[0]
-            self.since = max(self.since, time.monotonic())
         elif kind == "done":
             item, faults, counts = rest
             self.faults += [(item, f) for f in faults]
@@ -204,11 +210,11 @@ class Worker:
         rest = Batch(self.batch.campaign, self.item + 1, self.batch.last)
         self._start()
         if rest.first >= rest.last: return True
-        self.item, self.since = rest.first, time.monotonic() + 60
+        self.item, self.since = rest.first, time.monotonic() + START
         self.pipe.send(rest)
         return False
 
-    def late(self) -> bool: return self.batch is not None and time.monotonic() - self.since > CAMPAIGNS[self.batch.campaign].deadline
+    def late(self) -> bool: return self.batch is not None and time.monotonic() - self.since > self.batch.campaign.deadline
 
     def stop(self) -> None:
         self.process.kill()
@@ -216,7 +222,7 @@ class Worker:
         self.pipe.close()
 
 
-def fuzz(wanted: dict[str, int], state: State, jobs: int = 1, seed: int = 0, seconds: float | None = None, tell: Callable[[str, Progress, int], None] = lambda name, progress, of: None) -> State:
+def fuzz(wanted: dict[Campaign, int], state: State, jobs: int = 1, seed: int = 0, seconds: float | None = None, tell: Callable[[Campaign, Progress], None] = lambda campaign, progress: None) -> State:
     """Runs so many items of each campaign, less what the state says is done, until the time is over. seed: where the numbers of kernels, runs and texts begin."""
     began, batches, running = time.monotonic(), _left(wanted, state), []
     try:
@@ -229,12 +235,12 @@ def fuzz(wanted: dict[str, int], state: State, jobs: int = 1, seed: int = 0, sec
             for worker in list(running):
                 over = False
                 while not over and worker.pipe.poll(): over = worker.hear()
-                if not over and worker.late(): over = worker.lost(f"no end within {CAMPAIGNS[worker.batch.campaign].deadline:.0f} s")
+                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s")
                 if not over: continue
-                done, progress = worker.batch, state.of(CAMPAIGNS[worker.batch.campaign])
+                done, progress = worker.batch, state.of(worker.batch.campaign)
                 progress.add(done.first, done.last, worker.faults, worker.counts, time.monotonic() - worker.began)
                 state.write()
-                tell(done.campaign, progress, wanted[done.campaign])
+                tell(done.campaign, progress)
                 batch = None if seconds is not None and time.monotonic() - began > seconds else next(batches, None)
                 if batch is None: worker.stop(); running.remove(worker)
                 else: worker.give(batch)
@@ -243,9 +249,9 @@ def fuzz(wanted: dict[str, int], state: State, jobs: int = 1, seed: int = 0, sec
     return state
 
 
-def _left(wanted: dict[str, int], state: State) -> Iterator[Batch]:
+def _left(wanted: dict[Campaign, int], state: State) -> Iterator[Batch]:
     """The campaigns in turn, so that an interrupted fuzz is as far along in each."""
-    each = [[Batch(name, *span) for span in state.of(CAMPAIGNS[name]).left(total)] for name, total in wanted.items()]
+    each = [[Batch(campaign, *span) for span in state.of(campaign).left(total)] for campaign, total in wanted.items()]
     longest = max(map(len, each), default=0)
     for share in range(longest):
         for batches in each: yield from batches[share * len(batches) // longest:(share + 1) * len(batches) // longest]

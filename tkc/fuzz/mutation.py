@@ -1,4 +1,4 @@
-"""Broken texts of IR and broken command lines: `python -m tkc.fuzz --mutants 10000`.
+"""Broken texts of IR and broken command lines: `python -m tkc.fuzz texts 10000`.
 
 A mutant of a text is read and verified, and what verifies goes through the passes. It may be refused in one sentence; it may not raise anything else, nor
 take longer than `SECONDS`.

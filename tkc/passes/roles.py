@@ -41,6 +41,7 @@ from tkc.passes import PassContext
 from tkc.passes.factors import simple
 from tkc.passes.mapped import dense_axis, through
 from tkc.passes.pingpong import alternate
+from tkc.passes.ranges import divisor
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
@@ -157,7 +158,7 @@ class Maps:
         offsets, box = [offsets[a] for a in order], [box[a] for a in order]
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
-        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel))
+        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel) and divisor(offsets[-1]) % panel == 0)
         if (array, t, *order) not in self.made: self.made[array, t, *order] = before(self.anchor, threads.TensorMap(array, t, order)).result
         return self.made[array, t, *order], offsets
 

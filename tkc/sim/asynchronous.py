@@ -38,6 +38,7 @@ def box(m, op, memory: SharedLayout) -> tuple[np.ndarray, np.ndarray, SharedLayo
     lands = landing(t, memory)
     if prod(memory.shape) != t.size: raise Violation("bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}")
     starts, pitches = [m.offset(o) for o in op.offsets], tuple(s * source.dtype.itemsize for s in source.strides)
+    if t.panelled and t.extents[-1] > t.panel and starts[-1] % t.panel: raise Violation("alignment", f"a box of a map with panels starts at a multiple of {t.panel} columns, not at {starts[-1]}")
     at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
     inside = [(min(max(-start, 0), n), max(min(bound - start, n), 0)) for start, n, bound in zip(starts, t.extents, source.shape)]
     return at.reshape(lands.shape), existing(t.extents, tuple(inside)).reshape(lands.shape), lands

@@ -29,7 +29,7 @@ KINDS = {
     "wrap": "an offset that its integer type cannot hold",
     "assertion": "an assertion or a promise that does not hold",
     "meaning": "an operation that has no meaning here",
-    "alignment": "an address that the hardware refuses",
+    "alignment": "an address, or a place in an array, that the hardware refuses",
 }
 
 
