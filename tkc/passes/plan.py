@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i64
@@ -30,6 +31,7 @@ from tkc.errors import CompileError, VerifyError
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
+from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
@@ -83,7 +85,9 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
 def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> Iterator[Plan]:
     """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would take first, or with sizes the cheapest first."""
     program, first = Program.of(kernel_of(module)), plan(module, context)
-    others = _realised(program, context, _narrowed(first, context.options, SCHEDULES if first.roles != "one" else ORDINARY))
+    choices = SCHEDULES if first.roles != "one" else ORDINARY
+    if sizes is not None and first.roles != "one" and (parts := _parts(Work.of(program.kernel, sizes), context.target)): choices = choices | {"split_k": (1, *parts)}
+    others = _realised(program, context, _narrowed(first, context.options, choices))
     if first.roles != "one": others += _realised(program, context, [{"roles": "one"}] if context.options.roles is None else [])
     found = list(dict.fromkeys([first, *others]))
     yield from found if sizes is None else (p for _, p in _ranked(found, Work.of(program.kernel, sizes), context.target))
@@ -92,6 +96,12 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
+
+
+def _parts(work: Work, target: Target) -> list[int]:
+    """Numbers of parts of k worth a try: where programs leave multiprocessors idle, enough to give all of them work, each at least eight steps."""
+    programs, steps = prod(work.grid), max((p.trips for p in work.parts if p.dots), default=0)
+    return [n for n in (2, 3, 4, 6, 8, 12, 16, 32, 64) if programs * n <= 2 * target.multiprocessors and steps >= 8 * n] if 0 < programs <= target.multiprocessors // 2 else []
 
 
 def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
@@ -110,7 +120,7 @@ def _realised(program: Program, context: PassContext, narrowed: list[dict]) -> l
     return found
 
 
-def _ranked(plans: list[Plan], work: Work, target) -> list[tuple[Cost, Plan]]:
+def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, Plan]]:
     return sorted(((cost(work, p, target), p) for p in plans), key=lambda pair: pair[0].seconds)
 
 
@@ -122,7 +132,8 @@ def keywords(plan: Plan) -> dict:
 def forcing(plan: Plan) -> dict:
     """The fewest options that tell a plan from the other candidates."""
     said = keywords(plan)
-    return {name: said[name] for name in (SCHEDULES if plan.roles != "one" else (*ORDINARY, "roles")) if name != "num_stages" or plan.stages > 1}
+    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else [])) if plan.roles != "one" else (*ORDINARY, "roles")
+    return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
 
 
 def keyword_text(plan: Plan) -> str:
