@@ -18,7 +18,6 @@ Rules of this pass (one role, mma.sync):
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -71,9 +70,7 @@ def kernel_of(module: ModuleOp) -> tile.Kernel:
 def plan(module: ModuleOp, context: PassContext) -> Plan:
     """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that is legal."""
     program = Program.of(kernel_of(module))
-    made = _plan(program, context)
-    if reasons := legal(made, program, context):
-        raise CompileError(f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}: {'; '.join(reasons)}", location_of(program.kernel))
+    made = _legally(program, context)
     if made.roles == "one" or not (others := _narrowed(made, context.options, SCHEDULES)): return made
     ranked = _ranked([made, *_realised(program, context, others)], Work.of(program.kernel), context.target)
     least, chosen = ranked[0]
@@ -82,15 +79,25 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     return replace(chosen, decisions=(*chosen.decisions, said))
 
 
-def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> Iterator[Plan]:
-    """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would take first, or with sizes the cheapest first."""
-    program, first = Program.of(kernel_of(module)), plan(module, context)
-    choices = SCHEDULES if first.roles != "one" else ORDINARY
-    if sizes is not None and first.roles != "one" and (parts := _parts(Work.of(program.kernel, sizes), context.target)): choices = choices | {"split_k": (1, *parts)}
-    others = _realised(program, context, _narrowed(first, context.options, choices))
-    if first.roles != "one": others += _realised(program, context, [{"roles": "one"}] if context.options.roles is None else [])
-    found = list(dict.fromkeys([first, *others]))
-    yield from found if sizes is None else (p for _, p in _ranked(found, Work.of(program.kernel, sizes), context.target))
+def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> list[Plan]:
+    """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would take first, or with sizes the cheapest first. Raises CompileError like `plan`."""
+    program, options = Program.of(kernel_of(module)), context.options
+    first, work = _legally(program, context), Work.of(program.kernel, sizes)
+    if first.roles == "one":
+        found = [first, *_realised(program, context, _narrowed(first, options, ORDINARY))]
+        return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
+    parts = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
+    found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | parts))], work, context.target)]
+    simple = _realised(program, context, [{"roles": "one"}] if options.roles is None else [])
+    return [*found, *simple] if sizes is None else [p for _, p in _ranked([*found, *simple], work, context.target)]
+
+
+def _legally(program: Program, context: PassContext) -> Plan:
+    """What the rules choose. Raises CompileError where that is not legal."""
+    made = _plan(program, context)
+    if reasons := legal(made, program, context):
+        raise CompileError(f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}: {'; '.join(reasons)}", location_of(program.kernel))
+    return made
 
 
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.

@@ -139,29 +139,30 @@ class Autotuned:
         return found
 
     def _from_disk(self, device: str, target: str, name: str, measure: bool) -> Choice | None:
-        disk, at = cache.disk() if measure else None, self._entry(device, target, name)
+        disk, at = cache.disk(), self._entry(device, target, name, measure)
         parts = disk.get(at) if disk and at else None
-        if parts is None: return None
-        try: found = json.loads(parts["choice"])
+        try: found = parts and json.loads(parts["choice"])
         except (ValueError, KeyError): return None
-        return Choice(Config(**found["config"]), "measured", found["seconds"], tuple(found["others"]))
+        return found and Choice(Config(**found["config"]), found["source"], found["seconds"], tuple(found["others"]))
 
-    def _entry(self, device: str, target: str, name: str) -> str | None:
+    def _to_disk(self, device: str, target: str, name: str, measure: bool, choice: Choice) -> Choice:
+        disk, at = cache.disk(), self._entry(device, target, name, measure)
+        try: text = json.dumps({"config": dict(choice.config.items), "source": choice.source, "seconds": choice.seconds, "others": choice.others})
+        except TypeError: text = None                                              # a constant that JSON cannot say: made again in the next process
+        if disk and at and text: disk.put(at, {"choice": text.encode()})
+        return choice
+
+    def _entry(self, device: str, target: str, name: str, measure: bool) -> str | None:
         try: own = fingerprint.Fingerprint(self.kernel.fn).fields
         except fingerprint.Unstable: return None
-        return fingerprint.digest([("autotune", b"1"), *own, ("device", device.encode()), ("target", target.encode()), ("key", name.encode()), ("configs", repr(None if callable(self._configs) else self._configs).encode()),
+        return fingerprint.digest([("autotune", b"measured" if measure else b"model"), *own, ("device", device.encode()), ("target", target.encode()), ("key", name.encode()), ("configs", repr(None if callable(self._configs) else self._configs).encode()),
                                    *fingerprint.toolchain(), *fingerprint.environment()])
 
     def _make(self, values: Sequence, options: dict, infos: Sequence, grid, target: str, device: str, name: str, measure: bool) -> Choice:
         found, reasons = self.candidates(values, options, grid, target)
-        if not measure or len(found) == 1: return Choice(found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons))
-        choice = self._measured(found, values, options, infos, grid, target, reasons)
-        disk, at = cache.disk(), self._entry(device, target, name)
-        try: text = json.dumps({"config": dict(choice.config.items), "seconds": choice.seconds, "others": choice.others})
-        except TypeError: text = None                                              # a constant that JSON cannot say: tuned again in the next process
-        if disk and at and text: disk.put(at, {"choice": text.encode()})
-        self._table.put(device, self.__name__, name, choice)
-        return choice
+        if not measure or len(found) == 1: choice = Choice(found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons))
+        else: self._table.put(device, self.__name__, name, choice := self._measured(found, values, options, infos, grid, target, reasons))
+        return self._to_disk(device, target, name, measure, choice)
 
     def candidates(self, values: Sequence, options: dict, grid, target: str) -> tuple[list[Candidate], list[str]]:
         """What the model would have measured, best first, and why other configurations are out. Raises TuningError if none is left."""
@@ -171,7 +172,7 @@ class Autotuned:
             configs = [c if isinstance(c, Config) else Config(**c) for c in configs(self._arguments(values))]
             self._check(configs)
         fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
-        full = list(dict.fromkeys(Config(**self._defaults(values) | dict(c.items) | {k: v for k, v in given.items() if k not in OPTIONS}) for c in fitting))
+        full = list(dict.fromkeys(Config(**self._defaults(values) | {k: v for k, v in c.items if k not in given}) for c in fitting))
         extents = lambda merged_values: self._grid(grid, merged_values)
         found, reasons = rank(self.kernel, values, options, full, extents, target, self.limit)
         if not found:
