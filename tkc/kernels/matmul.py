@@ -36,7 +36,16 @@ def _grid(args: dict) -> tuple[int, int, int]:
     return tkc.cdiv(m, args["BM"]), tkc.cdiv(n, args["BN"]), prod(batch)
 
 
-@tkc.autotune(_configs, measure=False, table=TABLES)
+def _key(args: dict) -> str:
+    """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, and operands whose rows are not aligned. Not the epilogue."""
+    a, b, c = args["a"], args["b"], args["c"]
+    (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
+    order = "".join("n" if _strides(x)[-1] == 1 else "t" for x in (a, b))
+    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(_strides(x), x.shape) if s != 1 and e != 1))
+    return " ".join([kind, f"{m}x{n}x{k}", order, *([f"of {prod(batch)}"] if batch else []), *([f"odd {odd}"] if odd else [])])
+
+
+@tkc.autotune(_configs, key=_key, measure=False, table=TABLES)
 @tkc.jit
 def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     a, b, c = (x[tkc.program_id(2)] if x.ndim == 3 else x for x in (a, b, c))
@@ -97,6 +106,7 @@ def _dtype(a: Array, dtype: str | None) -> str:
 
 def _strides(x: Array) -> tuple[int, ...]:
     """In elements."""
+    if hasattr(x, "span"): return x.strides                                        # a description: what assembling is given
     if library(x) == "torch": return tuple(x.stride())
     if library(x) == "jax": return tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
     return tuple(s // x.dtype.itemsize for s in x.strides)

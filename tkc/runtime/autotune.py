@@ -50,7 +50,7 @@ def autotune(configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config
     """Makes an Autotuned of a kernel (a decorator over @tkc.jit).
 
     configs: Config objects or dicts of compile-time values and launch options, or a function of the bound arguments (a dict) that gives them. What a configuration leaves
-    open, the plans of the compiler are candidates for. key: a function of the bound arguments whose value stands for their extents and numbers in the choice's key.
+    open, the plans of the compiler are candidates for. key: a function of the bound arguments whose value, as text, is the key of the choice instead of all of them.
     measure: False takes the model's choice. limit: candidates that are measured. budget: seconds of measuring. table: a file of choices, read when first needed.
     """
     def decorate(kernel) -> Autotuned:
@@ -117,8 +117,7 @@ class Autotuned:
 
     def _named(self, values: Sequence, infos: Sequence, options: dict) -> str:
         chosen = [n for n, v in zip(self.kernel.names, values) if v is UNSET]
-        if self.key is not None: text = " ".join([repr(self.key(self._arguments(values))), key([n for n, c in zip(self.kernel.names, self.kernel.constexpr) if c], [i for i, c in zip(infos, self.kernel.constexpr) if c], chosen)])
-        else: text = key(self.kernel.names, infos, chosen)
+        text = key(self.kernel.names, infos, chosen) if self.key is None else str(self.key(self._arguments(values)))
         return " ".join([text, *(f"{k}={v!r}" for k, v in sorted(options.items()))])
 
     def _arguments(self, values: Sequence) -> dict: return {n: v for n, v in zip(self.kernel.names, values) if v is not UNSET}
