@@ -85,3 +85,10 @@ def test_hopper_takes_every_memory_order_without_a_copy():
 def test_what_it_launches_assembles():
     x, y = numbers((64, 64), "bfloat16"), numbers((64, 64), "bfloat16", seed=1)
     assembles(lambda: kernels.matmul(x[:1], y))
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 20000), (1, 300, 5000), (300, 1, 5000)])
+def test_vectors_in_parts(m, n, k):
+    x, y = numbers((m, k)), numbers((k, n), seed=1)
+    for b in (y, np.asfortranarray(y)): close(kernels.matmul(x, b), double(x) @ double(y), ulps=64)
+    assembles(lambda: kernels.matmul(x, y), ("sm_90a",))

@@ -20,6 +20,7 @@ ACTIVATIONS = {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid":
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1}
 TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
 WORTH, SHORT = 1 << 28, 192                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
+PROGRAMS = 512                                  # that a product with a vector is cut into
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -59,13 +60,20 @@ def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tk
 
 
 @tkc.jit
-def _vector(x, b, bias, out, ACTIVATION: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """One row: x @ b, on the multiply-add units, which memory keeps waiting."""
-    n = tkc.program_id(0) * BN
+def _vector(x, b, parts, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """One row's x @ b, in parts of k: on the multiply-add units, which memory keeps waiting."""
+    n, part = tkc.program_id(0) * BN, tkc.program_id(1)
     acc = tkc.zeros((BK, BN), tkc.float32)
-    for k in tkc.range(0, b.shape[0], BK):
+    for k in tkc.range(part * STEPS * BK, tkc.minimum((part + 1) * STEPS * BK, b.shape[0]), BK):
         acc = acc + tkc.load(x, (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(b, (k, n), (BK, BN)).to(tkc.float32)
-    total = tkc.sum(acc, axis=0)
+    tkc.store(parts, (part, n), tkc.sum(acc, axis=0)[None, :])
+
+
+@tkc.jit
+def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN: tkc.constexpr):
+    """The sum of the parts, always in the same order."""
+    n = tkc.program_id(0) * BN
+    total = tkc.sum(tkc.load(parts, (0, n), (PARTS, BN)), axis=0)
     if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
     if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
     tkc.store(out, (n,), total.to(out.dtype))
@@ -166,8 +174,13 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
 
 def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
     columns = _strides(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
-    bn, bk = (64, 64) if columns else (16, 256)
-    _vector[tkc.cdiv(b.shape[1], bn)](x, b, bias, out, ACTIVATION=activation, BN=bn, BK=bk)
+    (k, n), (bn, bk) = b.shape, (64, 64) if columns else (16, 256)
+    steps, strips = tkc.cdiv(k, bk), tkc.cdiv(n, bn)
+    each = power(max(4, tkc.cdiv(steps * strips, PROGRAMS)))                       # steps of a program
+    count = tkc.cdiv(steps, each)
+    parts = empty(x, (count, n), "float32")
+    _vector[strips, count](x, b, parts, STEPS=each, BN=bn, BK=bk)
+    _total[tkc.cdiv(n, 64)](parts, bias, out, ACTIVATION=activation, PARTS=power(count), BN=64)
 
 
 def _dense(x: Array) -> bool: return _strides(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
