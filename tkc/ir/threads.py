@@ -133,6 +133,24 @@ class Fetch(_Box):
     def __init__(self, box: SSAValue): super().__init__(operands=[box], result_types=[i32])
 
 
+@irdl_op_definition
+class Vote(TileOperation):
+    """Whether every element of truth values is true, as far as whoever asks can see: all of the instance, or (scope "warp") the elements that a warp holds, so that warps
+    may answer differently. Which it is nobody may notice: only branches ask, and where all that a warp holds is true, both of their sides yield it the same; of
+    scope "warp", nothing in them leaves the warp."""
+    name = "tile.vote"
+    __form__ = "arg"
+    arg, result = operand_def(TileType), result_def(i1)
+    scope = opt_prop_def(StringAttr)
+    traits = traits_def(Pure())
+    def __init__(self, arg: SSAValue): super().__init__(operands=[arg], result_types=[i1])
+
+    def verify_(self) -> None:
+        if self.arg.type.element != i1: raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
+        if self.scope is not None and self.scope.data != "warp": raise VerifyException(f"'tile.vote' has no scope {self.scope.data!r}; there is warp")
+        if any(use.operation.name != "scf.if" for use in self.result.uses): raise VerifyException("only branches ask 'tile.vote'")
+
+
 # ----------------------------------------------------------------------------------------------------------- barriers
 @irdl_op_definition
 class Barrier(TileOperation):
@@ -448,5 +466,5 @@ class DotWait(TileOperation):
             if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (Roles, Role, Identity, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
+OPERATIONS = (Roles, Role, Identity, Vote, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
               MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

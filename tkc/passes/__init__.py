@@ -23,6 +23,7 @@ class LaunchOptions(Protocol):
     programs: int | None
     raster: int | None
     split_k: int | None
+    relax: bool | None
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Free:
     programs: int | None = None
     raster: int | None = None
     split_k: int | None = None
+    relax: bool | None = None
 
 
 @dataclass

@@ -53,8 +53,9 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
         if op.regions:
             tied = set(op.operands) & dying if isinstance(op, (scf.ForOp, scf.WhileOp)) else set()       # become the carried values inside
             for region in op.regions:
+                spared = dying - {v for inner in region.walk() for v in inner.operands} if isinstance(op, scf.IfOp) else set()      # only the other side needs them
                 for inner in region.blocks:
-                    found, at = pressure(inner, frozenset(now - tied))
+                    found, at = pressure(inner, frozenset(now - tied - spared))
                     if found > peak: peak, where = found, at or op
         now -= dying
         now |= {r for r in op.results if size(r) and r in last}

@@ -12,7 +12,7 @@ from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "plan", "split-masked-loops", "rotate-loops", "schedule-programs",   # level 0
+    "simplify", "plan", "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",   # level 0
     "select-layouts",                                                        # level 1
     "swizzle-shared",                                                        # level 2
     "pipeline-async-copies",                                                 # level 3

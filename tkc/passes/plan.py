@@ -18,6 +18,7 @@ Rules of this pass (one role, mma.sync):
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -42,7 +43,7 @@ from tkc.passes.program_axes import program_axes
 from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
-MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, RESERVED = 255, 128, 144, 160, 2048
+MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, RESERVED = 255, 128, 144, 160, 64, 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -218,10 +219,18 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
-    ordinary = Plan(warps, stages, dots, loads, raster=raster, decisions=tuple(said))
-    if context.options.num_ctas > 1 or not program.dots: return ordinary
-    special, reason = roles(program, context, ordinary)
-    return special or replace(ordinary, decisions=(*said, f"plan: one role with mma.sync: {reason}"))
+    ordinary = Plan(warps, stages, dots, loads, raster=raster, relax=_relax(context), decisions=tuple(said))
+    if not program.dots: return ordinary
+    special, reason = roles(program, context, ordinary) if context.options.num_ctas == 1 else (None, "num_ctas")
+    if special: return special
+    say(f"one role with mma.sync: {reason}")
+    if ordinary.relax and not context.options.relax and each > KEPT: say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
+    return replace(ordinary, relax=ordinary.relax and (each <= KEPT or bool(context.options.relax)), decisions=tuple(said))
+
+
+def _relax(context: PassContext) -> bool:
+    """Whether running maxima need not be exact: unless the user, or TKC_RELAX=0, says otherwise."""
+    return context.options.relax if context.options.relax is not None else os.environ.get("TKC_RELAX") != "0"
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:

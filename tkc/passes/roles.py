@@ -298,8 +298,14 @@ def _needs(op: Operation, flight: Flight, block: Block) -> bool:
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands): return True
     factor = flight.dot.a
     if isinstance(op, Cast) and isinstance(factor.owner, Block) and factor.owner is block and isinstance(block.last_op, scf.YieldOp) and factor.index > 0:
-        return op.result is block.last_op.operands[factor.index - 1]
+        return _becomes(op.result, block.last_op.operands[factor.index - 1])
     return False
+
+
+def _becomes(value: SSAValue, result: SSAValue) -> bool:
+    """Whether a value is the result, or what a branch may make it."""
+    if value is result: return True
+    return isinstance(result.owner, scf.IfOp) and any(_becomes(value, region.block.last_op.operands[result.index]) for region in result.owner.regions)
 
 
 def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, everyone: SSAValue | None) -> list[Flight]:

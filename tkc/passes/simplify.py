@@ -100,7 +100,7 @@ def _hoist(block: Block) -> bool:
 
 def _may_leave(op: Operation, loop: Operation) -> bool:
     if not op.results or not op.has_trait(Pure): return False
-    if any(_is_inside(v, loop) for inner in op.walk() for v in inner.operands if not _is_inside(v, op)): return False
+    if any(is_inside(v, loop) for inner in op.walk() for v in inner.operands if not is_inside(v, op)): return False
     if isinstance(op, (*COSTLY, tile.Constant, tile.Splat)): return True
     sizes = [_words(v) for v in op.results]
     return max(sizes) <= max(LIGHT, max((_words(v) for v in op.operands if v.has_one_use()), default=0))
@@ -111,7 +111,7 @@ def _words(value: SSAValue) -> int:
     return t.size * bits(element_of(t)) // 32 if isinstance(t, TileType) else 1
 
 
-def _is_inside(value: SSAValue, round_it: Operation) -> bool:
+def is_inside(value: SSAValue, round_it: Operation) -> bool:
     """Whether a value is defined in a region of an operation."""
     block = value.owner if isinstance(value.owner, Block) else value.owner.parent
     while block is not None:

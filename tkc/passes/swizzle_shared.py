@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
@@ -36,10 +37,12 @@ from tkc.ir.layout import Layout, movement
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.threads import Vote
 from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.hopper import leaves
 from tkc.passes.slabs import REGISTERS, Parts, burden, moved, neighbours, slab, turns
+from tkc.passes.values import POINTWISE, VIEWS
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -48,6 +51,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
             match op:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
+        for op in list(kernel.walk()):
+            if isinstance(op, Vote): _vote(op)
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
@@ -246,6 +251,25 @@ def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassConte
 
 
 # ------------------------------------------------------------------------------------------------ across warps, others
+def _vote(op: Vote) -> None:
+    """By each warp alone, where nothing in the branches that ask leaves a warp; else by all, which is a reduction."""
+    if all(_in_warp(inner) for use in op.result.uses for region in use.operation.regions for block in region.blocks for inner in block.ops):
+        op.properties["scope"] = StringAttr("warp")
+        return
+    value = op.arg
+    while isinstance(value.type, TileType):
+        t, axis = value.type, value.type.rank - 1
+        value = before(op, tile.Reduce("all", value, axis, [t.element if t.rank == 1 else TileType(t.extents[:-1], t.element, t.register_layout.drop(axis))])).result
+    replace(op, [value])
+
+
+def _in_warp(op: Operation) -> bool:
+    match op:
+        case tile.Reduce() | tile.Scan(): return op.args[0].type.register_layout.warps_along(op.axis.value.data) == 1
+        case shared.Convert(): return movement(op.arg.type.register_layout, op.result.type.register_layout) in ("none", "registers")
+    return isinstance(op, (*POINTWISE, *VIEWS, tile.Constant, tile.Splat, tile.Arange, tile.Slice, scf.YieldOp))
+
+
 def _reduce(op: tile.Reduce, context: PassContext) -> None:
     layout, axis = op.args[0].type.register_layout, op.axis.value.data
     count = layout.warps_along(axis)

@@ -350,6 +350,7 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     threads.NextProgram: next_program,
     threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank}.get(op.what.data, 0)),
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
+    threads.Vote: lambda m, op, x: np.bool_(np.all(x)),
     scf.ForOp: for_, scf.IfOp: if_, scf.WhileOp: while_,
 }
 TERMINATORS = {tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Attribute, Operation, Region
 
 from tkc.codegen.ptx.conversions import normal
@@ -22,7 +22,7 @@ from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir import shared, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout, register_map
 from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
@@ -208,6 +208,17 @@ def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     place = {tuple(at): i for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))}
     without = lambda at: tuple(x for a, x in enumerate(at) if a != axis)
     e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()]))
+
+
+@emitter(threads.Vote)
+def vote(e: Emitter, op: threads.Vote) -> None:
+    """By the lanes of each warp: what its threads hold, and no more."""
+    if op.scope is None: e.fail("a vote of all warps is a reduction: swizzle-shared makes it one")
+    arg, w = e.tile(op.arg), e.w
+    held = [inside(e, arg.layout, r) for r in range(arg.count)]
+    found = [select(e, i1, h, e.element(arg, r), True) if isinstance(h, str) else e.element(arg, r) for r, h in enumerate(held) if h is not False]
+    all_ = Folder(e, "all", [i1]).tree([(x,) for x in dict.fromkeys(found)])[0]
+    e.set(op.result, w.op("vote.sync.all.pred", "pred", all_, -1, type="b32") if isinstance(all_, str) else all_)
 
 
 # ---- scans ------------------------------------------------------------------------------------------------------------

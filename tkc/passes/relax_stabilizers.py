@@ -1,0 +1,179 @@
+"""relax-stabilizers: a running maximum that only keeps powers small is brought up to date where they would grow large, not in every iteration.
+
+    for …:                                            for …:
+      s = …                                             s = …
+      new = max(top, max(s))                            p = exp2(s - top);  z = sum(p)                   with the old maximum
+      p, f = exp2(s - new), exp2(top - new)             ok = z <= 2¹⁶
+      total = total·f + sum(p)                          q, top, total, t = if vote ok: p, top, total + z, acc
+      acc = acc·f + p·v                        ->         else:                                          what the iteration did before, for rows
+      top = new                                             new = where(ok, top, max(top, max(s)))       that are not ok
+                                                            p, f = exp2(s - new), exp2(top - new)
+                                                            p, new, total·f + sum(p), acc·f
+                                                        acc = t + q·v
+
+`stabilizers.prove` shows that what leaves the kernel is the same for every finite maximum (there is the algebra). Then a maximum need not be the largest
+score so far; it must only keep every power, and so every sum, inside the range of float32. The sum of a row's powers says so: it bounds each of them, and it is infinite or
+NaN where the old maximum is −inf (nothing seen yet), or a score is infinite or NaN: those rows take the exact way, as do all rows of a loop's first iteration. Where a row is not
+ok its maximum becomes the true one. Powers never get smaller than with the true maximum, which is no less than the old one, so nothing underflows that did not before; a sum of n
+iterations is at most n · 2¹⁶, and a product p·v is 2¹⁶ times what it was, which float32 holds for |v| < 2¹¹¹.
+
+Saved are, in every iteration, the search for the maximum, its journey across threads, and the multiplications by f. Rows vote (`tile.vote`): whoever has only rows that are ok goes on, the others take
+the branch. In it, rows that are ok keep their maximum and so their values, to the last bit, and it does not matter how many threads vote together.
+
+`relax = False` leaves a kernel as it is. So does a use that the proof does not cover; `.decisions` has the reason. This is a fact of real numbers (REAL).
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES
+from tkc.ir.rewrite import before, stamp
+from tkc.ir.text import location_of
+from tkc.ir.threads import Vote
+from tkc.ir.types import TileType, element_of
+from tkc.passes import PassContext
+from tkc.passes.simplify import sweep
+from tkc.passes.stabilizers import Forms, Unproved, guarded, is_running_maximum, prove
+from tkc.passes.values import VIEWS
+
+REAL = True                                                             # another maximum rounds otherwise
+LARGEST = {"f16": 2.0 ** 15, "f8E5M2": 2.0 ** 15, "f8E4M3FN": 2.0 ** 8}     # sums whose terms these types hold; others as float32
+LIMIT = 2.0 ** 16
+ZERO, ONE = 0.0, 1.0
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    if context.plan is None or not context.plan.relax: return
+    for kernel in module.body.block.ops:
+        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+            for argument in loop.body.block.args[1:]:
+                maximum = is_running_maximum(loop, argument)
+                if maximum is None: continue
+                name, place = f"%{argument.name_hint or 'maximum'}", location_of(maximum)
+                where = f" ({place})" if place else ""
+                try: limit = Relaxation(loop, argument, maximum).run()
+                except Unproved as reason: context.decisions.append(f"relax-stabilizers: the running maximum {name} stays exact: {reason}{where}")
+                else: context.decisions.append(f"relax-stabilizers: the running maximum {name} only keeps powers small: a new one where a row's sum exceeds {limit:.0f}{where}")
+        while sweep(kernel): pass
+
+
+class Relaxation:
+    """Of one running maximum."""
+
+    def __init__(self, loop: scf.ForOp, argument: SSAValue, maximum: ew.Binary):
+        self.loop, self.body, self.old, self.maximum = loop, loop.body.block, argument, maximum
+        self.forms: Forms = prove(loop)
+        self.names = {maximum.result: self.forms.of[argument]}
+        dependent: set[SSAValue] = {maximum.result}
+        ops = [op for op in self.body.ops if any(v in dependent and (dependent.update(op.results) or True) for inner in op.walk() for v in inner.operands)]
+        late: set[SSAValue] = set()                                     # what dots make of it stays outside the branch
+        self.late = [op for op in ops if (isinstance(op, tile.Dot) or any(v in late for v in op.operands)) and (late.update(op.results) or True) and op is not self.body.last_op]
+        self.inner = [op for op in ops if op not in self.late and op is not self.body.last_op]
+        if any(op.regions and not isinstance(op, tile.Reduce) for op in self.inner): raise Unproved("a branch in the loop uses it")
+        self.powers = [op for op in self.inner if isinstance(op, (CLASSES["exp2"], CLASSES["exp"])) and self._is_power(op)]
+        if not self.powers: raise Unproved("no exponentials depend on it")
+        if str(element_of(maximum.result.type)) not in ("f32", "f64"): raise Unproved(f"it is a {element_of(maximum.result.type)}")
+        self.limit = min([LIMIT, *map(self._cast_limit, [op for op in self.inner if isinstance(op, ew.Cast) and op.arg in self.forms.of])])
+        self.search, self.shared = self._search(), set()
+        self.shared = {op for op in self.body.ops if isinstance(op, CLASSES["mul"]) and op.result not in self.forms.of and op not in self.search
+                       and all(use.operation in self.inner or use.operation in self.search for use in op.result.uses)}
+
+    def _is_power(self, op: Operation) -> bool:
+        form = self.forms.of.get(op.result)
+        return form is not None and form.has(self.maximum.result) and not form.pure
+
+    def _cast_limit(self, op: ew.Cast) -> float:
+        """A narrow type holds less; then what is cast must be a power itself, which its row's sum bounds."""
+        t = str(element_of(op.result.type))
+        if t not in LARGEST: return LIMIT
+        if op.arg.owner not in self.powers: raise Unproved(f"what is made of its powers is cast to {t}")
+        return LARGEST[t]
+
+    def _search(self) -> set[Operation]:
+        """What only the new maximum is computed from."""
+        found: set[Operation] = {self.maximum}
+        for op in reversed(list(self.body.ops)):
+            if op is not self.maximum and isinstance(op, (ew.Elementwise, ew.Select, ew.Cast, tile.Reduce, *VIEWS)) and all(use.operation in found for r in op.results for use in r.uses): found.add(op)
+        return found
+
+    # ---- rewriting -----------------------------------------------------------------------------------------------------
+    def run(self) -> float:
+        for op in self.late:                                            # behind the branch, in their order
+            op.detach()
+            before(self.body.last_op, op)
+        anchor = self.late[0] if self.late else self.body.last_op
+        outer = {*self.late, self.body.last_op}
+        leaving = [r for op in self.body.ops if op in self.inner or op is self.maximum for r in op.results if any(use.operation in outer for use in r.uses)]
+        fast = Copier(self, anchor, {self.maximum.result: self.old})
+        for op in self.body.ops:
+            if op in self.shared or op in self.inner: fast.fast(op)
+        t = self.old.type
+        ok: SSAValue | None = None
+        for power in self.powers:
+            z = self._sum(power, fast)
+            fits = before(anchor, CLASSES["le"](z, before(anchor, tile.Constant(self.limit, t)).result)).result
+            ok = fits if ok is None else before(anchor, CLASSES["and"](ok, fits)).result
+        kept = [fast.get(v) for v in leaving]
+        vote = before(anchor, Vote(ok)).result if isinstance(t, TileType) else ok
+        yes, no = Block(), Block()
+        branch = before(anchor, scf.IfOp(vote, [v.type for v in leaving], Region(yes), Region(no)))
+        yes.add_op(stamp(scf.YieldOp(*kept), branch))
+        end = stamp(scf.YieldOp(), branch)
+        no.add_op(end)
+        slow = Copier(self, end, {})
+        for op in self.body.ops:
+            if op is anchor: break
+            if op in self.search or op in self.shared or op in self.inner: slow.copy(op)
+            if op is self.maximum: slow.mapping[op.result] = before(end, ew.Select(ok, self.old, slow.mapping[op.result])).result
+        end.operands = [slow.get(v) for v in leaving]
+        for value, result in zip(leaving, branch.results):
+            result.name_hint = value.name_hint
+            value.replace_uses_with_if(result, lambda use: use.operation in outer)
+        return self.limit
+
+    def _sum(self, power: Operation, fast: Copier) -> SSAValue:
+        """For each maximum something no less than any of the powers, which is infinite or NaN if one of them is: a sum that is there, or the largest."""
+        t, value = self.old.type, power.result
+        extents = t.extents if isinstance(t, TileType) else ()
+        while True:
+            v = value.type
+            if (v.extents if isinstance(v, TileType) else ()) == extents: return fast.get(value)
+            sums = [use.operation for use in value.uses if isinstance(use.operation, tile.Reduce) and use.operation.kind.data == "sum" and use.operation in self.inner]
+            views = [use.operation for use in value.uses if isinstance(use.operation, tile.Reshape) and use.operation in self.inner]
+            if not (follow := sums or views): break
+            value = follow[0].results[0]
+        value, form = fast.get(power.result), self.forms.of[power.result]
+        for axis in reversed([i for i in range(value.type.rank) if not form.varies(i)]):
+            value = before(fast.anchor, tile.Reduce("max", value, axis)).results[0]
+        return value if value.type == t else before(fast.anchor, tile.Reshape(value, t)).result
+
+
+class Copier:
+    """Copies of operations before an anchor; numbers that are known stay numbers as long as they can."""
+
+    def __init__(self, relaxation: Relaxation, anchor: Operation, mapping: dict[SSAValue, SSAValue | float]):
+        self.of, self.anchor, self.mapping = relaxation, anchor, mapping
+
+    def get(self, value: SSAValue) -> SSAValue:
+        found = self.mapping.get(value, value)
+        if isinstance(found, float): found = self.mapping[value] = before(self.anchor, tile.Constant(found, value.type)).result
+        return found
+
+    def copy(self, op: Operation) -> None:
+        before(self.anchor, op.clone({v: self.get(v) for inner in op.walk() for v in inner.operands if v in self.mapping}))
+        self.mapping |= dict(zip(op.results, self.anchor.prev_op.results))
+
+    def fast(self, op: Operation) -> None:
+        """With the maximum as it was: m − m is 0, its power 1, and what was to shrink by that stays."""
+        value = op.results[0] if len(op.results) == 1 else None
+        form = self.of.forms.of.get(value)
+        if form is not None and form.pure and not form.put(self.of.names).degree: self.mapping[value] = ZERO if form.kind == "add" else ONE; return
+        if (source := guarded(op)) is not None and source in self.mapping: self.mapping[value] = self.mapping[source]; return
+        if isinstance(op, CLASSES["mul"]):
+            for one, other in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+                if self.mapping.get(one) is ONE: self.mapping[value] = self.mapping.get(other, other); return
+        self.copy(op)
