@@ -41,6 +41,7 @@ from tkc.passes.factors import partial
 from tkc.passes.hopper import roles
 from tkc.passes.program_axes import program_axes
 from tkc.ir.ranges import Ranges
+from tkc.passes.stabilizers import is_running_maximum
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
 MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, RESERVED = 255, 128, 144, 160, 64, 2048
@@ -162,6 +163,11 @@ class Program:
         return Program(kernel, tuple(op for op in ops if isinstance(op, tile.Dot)), tuple(op for op in ops if isinstance(op, LOADS)))
 
     @property
+    def maxima(self) -> bool:
+        """Whether a loop carries a running maximum."""
+        return any(is_running_maximum(loop, a) for loop in self.kernel.walk() if isinstance(loop, scf.ForOp) for a in loop.body.block.args[1:])
+
+    @property
     def largest(self) -> int:
         """Elements of the largest tile that is loaded, stored or reduced."""
         moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock))]
@@ -219,18 +225,17 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
-    ordinary = Plan(warps, stages, dots, loads, raster=raster, relax=_relax(context), decisions=tuple(said))
+    asked = context.options.relax
+    ordinary = Plan(warps, stages, dots, loads, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return ordinary
-    special, reason = roles(program, context, ordinary) if context.options.num_ctas == 1 else (None, "num_ctas")
-    if special: return special
-    say(f"one role with mma.sync: {reason}")
-    if ordinary.relax and not context.options.relax and each > KEPT: say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
-    return replace(ordinary, relax=ordinary.relax and (each <= KEPT or bool(context.options.relax)), decisions=tuple(said))
-
-
-def _relax(context: PassContext) -> bool:
-    """Whether running maxima need not be exact: unless the user, or TKC_RELAX=0, says otherwise."""
-    return context.options.relax if context.options.relax is not None else os.environ.get("TKC_RELAX") != "0"
+    if context.options.num_ctas == 1:
+        special, reason = roles(program, context, ordinary)
+        if special: return special
+        say(f"one role with mma.sync: {reason}")
+    if asked is None and ordinary.relax and each > KEPT and program.maxima:
+        say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
+        ordinary = replace(ordinary, relax=False)
+    return replace(ordinary, decisions=tuple(said))
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
