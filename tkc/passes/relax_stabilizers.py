@@ -73,8 +73,9 @@ class Relaxation:
         late: set[SSAValue] = set()                                     # what dots make of it stays outside the branch
         self.late = [op for op in ops if (isinstance(op, tile.Dot) or any(v in late for v in op.operands)) and (late.update(op.results) or True) and op is not self.body.last_op]
         self.inner = [op for op in ops if op not in self.late and op is not self.body.last_op]
-        if any(op.regions and not isinstance(op, tile.Reduce) for op in self.inner): raise Unproved("a branch in the loop uses it")
-        self.powers = [op for op in self.inner if isinstance(op, (CLASSES["exp2"], CLASSES["exp"])) and self._is_power(op)]
+        powers = [inner for op in self.inner for inner in op.walk() if isinstance(inner, (CLASSES["exp2"], CLASSES["exp"])) and self._is_power(inner)]
+        self.powers = [op for op in powers if op.parent is self.body]
+        if powers != self.powers: raise Unproved("a branch in the loop makes powers of it")
         if not self.powers: raise Unproved("no exponentials depend on it")
         if str(element_of(maximum.result.type)) not in ("f32", "f64"): raise Unproved(f"it is a {element_of(maximum.result.type)}")
         self.limit = min([LIMIT, *map(self._cast_limit, [op for op in self.inner if isinstance(op, ew.Cast) and op.arg in self.forms.of])])

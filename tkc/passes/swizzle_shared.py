@@ -253,7 +253,7 @@ def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassConte
 # ------------------------------------------------------------------------------------------------ across warps, others
 def _vote(op: Vote) -> None:
     """By each warp alone, where nothing in the branches that ask leaves a warp; else by all, which is a reduction."""
-    if all(_in_warp(inner) for use in op.result.uses for region in use.operation.regions for block in region.blocks for inner in block.ops):
+    if all(_in_warp(inner) for use in op.result.uses for region in use.operation.regions for inner in region.walk()):
         op.properties["scope"] = StringAttr("warp")
         return
     value = op.arg
@@ -267,7 +267,7 @@ def _in_warp(op: Operation) -> bool:
     match op:
         case tile.Reduce() | tile.Scan(): return op.args[0].type.register_layout.warps_along(op.axis.value.data) == 1
         case shared.Convert(): return movement(op.arg.type.register_layout, op.result.type.register_layout) in ("none", "registers")
-    return isinstance(op, (*POINTWISE, *VIEWS, tile.Constant, tile.Splat, tile.Arange, tile.Slice, scf.YieldOp))
+    return isinstance(op, (*POINTWISE, *VIEWS, tile.Constant, tile.Splat, tile.Arange, tile.Slice, scf.IfOp, scf.YieldOp))
 
 
 def _reduce(op: tile.Reduce, context: PassContext) -> None:
