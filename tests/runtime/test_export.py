@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import example
+from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add
 from tests.runtime.stub_cuda import CUDA_H, LIBCUDA
+from tkc.codegen.ptx.ptxas import find
 from tkc.errors import ExportError
 from tkc.ir.interface import Interface, Parameter
 from tkc.runtime.arrays import ArrayInfo
@@ -39,7 +42,8 @@ def hexed(*pieces: bytes) -> list[str]: return ["parameter " + p.hex(" ") for p 
 @needs_c
 def test_a_c_program_launches_a_compiled_kernel(tmp_path):
     paths = export(add, "f32[1024]", "f32[1024]", "f32[1024]", "i32", target="sm_80", path=tmp_path)
-    assert [p.name for p in paths] == ["add.sm_80.ptx", "add.json", "add.h", "add.c"]
+    assert [p.name for p in paths] == ["add.sm_80.ptx", *["add.sm_80.cubin"] * (find("ptxas") is not None), "add.json", "add.h", "add.c"]
+    paths = [p for p in paths if p.suffix != ".cubin"]
     description = json.loads(paths[1].read_text())
     interface = Interface.from_json(description["interface"])
     lines = built(tmp_path, [paths[3]], r"""
@@ -63,7 +67,7 @@ def test_a_c_program_launches_a_compiled_kernel(tmp_path):
     values = {"pointer": lambda p: struct.pack("<Q", 0x10000 * (p.argument + 1)), "scalar": lambda p: struct.pack("<i", 1000), "shape": lambda p: (1024).to_bytes(p.size, "little"),
               "stride": lambda p: (1).to_bytes(p.size, "little"), "grid": lambda p: ((16, 1, 1)[p.axis]).to_bytes(p.size, "little")}
     n = len(interface.parameters)
-    assert lines[:2] == [f"load {len(ptx.encode())}", f"function {interface.entry}"]
+    assert lines[:2] == ["load code" if find("ptxas") else f"load {len(ptx.encode())}", f"function {interface.entry}"]
     assert lines[2] == f"launch 16 1 1 x {interface.threads} shared {interface.shared_bytes} stream 77 cluster 1 1"
     assert lines[3:3 + n] == hexed(*(values[p.kind](p) for p in interface.parameters))
     rest = lines[3 + n:]
@@ -148,3 +152,141 @@ def test_a_link_out_of_the_directory_is_not_written_through(tmp_path):
 @pytest.mark.parametrize("target", ["cpu", "sm_70", "../sm_80"])
 def test_other_targets(tmp_path, target):
     with pytest.raises(ExportError, match="sm_90a"): export(add, "f32[4]", "f32[4]", "f32[4]", "i32", target=target, path=tmp_path)
+
+
+# ---- whole kernels: the C computes what the Python launcher computes --------------------------------------------------------------
+def arguments_of(kernel, values: dict) -> tuple[list[str], list[str]]:
+    """C that declares the run-time arguments, and their names; arrays as FakeTensor, numbers as they are."""
+    lines, names = [], []
+    for name, v in values.items():
+        if isinstance(v, FakeTensor):
+            lines.append(f"tkc_array {name}_ = {{ {v.data_ptr()}ull, {{ {', '.join(map(str, v.shape))} }}, {{ {', '.join(map(str, v.stride()))} }} }};")
+            names.append(f"&{name}_")
+        else: names.append(repr(v))
+    return lines, names
+
+
+def tensors(shape, dtype, names) -> dict: return {n: FakeTensor(shape, dtype, pointer=0x1000_0000 * (i + 1)) for i, n in enumerate(names)}
+
+
+def cases():
+    add_, matmul, attention = (getattr(example(m), k) for m, k in (("vector_add", "add"), ("matmul", "matmul"), ("attention", "attention")))
+    yield add_, tensors((100_003,), "float32", ("x", "y", "out")) | {"n": 100_003}, {"BLOCK": 1024}, (98, 1, 1)
+    yield matmul, tensors((1000, 1024), "bfloat16", ("a", "b", "c")), {"RELU": True}, (8, 8, 1)
+    yield matmul, tensors((8192, 8192), "bfloat16", ("a", "b", "c")), {"RELU": False, "BN": 256}, (64, 32, 1)
+    yield attention, tensors((2, 8, 1000, 64), "bfloat16", ("q", "k", "v", "o")) | {"scale": 0.125}, {"CAUSAL": False, "D": 64}, (8, 8, 2)
+    yield attention, tensors((2, 8, 4096, 128), "bfloat16", ("q", "k", "v", "o")) | {"scale": 0.125}, {"CAUSAL": True, "D": 128}, (32, 8, 2)
+
+
+CASES = list(cases())
+case_of = pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{k.__name__}{i}" for i, (k, *_) in enumerate(CASES)])
+
+
+def exported(tmp_path, number: int, target: str):
+    kernel, values, constants, extents = CASES[number]
+    paths = {p.suffix: p for p in export(kernel, **values, **constants, target=target, path=tmp_path, name="k")}
+    return kernel, values, constants, extents, paths, Interface.from_json(json.loads(paths[".json"].read_text())["interface"])
+
+
+@needs_c
+@case_of
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_whole_kernels_are_launched_as_from_python(tmp_path, gpu, number, target):
+    kernel, values, constants, extents, paths, interface = exported(tmp_path, number, target)
+    declared, names = arguments_of(kernel, values)
+    lines = built(tmp_path, [paths[".c"]], f"""
+        #include "k.h"
+        int main(void) {{
+            tkc_k k; unsigned grid[3] = {{ {', '.join(map(str, extents))} }}; {' '.join(declared)}
+            return tkc_k_load(&k) || tkc_k_launch(&k, grid, 0, {', '.join(names)}) || tkc_k_unload(&k);
+        }}""", [p.size for p in interface.parameters])
+    gpu.sizes = [p.size for p in interface.parameters]
+    kernel.prepare(**values, **constants, grid=extents, target=target)()
+    (_, (x, y, z), (threads, *_), shared, _, given, *_), = gpu.named("launch")
+    assert f"launch {x} {y} {z} x {threads} shared {shared} stream 0 cluster {interface.cluster[0]} {interface.cluster[1]}" in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith("launch")) + 1
+    for p, line, raw in zip(interface.parameters, lines[at:], given):
+        if p.kind not in ("map", "workspace"): assert [line] == hexed(raw), p
+    maps = [line for line in lines if line.startswith("map")]
+    assert len(maps) == len(gpu.maps)
+    text = lambda words: " ".join(map(str, words))
+    for line, (_, rank, pointer, extents_, strides, box, *_, swizzle, _, _) in zip(maps, gpu.maps):
+        assert line.startswith(f"map {pointer} : {text(extents_)} : {text(strides[:rank - 1])} : {text(box)} :")
+    total = sum(-(-p.bytes // 256) * 256 for p in interface.parameters if p.kind == "workspace")
+    assert (f"allocate {total}" in lines and f"clear {total}" in lines) == (total > 0)
+    if target == "sm_90a" and kernel.__name__ != "add": assert maps and interface.persistent
+
+
+@needs_c
+@case_of
+def test_whole_kernels_refuse_what_they_were_not_compiled_for(tmp_path, number):
+    kernel, values, constants, extents, paths, interface = exported(tmp_path, number, "sm_90a")
+    declared, names = arguments_of(kernel, values)
+    first = next(n for n, v in values.items() if isinstance(v, FakeTensor))
+    spoiled = [("data += 4", "multiple of 16"), ("shape[0] = -64", "an extent is negative"), ("data = 0", "its address is 0"), (f"strides[{len(values[first].shape) - 1}] = 2", "strides")]
+    tries = "\n".join(f'{{ tkc_array kept = {first}_; {first}_.{change}; printf("%d %s\\n", tkc_k_launch(&k, grid, 0, {", ".join(names)}), tkc_k_error()); {first}_ = kept; }}' for change, _ in spoiled)
+    lines = built(tmp_path, [paths[".c"]], f"""
+        #include <stdio.h>
+        #include "k.h"
+        int main(void) {{
+            tkc_k k; unsigned grid[3] = {{ {', '.join(map(str, extents))} }}, huge[3] = {{ 70000, 70000, 70000 }}; {' '.join(declared)}
+            tkc_k_load(&k); {tries}
+            printf("%d %s\\n", tkc_k_launch(&k, huge, 0, {', '.join(names)}), tkc_k_error());
+            return tkc_k_unload(&k);
+        }}""", [])
+    said = [line for line in lines if line.startswith("1 k: ")]
+    assert len(said) == 5 and not [line for line in lines if line.startswith("launch")]
+    for line, (_, words) in zip(said, spoiled): assert words in line
+    assert "the grid is too large" in said[4]
+
+
+@needs_c
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+def test_machine_code_first_then_text(tmp_path, monkeypatch):
+    _, values, _, extents, paths, interface = exported(tmp_path, 0, "sm_90a")
+    assert paths[".cubin"].read_bytes()[:4] == b"\x7fELF"
+    main = '#include "k.h"\nint main(void) { tkc_k k; return tkc_k_load(&k); }'
+    assert built(tmp_path, [paths[".c"]], main, []) == ["load code", f"function {interface.entry}"]
+    monkeypatch.setenv("REFUSE_CODE", "1")
+    assert subprocess.run([str(tmp_path / "program")], capture_output=True, text=True).stdout.splitlines() == ["load code", f"load {len(paths['.ptx'].read_bytes())}", f"function {interface.entry}"]
+
+
+@needs_c
+def test_checks_are_exported_too(tmp_path, gpu, monkeypatch):
+    """A kernel with the checks of TKC_DEBUG gets no record: it traps all the same."""
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    paths = {p.suffix: p for p in export(add, "f32[1024]", "f32[1024]", "f32[1024]", "i32", target="sm_90a", path=tmp_path)}
+    interface = Interface.from_json(json.loads(paths[".json"].read_text())["interface"])
+    lines = built(tmp_path, [paths[".c"]], """
+        #include "add.h"
+        int main(void) {
+            tkc_add k; tkc_array x = { 0x10000, { 1024 }, { 1 } }; unsigned grid[3] = { 16, 1, 1 };
+            return tkc_add_load(&k) || tkc_add_launch(&k, grid, 0, &x, &x, &x, 1000);
+        }""", [p.size for p in interface.parameters])
+    at = [p.kind for p in interface.parameters].index("trap")
+    assert interface.sites and [line for line in lines if line.startswith("parameter")][at] == "parameter" + " 00" * 8
+
+
+@needs_c
+@case_of
+@pytest.mark.skipif(_real_headers() is None, reason="NVIDIA's cuda.h is not installed")
+def test_whole_kernels_compile_with_the_real_header(tmp_path, number):
+    *_, paths, _ = exported(tmp_path, number, "sm_90a")
+    for compiler, language in ((CC, "c11"), (shutil.which("c++") or shutil.which("g++"), None)):
+        source = paths[".c"] if language else tmp_path / "user.cpp"
+        if compiler is None: continue
+        if not language: source.write_text('#include "k.h"\nint main() { tkc_k k; return tkc_k_load(&k); }')
+        done = subprocess.run([compiler, *([f"-std={language}"] if language else []), "-Wall", "-Wextra", "-Werror", f"-I{_real_headers()}", f"-I{tmp_path}", "-c", str(source), "-o", str(tmp_path / "k.o")], capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+
+
+@needs_c
+@pytest.mark.skipif(_real_headers() is None, reason="NVIDIA's cuda.h is not installed")
+def test_the_program_that_runs_them_on_a_gpu_compiles(tmp_path, monkeypatch):
+    import numpy as np
+
+    from tests.gpu import c_program
+    monkeypatch.setattr(c_program, "headers", _real_headers)
+    export(add, "f32[1024]", "f32[1024]", "f32[1024]", "i32", target="sm_90a", path=tmp_path)
+    x = np.zeros(1024, np.float32)
+    assert c_program.build(tmp_path, "add", {"x": x, "y": x, "out": x, "n": 1000}, (16, 1, 1), link=False).exists()

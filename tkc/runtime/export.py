@@ -1,8 +1,8 @@
 """Ahead of time: `export` writes a kernel as PTX, a JSON description and C that launches it through the driver API.
 
-    add.sm_90a.ptx      the kernel
+    add.sm_90a.ptx      the kernel; add.sm_90a.cubin where ptxas is installed
     add.json            its interface (tkc.ir.interface.Interface) and its arguments
-    add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the PTX is inside, so the C needs no file at run time
+    add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the code is inside (machine code, and PTX for GPUs that it does not fit), so the C needs no file at run time
 
 The C computes what the Python launcher computes: tensor maps, the physical grid, the workspace, and the same refusals (a code, and a
 sentence from tkc_add_error).
@@ -20,12 +20,12 @@ from tkc.ir.interface import Interface, Parameter, map_dimensions
 from tkc.ir.target import TARGETS
 from tkc.runtime.arrays import ITEMSIZE
 from tkc.runtime.jit import JitFunction
-from tkc.runtime.launch import workspaces
+from tkc.runtime.launch import cubin, workspaces
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
 
 KEYWORDS = set("""auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return short signed
     sizeof static struct switch typedef union unsigned void volatile while bool true false""".split())
-TAKEN = set("grid stream kernel parameters gx gy gz programs config cluster text message refused NULL main".split())
+TAKEN = set("grid stream kernel parameters gx gy gz programs config cluster text code message refused NULL main".split())
 C_TYPES = {"bool_": "uint8_t", "float16": "uint16_t", "bfloat16": "uint16_t", "float8_e4m3": "uint8_t", "float8_e5m2": "uint8_t", "float32": "float", "float64": "double",
            **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)}}
 
@@ -39,12 +39,19 @@ def export(kernel: JitFunction, *args, target: str, path: str | os.PathLike, nam
     name = name or kernel.__name__
     check_name(name)
     compiled = kernel.compile(*args, target=target, **kwargs)
+    code = machine_code(compiled)
     values, _ = kernel._bind(*args, **kwargs)
     arguments = [(n, plain) for n, plain in kernel._specialize(kernel._describe(values), ()).arguments if plain[0] != "constant"]
     description = {"name": name, "format": 1, "interface": compiled.interface.to_json(), "arguments": [{"name": n, "specialization": plain} for n, plain in arguments]}
-    texts = {f"{name}.{target}.ptx": compiled.ptx, f"{name}.json": json.dumps(description, indent=1) + "\n",
-             f"{name}.h": header(name, compiled.interface, arguments), f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx)}
+    texts = {f"{name}.{target}.ptx": compiled.ptx, **({f"{name}.{target}.cubin": code} if code else {}), f"{name}.json": json.dumps(description, indent=1) + "\n",
+             f"{name}.h": header(name, compiled.interface, arguments), f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx, code)}
     return write(Path(path), texts, overwrite)
+
+
+def machine_code(compiled) -> bytes:
+    """What ptxas makes of a kernel; nothing where it is not installed."""
+    from tkc.codegen.ptx.ptxas import find
+    return cubin(compiled) if find("ptxas") else b""
 
 
 def check_name(name: str) -> None:
@@ -54,7 +61,7 @@ def check_name(name: str) -> None:
         raise ExportError(f"{shown!r} cannot name an exported kernel; use up to 128 letters, digits and _, no keyword of C, and pass it as name=")
 
 
-def write(folder: Path, texts: dict[str, str], overwrite: bool) -> list[Path]:
+def write(folder: Path, texts: dict[str, str | bytes], overwrite: bool) -> list[Path]:
     """Writes the files, each at once. Raises ExportError, before anything is written, if one is there already."""
     try: folder.mkdir(parents=True, exist_ok=True)
     except OSError as e: raise ExportError(f"cannot make {folder}: {e.strerror}; pass another path=") from None
@@ -65,7 +72,7 @@ def write(folder: Path, texts: dict[str, str], overwrite: bool) -> list[Path]:
     for p, text in zip(paths, texts.values()):
         try:
             handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
-            with os.fdopen(handle, "w") as f: f.write(text)
+            with os.fdopen(handle, "wb") as f: f.write(text if isinstance(text, bytes) else text.encode())
             os.chmod(temporary, 0o644)
             os.replace(temporary, p)
         except OSError as e: raise ExportError(f"cannot write {p}: {e.strerror}") from None
@@ -130,7 +137,8 @@ def _what(plain: tuple) -> str:
     return f"{dtype}, extents {fact(shape)}, strides {fact(strides)}, address a multiple of {align}"
 
 
-def source(name: str, interface: Interface, arguments, ptx: str) -> str:
+def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b"") -> str:
+    """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
     body, values = [], []
     places, workspace = workspaces(interface)
     for n, plain in arguments: body += _checks(name, c_name(n), plain)
@@ -155,7 +163,7 @@ def source(name: str, interface: Interface, arguments, ptx: str) -> str:
 
 static const char text[] =
 {_literal(ptx)};
-
+{_bytes(code)}
 static _Thread_local char message[200];
 const char *tkc_{name}_error(void) {{ return message; }}
 
@@ -164,8 +172,8 @@ static CUresult refused(const char *why) {{ snprintf(message, sizeof message, "{
 CUresult tkc_{name}_load(tkc_{name} *kernel)
 {{
     memset(kernel, 0, sizeof *kernel);
-    CUresult e = cuModuleLoadData(&kernel->module, text);
-    if (e) return e;
+    CUresult e = cuModuleLoadData(&kernel->module, {"code" if code else "text"});
+{"    if (e) e = cuModuleLoadData(&kernel->module, text);" + chr(10) if code else ""}    if (e) return e;
     if ((e = cuModuleGetFunction(&kernel->function, kernel->module, "{i.entry}"))) return e;
 {_load(i, workspace)}    return CUDA_SUCCESS;
 }}
@@ -193,6 +201,14 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
 def _literal(ptx: str) -> str:
     escape = lambda line: line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t").replace("?", "\\?")
     return "\n".join(f'    "{escape(line)}\\n"' for line in ptx.splitlines())
+
+
+def _bytes(code: bytes) -> str:
+    """Machine code as an array of words."""
+    if not code: return ""
+    words = [f"0x{int.from_bytes(code[i:i + 8], 'little'):x}u" for i in range(0, len(code), 8)]
+    lines = "\n".join("    " + ", ".join(words[i:i + 10]) + "," for i in range(0, len(words), 10))
+    return f"static const uint64_t code[] = {{\n{lines}\n}};\n"
 
 
 def _load(i: Interface, workspace: int) -> str:
@@ -228,6 +244,9 @@ def _checks(name: str, n: str, plain: tuple) -> list[str]:
         if plain[2] > 1: need(f"{n} % {plain[2]} == 0", f"expected a multiple of {plain[2]}; export the kernel for other numbers too")
         return lines
     _, _, shape, strides, align, wide = plain
+    elements = " && ".join(f"{n}->shape[{a}]" for a in range(len(shape))) or "1"
+    need(f"{n}->data || !({elements})", "its address is 0 although it has elements")
+    if shape: need(" && ".join(f"{n}->shape[{a}] >= 0" for a in range(len(shape))), "an extent is negative")
     for what, facts in (("shape", shape), ("strides", strides)):
         for axis, (divisor, exact) in enumerate(facts):
             if exact is not None: need(f"{n}->{what}[{axis}] == {exact}", f"expected {what}[{axis}] to be {exact}")
@@ -271,7 +290,10 @@ def _map(name: str, i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
             case "panel": extent, stride, width = f"({extent} + {panel - 1}) / {panel}", str(panel * size), -(-width // panel)
             case _ if axis == last: width = min(width, panel)
         extents.append(extent); strides.append(stride); box.append(width)
-    lines = [f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis {p.axes[last]}");',
+    within = f"{n}->shape[{p.axes[last]}]"
+    panels = [f'if ({within} % {panel}) return refused("argument {n}: expected shape[{p.axes[last]}] to be a multiple of {panel}; pad it");'] if p.panelled and p.swizzle else []
+    empty = " || ".join(f"{n}->shape[{a}] < 1" for a in range(len(p.box)))
+    lines = [f'if ({empty}) return refused("argument {n}: a tensor map needs extents of at least 1; skip the launch, there is nothing to read");', *panels, f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis {p.axes[last]}");',
              f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
              f"cuuint64_t s{i}[] = {{ {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};",
              f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{ {', '.join('1' for _ in box)} }};", f"CUtensorMap p{i};",
