@@ -11,14 +11,14 @@ class Names:
 
 
 class FakeDriver:
-    CUdevice_attribute = CUjit_option = CUfunction_attribute = CUlaunchAttributeID = CUpointer_attribute = Names()
+    CUdevice_attribute = CUjit_option = CUfunction_attribute = CUlaunchAttributeID = CUpointer_attribute = CUstreamCaptureMode = Names()
     CUtensorMapDataType = CUtensorMapInterleave = CUtensorMapSwizzle = CUtensorMapL2promotion = CUtensorMapFloatOOBfill = Names()
     cuuint32_t = cuuint64_t = CUstream = staticmethod(int)
 
     def __init__(self, **attributes):
         self.calls, self.attributes, self.errors, self.blocks, self.registers = [], ATTRIBUTES | attributes, {}, 1, 32
         self.current = [0]                          # contexts of the calling thread, the current one last
-        self.capturing = 0
+        self.capturing, self.mode = 0, "global"
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
 
     def CUresult(self, code): return code
@@ -61,6 +61,9 @@ class FakeDriver:
         self.host = ctypes.create_string_buffer(b"\xff" * size, size)
         return self._did("cuMemHostAlloc", size, flags, gives=(ctypes.addressof(self.host),))
     def cuMemHostGetDevicePointer(self, address, flags): return self._did("cuMemHostGetDevicePointer", address, gives=(address + (1 << 50),))
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        before, self.mode = self.mode, mode
+        return self._did("cuThreadExchangeStreamCaptureMode", mode, gives=(before,))
     def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", gives=(self.capturing,))
     def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
 

@@ -55,6 +55,7 @@ def test_a_checked_launch_waits_and_passes_its_record(gpu, monkeypatch):
     i = k.compile(*on_gpu(), 256).interface
     gpu.sizes = [p.size for p in i.parameters]
     k[grid](*on_gpu(), 256)
+    assert gpu.mode == "global" and [c[1] for c in gpu.named("cuThreadExchangeStreamCaptureMode")] == ["CU_STREAM_CAPTURE_MODE_RELAXED", "global"]
     given = dict(zip((p.kind for p in i.parameters), gpu.named("launch")[0][-1]))
     assert int.from_bytes(given["trap"], "little") == gpu.named("cuMemHostGetDevicePointer")[0][1] + (1 << 50)
     assert [c[0] for c in gpu.calls][-3:] == ["launch", "cuStreamIsCapturing", "cuStreamSynchronize"]

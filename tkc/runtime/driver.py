@@ -216,11 +216,20 @@ def workspace(function: Function, stream: int, size: int) -> int:
 def record(function: Function, sites: tuple[Site, ...]) -> None:
     """Room in host memory for what a check of this kernel finds."""
     d, size = api(), RECORD["bytes"]
-    with context(function.device):
+    with context(function.device), outside_of_captures():
         address = int(check(d.cuMemHostAlloc(size, d.CU_MEMHOSTALLOC_DEVICEMAP | d.CU_MEMHOSTALLOC_PORTABLE), "allocating a record for checks"))
         ctypes.memset(address, 0, size)
         function.record = int(check(d.cuMemHostGetDevicePointer(address, 0), "mapping a record for checks"))
     _records.append((address, function.entry, sites))
+
+
+@contextmanager
+def outside_of_captures():
+    """Within it this thread may allocate while it captures a stream: what is allocated is no part of the graph."""
+    d = api()
+    before = check(d.cuThreadExchangeStreamCaptureMode(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "leaving a capture")
+    try: yield
+    finally: d.cuThreadExchangeStreamCaptureMode(before)
 
 
 def finish(function: Function, stream: int, what: str) -> None:
