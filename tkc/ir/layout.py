@@ -227,6 +227,10 @@ class Layout:
         """How many different warps share one line along `axis` (1: a reduction stays inside the warp)."""
         return total(self.digits(axis % self.rank, ["warps"]))
 
+    def blocks_along(self, axis: int) -> int:
+        """How many blocks of the cluster share one line along `axis`."""
+        return total(self.digits(axis % self.rank, ["blocks"]))
+
     def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis."""
         axis %= self.rank

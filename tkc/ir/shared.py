@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
@@ -43,7 +43,7 @@ class Convert(_Shape):
 
 @irdl_op_definition
 class ReducePartial(TileOperation):
-    """A reduction within each warp alone: the axis keeps one element for each warp (of those that share it).
+    """A reduction within each warp alone: the axis keeps one element for each warp (of those of all blocks that share it).
 
     The second half of a reduction over warps is a write, a read with the axis in registers, and a tile.reduce.
     """
@@ -117,13 +117,15 @@ class Read(TileOperation):
 
 @irdl_op_definition
 class Write(TileOperation):
-    """Registers to shared memory."""
+    """Registers to shared memory; everywhere: to that of every block of the cluster."""
     name = "tile.write"
     __form__ = "buffer value"
     buffer, value = operand_def(SharedType), operand_def(TileType)
     conflicts = opt_prop_def(IntegerAttr)
+    everywhere = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect())
-    def __init__(self, buffer: SSAValue, value: SSAValue): super().__init__(operands=[buffer, value])
+    def __init__(self, buffer: SSAValue, value: SSAValue, everywhere: bool = False):
+        super().__init__(operands=[buffer, value], properties={"everywhere": UnitAttr()} if everywhere else {})
 
 
 class _Copy(TileOperation):

@@ -13,7 +13,8 @@ PROGRAMS = 264                                  # that walk over rows and hold s
 def row_block(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of the block of a program that holds whole rows."""
     columns = max(1, columns)
-    block = columns if columns >= 1024 and columns % 64 == 0 else power(columns)
+    step = 64 if columns <= 16384 else 16384 if columns <= 65536 else 32768       # a long row is dealt out in equal parts
+    block = power(columns) if columns < 1024 else -(-columns // step) * step
     return max(1, min(power(rows), ELEMENTS // block)), block
 
 

@@ -52,9 +52,14 @@ class Access:
         order, vector = _of_block(op, ranges) if isinstance(op, BLOCKS) else _of_pointers(op, ranges)
         return Access(t.extents, bits(element_of(t)), order, max(1, vector))
 
-    def layout(self, warps: int, reduced: tuple[int, ...] = (), share: bool = True) -> Layout:
+    def layout(self, warps: int, reduced: tuple[int, ...] = (), share: bool = True, spread: tuple[int, int] = (1, 0)) -> Layout:
         """The coalesced layout: vectors along the fastest axis, then lanes. Warps stay off the axes that will be `reduced`, where the
-        others have room. `share`: shorter vectors rather than idle threads."""
+        others have room. `share`: shorter vectors rather than idle threads. `spread`: as in a Plan."""
+        blocks, extent = spread
+        if blocks > 1:
+            axis = next((a for a, n in enumerate(self.shape) if n == extent), None)
+            mine = self.shape if axis is None else tuple(n // blocks if a == axis else n for a, n in enumerate(self.shape))
+            return replace(self, shape=mine).layout(warps, reduced, share).across_blocks(blocks, axis)
         vector = self.vector
         if share: vector = min(vector, max(32 // self.bits, _floor_power(self.bytes * 8 // self.bits // (32 * warps))))
         return coalesced(self.shape, vector, warps, self.order, reduced)

@@ -60,6 +60,7 @@ def lifetimes(kernel: tile.Kernel) -> list[Buffer]:
         if isinstance(op, threads.Barriers): size, alignment, span = 8 * op.result.type.stages, 8, (0, len(position))
         else: size, alignment, span = op.result.type.bytes, max(128, op.result.type.memory.alignment), (min(p[0] for p in places), max(p[1] for p in places))
         if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): span = 0, len(position)        # roles run side by side
+        if any(isinstance(user, shared.Write) and user.everywhere is not None for user in uses): span = 0, len(position)      # other blocks are elsewhere in the program
         if any(isinstance(user, threads.CpAsync) for user in uses): span = span[0], _landed(span[1], position)
         found.append(Buffer(op, size, alignment, *span))
     return found

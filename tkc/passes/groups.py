@@ -200,7 +200,7 @@ class Groups:
         order = max(weights, key=weights.get)
         widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        found = widest.layout(self.plan.warps, self._reduced(root), share=not copied)
+        found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.spread)
         for axis in sorted(set(self.scans.get(root, ()))): found = in_runs(found, axis)
         return found
 
@@ -210,7 +210,7 @@ class Groups:
 
     def _default(self, t: TileType, reduced=()) -> Layout:
         width = bits(element_of(t))
-        return Access(t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width)).layout(self.plan.warps, tuple(set(reduced)) if len(set(reduced)) < t.rank else ())
+        return Access(t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width)).layout(self.plan.warps, tuple(set(reduced)) if len(set(reduced)) < t.rank else (), spread=self.plan.spread)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def layout(self, value: SSAValue) -> Layout:
@@ -244,8 +244,8 @@ class Groups:
         if isinstance(op, POINTERS) and self.kinds.data(op.pointers): return self.layout(op.pointers)
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
-        if have is not None and access.fits(have, self.plan.warps): return have
-        return access.layout(self.plan.warps)
+        if have is not None and (self.plan.spread[0] > 1 or access.fits(have, self.plan.warps)): return have
+        return access.layout(self.plan.warps, spread=self.plan.spread)
 
     def moved(self, op: Operation) -> tuple[list[Layout], Layout]:
         """Layouts of the operands and the result of a concat, sort or flip."""

@@ -12,6 +12,9 @@ Stages of a ring are told apart by arithmetic: a stage is a base value plus a st
 and going round the loop re-expresses the accesses of the iteration before by what the base became.  So a ring of n stages
 costs one barrier an iteration, found rather than put there.
 
+A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the cluster's barrier alone, before the first write too: a block
+may be written to once it has begun.
+
 Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout) is no conflict;
 arrays of different arguments do not overlap (an overlap is part of the specialization).
 """
@@ -51,10 +54,12 @@ class Access:
     age: int | None = None               # cp.async: groups committed since its own (-1: not yet committed)
     waited: bool = False
     own: tuple | None = None             # global: what identifies the thread's own bytes
+    start: bool = False                  # of other blocks, before they have begun
 
 
 class _Conflict(Exception):
-    def __init__(self, op: Operation): self.op = op
+    """far: with what another block of the cluster does."""
+    def __init__(self, op: Operation, far: bool, start: bool): self.op, self.far, self.start = op, far, start
 
 
 State = frozenset[Access]
@@ -64,19 +69,25 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): continue
         barriers: list[Operation] = []
-        while (conflict := _conflict(kernel)) is not None: barriers.append(before(conflict, threads.BlockBarrier()))
+        while (conflict := _conflict(kernel)) is not None:
+            if not conflict.far: barriers.append(before(conflict.op, threads.BlockBarrier())); continue
+            early = conflict.start and conflict.op.parent is kernel.body.block                 # that all blocks have begun is asked at once, and waited for as late as can be
+            before(kernel.body.block.first_op if early else conflict.op, threads.ClusterArrive())
+            before(conflict.op, threads.ClusterWait())
         for barrier in list(barriers):                       # one found later, earlier in a loop, may have made this one needless
             following = barrier.next_op
             barrier.detach()
             if _conflict(kernel) is None: barriers.remove(barrier)
             else: following.parent.insert_op_before(barrier, following)
-        if barriers: context.decisions.append(f"insert-synchronization: {len(barriers)} barriers")
+        far = sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
+        if barriers or far: context.decisions.append(f"insert-synchronization: {len(barriers)} barriers" + (f", {far} of the cluster" if far else ""))
 
 
-def _conflict(kernel: tile.Kernel) -> Operation | None:
+def _conflict(kernel: tile.Kernel) -> _Conflict | None:
     """The first operation that needs a barrier before it."""
-    try: _flow(kernel.body.block, frozenset())
-    except _Conflict as conflict: return conflict.op
+    begun = frozenset(Access(Place(_buffer(op.buffer).space), True, start=True) for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None)
+    try: _flow(kernel.body.block, begun)
+    except _Conflict as conflict: return conflict
     return None
 
 
@@ -88,7 +99,8 @@ def _flow(block: Block, state: State) -> State:
             case scf.ForOp(): state = _loop(op, op.body.block, list(op.iter_args), state)
             case scf.WhileOp(): state = _while(op, state)
             case scf.IfOp(): state = _flow(op.true_region.block, state) | (_flow(op.false_region.block, state) if op.false_region.blocks else state)
-            case threads.BlockBarrier(): state = frozenset(a for a in state if a.age is not None and not a.waited)
+            case threads.BlockBarrier(): state = frozenset(a for a in state if a.age is not None and not a.waited or _is_far(a.place))
+            case threads.ClusterWait(): state = frozenset(a for a in state if a.age is not None and not a.waited or not a.start and not isinstance(op.prev_op, threads.ClusterArrive))
             case threads.CpCommit(): state = frozenset(replace(a, age=min(a.age + 1, OLDEST)) if a.age is not None else a for a in state)
             case threads.CpWait(): state = frozenset(replace(a, waited=True) if a.age is not None and a.age >= op.pending.value.data else a for a in state)
             case _:
@@ -104,7 +116,12 @@ def _check(op: Operation, new: Access, old: Access) -> None:
     if new.own is not None and new.own == old.own: return
     if old.age is not None and not old.waited:
         raise VerifyError(f"{location_of(op) or ''}: '{op.name}' touches bytes that a copy in flight still writes")
-    raise _Conflict(op)
+    raise _Conflict(op, _is_far(new.place), old.start)
+
+
+def _is_far(place: Place) -> bool:
+    """Whether other blocks of the cluster write there: nothing but the cluster's barrier orders that."""
+    return isinstance(place.space, shared.Alloc) and any(isinstance(use.operation, shared.Write) and use.operation.everywhere is not None for use in place.space.result.uses)
 
 
 def _overlap(a: Place, b: Place) -> bool:

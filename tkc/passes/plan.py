@@ -34,7 +34,7 @@ from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes import PassContext
+from tkc.passes import PassContext, streaming
 from tkc.passes.access import Access, tile_of
 from tkc.passes.cost import Cost, Sizes, Work, cost
 from tkc.passes.factors import partial
@@ -214,8 +214,8 @@ def _plan(program: Program, context: PassContext) -> Plan:
     say = lambda text: said.append(f"plan: {text}")
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
-    warps = num_warps or _warps(program, loads, say)
-    if num_warps: say(f"{warps} warps, as asked")
+    warps, spread = (num_warps or _warps(program, loads, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
+    if num_warps and program.dots: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
@@ -223,10 +223,10 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
     raster = (context.options.raster or 8) if program.dots and _swept(program) else 1
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
-    if context.options.num_ctas > 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
+    if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return ordinary
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
@@ -239,12 +239,6 @@ def _plan(program: Program, context: PassContext) -> Plan:
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
-    if not program.dots:
-        elements = program.largest
-        warps = 4
-        while warps < 32 and elements > 32 * warps * (16 if warps < 8 else 64): warps *= 2
-        say(f"{warps} warps: {-(-elements // (32 * warps))} elements of the largest tile a thread")
-        return warps
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(_bytes(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)

@@ -54,6 +54,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         plan = context.plan
         if plan is None: continue
+        if plan.spread[0] > 1:
+            kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (plan.spread[0], 1)])
+            kernel.attributes["spread"] = UnitAttr()
         if plan.persistent: _persistent(kernel, plan, context)
         elif plan.raster > 1: _raster(kernel, plan.raster)
 

@@ -272,32 +272,35 @@ def _in_warp(op: Operation) -> bool:
 
 def _reduce(op: tile.Reduce, context: PassContext) -> None:
     layout, axis = op.args[0].type.register_layout, op.axis.value.data
-    count = layout.warps_along(axis)
+    far = layout.blocks_along(axis) > 1
+    count = layout.warps_along(axis) * layout.blocks_along(axis)
     if count == 1: return
     if op.kind.data in ("argmax", "argmin", "combine"): return _whole_axis(op, context)
     t = op.args[0].type
     partial = TileType([count if a == axis else n for a, n in enumerate(t.extents)], t.element, _one_per_warp(layout, axis))
     part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
     gathered = _axis_in_registers(partial.register_layout, axis)
-    read = _through_shared(part, gathered, op, context)
+    read = _through_shared(part, gathered, op, context, far)
     replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
 
 
 def _one_per_warp(layout: Layout, axis: int) -> Layout:
     """The layout of a partial reduction: registers and lanes lose the axis, the warps along it count its elements."""
-    warps, step = [], 1
-    for digit in layout.warps:
-        if digit.axis == axis: warps.append(Digit(digit.extent, axis, step)); step *= digit.extent
-        else: warps.append(digit)
-    shape = tuple(step if a == axis else n for a, n in enumerate(layout.shape))
-    return Layout(shape, tuple(d for d in layout.registers if d.axis != axis), tuple(copies(d.extent) if d.axis == axis else d for d in layout.lanes), tuple(warps))
+    units, step = [], 1
+    for digit in (*layout.warps, *layout.blocks):
+        if digit.axis == axis: units.append(Digit(digit.extent, axis, step)); step *= digit.extent
+        else: units.append(digit)
+    shape, split = tuple(step if a == axis else n for a, n in enumerate(layout.shape)), len(layout.warps)
+    return Layout(shape, tuple(d for d in layout.registers if d.axis != axis), tuple(copies(d.extent) if d.axis == axis else d for d in layout.lanes),
+                  tuple(units[:split]), tuple(units[split:]))
 
 
 def _axis_in_registers(layout: Layout, axis: int) -> Layout:
-    """The same tile with that axis in each thread's registers, the rest where it was."""
-    count = layout.shape[axis]
-    return Layout(layout.shape, (Digit(count, axis, 1), *layout.registers), layout.lanes,
-                  tuple(copies(d.extent) if d.axis == axis else d for d in layout.warps))
+    """The same tile with that axis in each thread's registers, the rest where it was; a long one over the lanes, if these hold but copies."""
+    count, lanes = layout.shape[axis], layout.lanes
+    free = tuple(tuple(copies(d.extent) if d.axis == axis else d for d in digits) for digits in (layout.warps, layout.blocks))
+    if count > 16 and count % 32 == 0 and all(d.axis < 0 for d in lanes): return Layout(layout.shape, (Digit(count // 32, axis, 1), *layout.registers), (Digit(32, axis, count // 32),), *free)
+    return Layout(layout.shape, (Digit(count, axis, 1), *layout.registers), lanes, *free)
 
 
 def _whole_axis(op: Operation, context: PassContext) -> None:
@@ -370,11 +373,11 @@ def _scan(op: tile.Scan, context: PassContext) -> None:
     replace(op, [make(tile.Reshape(make(CLASSES[COMBINE[kind]](carried, make(tile.Scan(kind, [runs], axis + 1, back)))), x.type))])
 
 
-def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: PassContext) -> SSAValue:
-    """A small tile in another layout."""
+def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: PassContext, everywhere: bool = False) -> SSAValue:
+    """A small tile in another layout; everywhere: what each block of the cluster holds of it, in all of them."""
     t = value.type
     buffer = before(at, shared.Alloc(_buffer(t, [t.register_layout, layout], context))).result
-    before(at, _recorded(shared.Write(buffer, value), t.register_layout, context))
+    before(at, _recorded(shared.Write(buffer, value, everywhere), t.register_layout, context))
     return before(at, _recorded(shared.Read(buffer, t.with_layout(layout)), layout, context)).result
 
 

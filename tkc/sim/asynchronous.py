@@ -5,6 +5,7 @@ A copy is checked against the clocks when it is issued, and happens (`Copy.act`)
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from operator import mul
@@ -22,7 +23,7 @@ from tkc.sim.engine import Copy, Wait
 from tkc.sim.global_order import READS, UPDATES, WRITES, part_of
 from tkc.sim.instance import WARP, Agent, Buffer, Dot
 from tkc.sim.level0 import dtype_of, rounded
-from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of
+from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of, elements_of
 from tkc.sim.report import Violation
 
 
@@ -199,7 +200,7 @@ def global_access(kind: str, rule):
         def action(agent: Agent) -> Generator:
             yield None
             first = agent is m.leader
-            m.ordered(kind, agent.access(op), op, pointers, live, part_of(held, agent.part, kind != READS), changed if kind == WRITES else None, first or kind == READS)
+            m.ordered(kind, agent.access(op), op, pointers, live, part_of(held, agent.part, kind != READS, m.block.rank), changed if kind == WRITES else None, first or kind == READS)
             if first: out.append(rule(m, op))
         yield from m.both(op, action)
         return out[0]
@@ -243,8 +244,12 @@ def write(m, op):
     claims(m, op, buffer, op.value.type.register_layout)
     def action(agent: Agent) -> Generator:
         yield None
-        m.buffer_access(agent, buffer, agent.access(op), op, op.value.type.register_layout, write=True)
-        if agent is m.leader: buffer.memory.store(buffer.base, buffer.layout, value.reshape(buffer.layout.shape))
+        event = agent.access(op)
+        for block in m.block.cluster.blocks if op.everywhere is not None else [m.block]:
+            if block.over: raise Violation("pending at exit", f"{agent.name} writes to shared memory of block {block.number}, which has ended", op, (agent.name,))
+            there = replace(buffer, memory=block.memory)
+            m.buffer_access(agent, there, event, op, op.value.type.register_layout, write=True)
+            if agent is m.leader: _own_elements(there, op.value.type.register_layout, value, m.block.rank)
     yield from m.both(op, action)
     return ()
 
@@ -264,6 +269,16 @@ def fetch(m, op):
         box.memory.read(box.base, FIRST, agent.access(op), op)
     yield from m.both(op, action)
     return box.memory.load(box.base, SCALAR, np.dtype(np.int32))[0]
+
+
+def _own_elements(buffer: Buffer, held: Layout | None, value: np.ndarray, rank: int) -> None:
+    """Stores those elements of a tile that a block holds."""
+    value = value.reshape(buffer.layout.shape)
+    if held is not None and held.num_blocks > 1:
+        mine, there = elements_of(held, slice(None), rank), buffer.memory.load(buffer.base, buffer.layout, value.dtype).copy()
+        there.reshape(-1)[mine] = value.reshape(-1)[mine]
+        value = there
+    buffer.memory.store(buffer.base, buffer.layout, value)
 
 
 def stage(m, op, ring, *_):

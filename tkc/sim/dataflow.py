@@ -81,11 +81,11 @@ def wait_copies(m, op, *tokens):
 
 
 def lines_of_warps(layout: Layout, axis: int) -> list[np.ndarray]:
-    """For each warp along an axis, in order, the coordinates it holds on it."""
-    within = {0}
-    for section in ("registers", "lanes", "blocks"): within = {a + b for a in within for b in set(layout.offsets(section)[:, axis].tolist())}
-    starts = sorted(set(layout.offsets("warps")[:, axis].tolist()))
-    return [np.array([c for c in sorted(start + w for w in within) if c < layout.shape[axis]], int) for start in starts]
+    """For each warp (of each block) along an axis, in order, the coordinates it holds on it."""
+    within, starts = {0}, {0}
+    for section in ("registers", "lanes"): within = {a + b for a in within for b in set(layout.offsets(section)[:, axis].tolist())}
+    for section in ("warps", "blocks"): starts = {a + b for a in starts for b in set(layout.offsets(section)[:, axis].tolist())}
+    return [np.array([c for c in sorted(start + w for w in within) if c < layout.shape[axis]], int) for start in sorted(starts)]
 
 
 def neutral(kind: str, dtype: np.dtype):

@@ -194,7 +194,7 @@ class Instance(dataflow.DataflowMachine):
 
     # ---- places
     def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, part: str | None = None) -> None:
-        cells = cells_of(buffer.layout, held, part or agent.part, write)
+        cells = cells_of(buffer.layout, held, part or agent.part, write, self.block.rank)
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
     def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True) -> None:

@@ -114,8 +114,8 @@ class Launch:
         self.values = level0.bind(kernel, arguments, self.memory)
         shape = kernel.attributes.get("cluster")
         self.cluster_shape = tuple(shape.get_values()) if isinstance(shape, DenseArrayBase) else tuple(a.value.data for a in shape) if shape is not None else (1, 1)
-        self.size, self.persistent = prod(self.cluster_shape), "persistent" in kernel.attributes
-        self.clusters = min(resident, -(-prod(self.grid) // self.size)) if self.persistent else clusters_of(self.grid, self.cluster_shape)
+        self.size, self.persistent, self.spread = prod(self.cluster_shape), "persistent" in kernel.attributes, "spread" in kernel.attributes
+        self.clusters = min(resident, -(-prod(self.grid) // self.size)) if self.persistent else clusters_of(self.grid, (1, 1) if self.spread else self.cluster_shape)
         self.block_warps = _block_warps(kernel)
         self.addresses, self.shared_bytes = addresses_of(kernel)
         self.waiting = deque(range(self.clusters) if only is None else only)
@@ -123,7 +123,8 @@ class Launch:
         self.code: dict[Operation, level0.Decoded] = {}
 
     def program_of(self, block: BlockState) -> tuple[int, ...]:
-        """The program of a block: neighbours along the first axes share a cluster."""
+        """The program of a block: neighbours along the first axes share a cluster, or the blocks of a cluster share a program."""
+        if self.spread: return clusters_program(block.cluster.number, self.grid)
         across, (cx, cy) = -(-self.grid[0] // self.cluster_shape[0]), (*self.cluster_shape, 1)[:2]
         rest, x = divmod(block.cluster.number, across)
         down = -(-self.grid[1] // cy) if len(self.grid) > 1 else 1
@@ -140,6 +141,13 @@ class Launch:
 
     def fill(self) -> None:
         while self.waiting and self.running < self.resident: self.running += 1; Cluster(self, self.waiting.popleft()).start(self.values)
+
+
+def clusters_program(number: int, grid: Sequence[int]) -> tuple[int, int, int]:
+    """The program of a cluster whose blocks share it."""
+    rest, x = divmod(number, grid[0])
+    z, y = divmod(rest, grid[1] if len(grid) > 1 else 1)
+    return x, y, z
 
 
 def clusters_of(grid: Sequence[int], shape: Sequence[int]) -> int:

@@ -36,25 +36,27 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
 
 
 @lru_cache(4096)
-def cells_of(memory: SharedLayout, held: Layout | None, part: str, write: bool) -> np.ndarray:
-    """The cells (relative to the buffer) of the elements that a part of the warps holds: warp 0, or the others.
+def cells_of(memory: SharedLayout, held: Layout | None, part: str, write: bool, rank: int = 0) -> np.ndarray:
+    """The cells (relative to the buffer) of the elements that a part of the warps of block `rank` holds: warp 0, or the others.
 
     What both hold, warp 0 writes and both read.
     """
     offsets = memory.table().reshape(-1)
     if held is not None and part != ALL and held.num_warps > 1:
-        leader = np.unique(elements_of(held, slice(0, 1)))
+        leader = np.unique(elements_of(held, slice(0, 1), rank))
         cells = np.unique(_words(offsets[leader], memory.itemsize))
         if part == LEADER: return cells
-        rest = np.unique(_words(offsets[np.unique(elements_of(held, slice(1, None)))], memory.itemsize))
+        rest = np.unique(_words(offsets[np.unique(elements_of(held, slice(1, None), rank))], memory.itemsize))
         return np.setdiff1d(rest, cells) if write else rest
+    if held is not None and held.num_blocks > 1: offsets = offsets[np.unique(elements_of(held, slice(None), rank))]
     if part == LAGGARD: return np.empty(0, np.int64) if write else np.unique(_words(offsets, memory.itemsize))
     return np.unique(_words(offsets, memory.itemsize))
 
 
-def elements_of(held: Layout, warps: slice) -> np.ndarray:
-    """Flat indices of the elements that some warps hold."""
-    coords = held.table()[warps].reshape(-1, len(held.shape))
+def elements_of(held: Layout, warps: slice, rank: int = 0) -> np.ndarray:
+    """Flat indices of the elements that some warps of a block hold."""
+    first = rank % held.num_blocks * held.num_warps
+    coords = held.table()[first:first + held.num_warps][warps].reshape(-1, len(held.shape))
     return np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape)
 
 

@@ -81,7 +81,7 @@ def is_first_copy(e: Emitter, layout: Layout) -> Operand:
     """Whether this thread is the first of those that hold its elements: True or a predicate.  (Registers may repeat as well.)"""
     def make() -> Operand:
         copy: Operand = 0
-        for index, digits in ((e.lane(), layout.lanes), (e.warp(), layout.warps)):
+        for index, digits in ((e.lane(), layout.lanes), (e.warp(), layout.warps), *([(e.special("%cluster_ctarank"), layout.blocks)] if layout.blocks else [])):
             weight = 1
             for i, d in enumerate(digits):
                 if d.axis < 0:
@@ -89,4 +89,4 @@ def is_first_copy(e: Emitter, layout: Layout) -> Operand:
                     copy = part if copy == 0 else e.w.op("or.b32", "b32", copy, part)
                 weight *= d.extent
         return True if copy == 0 else e.w.op("setp.eq.s32", "pred", copy, 0)
-    return e.w.hoist(("first", e.instance, layout.lanes, layout.warps), make)
+    return e.w.hoist(("first", e.instance, layout.lanes, layout.warps, layout.blocks), make)

@@ -182,7 +182,7 @@ def reduced_items(e: Emitter, op: Operation, args: Sequence[Tile], axis: int, ki
 def reduce(e: Emitter, op: tile.Reduce) -> None:
     kind, axis, args = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args]
     layout = args[0].layout
-    if layout.warps_along(axis) > 1: e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
+    if layout.warps_along(axis) * layout.blocks_along(axis) > 1: e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
     elements = [a.element for a in args]
     folder = Folder(e, kind, elements + [i32] * kind.startswith("arg"), op.combine)
     answers = in_warp(e, folder, layout, axis, reduced_items(e, op, args, axis, kind))

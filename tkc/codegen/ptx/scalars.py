@@ -66,7 +66,7 @@ def splat_constant(t: TileType, n: int | float) -> Tile:
 @emitter(tile.ProgramId)
 def program_id(e: Emitter, op: tile.ProgramId) -> None:
     if e.persistent: e.fail("a persistent kernel has no program id of its own at level 4: its programs are those of the loop over them")
-    e.set(op.result, e.special(f"%ctaid.{'xyz'[op.axis.value.data]}"))
+    e.set(op.result, e.special(f"%{'cluster' if 'spread' in e.kernel.attributes else 'cta'}id.{'xyz'[op.axis.value.data]}"))
 
 
 @emitter(tile.NumPrograms)

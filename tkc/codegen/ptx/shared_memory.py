@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tkc.codegen.ptx.access import Group, WIDEST, load_tile, store_tile
-from tkc.codegen.ptx.coordinates import digit, inside, thread_offset
+from tkc.codegen.ptx.access import WIDEST, Group, both, load_tile, store_tile
+from tkc.codegen.ptx.coordinates import digit, inside, is_first_copy, thread_offset
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import add, mul
 from tkc.codegen.ptx.values import SharedView, Tile, registers_of
@@ -194,6 +194,7 @@ def read(e: Emitter, op: shared.Read) -> None:
 @emitter(shared.Write)
 def write(e: Emitter, op: shared.Write) -> None:
     value, view = e.tile(op.value), e.value(op.buffer)
+    if op.everywhere is not None: return _write_everywhere(e, value, view)
     plan = matrix_plan(e, value.layout, view, value.element, store=True)
     address = matrix_addresses(e, plan, view) if plan else None
     if address is None:
@@ -205,3 +206,17 @@ def write(e: Emitter, op: shared.Write) -> None:
         base, offset = address(i)
         source = [e.w.register(value.registers[word[0] // p]) for word in words]
         e.w.emit(f"stmatrix.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16 {Group(base, offset).text}, {{{', '.join(source)}}}")
+
+
+def _write_everywhere(e: Emitter, value: Tile, view: SharedView) -> None:
+    """To the same place in every block of the cluster. Where the lanes of a warp hold copies, each writes to one block."""
+    w, layout, size = e.w, value.layout, e.cluster[0] * e.cluster[1]
+    v, groups = plain_groups(e, layout, view)
+    if alike := all(d.axis < 0 for d in layout.lanes) and size <= 32: own = w.hoist(("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True)
+    elif any(d.axis < 0 for d in layout.lanes): own = is_first_copy(e, layout)
+    else: own = True
+    for peer in [e.lane()] if alike else range(size):
+        def there(r: int, peer=peer) -> Group:
+            at = groups(r)
+            return Group(w.memo(("far", at.address, peer), lambda: w.op("mapa.shared::cluster.u32", "b32", at.address, peer)), at.offset, both(e, at.held, own))
+        store_tile(e, value, v, there, "shared::cluster")

@@ -1,0 +1,98 @@
+"""Plans of programs without dots, whose time is that of moving bytes: how many warps, and whether a cluster shares a program.
+
+    registers a thread = 32-bit registers of all tiles that are live together / threads          (at level 0, where every tile is whole)
+
+The fewest warps with which that stays below HELD: then several blocks fit a multiprocessor, and while one waits for memory another computes.
+A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
+reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
+
+    row of 131072 bfloat16, softmax        8 blocks of 16 warps; a thread holds 32 elements from the load to the store
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, Operation, SSAValue
+
+from tkc.ir import elementwise as ew
+from tkc.ir import tile
+from tkc.ir.types import TileType, bits, element_of, is_bool
+from tkc.passes import PassContext
+from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
+
+WARPS, HELD, MOST, BLOCKS = (4, 8, 16), 48, 72, (2, 4, 8)
+PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
+SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
+
+
+def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callable[[str], None]) -> tuple[int, tuple[int, int]]:
+    """(warps, spread) of a program without dots; `largest`: elements of its largest tile. The user's num_warps and num_ctas narrow the choice."""
+    words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
+    each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
+    warps = asked or next((w for w in WARPS if each(w) <= HELD and largest <= 32 * w * 16), None) or next((w for w in WARPS if each(w) <= HELD), WARPS[-1])
+    told = f"{each(warps)} registers of tiles a thread"
+    if (each(warps) > MOST or ctas > 1) and context.target.clusters and (extent := row_of(kernel)):
+        for blocks in (ctas,) if ctas > 1 else BLOCKS:
+            if extent % (blocks * 32 * warps * 8) == 0 and (each(warps, blocks) <= HELD or blocks in (BLOCKS[-1], ctas)):
+                say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
+                return warps, (blocks, extent)
+    if not asked and each(warps) > MOST: warps = 32
+    say(f"{warps} warps{', as asked' if asked else ''}: {told if asked or warps != 32 else f'{each(warps)} registers of tiles a thread'}")
+    return warps, (1, 0)
+
+
+# ---- what is live together ---------------------------------------------------------------------------------------------
+def pressure(kernel: tile.Kernel) -> int:
+    """32-bit registers that hold the tiles of a kernel at the worst moment, over all threads. What is made anew where it is wanted (indices, masks, views) takes none;
+    a narrow float takes a whole register as soon as something is computed with it."""
+    kinds = Kinds()
+
+    def size(value: SSAValue) -> int:
+        t = value.type
+        if not isinstance(t, TileType) or is_bool(element_of(t)) or not kinds.data(value): return 0
+        return -(-t.size * bits(element_of(t)) // 32)
+    return _peak(kernel.body.block, frozenset(), size, kinds)
+
+
+def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
+    """The data that a value, perhaps a view, is read from."""
+    while isinstance(value.type, TileType) and kinds.view(value): value = value.owner.arg
+    return (value,)
+
+
+def _peak(block: Block, live: frozenset[SSAValue], size: Callable[[SSAValue], int], kinds: Kinds) -> int:
+    last: dict[SSAValue, Operation] = {}
+    for op in block.ops:
+        for inner in op.walk():
+            if isinstance(inner, VIEWS): continue                               # its users read what it is a view of
+            for operand in inner.operands:
+                for root in _roots(operand, kinds): last[root] = op
+    now = set(live) | {a for a in block.args if size(a)}
+    peak = sum(map(size, now))
+    for op in block.ops:
+        dying = {v for v in now if last.get(v) is op and v not in live}
+        inner = frozenset(now - (dying if isinstance(op, scf.ForOp) else set()))
+        for region in op.regions if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)) else ():
+            for b in region.blocks: peak = max(peak, _peak(b, inner, size, kinds))
+        now -= dying
+        now |= {r for r in op.results if size(r) and r in last}
+        peak = max(peak, sum(map(size, now)))
+    return peak
+
+
+# ---- rows for a cluster ------------------------------------------------------------------------------------------------
+def row_of(kernel: tile.Kernel) -> int:
+    """The extent of the axis that the blocks of a cluster could share: reduced, in every large tile, once in each; 0 if there is none."""
+    ops = list(kernel.walk())
+    if not all(isinstance(op, PLAIN) for op in ops): return 0
+    extent = max((op.args[0].type.extents[op.axis.value.data] for op in ops if isinstance(op, tile.Reduce)), default=0)
+    if extent < 1024: return 0
+    for op in ops:
+        tiles = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
+        if any(t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles): return 0
+        if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE: return 0
+        if isinstance(op, tile.Reshape) and (extent in op.arg.type.extents) != (extent in op.result.type.extents): return 0
+        if isinstance(op, (tile.Load, tile.Store)) and any(isinstance(o.type, TileType) for o in op.offsets): return 0
+        if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType): return 0
+    return extent
