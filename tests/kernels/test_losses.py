@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import assembles, close, double, numbers
+from tests.kernels.checks import TARGETS, assembles, close, double, numbers
 from tkc import kernels
 
 
@@ -43,7 +43,7 @@ def test_no_rows_and_bad_shapes():
     with pytest.raises(tkc.LaunchError, match="pass contiguous"): kernels.cross_entropy_(numbers((5, 3)).T, np.zeros(3, np.int64))
 
 
-@pytest.mark.parametrize("columns", [1000, 16384])
+@pytest.mark.parametrize("columns", [1000, 16384, 50257, 131072])
 def test_on_gpus(columns):
     x, t, f = np.empty((64, columns), numbers((), "bfloat16").dtype), np.empty(64, np.int64), np.empty(64, np.float32)
-    assembles(lambda: (kernels.cross_entropy(x, t), kernels.cross_entropy_(x, t), kernels.cross_entropy_backward(f, x, t, f)))
+    assembles(lambda: (kernels.cross_entropy(x, t), kernels.cross_entropy_(x, t), kernels.cross_entropy_backward(f, x, t, f)), TARGETS if columns <= 16384 else ("sm_90a",))

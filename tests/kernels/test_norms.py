@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import ROWS, assembles, close, double, numbers
+from tests.kernels.checks import ROWS, TARGETS, assembles, close, double, numbers
 from tkc import kernels
 
 
@@ -40,7 +40,7 @@ def test_forward(shape, dtype):
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
-@pytest.mark.parametrize("shape", [*ROWS, (600, 65), (1031, 7)])
+@pytest.mark.parametrize("shape", [*ROWS, (600, 65), (1031, 7), (37, 8200)])
 def test_backward(shape):
     grad, h, weight, extra = (numbers(shape[-1:] if i == 2 else shape, seed=i) for i in range(4))
     for got, want in zip(kernels.layer_norm_backward(grad, h, weight), gradients(grad, h, weight, 1e-5, True), strict=True): close(got, want, ulps=64)
@@ -59,8 +59,8 @@ def test_bad_shapes():
     with pytest.raises(tkc.LaunchError, match="x of .* and residual of"): kernels.add_rms_norm(numbers((3, 5)), numbers((5, 3)))
 
 
-@pytest.mark.parametrize("columns", [64, 1000, 4096, 16384])
+@pytest.mark.parametrize("columns", [64, 1000, 4096, 8192, 16384, 131072])
 def test_on_gpus(columns):
-    x = np.empty((256, columns), numbers((), "bfloat16").dtype)
-    assembles(lambda: (kernels.layer_norm(x, x[0], x[0]), kernels.add_rms_norm(x, x, x[0])))
-    if columns <= 4096: assembles(lambda: (kernels.layer_norm_backward(x, x, x[0]), kernels.rms_norm_backward(x, x, None)))
+    x, targets = np.empty((64, columns), numbers((), "bfloat16").dtype), ("sm_90a",) if columns > 8192 else TARGETS
+    assembles(lambda: (kernels.layer_norm(x, x[0], x[0]), kernels.add_rms_norm(x, x, x[0])), targets)
+    assembles(lambda: (kernels.layer_norm_backward(x, x, x[0]), kernels.rms_norm_backward(x, x, None)), targets)

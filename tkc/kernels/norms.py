@@ -17,6 +17,8 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, matri
 from tkc.kernels.blocks import columns_block, row_block, row_programs
 from tkc.kernels.operator import operator
 
+WIDE = 8192                                     # columns over which the sums over rows are a kernel of their own: sums and row would not fit a block's registers
+
 
 @tkc.jit
 def _norm(x, residual, weight, bias, out, total, eps, CENTRE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
@@ -37,15 +39,19 @@ def _norm(x, residual, weight, bias, out, total, eps, CENTRE: tkc.constexpr, ROW
 
 
 @tkc.jit
-def _norm_backward(grad, extra, h, weight, out, weights, biases, eps, CENTRE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, eps, CENTRE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     first, length = tkc.program_id(0), h.shape[1]
     inside = (tkc.arange(COLUMNS) < length)[None, :]
     scale = 1.0 if weight is None else tkc.load(weight, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
     by_weight, by_bias = tkc.zeros((COLUMNS,)), tkc.zeros((COLUMNS,))
     for row in tkc.range(first * ROWS, h.shape[0], tkc.num_programs(0) * ROWS):
         values, g = tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
-        if CENTRE: values = tkc.where(inside, values - (tkc.sum(values, axis=1) / length)[:, None], 0)
+        mean = tkc.sum(values, axis=1) / length if CENTRE else tkc.zeros((ROWS,))
+        if CENTRE: values = tkc.where(inside, values - mean[:, None], 0)
         s = tkc.rsqrt(tkc.sum(values * values, axis=1) / length + eps)[:, None]
+        if scales is not None:
+            tkc.store(means, (row,), mean)
+            tkc.store(scales, (row,), s.reshape(ROWS))
         n, d = values * s, g * scale
         result = d - n * (tkc.sum(d * n, axis=1) / length)[:, None]
         if CENTRE: result = result - (tkc.sum(d, axis=1) / length)[:, None]
@@ -56,6 +62,19 @@ def _norm_backward(grad, extra, h, weight, out, weights, biases, eps, CENTRE: tk
         if biases is not None: by_bias = by_bias + tkc.sum(g, axis=0)
     if weights is not None: tkc.store(weights[first], (0,), by_weight)
     if biases is not None: tkc.store(biases[first], (0,), by_bias)
+
+
+@tkc.jit
+def _column_sums(grad, h, means, scales, weights, biases, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    column, part = tkc.program_id(0) * COLUMNS, tkc.program_id(1)
+    by_weight, by_bias = tkc.zeros((ROWS, COLUMNS)), tkc.zeros((ROWS, COLUMNS))
+    for row in tkc.range(part * ROWS, h.shape[0], tkc.num_programs(1) * ROWS):
+        g, values = tkc.load(grad, (row, column), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(h, (row, column), (ROWS, COLUMNS)).to(tkc.float32)
+        mean, s = tkc.load(means, (row,), (ROWS,)), tkc.load(scales, (row,), (ROWS,))
+        by_weight = by_weight + g * (values - mean[:, None]) * s[:, None]
+        by_bias = by_bias + g
+    tkc.store(weights[part], (column,), tkc.sum(by_weight, axis=0))
+    if biases is not None: tkc.store(biases[part], (column,), tkc.sum(by_bias, axis=0))
 
 
 @tkc.jit
@@ -86,9 +105,15 @@ def _backward(grad: Array, extra: Array | None, h: Array, weight: Array | None, 
     yield (out, by_weight, by_bias) if centre else (out, by_weight)
     source, g, more, target = matrix(contiguous(h)), matrix(contiguous(grad)), None if extra is None else matrix(contiguous(extra)), matrix(out)
     rows, block = row_block(*source.shape)
+    wide = source.shape[1] > WIDE
     programs = row_programs(tkc.cdiv(source.shape[0], rows))
-    weights, biases = (empty(h, (programs, source.shape[1]), "float32") if wanted else None for wanted in (True, centre))
-    _norm_backward[programs](g, more, source, weight, target, weights, biases, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
+    parts = min(programs, 16) if wide else programs
+    weights, biases = (empty(h, (parts, source.shape[1]), "float32") if wanted else None for wanted in (True, centre))
+    if wide:
+        means, scales = (empty(h, source.shape[:1], "float32") for _ in range(2))
+        _norm_backward[max(1, tkc.cdiv(source.shape[0], rows))](g, more, source, weight, target, None, None, means, scales, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
+        _column_sums[tkc.cdiv(source.shape[1], 512), parts](g, source, means, scales, weights, biases, ROWS=8, COLUMNS=512)
+    else: _norm_backward[programs](g, more, source, weight, target, weights, biases, None, None, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
     for parts, result in ((weights, by_weight), (biases, by_bias))[:1 + centre]:
         height, width = columns_block(*parts.shape)
         _sum_rows[tkc.cdiv(parts.shape[1], width)](parts, result, ROWS=height, COLUMNS=width)

@@ -71,9 +71,10 @@ def run(module: ModuleOp, context: PassContext) -> None:
         barriers: list[Operation] = []
         while (conflict := _conflict(kernel)) is not None:
             if not conflict.far: barriers.append(before(conflict.op, threads.BlockBarrier())); continue
-            early = conflict.start and conflict.op.parent is kernel.body.block                 # that all blocks have begun is asked at once, and waited for as late as can be
-            before(kernel.body.block.first_op if early else conflict.op, threads.ClusterArrive())
-            before(conflict.op, threads.ClusterWait())
+            at = conflict.op
+            while conflict.start and at.parent is not kernel.body.block: at = at.parent_op()
+            before(kernel.body.block.first_op if conflict.start else at, threads.ClusterArrive())       # whether all blocks have begun is asked at once and answered as late as can be
+            before(at, threads.ClusterWait())
         for barrier in list(barriers):                       # one found later, earlier in a loop, may have made this one needless
             following = barrier.next_op
             barrier.detach()

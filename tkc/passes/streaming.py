@@ -33,10 +33,11 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
     warps = asked or next((w for w in WARPS if each(w) <= HELD and largest <= 32 * w * 16), None) or next((w for w in WARPS if each(w) <= HELD), WARPS[-1])
     told = f"{each(warps)} registers of tiles a thread"
     if (each(warps) > MOST or ctas > 1) and context.target.clusters and (extent := row_of(kernel)):
-        for blocks in (ctas,) if ctas > 1 else BLOCKS:
-            if extent % (blocks * 32 * warps * 8) == 0 and (each(warps, blocks) <= HELD or blocks in (BLOCKS[-1], ctas)):
-                say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
-                return warps, (blocks, extent)
+        possible = [b for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * warps * 8) == 0]
+        if possible:
+            blocks = next((b for b in possible if each(warps, b) <= HELD), possible[-1])
+            say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
+            return warps, (blocks, extent)
     if not asked and each(warps) > MOST: warps = 32
     say(f"{warps} warps{', as asked' if asked else ''}: {told if asked or warps != 32 else f'{each(warps)} registers of tiles a thread'}")
     return warps, (1, 0)

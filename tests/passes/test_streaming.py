@@ -1,0 +1,148 @@
+"""Plans of programs without dots; rows over a cluster, at every stage and with every barrier of the cluster missing in turn; scans over warps."""
+import numpy as np
+import pytest
+
+import tkc
+from tests.passes.kernels import BF16
+from tkc.ir import shared, threads
+from tkc.ir.plan import Plan
+from tkc.ir.text import parse
+from tkc.kernels.losses import _cross_entropy
+from tkc.kernels.norms import _norm, _norm_backward
+from tkc.kernels.scans import _cumsum_rows
+from tkc.kernels.softmax import _softmax
+from tkc.sim import dataflow, level0, level4
+from tkc.sim.report import Violation
+
+
+def plan_of(kernel, *arguments, target="sm_90a", **keywords):
+    compiled = kernel.compile(*arguments, target=target, **keywords)
+    (op,) = parse(compiled.ir("plan")).body.block.ops
+    return Plan.from_text(op.attributes["plan"].data), compiled
+
+
+def stages_of(kernel, *arguments, target="sm_90a", **keywords):
+    return {name: parse(text) for name, text in kernel.compile(*arguments, target=target, **keywords).stages.items()}
+
+
+# ---- choices -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns, target, warps, blocks", [(512, "sm_90a", 4, 1), (4096, "sm_90a", 8, 1), (131072, "sm_90a", 16, 8), (4096, "sm_80", 8, 1)])
+def test_warps_and_blocks_follow_the_row(columns, target, warps, blocks):
+    rows = max(1, 2048 // columns)
+    found, compiled = plan_of(_softmax, f"bf16[64, {columns}]", f"bf16[64, {columns}]", LOG=False, ROWS=rows, COLUMNS=columns, target=target)
+    assert (found.warps, found.spread[0]) == (warps, blocks)
+    assert any(line.startswith(f"plan: {warps} warps") for line in compiled.decisions)
+    assert compiled.interface.cluster == (blocks, 1) and compiled.resources.clean
+
+
+def test_more_live_tiles_take_more_warps():
+    few, _ = plan_of(_softmax, "bf16[64, 2048]", "bf16[64, 2048]", LOG=False, ROWS=1, COLUMNS=2048)
+    many, _ = plan_of(_norm_backward, "bf16[64, 2048]", "bf16[64, 2048]", "bf16[64, 2048]", "bf16[2048]", "bf16[64, 2048]", "f32[4, 2048]", "f32[4, 2048]", None, None, "f32",
+                      CENTRE=True, ROWS=1, COLUMNS=2048)
+    assert many.warps > few.warps
+
+
+@tkc.jit
+def _first_column(x, out, N: tkc.constexpr):
+    """Reads an element of the row for all: no plain row program."""
+    values = tkc.load(x, (tkc.program_id(0), 0), (None, N))
+    tkc.store(out, (tkc.program_id(0), 0), values - values[0] + tkc.max(values))
+
+
+def test_what_cannot_be_dealt_out_stays_in_one_block():
+    assert plan_of(_first_column, "f32[4, 4096]", "f32[4, 4096]", N=4096, num_ctas=2)[0].spread == (1, 0)
+    assert plan_of(_softmax, "f32[4, 4096]", "f32[4, 4096]", LOG=False, ROWS=1, COLUMNS=4096, num_ctas=2)[0].spread == (2, 4096)
+    found, compiled = plan_of(_softmax, "f32[4, 1000]", "f32[4, 1000]", LOG=False, ROWS=1, COLUMNS=1000, num_ctas=2)
+    assert found.spread == (1, 0) and any("num_ctas = 2 is not used" in line for line in compiled.decisions)
+
+
+# ---- a row over a cluster ------------------------------------------------------------------------------------------------
+def softmax_data(columns=4093, block=4096):
+    x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    return _softmax, (x, np.full_like(x, np.nan)), dict(LOG=False, ROWS=1, COLUMNS=block), [None, e / e.sum(1, keepdims=True)], (2,)
+
+
+def norm_data(columns=4096):
+    x, w = np.random.default_rng(0).standard_normal((3, columns)).astype(np.float32), np.ones(columns, np.float32)
+    h = x.astype(np.float64) - x.mean(1, keepdims=True)
+    return _norm, (x, None, w, w, np.full_like(x, np.nan), None, 1e-5), dict(CENTRE=True, ROWS=1, COLUMNS=columns), [None, None, None, h / np.sqrt((h * h).mean(1, keepdims=True) + 1e-5) + 1], (3,)
+
+
+def backward_data(columns=4096):
+    rng = np.random.default_rng(0)
+    g, x, w = rng.standard_normal((3, columns)).astype(np.float32), rng.standard_normal((3, columns)).astype(np.float32), rng.standard_normal(columns).astype(np.float32)
+    s = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5)
+    n, d = x * s, g.astype(np.float64) * w
+    sums = np.stack([(g * n)[0::2].sum(0), (g * n)[1::2].sum(0)])
+    return (_norm_backward, (g, None, x, w, np.full_like(x, np.nan), np.full((2, columns), np.nan, np.float32), None, None, None, 1e-5), dict(CENTRE=False, ROWS=1, COLUMNS=columns),
+            [None, None, None, s * (d - n * (d * n).mean(1, keepdims=True)), sums], (2,))
+
+
+def loss_data(columns=4096):
+    x, target = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32), np.array([5, 4000])
+    lse = np.log(np.exp(x.astype(np.float64)).sum(1))
+    return (_cross_entropy, (x, target, np.full(2, np.nan, np.float32), np.full(2, np.nan, np.float32), None, 1.0), dict(IGNORE=-100, ROWS=1, COLUMNS=columns),
+            [None, None, lse - x[[0, 1], target], lse], (2,))
+
+
+DATA = {"softmax": softmax_data, "norm": norm_data, "norm backward": backward_data, "cross-entropy": loss_data}
+
+
+def run(module, arrays, scalars, grid, seed):
+    if level0.kernel_of(module).level < 4: dataflow.run(module, [*arrays, *scalars], grid)
+    else: level4.run(module, [*arrays, *scalars], grid, seed, resident=2)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_stage_of_a_spread_program_means_the_same(name):
+    kernel, given, constants, want, grid = DATA[name]()
+    for blocks in 2, 4:
+        stages = stages_of(kernel, *given, **constants, num_ctas=blocks, num_warps=2 if blocks == 4 else 4)
+        assert level0.kernel_of(stages["assign-registers"]).attributes["cluster"].data[0].value.data == blocks
+        for stage in "plan", "select-layouts", "swizzle-shared", "assign-registers":
+            arrays = [a.copy() for a in given if isinstance(a, np.ndarray)]
+            scalars = [a for a in given if isinstance(a, float)]
+            for seed in range(4) if stage == "assign-registers" else (0,):
+                run(stages[stage], arrays, scalars, grid, seed)
+                for got, right in zip(arrays, want):
+                    if right is not None: np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
+
+
+def test_every_barrier_of_the_cluster_is_needed():
+    kernel, given, constants, _, grid = backward_data()
+    final = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2, num_warps=4).ir("final")
+    count = final.count("tile.cluster_wait")
+    assert count >= 3
+    for missing in range(count):
+        module = parse(final)
+        waits = [op for op in level0.kernel_of(module).walk() if isinstance(op, threads.ClusterWait)]
+        arrive = waits[missing].prev_op
+        while not isinstance(arrive, threads.ClusterArrive): arrive = arrive.prev_op
+        for op in arrive, waits[missing]: op.detach()
+        with pytest.raises(Violation): [run(module, [a.copy() for a in given if isinstance(a, np.ndarray)], [1e-5], grid, seed) for seed in range(8)]
+
+
+def test_blocks_write_partial_results_everywhere():
+    kernel, given, constants, _, _ = softmax_data()
+    stages = stages_of(kernel, *given, **constants, num_ctas=2)
+    writes = [op for op in level0.kernel_of(stages["swizzle-shared"]).walk() if isinstance(op, shared.Write)]
+    assert len(writes) == 2 and all(op.everywhere is not None for op in writes)
+    ptx = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2).ptx
+    assert "st.shared::cluster" in ptx and "mapa.shared::cluster" in ptx and "%clusterid.x" in ptx
+
+
+# ---- scans over warps ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape, dtype", [((1, 2048), np.float32), ((3, 1024), np.int32), ((1, 4096), BF16)])
+def test_scans_of_runs_mean_the_same(shape, dtype, reverse):
+    x = np.random.default_rng(0).integers(-3, 4, shape).astype(dtype)
+    out = np.zeros(shape, np.int32 if dtype is np.int32 else np.float32)
+    turn = (lambda a: a[:, ::-1]) if reverse else lambda a: a
+    want = turn(np.cumsum(turn(x.astype(np.float64)), 1))
+    stages = stages_of(_cumsum_rows, x, out, REVERSE=reverse, ROWS=1, COLUMNS=shape[1], num_warps=8)
+    assert level0.kernel_of(stages["assign-registers"]).integer("shared_bytes") <= 1024             # totals, not the row
+    for stage in "plan", "select-layouts", "swizzle-shared", "assign-registers":
+        out[...] = 0
+        run(stages[stage], [x, out], [], (shape[0],), 0)
+        np.testing.assert_array_equal(out, want)
