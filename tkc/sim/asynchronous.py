@@ -247,7 +247,7 @@ def write(m, op):
         event = agent.access(op)
         for block in m.block.cluster.blocks if op.everywhere is not None else [m.block]:
             if block.over: raise Violation("pending at exit", f"{agent.name} writes to shared memory of block {block.number}, which has ended", op, (agent.name,))
-            if m.launch.hazards and any(event.view[other.index] == 0 for other in block.agents[:1]):
+            if m.launch.hazards and block is not m.block and event.view[block.agents[0].index] == 0:
                 raise Violation("not begun", f"{agent.name} writes to shared memory of block {block.number}, which may not have begun: missing is a barrier of the cluster before it", op, (agent.name,))
             there = replace(buffer, memory=block.memory)
             m.buffer_access(agent, there, event, op, op.value.type.register_layout, write=True)
