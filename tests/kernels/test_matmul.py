@@ -92,3 +92,15 @@ def test_vectors_in_parts(m, n, k):
     x, y = numbers((m, k)), numbers((k, n), seed=1)
     for b in (y, np.asfortranarray(y)): close(kernels.matmul(x, b), double(x) @ double(y), ulps=64)
     assembles(lambda: kernels.matmul(x, y), ("sm_90a",))
+
+
+@pytest.mark.parametrize("m, n, k", [(33, 65, 5000), (64, 64, 8192), (130, 20, 4099)])
+def test_few_blocks_and_a_long_k(m, n, k):
+    x, y, bias = numbers((m, k)), numbers((k, n), seed=1), numbers(n, seed=2)
+    close(kernels.matmul(x, y, bias, "relu"), np.maximum(double(x) @ double(y) + double(bias), 0), ulps=256)
+
+
+def test_parts_use_hoppers_engines():
+    from tkc.kernels.matmul import _partial
+    compiled = _partial.kernel.compile("bf16[256, 100000]", "bf16[100000, 256]", "f32[32, 256, 256]", DEPTH=3328, BM=128, BN=128, BK=64, target="sm_90a")
+    assert "wgmma" in compiled.ptx and compiled.resources.clean

@@ -19,14 +19,15 @@ TABLES = Path(__file__).parent / "tables" / "h200.json"
 ACTIVATIONS = {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid} | {name: (lambda x, f=f: f(x, False)) for name, f in FUNCTIONS.items()}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1}
 TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
-WORTH, SHORT = 1 << 28, 192                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
-PROGRAMS = 512                                  # that a product with a vector is cut into
+WORTH, SHORT = 1 << 28, 16                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
+REMEMBERED = 4096
+PROGRAMS, DEEPEST = 512, 256                    # programs that a product with a vector is cut into; k of a block, at most
 
 
 def _configs(args: dict) -> list[tkc.Config]:
     """Blocks for a product: a first one for the CPU, then those of which the model takes its choice on a GPU."""
     (m, n), size = args["c"].shape[-2:], BYTES[dtype_of(args["a"])]
-    line = max(32, 128 // size)                                                    # k of a block: 128 bytes, the widest swizzle
+    line = min(max(32, 128 // size), max(64 // size, power(args["a"].shape[-1])))  # k of a block: 128 bytes, the widest swizzle, unless there is less
     tiles = [(bm, bn) for bm, bn in TILES if bm <= max(64, power(m)) and bn <= max(64, power(n))]
     host = (min(256, power(m)), min(256, power(n)), 64)
     return [tkc.Config(BM=bm, BN=bn, BK=bk) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64)])]
@@ -59,6 +60,28 @@ def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tk
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
+@tkc.autotune(_configs, key=_key, measure=False)
+@tkc.jit
+def _partial(a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """The product in parts of DEPTH of its k, one matrix of c each: for few programs with long loops."""
+    m, n, part = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(part * DEPTH, tkc.minimum((part + 1) * DEPTH, a.shape[1]), BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c[part], (m, n), acc)
+
+
+@tkc.jit
+def _sum(parts, bias, out, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    """The sum of the parts, always in the same order."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    total = tkc.zeros((BM, BN), tkc.float32)
+    for part in tkc.range(parts.shape[0]): total = total + tkc.load(parts[part], (m, n), (BM, BN))
+    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
+    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    tkc.store(out, (m, n), total.to(out.dtype))
+
+
 @tkc.jit
 def _vector(x, b, parts, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """One row's x @ b, in parts of k: on the multiply-add units, which memory keeps waiting."""
@@ -89,13 +112,17 @@ def _copy(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
 def _shape(a: Array, b: Array) -> tuple[int, ...]:
     """The shape of a @ b by NumPy's rules. Raises LaunchError."""
     if library(a) != library(b): raise tkc.LaunchError(f"matmul: a is an array of {library(a)}, b of {library(b)}; convert one")
-    if not a.shape or not b.shape: raise tkc.LaunchError("matmul takes arrays of rank 1 and more, got a scalar; multiply with *")
-    kinds = dtype_of(a), dtype_of(b)
+    return _shape_of(tuple(a.shape), tuple(b.shape), dtype_of(a), dtype_of(b))
+
+
+@cache
+def _shape_of(a: tuple[int, ...], b: tuple[int, ...], *kinds: str) -> tuple[int, ...]:
+    if not a or not b: raise tkc.LaunchError("matmul takes arrays of rank 1 and more, got a scalar; multiply with *")
     if kinds[0] != kinds[1] and not all(k.startswith("float8") for k in kinds): raise tkc.LaunchError(f"matmul: expected one element type, got {kinds[0]} and {kinds[1]}; convert one")
     if kinds[0] not in BYTES: raise tkc.LaunchError(f"matmul does not take {kinds[0]}; convert to one of {', '.join(BYTES)}")
-    k, inner = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
-    if k != inner: raise tkc.LaunchError(f"matmul: a has {k} columns and b has {inner} rows ({list(a.shape)} @ {list(b.shape)}); transpose one")
-    return (*_batch(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1][:len(a.shape) - 1], *(b.shape[-1:] if len(b.shape) > 1 else ()))
+    k, inner = a[-1], b[-2] if len(b) > 1 else b[0]
+    if k != inner: raise tkc.LaunchError(f"matmul: a has {k} columns and b has {inner} rows ({list(a)} @ {list(b)}); transpose one")
+    return (*_batch(a[:-2], b[:-2]), *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
 def _batch(one, other) -> tuple[int, ...]:
@@ -151,7 +178,16 @@ def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else
 
 
 # ---------------------------------------------------------------------------------------------------------- products
+_plain: set[tuple] = set()                      # what is known of products that are one launch of the arrays as they are
+
+
+def _facts(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if hasattr(x, "data_ptr") else (x.shape, getattr(x, "strides", None), x.dtype)
+
+
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
+    facts = _facts(a), _facts(b), _facts(out), None if bias is None else bias.shape, activation
+    if facts in _plain: return _product[_grid](a, b, bias, out, ACTIVATION=activation)
+    given = a, b, out
     if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
     if 0 in out.shape: return
@@ -169,7 +205,23 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     a, b, c = _operand(a, batch), _operand(b, batch), out if len(out.shape) == 2 else out.reshape((prod(batch), m, n))
     if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c.reshape((m, n))
     work = m * n * k
-    _product[_grid](_aligned(a, n, work), _aligned(b, m, work), bias, c, ACTIVATION=activation)
+    a, b = _aligned(a, n, work), _aligned(b, m, work)
+    if len(c.shape) == 2 and _floats(a) and (count := _parts(m, n, k)) > 1:
+        depth = tkc.cdiv(k, count * DEEPEST) * DEEPEST
+        parts = empty(c, (tkc.cdiv(k, depth), m, n), "float32")
+        _partial[_grid](a, b, parts, DEPTH=depth)
+        _sum[tkc.cdiv(m, 16), tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, BM=16, BN=64)
+        return
+    if all(x is y for x, y in zip(given, (a, b, c))) and library(a) != "cupy":
+        if len(_plain) >= REMEMBERED: _plain.clear()
+        _plain.add(facts)
+    _product[_grid](a, b, bias, c, ACTIVATION=activation)
+
+
+def _parts(m: int, n: int, k: int) -> int:
+    """Into how many parts k is cut: where blocks of C are few and k is long, so that there are programs for all multiprocessors."""
+    blocks = tkc.cdiv(m, 64 if m <= 64 else 128) * tkc.cdiv(n, 128)
+    return min(PROGRAMS // 2 // blocks, k // (4 * DEEPEST)) if blocks <= PROGRAMS // 8 else 1
 
 
 def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:

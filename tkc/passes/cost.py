@@ -38,11 +38,11 @@ BEGIN, OUTSIDE = 6000, 1.5e-6       # clocks before the first step and after the
 RESTART = 600                       # clocks of a program that nothing overlaps, and for each element of its results:
 OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
 JOIN = 400                          # clocks until the blocks of a cluster know each other
-EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.1 % for each beyond the first, and with the square of what is beyond the second
+EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first, and with the square of what is beyond the second
 RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
-MMA = 0.62                          # of wgmma's rate
+MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where there is wgmma
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
-OUTSIDE_ARRAY = 4                   # a byte that a tensor map fills with zero costs as much as so many
+OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
@@ -148,6 +148,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
     memory = (read + written) / (target.memory * 1e9)
     seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + OUTSIDE
+    if target.wgmma and plan.roles == "one": seconds *= OLDER
     scale = 1 / (target.clock * 1e9)
     return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
 
@@ -175,7 +176,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
         each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
-        tensor *= (1 + 0.001 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2
+        tensor *= (1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
