@@ -22,6 +22,7 @@ class DotPlan:
     a, b: where the operands come from, "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
     which its loop does not change is read again in every iteration, not held.
     chunk: fma only: so many k are held in registers at once.
+    parts: of a partial dot's columns: how many, and how many are in flight at once (split-sums).
     swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a thin m on the side that has no minimum.
     """
     instruction: str
@@ -30,6 +31,7 @@ class DotPlan:
     b: str = "registers"
     chunk: int = 0
     swap: bool = False
+    parts: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
 from tkc.passes.mapped import dense_of_block, unmapped
+from tkc.passes.split_sums import chain_of
 from tkc.passes.values import POINTWISE
 
 
@@ -102,13 +103,27 @@ def _unread(dot: tile.Dot, factor: SSAValue) -> str:
     return "" if value.has_one_use() else "a factor is used elsewhere too"
 
 
-def held(dots: list[tile.Dot], late: tile.Dot | None, groups: int) -> int:
+def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
+    """In how many parts of columns a partial dot is best added up, and how many are in flight at once: two together where the sum and the dot fit
+    the registers, else as many in turn as make them fit."""
+    n, form = dot.acc.type.extents[1], wgmma_of(dot)
+    sum_ = n * dot.acc.type.extents[0] * bits(dot.acc.type.element) // (32 * 128 * groups)
+    least = 128 * 8 // bits(source(dot.b).result.type.element) if dense_of_factor(dot.b) == 1 else 8
+    for count in (2, 4):
+        width = n // count
+        if n % count or width not in form.n or width % least or not chain_of(dot): continue
+        if count == 2 and 2 * sum_ <= registers: return (2, 2) if width >= 64 else (1, 1)
+        if sum_ + sum_ // count <= registers: return count, 1
+    return 1, 1
+
+
+def held(dots: list[tile.Dot], late: tile.Dot | None, parts: list[tuple[int, int]], groups: int) -> int:
     """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them to, and for left factors."""
     registers = lambda t: t.size * bits(t.element) // (32 * 128 * groups)
     loop = dots[0].parent_op()
-    parts = [d for d in dots if partial(d)] if late is None else []
-    sums = sum(registers(d.acc.type) for d in dots if d not in parts)
-    if parts:
+    some = [d for d in dots if partial(d)] if late is None else []
+    sums = sum(registers(d.acc.type) for d in dots if d not in some)
+    if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
-        sums += max(registers(d.acc.type) for d in parts) + sum(map(registers, carried))
+        sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))
     return sums + sum(registers(d.a.type) for d in dots if source(d.a) is None)

@@ -54,6 +54,8 @@ class Groups:
         self.scans: dict[SSAValue, list[int]] = {}                 # of any member: axes scanned
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
+        self.concats: list[tile.Concat] = []
+        self.joined: set[tile.Concat] = set()                      # those that are a choice of registers of dots' sums
         self.chosen: dict[SSAValue, Layout] = {}
         self.members: list[SSAValue] = []
         self.wanted: list[tuple[SSAValue, Layout]] = []
@@ -92,6 +94,7 @@ class Groups:
                 self._relate(op.result, op.acc)
                 for factor, layout in zip((op.a, op.b), self.dots[op].layouts):
                     if layout is not None: self._follow_sunk(factor, layout, factor.type.size)
+            case tile.Concat(): self.concats.append(op)
             case tile.Reduce():
                 self.tie(*op.args)
                 axis = op.axis.value.data
@@ -159,6 +162,7 @@ class Groups:
         for found in self.anchors, self.reductions, self.scans: self._gather(found)
         self.relations.sort(key=lambda r: -size(r.source))
         for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
+        self._join()
         for value, layout in self.wanted: self.chosen.setdefault(self.find(value), layout)
         self._propagate()
         for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0, -self._depth(self.find(v)))):
@@ -166,6 +170,13 @@ class Groups:
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
                 self._propagate()
+
+    def _join(self) -> None:
+        """Parts of one sum, side by side: what each thread has of them."""
+        for op in [op for op in self.concats if all(self.find(a) in self.chosen for a in op.args)]:
+            try: layout = Layout.concat([self.chosen[self.find(a)] for a in op.args], op.axis.value.data)[0]
+            except LayoutError: continue
+            if self.chosen.setdefault(self.find(op.result), layout) == layout: self.joined.add(op)
 
     def _gather(self, found: dict) -> None:
         """Moves what is noted at members to their groups."""
@@ -253,6 +264,7 @@ class Groups:
         match op:
             case tile.Concat():
                 axis = op.axis.value.data
+                if op in self.joined: return [self.layout(a) for a in op.args], self.layout(op.result)
                 step = gcd(*(a.type.extents[axis] for a in op.args))
                 parts = [stretched(a.type.extents, bits(element_of(t)), {axis: step}, self.plan.warps) for a in op.args]
                 return parts, Layout.concat(parts, axis)[0]

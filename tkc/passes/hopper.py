@@ -23,7 +23,7 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
-from tkc.passes.factors import held, simple, source, unfit
+from tkc.passes.factors import held, partial, parts_of, simple, source, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
@@ -52,7 +52,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     alone = _together(dots, options)
     groups = 1 if not alone or m % 128 or options.num_warps == 4 else 2
     late = late_dot(loops[0])
-    each = held(dots, late, groups)
+    parts = [parts_of(d, groups, ACCUMULATORS) if partial(d) and late is None else (1, 1) for d in dots]
+    each = held(dots, late, parts, groups)
     if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {LARGE_SUM[1]}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
     rings = _rings(dots)
@@ -77,7 +78,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *(["plan: programs differ in length: blocks claim them one by one"] if uneven else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
-    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared") for dot in dots)
+    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared", parts=p) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, persistent=True, queue=uneven, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
@@ -88,7 +89,7 @@ def _together(dots, options) -> str:
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
     if options.num_warps == 8: return "8 compute warps, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
-    loop, each = dots[0].parent_op(), held(dots, None, 1)
+    loop, each = dots[0].parent_op(), held(dots, None, [(1, 1)], 1)
     if source(dots[0].a) is None: return "a left factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS: return f"a sum of {each} registers a thread does not fit one warpgroup"

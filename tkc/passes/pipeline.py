@@ -12,7 +12,8 @@ from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "plan", "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",   # level 0
+    "simplify", "plan", "split-sums", "fetch-ahead",                         # level 0
+    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",
     "select-layouts",                                                        # level 1
     "swizzle-shared",                                                        # level 2
     "pipeline-async-copies",                                                 # level 3

@@ -273,13 +273,13 @@ class Selection:
 def _in_shared_memory(factor: SSAValue) -> None:
     """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of the axis that is dense in memory, and views of that."""
     views = []
-    while isinstance(factor.owner, tile.Transpose): views.append(factor.owner); factor = factor.owner.arg
+    while isinstance(factor.owner, (tile.Transpose, tile.Slice)): views.append(factor.owner); factor = factor.owner.arg
     t = factor.type
     dense = dense_of_block(factor.owner)
     memory = SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
     factor._type = t.with_layout(memory)
     for op in reversed(views):
-        memory = memory.transpose(tuple(op.permutation.get_values()))
+        memory = memory.transpose(tuple(op.permutation.get_values())) if isinstance(op, tile.Transpose) else memory.slice(op.offsets.get_values(), op.result.type.extents)[0]
         op.result._type = op.result.type.with_layout(memory)
 
 

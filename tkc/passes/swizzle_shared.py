@@ -90,8 +90,12 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
     """Every use of a tile in shared memory becomes one of the buffer."""
     for use in list(value.uses):
         op = use.operation
-        if not isinstance(op, tile.Transpose): op.operands[use.index] = buffer; continue
-        view = before(op, shared.SharedTranspose(buffer, op.permutation.get_values())).result
+        match op:
+            case tile.Transpose(): view = before(op, shared.SharedTranspose(buffer, op.permutation.get_values())).result
+            case tile.Slice():
+                offsets = [before(op, tile.Constant(i, i32)).result for i in op.offsets.get_values()]
+                view = before(op, shared.SharedSlice(buffer, offsets, SharedType(1, op.result.type.shape, op.result.type.element, op.result.type.layout))).result
+            case _: op.operands[use.index] = buffer; continue
         _view(op.result, view)
         erase(op)
 

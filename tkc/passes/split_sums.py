@@ -1,0 +1,104 @@
+"""split-sums: a sum and the partial dots it is made of, cut in parts of fewer columns, so that adding up one part overlaps the dot of another.
+
+A partial dot (its accumulator zero, its result added to what the loop carries) leaves the tensor core idle while a warpgroup adds, and needs
+registers for its own result beside the sum. In parts, one part is added under the other's dot; or, where registers are short, the parts take
+turns in the same registers:
+
+    for k:  x, y = …                                       for k:  x, y = …
+      d = dot(x, y, 0)                                       d0 = dot(x, y[:, :64], 0);  d1 = dot(x, y[:, 64:], 0)
+      acc = acc + d · s                            ->        acc0 = acc0 + d0 · s;  acc1 = acc1 + d1 · s
+    store acc                                              store concat(acc0, acc1)
+
+The plan says which dots, and how many parts are in flight at once: (2, 2) as above; (2, 1): d0, acc0, d1, acc1.
+Everything between the dot and the sum is element by element, so its columns are computed from theirs alone.
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.rewrite import after, before, erase, rebuild_for
+from tkc.ir.types import TileType
+from tkc.passes import PassContext
+from tkc.passes.values import POINTWISE
+
+
+def run(module: ModuleOp, context: PassContext) -> None:
+    if context.plan is None: return
+    for kernel in module.body.block.ops:
+        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot) and "number" in op.attributes]:
+            number = dot.attributes["number"].value.data
+            parts, together = context.plan.dots[number].parts if number < len(context.plan.dots) else (1, 1)
+            if parts == 1: continue
+            Split(dot, parts, together > 1).run()
+            context.decisions.append(f"split-sums: dot {number} in {parts} parts of its columns, {'all in flight at once' if together > 1 else 'one after the other'}")
+
+
+def chain_of(dot: tile.Dot) -> list[Operation]:
+    """The operations between a partial dot and its loop's yield, if they can be split: all element by element, the carried sum used by them
+    alone; otherwise none."""
+    loop, chain, value = dot.parent_op(), [], dot.result
+    while value.has_one_use() and isinstance(op := value.first_use.operation, POINTWISE) and op.parent is dot.parent:
+        chain.append(op)
+        value = op.results[0]
+    if not chain or not value.has_one_use() or value.first_use.operation is not loop.body.block.last_op: return []
+    carried = loop.body.block.args[1 + value.first_use.index]
+    alike = all(v.type.extents == dot.result.type.extents for op in chain for v in (*op.operands, *op.results) if isinstance(v.type, TileType))
+    return chain if alike and carried.type == value.type and all(use.operation in chain for use in carried.uses) else []
+
+
+class Split:
+    def __init__(self, dot: tile.Dot, parts: int, together: bool):
+        self.dot, self.parts, self.together, self.chain = dot, parts, together, chain_of(dot)
+        self.width = dot.result.type.extents[1] // parts
+        self.narrow_of: dict[tuple[SSAValue, int], SSAValue] = {}
+
+    def run(self) -> None:
+        loop: scf.ForOp = self.dot.parent_op()
+        body, index, count = loop.body.block, self.chain[-1].results[0].first_use.index, len(loop.iter_args)
+        carried, whole = body.args[1 + index], self.dot.result.type
+        loop = rebuild_for(loop, range(count), [self.narrow(loop.iter_args[index], j, loop) for j in range(self.parts)])
+        for j, argument in enumerate(body.args[-self.parts:]): self.narrow_of[carried, j] = argument
+        last = self.chain[-1]
+        if self.together:
+            for j in range(self.parts): self.narrow(self.dot.result, j, self.dot)
+        ends = [self.narrow(last.results[0], j, last) for j in range(self.parts)]
+        body.last_op.operands = [*(carried if i == index else v for i, v in enumerate(body.last_op.operands)), *ends]
+        for op in reversed([self.dot, *self.chain]): erase(op)
+        joined = after(loop, tile.Concat(list(loop.results[-self.parts:]), 1, whole)).result
+        loop.results[index].replace_all_uses_with(joined)
+        rebuild_for(loop, [i for i in range(count + self.parts) if i != index])
+
+    def narrow(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
+        """Columns of part j of a value, made before the anchor."""
+        if not isinstance(value.type, TileType): return value
+        if (value, j) not in self.narrow_of: self.narrow_of[value, j] = self._narrow(value, j, anchor)
+        return self.narrow_of[value, j]
+
+    def _narrow(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
+        op, t = value.owner, value.type
+        cut = TileType((*t.extents[:-1], self.width), t.element)
+        if op is self.dot:
+            right = self._columns(op.b, j, anchor)
+            new = tile.Dot(op.a, right, self.narrow(op.acc, j, anchor), op.precision.data)
+            new.attributes |= op.attributes
+            return before(anchor, new).result
+        if op in self.chain:
+            new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
+            new.results[0]._type = cut
+            return before(anchor, new).results[0]
+        match op:
+            case tile.Constant(): return before(anchor, tile.Constant(op.number, cut)).result
+            case tile.Splat(): return before(anchor, tile.Splat(op.arg, cut)).result
+            case tile.Broadcast() if op.arg.type.extents[-1] == 1: return before(anchor, tile.Broadcast(op.arg, cut)).result
+            case tile.Broadcast(): return before(anchor, tile.Broadcast(self._columns(op.arg, j, anchor), cut)).result
+            case tile.Reshape() if op.arg.type.rank == 1 and op.arg.type.extents[0] == t.extents[-1]:
+                return before(anchor, tile.Reshape(self._columns(op.arg, j, anchor), cut)).result
+            case _: return self._columns(value, j, anchor)
+
+    def _columns(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
+        t = value.type
+        return before(anchor, tile.Slice(value, (*(0,) * (t.rank - 1), j * self.width), TileType((*t.extents[:-1], self.width), t.element))).result
+
