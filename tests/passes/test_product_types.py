@@ -166,3 +166,94 @@ def test_it_assembles_clean(case):
     program = emit(last(case), target("sm_90a"))
     assembled = ptxas.assemble(program.text, "sm_90a")
     assert assembled.clean, assembled.log
+
+
+# ------------------------------------------------------------------------------------------------------ computed factors
+def computed(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr):
+    """FORM names what is done to a ("relu", "scaled" by rows, "cast" to b's type) or to b ("weights": cast to a's type), and "b.T", "a.T"."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, c.shape[0] * 0 + (a.shape[0] if "a.T" in FORM else a.shape[1]), BK):
+        x = tkc.load(a, (k, m), (BK, BM)).T if "a.T" in FORM else tkc.load(a, (m, k), (BM, BK))
+        y = tkc.load(b, (n, k), (BN, BK)).T if "b.T" in FORM else tkc.load(b, (k, n), (BK, BN))
+        if "cast" in FORM: x = x.to(b.dtype)
+        if "relu" in FORM: x = tkc.maximum(x, 0)
+        if "scaled" in FORM: x = x * tkc.load(s, (m, k // BK), (BM, None))[:, None].to(x.dtype)
+        if "weights" in FORM: y = y.to(a.dtype)
+        if "grouped" in FORM: y = y * tkc.load(s, (n, k // BK), (BN, None))[None, :].to(y.dtype)
+        if "after" in FORM: acc = acc + tkc.dot(x, y) * tkc.load(s, (m, k // BK), (BM, None))[:, None]
+        else: acc = tkc.dot(x, y, acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@dataclass(frozen=True)
+class Computed:
+    a: object
+    b: object
+    form: str
+    block: tuple[int, int, int] = (128, 128, 64)
+    turned: str = ""
+    options: tuple = ()
+
+    @property
+    def name(self) -> str: return " ".join([f"{self.a.name} x {self.b.name}", "x".join(map(str, self.block)), self.form, *(f"{t}-turned" for t in self.turned), *(f"{k} {v}" for k, v in self.options)])
+
+
+BF, I8 = tkc.bfloat16, tkc.int8
+COMPUTED = [Computed(BF, BF, "relu"), Computed(BF, BF, "relu a.T b.T"), Computed(BF, BF, "scaled", turned="b"), Computed(I8, BF, "cast"), Computed(I8, BF, "cast a.T", options=ALONE), Computed(E4, BF, "cast scaled relu"),
+            Computed(I8, BF, "cast after b.T", turned=""), Computed(E4, tkc.float16, "cast", (64, 64, 64), options=ALONE)]
+WEIGHTS = []
+EVERY_COMPUTED = pytest.mark.parametrize("case", COMPUTED + WEIGHTS, ids=lambda c: c.name)
+
+
+@cache
+def compiled_factor(case: Computed):
+    stages, (BM, BN, BK) = {}, case.block
+    loose = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 4))
+    module = traced(computed, array(case.a, "a" in case.turned), array(case.b, "b" in case.turned), loose, array(BF), BM=BM, BN=BN, BK=BK, FORM=case.form)
+    return stages, through(module, PIPELINE[-1], context("sm_90a", **dict(case.options)), lambda name, module: stages.setdefault(name, module.clone()))
+
+
+def check_factor(module, case: Computed, m: int, n: int, k: int, **how) -> None:
+    a = integers((k, m) if "a.T" in case.form else (m, k), case.a, 0, "a" in case.turned)
+    b = integers((n, k) if "b.T" in case.form else (k, n), case.b, 1, "b" in case.turned)
+    BK = case.block[2]
+    s = np.random.default_rng(2).integers(-2, 3, (n if "grouped" in case.form else m, max(-(-k // BK), 1))).astype(np.float32)
+    c = integers((m, n), BF, 5)
+    c[...] = 77
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run(module, [a, b, s, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1), **how)
+    x, y = np.float64(a.T if "a.T" in case.form else a), np.float64(b.T if "b.T" in case.form else b)
+    if "relu" in case.form: x = np.maximum(x, 0)
+    if "scaled" in case.form or "after" in case.form: x = x * np.repeat(s, BK, 1)[:, :k]
+    if "grouped" in case.form: y = y * np.repeat(s, BK, 1)[:, :k].T
+    np.testing.assert_array_equal(c, (x @ y).astype(c.dtype))
+
+
+def last_factor(case): return compiled_factor(case)[0][PIPELINE[-1]]
+
+
+@EVERY_COMPUTED
+def test_computed_factors_at_every_level(case):
+    stages, given = compiled_factor(case)
+    assert given.plan.roles == "cooperative", given.decisions
+    BM, BN, BK = case.block
+    for name, module in stages.items():
+        assert show(parse(show(module))) == show(module)
+        if module.body.block.first_op.level < 4: check_factor(module, case, BM + 5, BN - 7, 2 * BK - 7)
+    for steps in sorted({0, 1, 2, given.plan.stages - 1, given.plan.stages + 1}): check_factor(stages[PIPELINE[-1]], case, 2 * BM, BN + 9, steps * BK, seed=steps)
+    for shape in (1, 1, 1), (7, 13, 31), (129, 65, 133): check_factor(stages[PIPELINE[-1]], case, *shape, seed=1)
+
+
+@EVERY_COMPUTED
+def test_computed_factors_stay_in_registers(case):
+    kernel = last_factor(case).body.block.first_op
+    assert count(kernel, threads.DotAsync) == compiled_factor(case)[1].plan.dots[0].parts[0] and count(kernel, threads.TmaLoad) == 2 and count(kernel, shared.Read) == 1 and not count(kernel, (shared.Convert, tile.Dot))
+    assert compiled_factor(case)[1].plan.dots[0].swap == ("weights" in case.form)
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@EVERY_COMPUTED
+def test_computed_factors_assemble_clean(case):
+    assembled = ptxas.assemble(emit(last_factor(case), target("sm_90a")).text, "sm_90a")
+    assert assembled.clean, assembled.log

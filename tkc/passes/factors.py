@@ -6,10 +6,15 @@ wgmma reads its right factor in shared memory, its left one there or in register
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
 
+A factor that is computed element by element (a dequantization, relu(a), a · scale) is made in registers: the left one. The blocks that it is computed
+from come through shared memory like any factor. Where only the right one is computed, the dot is taken as its own transpose (`swap`).
+
 Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole loops so (fast); `acc + dot(a, b)` adds each
 iteration's dot in float32 (a *partial* sum, its accumulator zero): as exact as the iteration is short.
 """
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, SSAValue
@@ -19,13 +24,45 @@ from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.split_sums import chain_of
-from tkc.passes.values import POINTWISE
+from tkc.passes.values import LOADS, POINTWISE, VIEWS
 
 
 def source(value: SSAValue) -> tile.Load | None:
     """The load that a factor shows, transposed or not."""
     while isinstance(value.owner, tile.Transpose): value = value.owner.arg
     return value.owner if isinstance(value.owner, tile.Load) else None
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K. swapped: (bᵀ aᵀ)ᵀ."""
+    left: SSAValue
+    right: SSAValue
+    left_k: int
+    right_k: int
+    m: int
+    n: int
+    swapped: bool
+
+    @staticmethod
+    def of(dot: tile.Dot) -> Sides:
+        m, n = dot.acc.type.extents[-2:]
+        if source(dot.b) is None and source(dot.a) is not None: return Sides(dot.b, dot.a, 0, 1, n, m, True)
+        return Sides(dot.a, dot.b, 1, 0, m, n, False)
+
+
+def staged(dot: tile.Dot) -> list[tile.Load]:
+    """The blocks in memory that a computed left factor is made of, in program order."""
+    left, found, seen = Sides.of(dot).left, [], set()
+    if source(left) is not None: return []
+    work = [left]
+    while work:
+        value = work.pop()
+        if value in seen or not isinstance(value.type, TileType): continue
+        seen.add(value)
+        if isinstance(value.owner, LOADS) and value.type.size == left.type.size: found.append(value.owner)
+        elif isinstance(value.owner, (*POINTWISE, *VIEWS)): work += value.owner.operands
+    return [op for op in dot.parent_op().walk() if op in found]
 
 
 def dense_of_factor(value: SSAValue) -> int:
@@ -75,26 +112,30 @@ def unfit(dot: tile.Dot) -> str:
     a, acc, form = dot.a.type, dot.acc.type, wgmma_of(dot)
     if form is None: return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (", its float32 is tf32" if names(dot)[0] == "f32" else "")
     if acc.rank != 2: return "a dot has batch axes"
-    (m, n), k = acc.extents, a.extents[1]
-    if m % 64 or m > 256 or n not in form.n or k % form.k: return f"{m}x{n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
+    both, k = Sides.of(dot), a.extents[1]
+    if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k: return f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
     loop = dot.parent_op()
     if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
     if simple(dot) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
-    for factor, axis in (dot.a, 1), (dot.b, 0):
-        if source(factor) is None:
-            if factor is dot.a: continue
-            return "a right factor is computed"
-        if reason := _unread(dot, factor): return reason
+    if source(both.right) is None: return "both factors are computed"
+    if both.swapped and not simple(dot): return "the right factor is computed and its dot's sum does not just go round the loop"
+    for load in staged(dot):
+        if not isinstance(load, tile.Load) or load.parent_op() is not loop: return "a factor is computed from what is not a block loaded in the dot's loop"
+        if reason := unmapped(load): return reason
+        if not load.result.has_one_use(): return "a factor is used elsewhere too"
+    for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
+        if source(factor) is None: continue
+        if reason := _unread(dot, factor, factor is both.right): return reason
         if dense_of_factor(factor) != axis and "mn" not in form.majors:
             return f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'} factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
     return ""
 
 
-def _unread(dot: tile.Dot, factor: SSAValue) -> str:
+def _unread(dot: tile.Dot, factor: SSAValue, right: bool) -> str:
     """Why a loaded factor cannot be read in shared memory, where a tensor map put it."""
     load, loop = source(factor), dot.parent_op()
     around = loop.parent_op()
-    if load.parent_op() is not loop and (factor is dot.b or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
+    if load.parent_op() is not loop and (right or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
     if reason := unmapped(load): return reason
     value = load.result
     while value is not factor:
@@ -126,4 +167,4 @@ def held(dots: list[tile.Dot], late: tile.Dot | None, parts: list[tuple[int, int
     if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))
-    return sums + sum(registers(d.a.type) for d in dots if source(d.a) is None)
+    return sums + sum(registers(left.type) for left in (Sides.of(d).left for d in dots) if source(left) is None)

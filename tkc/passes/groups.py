@@ -162,6 +162,8 @@ class Groups:
         for found in self.anchors, self.reductions, self.scans: self._gather(found)
         self.relations.sort(key=lambda r: -size(r.source))
         for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
+        for op, chosen in self.dots.items():                       # a left factor that several dots share
+            if chosen.layouts[0] is not None and chosen.plan.instruction == "wgmma" and self.kinds.data(op.a): self.chosen.setdefault(self.find(op.a), chosen.layouts[0])
         self._join()
         for value, layout in self.wanted: self.chosen.setdefault(self.find(value), layout)
         self._propagate()

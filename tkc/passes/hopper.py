@@ -23,7 +23,7 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
-from tkc.passes.factors import held, partial, parts_of, simple, source, unfit
+from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, staged, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
@@ -44,7 +44,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
     if any(reason := unfit(dot) for dot in dots): return None, reason
-    heights = {dot.acc.type.extents[0] for dot in dots}
+    heights = {Sides.of(dot).m for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
@@ -71,14 +71,14 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
-        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma, left factor in {'shared memory' if source(dot.a) else 'registers'}"
+        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot).swapped}, left factor in {'shared memory' if source(Sides.of(dot).left) else 'registers'}"
                     + (", one iteration late, beside the next one's first dot" if dot is late else ""))
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *(["plan: programs differ in length: blocks claim them one by one"] if uneven else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
-    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(dot.a) else "registers", "shared", parts=p) for dot, p in zip(dots, parts))
+    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(Sides.of(dot).left) else "registers", "shared", swap=Sides.of(dot).swapped, parts=p) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, persistent=True, queue=uneven, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
@@ -90,7 +90,7 @@ def _together(dots, options) -> str:
     if options.num_warps == 8: return "8 compute warps, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
     loop, each = dots[0].parent_op(), held(dots, None, [(1, 1)], 1)
-    if source(dots[0].a) is None: return "a left factor is computed"
+    if source(Sides.of(dots[0]).left) is None: return "a factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
@@ -101,7 +101,7 @@ def _rings(dots) -> list[list[tile.Load]]:
     """Loads that fill a stage together."""
     rings: list[list[tile.Load]] = []
     for dot in dots:
-        here = [load for load in map(source, (dot.a, dot.b)) if load is not None]
+        here = [load for load in map(source, (dot.a, dot.b)) if load is not None] + staged(dot)
         rings += [[load] for load in here if load.parent_op() is not dot.parent_op()]
         rings.append([load for load in here if load.parent_op() is dot.parent_op()])
     return rings
@@ -126,7 +126,7 @@ def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
     if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}
     cut = {}
-    for load in filter(None, map(source, (dots[0].a, dots[0].b))):
+    for load in [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]:
         around = load.parent_op()
         if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
         extents = [n for n in load.extents.get_values() if n >= 0]

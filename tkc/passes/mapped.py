@@ -9,6 +9,7 @@ from __future__ import annotations
 from xdsl.ir import BlockArgument, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
 
 
@@ -35,6 +36,12 @@ def dense_of_block(op: tile.Load | tile.Store) -> int:
     """The axis of a block's tile that is dense in memory."""
     dense = dense_axis(op.array)
     return sum(n >= 0 for n in op.extents.get_values()[:dense])
+
+
+def of_block(op: tile.Load) -> SharedLayout:
+    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory."""
+    t, dense = op.result.type, dense_of_block(op)
+    return SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
 
 
 def unmapped(op: tile.Load | tile.Store) -> str:

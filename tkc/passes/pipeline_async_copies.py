@@ -190,9 +190,14 @@ class Ring:
         return list(rebuild_if(branch, range(len(branch.results)), list(zip(*sides))).results[-2:])
 
     def _fill(self, copies: list[shared.Copy], state: list[SSAValue]) -> list[SSAValue]:
-        """The copies of one stage, as one token."""
+        """The copies of one stage, as one token; they stand together, before what reads any of them."""
         stage, parity = state
-        tokens = []
+        tokens, last = [], copies[0]
+        for copy in copies[1:]:
+            moved = [op for op in defining_slice([v for v in copy.operands], copy.parent) if last.is_before_in_block(op)]
+            for op in (*moved, copy):
+                op.detach()
+                last = after(last, op)
         for copy in copies:
             self.copies.discard(copy)
             alloc = copy.buffer.owner

@@ -55,6 +55,11 @@ class RingBarriers:
     empty: SSAValue
     stages: int
     bytes: int
+    read: bool                      # by threads, not by dots alone
+
+    def fence(self) -> list[Operation]:
+        """Between what threads have read in a stage and what a copy will write there."""
+        return [threads.Fence("async_shared")] if self.read else []
 
 
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
@@ -132,7 +137,8 @@ def _barriers(anchor: Operation, copies: list[shared.CopyAsync], arrivals: int) 
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
-    return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies))
+    return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
+                        any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses))
 
 
 def _state(copy: shared.CopyAsync) -> tuple[SSAValue, SSAValue]:
@@ -316,7 +322,7 @@ def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, every
         if not done: flight.pending = value; continue
         flight.dot.result.replace_all_uses_with(value)
         for ring, stage, where in flight.stages:
-            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, threads.MbarrierArrive(ring.empty, stage, everyone, each="warp"))
+            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, everyone, each="warp"))
         erase(flight.dot)
     return [f for f, done in zip(flights, ready) if not done]
 
@@ -330,12 +336,14 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
             stage = wait.index[0]
             if stage in late or any(u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive) for u in stage.uses): continue
             arrive = threads.MbarrierArrive(ring.empty, stage, everyone, each="warp")
-            if isinstance(block.last_op, scf.YieldOp): before(block.last_op, arrive)
-            else: block.add_op(stamp(arrive, wait))
+            for op in (*ring.fence(), arrive):
+                if isinstance(block.last_op, scf.YieldOp): before(block.last_op, op)
+                else: block.add_op(stamp(op, wait))
 
 
 def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, everyone: SSAValue | None) -> None:
-    """The dot of a loop, one group deep."""
+    """The dot of a loop, one group deep: its stage is given back when the next one is under way. A left factor in registers is computed
+    while the dot before runs; that one is waited for, and its registers taken, before the next one starts."""
     loop: scf.ForOp = dot.parent_op()
     index = dot.acc.index - 1
     initial, t = loop.iter_args[index], dot.acc.type
@@ -350,9 +358,16 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     sum_ = dot.acc
     inside = before(dot, threads.Undefined(PendingType(t)))
     go = before(dot, CLASSES["ne"](loop.body.block.args[0], loop.lb)).result
-    asynchronous = threads.DotAsync(dot.a, dot.b, inside.result, keep=go)
-    before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit())
-    wait = before(dot, threads.DotWait(1, [asynchronous.result], [False]))
+    if isinstance(dot.a.type, TileType):
+        wait = before(dot, threads.DotWait(0, [inside.result]))
+        held = before(dot, threads.Hold(dot.a))
+        asynchronous = threads.DotAsync(held.result, dot.b, wait.results[0], PendingType(t), keep=go)
+        before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit())
+        flying = asynchronous.result
+    else:
+        asynchronous = threads.DotAsync(dot.a, dot.b, inside.result, keep=go)
+        wait = before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit(), threads.DotWait(1, [asynchronous.result], [False]))
+        flying = wait.results[0]
     body = loop.body.block
     body.last_op.operands[index] = sum_                               # the carried tile goes; its dot with it
     erase(dot)
@@ -361,10 +376,10 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     earlier.name_hint = "stage_before"
     inside.result.replace_all_uses_with(carried)
     erase(inside)
-    after(wait, threads.MbarrierArrive(ring.empty, earlier, everyone, each="warp", when=go))
-    body.last_op.operands = [*body.last_op.operands, wait.results[0], stage]
+    after(wait, *ring.fence(), threads.MbarrierArrive(ring.empty, earlier, everyone, each="warp", when=go))
+    body.last_op.operands = [*body.last_op.operands, flying, stage]
     done = after(loop, threads.DotWait(0, [loop.results[-2]]))
-    last = after(done, threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
+    last = after(done, *ring.fence(), threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
     yes, no = Block([scf.YieldOp(done.results[0])]), Block([scf.YieldOp(initial)])
     chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
     placeholder.results[0].replace_all_uses_with(chosen.results[0])

@@ -42,12 +42,11 @@ from tkc.ir.elementwise import CLASSES, Bitcast
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase_dead, replace
-from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
-from tkc.passes.mapped import dense_of_block
+from tkc.passes.mapped import of_block
 from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.values import POINTWISE, VIEWS, tiles
 
@@ -274,10 +273,8 @@ def _in_shared_memory(factor: SSAValue) -> None:
     """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of the axis that is dense in memory, and views of that."""
     views = []
     while isinstance(factor.owner, (tile.Transpose, tile.Slice)): views.append(factor.owner); factor = factor.owner.arg
-    t = factor.type
-    dense = dense_of_block(factor.owner)
-    memory = SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
-    factor._type = t.with_layout(memory)
+    memory = of_block(factor.owner)
+    factor._type = factor.type.with_layout(memory)
     for op in reversed(views):
         memory = memory.transpose(tuple(op.permutation.get_values())) if isinstance(op, tile.Transpose) else memory.slice(op.offsets.get_values(), op.result.type.extents)[0]
         op.result._type = op.result.type.with_layout(memory)

@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
-from tkc.ir import threads, tile
+from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import erase, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
@@ -159,7 +159,7 @@ def sweep(kernel: tile.Kernel) -> bool:
 
 def _has_effect(op: Operation) -> bool:
     if isinstance(op, (scf.YieldOp, scf.ConditionOp, tile.Yield)) or op.regions: return False
-    if isinstance(op, tile.Load): return False
+    if isinstance(op, (tile.Load, shared.Read)): return False
     if isinstance(op, tile.LoadPointers): return op.semantics is not None            # an acquire orders what follows
     return not is_side_effect_free(op)
 

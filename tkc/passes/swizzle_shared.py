@@ -34,6 +34,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
+from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
@@ -42,6 +43,7 @@ from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.hopper import leaves
 from tkc.passes.slabs import REGISTERS, Parts, burden, moved, neighbours, slab, turns
+from tkc.passes.mapped import of_block
 from tkc.passes.values import POINTWISE, VIEWS
 
 
@@ -50,6 +52,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             match op:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
+                case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "tma": _staged(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):
             if isinstance(op, Vote): _vote(op)
@@ -67,23 +70,37 @@ def run(module: ModuleOp, context: PassContext) -> None:
 # ------------------------------------------------------------------------------------------------------ tensor maps
 def _mapped(op: tile.Load, context: PassContext) -> None:
     """A block that is wanted in shared memory: a copy by a tensor map, views of the buffer for views of the tile."""
+    _view(op.result, _copied(op, op.result.type.layout.data, context))
+    erase(op)
+
+
+def _staged(op: tile.Load, context: PassContext) -> None:
+    """A block that a factor is computed from: a copy by a tensor map, read in the layouts that are asked for."""
     t = op.result.type
-    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, t.layout))).result
+    buffer = _copied(op, of_block(op), context)
+    for use in list(op.result.uses):
+        user = use.operation
+        if isinstance(user, shared.Convert): replace(user, _recorded(shared.Read(buffer, user.result.type), user.result.type.register_layout, context))
+        else: user.operands[use.index] = before(user, _recorded(shared.Read(buffer, t), t.register_layout, context)).result
+    erase(op)
+
+
+def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAValue:
+    """The buffer that a tensor map fills with a block."""
+    t, cut = op.result.type, _planned(op, context).multicast
+    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, memory))).result
     buffer.name_hint = op.result.name_hint
     copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
     copy.properties["engine"] = StringAttr("tma")
     if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
-    cut = _cut(op, context)
     if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
     before(op, copy)
-    _view(op.result, buffer)
-    erase(op)
+    return buffer
 
 
-def _cut(op: tile.Load, context: PassContext) -> int:
-    """The axis along which the blocks of the cluster share the copy, as planned."""
-    number = op.attributes["number"].value.data if "number" in op.attributes else len(context.plan.loads)
-    return context.plan.loads[number].multicast if number < len(context.plan.loads) else -1
+def _planned(op: tile.Load, context: PassContext) -> LoadPlan:
+    number = op.attributes["number"].value.data if "number" in op.attributes and context.plan is not None else 1 << 30
+    return context.plan.loads[number] if context.plan is not None and number < len(context.plan.loads) else LoadPlan()
 
 
 def _view(value: SSAValue, buffer: SSAValue) -> None:
