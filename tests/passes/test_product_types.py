@@ -202,7 +202,9 @@ class Computed:
 BF, I8 = tkc.bfloat16, tkc.int8
 COMPUTED = [Computed(BF, BF, "relu"), Computed(BF, BF, "relu a.T b.T"), Computed(BF, BF, "scaled", turned="b"), Computed(I8, BF, "cast"), Computed(I8, BF, "cast a.T", options=ALONE), Computed(E4, BF, "cast scaled relu"),
             Computed(I8, BF, "cast after b.T", turned=""), Computed(E4, tkc.float16, "cast", (64, 64, 64), options=ALONE)]
-WEIGHTS = []
+WEIGHTS = [Computed(BF, I8, "weights b.T"), Computed(BF, I8, "weights", turned="b"), Computed(BF, I8, "weights"), Computed(BF, E4, "weights grouped b.T", (64, 128, 128)), Computed(tkc.float16, E5, "weights b.T", (16, 64, 128), options=ALONE),
+           Computed(BF, I8, "weights grouped", (256, 128, 64)), Computed(BF, tkc.uint8, "weights b.T", (128, 256, 32), options=ALONE),
+           Computed(BF, I8, "weights b.T", (256, 128, 64))]
 EVERY_COMPUTED = pytest.mark.parametrize("case", COMPUTED + WEIGHTS, ids=lambda c: c.name)
 
 

@@ -33,6 +33,9 @@ def source(value: SSAValue) -> tile.Load | None:
     return value.owner if isinstance(value.owner, tile.Load) else None
 
 
+ADDRESSES = 16                                # registers of a thread that reads a block which a factor is computed from
+
+
 @dataclass(frozen=True)
 class Sides:
     """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K. swapped: (bᵀ aᵀ)ᵀ."""
@@ -167,4 +170,6 @@ def held(dots: list[tile.Dot], late: tile.Dot | None, parts: list[tuple[int, int
     if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))
-    return sums + sum(registers(left.type) for left in (Sides.of(d).left for d in dots) if source(left) is None)
+    left = lambda d: 0 if source(value := Sides.of(d).left) else registers(value.type)
+    made = lambda d: left(d) + sum(registers(op.result.type) for op in staged(d)) + ADDRESSES if staged(d) else 0             # the next one, while a dot reads this one
+    return sums + sum(left(d) + made(d) for d in dots)

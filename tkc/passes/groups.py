@@ -55,6 +55,7 @@ class Groups:
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
+        self.viewing: list[tuple[SSAValue, SSAValue]] = []         # results of element-wise operations with a transposed operand
         self.joined: set[tile.Concat] = set()                      # those that are a choice of registers of dots' sums
         self.chosen: dict[SSAValue, Layout] = {}
         self.members: list[SSAValue] = []
@@ -112,7 +113,9 @@ class Groups:
                 if isinstance(op, BLOCKS): self._gathers(op)
             case _ if isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0]):
                 self.tie(op.results[0], *op.operands)
-                for v in op.operands: self._relate(op.results[0], v)
+                for v in op.operands:
+                    self._relate(op.results[0], v)
+                    if isinstance(v.owner, tile.Transpose): self.viewing.append((op.results[0], v))
 
     def _gathers(self, op: Operation) -> None:
         """Offsets that are tiles follow the block they address."""
@@ -165,6 +168,8 @@ class Groups:
         for op, chosen in self.dots.items():                       # a left factor that several dots share
             if chosen.layouts[0] is not None and chosen.plan.instruction == "wgmma" and self.kinds.data(op.a): self.chosen.setdefault(self.find(op.a), chosen.layouts[0])
         self._join()
+        for result, view in self.viewing:                          # what is computed of a transposed sum stays where that is
+            if (seen := self._image(view)) is not None and view.type.size == result.type.size and self._of_sum(view): self.chosen.setdefault(self.find(result), seen)
         for value, layout in self.wanted: self.chosen.setdefault(self.find(value), layout)
         self._propagate()
         for v in sorted(self.members, key=lambda v: (-size(v), len(self.anchors.get(self.find(v), ())) == 0, -self._depth(self.find(v)))):
@@ -172,6 +177,10 @@ class Groups:
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
                 self._propagate()
+
+    def _of_sum(self, value: SSAValue) -> bool:
+        while isinstance(value.owner, tile.Transpose): value = value.owner.arg
+        return any(self.find(op.result) is self.find(value) for op in self.dots)
 
     def _join(self) -> None:
         """Parts of one sum, side by side: what each thread has of them."""
@@ -257,7 +266,8 @@ class Groups:
         if isinstance(op, POINTERS) and self.kinds.data(op.pointers): return self.layout(op.pointers)
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
-        if have is not None and (self.plan.spread[0] > 1 or access.fits(have, self.plan.warps)): return have
+        kept = self.plan.spread[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"           # roles convert nothing between warps
+        if have is not None and (kept or access.fits(have, self.plan.warps)): return have
         return access.layout(self.plan.warps, spread=self.plan.spread)
 
     def moved(self, op: Operation) -> tuple[list[Layout], Layout]:

@@ -59,7 +59,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     rings = _rings(dots)
     cluster, cut = _cluster(program, dots, context)
     registers = LARGE_SUM if each > LARGE else REGISTERS
-    leaving, room = results(program, m, groups), context.target.shared_bytes - BARRIERS
+    leaving, room = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups), context.target.shared_bytes - BARRIERS
     columns = widest(leaving, each)
     slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
     # two slabs in turn unless the second one costs a stage

@@ -12,7 +12,7 @@ from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "plan", "split-sums", "fetch-ahead",                         # level 0
+    "simplify", "plan", "swap-dots", "split-sums", "fetch-ahead",            # level 0
     "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",
     "select-layouts",                                                        # level 1
     "swizzle-shared",                                                        # level 2

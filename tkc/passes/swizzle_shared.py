@@ -120,16 +120,23 @@ def _view(value: SSAValue, buffer: SSAValue) -> None:
 def _results(kernel: tile.Kernel, context: PassContext) -> None:
     """Stores of what warpgroups hold as a dot's sum: part by part."""
     groups = context.plan.warps // 4
-    stores = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType) and _is_sum(op.value.type, groups)]
-    parts = Parts(stores)
+    large = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
+    stores, turned = ([op for op in large if _is_sum(op.value.type, groups, turned)] for turned in (False, True))
+    parts = Parts(large)
     geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) else None
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
         if geometry(together[0]): _slabs(together, parts, groups, context)
-        else: _pieces(together, parts, groups)
+        else: _pieces(together, parts, groups, False)
+    for together in neighbours(turned, lambda op: op.value.type.extents): _pieces(together, parts, groups, True)
 
 
-def _is_sum(t: TileType, groups: int) -> bool:
-    return t.rank == 2 and t.extents[0] % (64 * groups) == 0 and t.extents[1] % 8 == 0 and t.register_layout == wgmma_accumulator(*t.extents, groups)
+def _is_sum(t: TileType, groups: int, turned: bool) -> bool:
+    """Whether a tile lies as the sum of a dot does, or as that of a swapped dot."""
+    if t.rank != 2: return False
+    m, n = reversed(t.extents) if turned else t.extents
+    if m % (64 * groups) or n % 8: return False
+    layout = wgmma_accumulator(m, n, groups)
+    return t.register_layout == (layout.transpose((1, 0)) if turned else layout)
 
 
 def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassContext) -> None:
@@ -151,10 +158,11 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
     for op in stores: erase(op)
 
 
-def _pieces(stores: list[tile.Store], parts: Parts, groups: int) -> None:
+def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool) -> None:
     """From registers, as many columns at once as a slab has: what is computed for one piece is gone before the next."""
     anchor, (m, n) = stores[-1], stores[0].value.type.extents
-    rows, columns = 64 * groups, next(c for c in (64, 32, 16, 8) if n % c == 0)
+    rows, columns = 64 * groups, next(c for c in (64, 32, 16, 8) if (m if turned else n) % c == 0)
+    if turned: rows, columns = columns, rows
     if (m, n) == (rows, columns): return
     for at in [(row, column) for column in range(0, n, columns) for row in range(0, m, rows)]:
         for op in stores:

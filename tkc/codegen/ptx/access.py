@@ -53,6 +53,9 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
     layout, width = t.register_layout, bits(t.element)
     n, p = layout.num_registers, packing(t.element, layout.num_registers)
     spare = (lambda i: e.element(other, i)) if isinstance(other, Tile) else other or (lambda i: 0)
+    if width == 8 and vector == 2 and p == 4 and all(group(i).held is True for i in range(0, n, 2)):          # half a register at a time
+        halves = [e.w.op(f"ld{hint}.{space}.u16", "b32", at.text) for i in range(0, n, 2) for at in [group(i)]]
+        return Tile.of(t, [e.w.op("prmt.b32", "b32", *halves[i:i + 2], 0x5410, into=into[i // 2] if into else None) for i in range(0, len(halves), 2)])
     if _one_by_one(t.element, vector, p):             # packed afterwards
         moved = carrier(t.element)
         absent = (lambda i: spare(i)) if moved == t.element else lambda i: e.packed([spare(i)], t.element)
