@@ -18,7 +18,7 @@ def compiled(cluster: int = 1):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(ml_dtypes.bfloat16) for shape in ((M * cluster, K * STEPS), (K * STEPS, N)))
     arguments = [a, b, np.zeros((M * cluster, N), ml_dtypes.bfloat16)]
-    return parse(example("matmul").matmul.compile(*arguments, BM=M, BN=N, BK=K, num_stages=STAGES, cluster=(cluster, 1), target="sm_90a").ir("final")), arguments, (cluster, 1)
+    return parse(example("matmul").matmul.compile(*arguments, BM=M, BN=N, BK=K, num_stages=STAGES, roles="cooperative", cluster=(cluster, 1), target="sm_90a").ir("final")), arguments, (cluster, 1)
 
 
 def contest(seed: int) -> Contest:

@@ -74,10 +74,10 @@ def _texts() -> list[str]:
 
 
 def mutant(number: int) -> tuple[list[str], Counter]:
-    from tkc.fuzz.mutants import found
+    from tkc.fuzz.mutants import equivalent, found
     program, place = _mutants()[number]
     if found(program, place): return [], Counter(found=1)
-    if place.label in program.equivalent: return [], Counter(equivalent=1)
+    if equivalent(program, place): return [], Counter(equivalent=1)
     return [f"{program.name}: '{place.label}' is not found"], Counter()
 
 

@@ -45,14 +45,3 @@ def dequantized(x, w, s, o, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
     for k in tkc.range(0, x.shape[1], BK):
         acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)).to(tkc.bfloat16) * scales[None, :], acc)
     tkc.store(o, (m, n), acc)
-
-
-def softmax_in_two_walks(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
-    """A row is too long for a tile: one walk for the largest and the sum, one for the results."""
-    m, top, total = tkc.program_id(0) * ROWS, tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
-    for n in tkc.range(0, x.shape[1], BN):
-        v = tkc.where((n + tkc.arange(BN) < x.shape[1])[None, :], tkc.load(x, (m, n), (ROWS, BN)), -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        total = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1)
-        top = new
-    for n in tkc.range(0, x.shape[1], BN): tkc.store(o, (m, n), tkc.exp(tkc.load(x, (m, n), (ROWS, BN)) - top[:, None]) / total[:, None])

@@ -44,6 +44,7 @@ class Program:
     launch: Callable[[Sequence, int], Launch] = field(repr=False)
     shapes: tuple = ()
     trials: tuple = ()
+    golden: bool = False
     equivalent: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -133,15 +134,6 @@ def golden_sum(shape, seed: int) -> Launch:
     return Launch([x, y, out, n], (-(-n // 1024),), lambda: equal(out, x + y))
 
 
-def rows_of(function: Callable[[np.ndarray], np.ndarray], rows: int, dtype=F32):
-    """o = function of each row of x, up to rounding; shapes are (rows, columns)."""
-    def launch(shape, seed: int) -> Launch:
-        (m, n), rng = shape, np.random.default_rng(seed)
-        x, o = rng.normal(size=(m, n)).astype(dtype), np.full((m, n), np.nan, dtype)
-        return Launch([x, o], blocks((m, rows)), lambda: bool(np.allclose(np.float64(o), function(np.float64(x)), rtol=1e-5, atol=1e-6)))
-    return launch
-
-
 def scaled_product(tile: tuple[int, int]):
     """o = x (w s), w of 8 bits; shapes are (m, n, k)."""
     def launch(shape, seed: int) -> Launch:
@@ -161,7 +153,7 @@ def compiled(fn: Callable, launch: Callable, shape, target: str, **options: Any)
 def golden() -> list[Program]:
     def of(name: str, *rest, **more) -> Program:
         path = GOLDEN / f"{name}.mlir"
-        return Program(name, lambda: parse(path.read_text(), path.name), *rest, **more)
+        return Program(name, lambda: parse(path.read_text(), path.name), *rest, golden=True, **more)
 
     if not GOLDEN.is_dir(): return []
     return [
@@ -171,7 +163,7 @@ def golden() -> list[Program]:
         of("pingpong_product", product((128, 192)), ((128, 192, 64), (256, 192, 328), (300, 520, 136), (384, 200, 72), (8, 8, 8)),
            ((512, 192, 136), (512, 192, 328), (512, 192, 72), (512, 192, 328)), equivalent=EQUIVALENT["pingpong_product"]),
         of("attention_forward", golden_attention, ((1, 128, 1), (1, 256, 1), (1, 384, 1), (2, 128, 2), (1, 256, 2)),
-           ((1, 512, 1), (1, 256, 4), (1, 256, 2), (1, 128, 4)), equivalent=EQUIVALENT["attention_forward"]),
+           ((1, 512, 1), (1, 512, 1), (1, 256, 4), (1, 256, 2), (1, 128, 4)), equivalent=EQUIVALENT["attention_forward"]),
     ]
 
 
@@ -181,39 +173,45 @@ LARGE = ((136, 264, 72), (128, 128, 64), (128, 64, 320), (8, 8, 8), (256, 128, 1
 EVEN = ((128, 128, 64), (256, 128, 192), (128, 256, 320), (384, 256, 64))
 
 
+def _steps(rows: int, columns: int, stages: int) -> tuple:
+    """Products of five clusters' blocks whose rings of so many stages go round more than twice, once, not at all; programs begin and end at every stage."""
+    return tuple((5 * rows, columns, 64 * steps) for steps in (2 * stages + 1, stages + 1, 1, stages)) + ((3 * rows + 8, columns, 64 * stages + 40),)
+
+
 def _product(name: str, target: str, tile: tuple[int, int, int], fn=kernels.matmul, dtype=BF16, shapes=SMALL, trials=(), out=None, relu=False, **options) -> Program:
     launch = product(tile[:2], dtype, out, fn is kernels.matmul_nt, relu)
     given = dict(zip(("BM", "BN", "BK"), tile)) | ({"RELU": True} if relu else {})
-    return Program(name, compiled(fn, launch, shapes[0], target, **given, **options), launch, shapes, trials or shapes, EQUIVALENT.get(name, {}))
+    return Program(name, compiled(fn, launch, shapes[0], target, **given, **options), launch, shapes, trials or shapes, equivalent=EQUIVALENT.get(name, {}))
 
 
-def _attention(name: str, target: str, tile: tuple[int, int], d: int, causal: bool, shapes, **options) -> Program:
+def _attention(name: str, target: str, tile: tuple[int, int], d: int, causal: bool, shapes, trials=(), **options) -> Program:
     launch = attention_of(tile[0], d, causal)
-    return Program(name, compiled(kernels.attention, launch, shapes[0], target, CAUSAL=causal, D=d, BM=tile[0], BN=tile[1], **options), launch, shapes, shapes, EQUIVALENT.get(name, {}))
+    return Program(name, compiled(kernels.attention, launch, shapes[0], target, CAUSAL=causal, D=d, BM=tile[0], BN=tile[1], **options), launch, shapes, trials or shapes, equivalent=EQUIVALENT.get(name, {}))
 
 
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
-    rows, scaled = rows_of(lambda x: softmaxed(x)[0], 4), scaled_product((32, 32))
+    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + ((2, 300, 0),)
+    scaled = scaled_product((32, 32))
     few, many = ((2, 33, 71), (1, 70, 64), (1, 33, 0), (3, 16, 30), (1, 64, 129)), ((2, 131, 133), (1, 64, 192), (1, 128, 128), (1, 128, 0), (1, 100, 320))
-    walks = (5, 501), (8, 200), (3, 64), (4, 1)
     return [
         _product("product, 3 stages, sm_80", "sm_80", (32, 32, 16), num_stages=3),
         _product("product, 5 stages, sm_80", "sm_80", (16, 32, 32), fn=kernels.matmul_nt, num_stages=5),
         _product("product, 2 stages, float16, sm_89", "sm_89", (16, 32, 16), dtype=F16, num_stages=2, relu=True),
         _product("product, float8, sm_89", "sm_89", (32, 32, 32), fn=kernels.matmul_nt, dtype=E4M3, out=F32, num_stages=3),
         _product("product, 1 stage, sm_80", "sm_80", (32, 32, 16), num_stages=1),
-        _product("product, one block, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, cluster=(1, 1)),
-        _product("product, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE),
-        _product("product, 128 x 256, sm_90a", "sm_90a", (128, 256, 64), fn=kernels.matmul_nt, shapes=LARGE),
-        _product("product of whole blocks, sm_90a", "sm_90a", (128, 128, 64), shapes=EVEN),
-        _product("product, 2 stages, sm_90a", "sm_90a", (64, 128, 64), dtype=F16, shapes=LARGE, num_stages=2),
+        _product("product, one block, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="cooperative", num_stages=3, cluster=(1, 1)),
+        _product("product, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="cooperative", num_stages=2, cluster=(2, 1)),
+        _product("product, 128 x 256, sm_90a", "sm_90a", (128, 256, 64), fn=kernels.matmul_nt, shapes=LARGE, trials=_steps(256, 256, 3), roles="cooperative", num_stages=3, cluster=(2, 1)),
+        _product("product, ping-pong, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="pingpong", num_stages=3, cluster=(1, 1)),
+        _product("product, ping-pong, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="pingpong", num_stages=2, cluster=(2, 1)),
+        _product("product of whole blocks, sm_90a", "sm_90a", (64, 128, 64), dtype=F16, shapes=EVEN, trials=((128, 384, 640), (128, 384, 384), (256, 128, 192), (128, 256, 64)), roles="cooperative",
+                 num_stages=2),
         Program("weights of 8 bits, sm_80", compiled(kernels.dequantized, scaled, SMALL[0], "sm_80", BM=32, BN=32, BK=32, num_stages=3), scaled, SMALL, SMALL),
-        Program("softmax in two walks, sm_80", compiled(kernels.softmax_in_two_walks, rows, walks[0], "sm_80", ROWS=4, BN=64, num_stages=3), rows, walks, walks),
         _attention("attention, sm_80", "sm_80", (32, 32), 32, False, few),
         _attention("attention, causal, sm_80", "sm_80", (32, 32), 32, True, few),
-        _attention("attention, sm_90a", "sm_90a", (128, 128), 64, False, many),
-        _attention("attention, causal, sm_90a", "sm_90a", (128, 64), 64, True, many),
+        _attention("attention, sm_90a", "sm_90a", (128, 64), 64, False, many, loops, num_stages=2),
+        _attention("attention, causal, sm_90a", "sm_90a", (128, 64), 64, True, many, loops, num_stages=2),
     ]
 
 
