@@ -1,13 +1,14 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
 # make test     the tests; those that need a GPU are skipped where there is none
 # make test-gpu only the tests that need a GPU
+# make sanitize compute-sanitizer over the examples and the library, on a GPU
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 100,000 broken texts of IR, every mutant; goes on where it was stopped
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: demo test test-gpu fuzz lint clean
+.PHONY: demo test test-gpu sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -17,6 +18,9 @@ test: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m gpu
+
+sanitize: $(VENV)/.installed
+	$(BIN)/python -m tests.gpu.sanitize
 
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tkc.fuzz $(FUZZ)

@@ -1,0 +1,102 @@
+"""Every example and every function of tkc.kernels, at small odd shapes: what compute-sanitizer watches (tests/gpu/sanitize.py) and tests/gpu/test_library.py compares with the CPU.
+
+    python -m tests.gpu.sanitized [NAME …]        runs them on the GPU, each after a line `== NAME`
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from benchmarks.harness import example
+
+Give = Callable[..., object]                     # give(shape, dtype="float32", seed=0): an array of the library and device that are tested
+
+
+def numbers(shape, dtype: str = "float32", seed: int = 0, low: int | None = None, high: int | None = None) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if high is not None: return rng.integers(low or 0, high, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(getattr(ml_dtypes, dtype, dtype))
+
+
+def examples(device: str) -> dict[str, Callable[[], list[dict]]]:
+    """The examples' own cases, small, with edges that no block fits."""
+    sizes = {"vector_add": {"n": 10_007}, "softmax": {"rows": 37, "columns": 1000}, "layer_norm": {"rows": 37, "columns": 1000}, "matmul": {"size": 264}, "attention": {"batch": 1, "heads": 2, "sequence": 200}}
+    return {name: lambda name=name, given=given: list(example(name).cases(device, **given)) for name, given in sizes.items()}
+
+
+def step(give: Give):
+    from tkc import kernels
+    p, grad, m, v = (give((1000,), seed=i) for i in range(4))
+    m, v = m * 0, v * v
+    kernels.adam_(p, grad, m, v, 2)
+    return p, m, v
+
+
+def entropy(give: Give):
+    from tkc import kernels
+    logits, target = give((7, 1025), seed=1), give((7,), "int64", 2, low=0, high=1025)
+    loss, lse = kernels.cross_entropy(logits, target)
+    return loss, lse, kernels.cross_entropy_backward(give((7,), seed=3), logits, target, lse)
+
+
+def entropy_in_place(give: Give):
+    from tkc import kernels
+    logits = give((7, 1025), seed=1)
+    return kernels.cross_entropy_(logits, give((7,), "int64", 2, low=0, high=1025), 0.5), logits
+
+
+def quantized(give: Give, rows: bool):
+    from tkc import kernels
+    q, scales = (kernels.quantize_rows if rows else kernels.quantize)(give((7, 257)))
+    return scales, kernels.dequantize(q, scales, "float32")
+
+
+def products(give: Give):
+    from tkc import kernels
+    for dtype in ("bfloat16", "float32"):
+        for m, n, k in ((1, 33, 65), (130, 200, 96), (264, 256, 128)): yield kernels.matmul(give((m, k), dtype), give((k, n), dtype, 1), give((n,), dtype, 2), "gelu")
+
+
+def library() -> dict[str, Callable[[Give], object]]:
+    """Function of tkc.kernels -> a call of it; `+` joins names that one call covers."""
+    from tkc import kernels as t
+    x, y, rows = (7, 257), (3, 5, 7), (5, 1000)
+    return {
+        "softmax + softmax_backward": lambda g: t.softmax_backward(g(rows), t.softmax(g(rows, seed=1))), "log_softmax + log_softmax_backward": lambda g: t.log_softmax_backward(g(rows), t.log_softmax(g(rows, seed=1))),
+        "layer_norm": lambda g: t.layer_norm(g(x), g(257, seed=1), g(257, seed=2)), "rms_norm": lambda g: t.rms_norm(g(x, "bfloat16"), g(257, "bfloat16", 1)),
+        "add_layer_norm": lambda g: t.add_layer_norm(g(x), g(x, seed=1), g(257, seed=2)), "add_rms_norm": lambda g: t.add_rms_norm(g(x), g(x, seed=1), g(257, seed=2)),
+        "layer_norm_backward": lambda g: t.layer_norm_backward(g(x), g(x, seed=1), g(257, seed=2)), "rms_norm_backward": lambda g: t.rms_norm_backward(g(x), g(x, seed=1), g(257, seed=2), g(x, seed=3)),
+        "gelu + gelu_backward": lambda g: (t.gelu(g(y)), t.gelu_backward(g(y), g(y, seed=1), "tanh")), "silu + silu_backward": lambda g: (t.silu(g(y)), t.silu_backward(g(y), g(y, seed=1))),
+        "swiglu + swiglu_backward": lambda g: (t.swiglu(g(x), g(x, seed=1)), *t.swiglu_backward(g(x), g(x, seed=1), g(x, seed=2))),
+        "geglu + geglu_backward": lambda g: (t.geglu(g(x), g(x, seed=1)), *t.geglu_backward(g(x), g(x, seed=1), g(x, seed=2))),
+        "dropout": lambda g: t.dropout(g(x), 0.3, 42), "cross_entropy + cross_entropy_backward": entropy, "cross_entropy_": entropy_in_place, "adam_": step,
+        "quantize + dequantize": lambda g: quantized(g, False), "quantize_rows": lambda g: quantized(g, True), "rotary": lambda g: t.rotary(g((2, 5, 3, 64)), g((5, 32), seed=1), g((5, 32), seed=2)),
+        "cumsum": lambda g: (t.cumsum(g((5, 31))), t.cumsum(g((2, 8193)), reverse=True)), "sum": lambda g: t.sum(g((7, 1025))), "topk": lambda g: t.topk(g((3, 1025)), 7), "histogram": lambda g: t.histogram(g((4097,)), 10, -3.0, 3.0),
+        "transpose": lambda g: t.transpose(g((65, 131))), "embedding": lambda g: t.embedding(g((50, 70)), g((3, 33), "int64", 1, low=0, high=50)),
+        "embedding_backward": lambda g: t.embedding_backward(g((3, 33, 70)), g((3, 33), "int64", 1, low=0, high=50), 50), "matmul": lambda g: tuple(products(g)),
+    }
+
+
+def flat(results) -> list:
+    """The arrays of a result."""
+    return [a for r in results for a in flat(r)] if isinstance(results, (tuple, list)) else [results]
+
+
+def main(names: list[str]) -> None:
+    import torch
+
+    from tests.gpu.device import on_gpu
+    give = lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))
+    for name, make in (examples("cuda") | library()).items():
+        if names and name not in names: continue
+        print(f"== {name}", flush=True)
+        if name in examples("cuda"):
+            for case in make(): case["run"]()
+        else: make(give)
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__": main(sys.argv[1:])
