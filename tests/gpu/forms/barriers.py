@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.gpu.forms.belief import NANOSECONDS, belief, fill, only, pause, put, take, truth
+from tests.gpu.forms.belief import NANOSECONDS, belief, dump, fill, only, pause, put, take, truth
 from tests.gpu.forms.belief import loop as repeat
 
 zeros = lambda *shape: np.zeros(shape, np.uint32)
@@ -145,3 +145,19 @@ WORKERS:
        [lambda t: None if t[:128].max() <= t[128:].min() else "the workers had their registers before the producer gave his", mixed()], ["setmaxnreg.dec.sync.aligned.u32", "setmaxnreg.inc.sync.aligned.u32"],
        threads=384, before=".minnctapersm 1")
 
+# ---- another block's shared memory: each block writes into the next one's, at the place where its own would be ------------------------------------
+for size, count in (("b8", 1), ("b16", 1), ("b32", 1), ("b64", 1), ("v2.b32", 2), ("v4.b32", 4), ("v2.b64", 2)):
+    width = int(size[-2:].lstrip("b"))
+    each = width * count // 8                          # bytes of a thread
+    kind = {8: "%r", 16: "%h", 32: "%r", 64: "%d"}[width]
+    names = [f"{kind}{20 + i}" for i in range(count)]
+    value = {8: "mov.b32 {0}, %r10;", 16: "cvt.u16.u32 {0}, %r10;", 32: "add.u32 {0}, %r10, {1};", 64: "add.u32 %r11, %r10, {1}; cvt.u64.u32 {0}, %r11;"}[width]
+    numbers = (np.arange(4 * 64).reshape(4, 64, 1) * 8 + np.arange(count)).astype(f"u{width // 8}")
+    arrives = np.roll(numbers, 1, axis=0).reshape(-1).view(np.uint32)
+    words = 64 * each // 4
+    belief(f"a_store_of_{size.replace('.', '_')}_into_the_next_block", f"""
+    {fill(words, 64, at=64)} barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; mad.lo.u32 %r2, %t, {each}, %s; mapa.shared::cluster.u32 %r3, %r2, %r1; mad.lo.u32 %r10, %rank, 64, %t; shl.b32 %r10, %r10, 3;
+    {' '.join(value.format(n, i) for i, n in enumerate(names))} st.shared::cluster.{size} [%r3+64], {names[0] if count == 1 else '{' + ', '.join(names) + '}'};
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mul.lo.u32 %r5, %rank, {words}; {dump(words, 64, 0, at=64, first='%r5')}""", [zeros(4 * words)], [arrives],
+           [f"st.shared::cluster.{size}", "mapa.shared::cluster.u32", "barrier.cluster.arrive.aligned"], threads=64, blocks=4, cluster=4, shared=64 + 64 * each)
