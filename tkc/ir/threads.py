@@ -42,6 +42,7 @@ from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, SharedTy
 
 number = lambda value: IntegerAttr(value, i64)
 flags = lambda **given: {k: UnitAttr() for k, v in given.items() if v}
+named = lambda **given: {k: StringAttr(v) for k, v in given.items() if v}
 EFFECT = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
 
@@ -191,10 +192,11 @@ class Turn(TileOperation):
 @irdl_op_definition
 class BlockBarrier(TileOperation):
     """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on hardware barriers counted down
-    from 15; `tile.barrier` counts up from 1."""
+    from 15; `tile.barrier` counts up from 1. each "warpgroup": those of every warpgroup among themselves."""
     name = "tile.block_barrier"
+    each = opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self): super().__init__()
+    def __init__(self, each: str | None = None): super().__init__(properties=named(each=each))
 
 
 @irdl_op_definition
@@ -349,33 +351,41 @@ class TmaLoad(TileOperation):
 
 @irdl_op_definition
 class TmaStore(TileOperation):
-    """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max", "min" instead of a store."""
+    """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max", "min" instead of a store.
+    each "warpgroup": one thread of every warpgroup sends its share of the buffer's first axis, a box; the shares lie one behind the other along `axis` of the array."""
     name = "tile.tma_store"
     __form__ = "map [offsets] buffer"
     map, offsets, buffer = operand_def(MapType), var_operand_def(), operand_def(SharedType)
-    reduce = opt_prop_def(StringAttr)
+    reduce, each, axis = opt_prop_def(StringAttr), opt_prop_def(StringAttr), opt_prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, map, offsets, buffer, reduce: str | None = None):
-        super().__init__(operands=[map, list(offsets), buffer], properties={"reduce": StringAttr(reduce)} if reduce else {})
+    def __init__(self, map, offsets, buffer, reduce: str | None = None, each: str | None = None, axis: int | None = None):
+        super().__init__(operands=[map, list(offsets), buffer], properties=named(reduce=reduce, each=each) | ({} if axis is None else {"axis": number(axis)}))
+
+    def verify_(self) -> None:
+        if self.each is None: return
+        if self.axis is None or not 0 <= self.axis.value.data < self.map.type.rank: raise VerifyException("'tile.tma_store' by each warpgroup names the axis of the array along which they share")
+        box, rows = self.map.type.extents[self.axis.value.data], self.buffer.type.extents[0]
+        if rows % box: raise VerifyException(f"'tile.tma_store' by each warpgroup sends boxes of {box} rows of a buffer of {rows}")
 
 
 @irdl_op_definition
 class BulkCommit(TileOperation):
-    """Ends the current group of bulk stores of the issuing thread."""
+    """Ends the current group of bulk stores of the issuing thread (each "warpgroup": of one of every warpgroup)."""
     name = "tile.bulk_commit"
+    each = opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self): super().__init__()
+    def __init__(self, each: str | None = None): super().__init__(properties=named(each=each))
 
 
 @irdl_op_definition
 class BulkWait(TileOperation):
-    """The issuing thread waits until at most `pending` groups are in flight; read: until they have read their source."""
+    """The issuing thread (each "warpgroup": one of every warpgroup) waits until at most `pending` groups are in flight; read: until they have read their source."""
     name = "tile.bulk_wait"
     __form__ = "@pending"
     pending = prop_def(IntegerAttr)
-    read = opt_prop_def(UnitAttr)
+    read, each = opt_prop_def(UnitAttr), opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, pending: int, read: bool = True): super().__init__(properties={"pending": number(pending)} | flags(read=read))
+    def __init__(self, pending: int, read: bool = True, each: str | None = None): super().__init__(properties={"pending": number(pending)} | flags(read=read) | named(each=each))
 
 
 # ----------------------------------------------------------------------------------------------------- cp.async copies

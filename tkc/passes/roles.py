@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -33,6 +34,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
+from tkc.ir.layout import Layout
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase, rebuild_for, rebuild_while, replace, stamp
 from tkc.ir.shared_layout import SharedLayout
@@ -240,8 +242,8 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
     _overlap(block, rings, late, everyone, turns)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
-    for out in outs: _send(out, maps)
-    if outs: block.add_op(stamp(threads.BulkWait(0), block.last_op))
+    if outs: _send(outs, maps)
+    if outs: block.add_op(stamp(threads.BulkWait(0, each="warpgroup" if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit)) else None), block.last_op))
 
 
 def _stages_read(dot: tile.Dot, rings: dict[SSAValue, RingBarriers]) -> list[tuple[RingBarriers, SSAValue, Block]]:
@@ -386,14 +388,37 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     erase(placeholder); erase(holder)
 
 
-def _send(out: shared.CopyOut, maps: Maps) -> None:
-    """A buffer just written, to global memory."""
+def _send(outs: list[shared.CopyOut], maps: Maps) -> None:
+    """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those: then none waits for another. Buffers of their own leave
+    together; those that results take in turn, one after the other."""
+    alone = len({out.buffer for out in outs}) == len(outs) and len({out.parent for out in outs}) == 1
+    for group in [outs] if alone else [[out] for out in outs]:
+        writes = [_write_of(out) for out in group]
+        shares = {_own_rows(write.value.type.register_layout) for write in writes}
+        share = shares.pop() if len(shares) == 1 else 0
+        each = "warpgroup" if share else None
+        before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each), threads.BlockBarrier(each))
+        end = group[-1]
+        before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
+        for out in group:
+            box = [max(n, 1) for n in out.extents.get_values()]
+            if share: box[next(a for a, n in enumerate(box) if n > 1)] = share
+            map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
+            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
+        before(end, threads.BulkCommit(each))
+        for out in group: erase(out)
+
+
+def _write_of(out: shared.CopyOut) -> shared.Write:
     write = out.prev_op
     while not (isinstance(write, shared.Write) and write.buffer is out.buffer): write = write.prev_op
-    before(write, threads.BulkWait(out.slots.value.data - 1), threads.BlockBarrier())
-    map, place = maps.of(out.array, list(out.offsets), [max(n, 1) for n in out.extents.get_values()], out.buffer.type.memory.swizzle)
-    before(out, threads.Fence("async_shared"), threads.BlockBarrier(),
-           threads.TmaStore(map, place, out.buffer), threads.BulkCommit())
-    erase(out)
+    return write
 
 
+def _own_rows(held: Layout) -> int:
+    """The rows of a tile that each of several warpgroups holds, if they follow one another; else 0."""
+    groups = held.num_warps // 4
+    rows, rest = divmod(held.shape[0], max(groups, 1))
+    if groups < 2 or rest or rows % 8: return 0
+    holds = held.table()[..., 0].reshape(groups, -1) // rows
+    return rows if (holds == np.arange(groups)[:, None]).all() else 0

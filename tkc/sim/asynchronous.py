@@ -16,14 +16,14 @@ from tkc.ir import tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout, LayoutError
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.types import MapType, TileType, bits
+from tkc.ir.types import MapType, SharedType, TileType, bits
 from tkc.sim import level0
 from tkc.sim.clocks import ASYNC, GENERIC
 from tkc.sim.engine import Copy, Wait
-from tkc.sim.global_order import READS, UPDATES, WRITES, part_of
+from tkc.sim.global_order import READS, UPDATES, WRITES
 from tkc.sim.instance import WARP, Agent, Buffer, Dot
 from tkc.sim.level0 import dtype_of, rounded
-from tkc.sim.memory import ALL, LAGGARD, LEADER, cells_of, elements_of
+from tkc.sim.memory import ALL, Part, cells_of, elements_of
 from tkc.sim.report import Violation
 
 
@@ -31,14 +31,15 @@ SCALAR, FIRST = SharedLayout((1,), 32), np.arange(1)            # a scalar at th
 
 
 # ------------------------------------------------------------------------------------------------------ copies
-def box(m, op, memory: SharedLayout) -> tuple[np.ndarray, np.ndarray, SharedLayout]:
-    """Global addresses of a box, which of them exist, and how it lies in shared memory."""
+def box(m, op, memory: SharedLayout, further: int = 0) -> tuple[np.ndarray, np.ndarray, SharedLayout]:
+    """Global addresses of a box, which of them exist, and how it lies in shared memory. further: along the axis that warpgroups share."""
     source, t = m[op.map].array, m[op.map].type
     if source.pointer * 1 % 16 or any(s * source.dtype.itemsize % 16 for s, n in zip(source.strides[:-1], source.shape) if n > 1) or source.shape[-1] > 1 and source.strides[-1] != 1:
         raise Violation("alignment", f"a tensor map takes arrays whose rows are dense and start at multiples of 16 bytes, not strides {source.strides}")
     lands = landing(t, memory)
     if prod(memory.shape) != t.size: raise Violation("bounds", f"a box of {list(t.extents)} and a buffer of {list(memory.shape)}")
     starts, pitches = [m.offset(o) for o in op.offsets], tuple(s * source.dtype.itemsize for s in source.strides)
+    if further: starts[op.axis.value.data] += further
     if t.panelled and t.extents[-1] > t.panel and starts[-1] % t.panel: raise Violation("alignment", f"a box of a map with panels starts at a multiple of {t.panel} columns, not at {starts[-1]}")
     at = relative(t.extents, pitches) + (source.pointer + sum(map(mul, starts, pitches)))
     inside = [(min(max(-start, 0), n), max(min(bound - start, n), 0)) for start, n, bound in zip(starts, t.extents, source.shape)]
@@ -102,8 +103,25 @@ REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def tma_store(m, op):
-    buffer, agent, kind = m[op.buffer], m.leader, op.reduce.data if op.reduce else None
-    pointers, live, lands = box(m, op, buffer.layout)
+    if op.each is None: yield from send(m, op, m.leader, m[op.buffer], 0)
+    else:
+        whole, t, axis = m[op.buffer], m[op.map].type, op.axis.value.data
+        rows = t.extents[axis]
+
+        def action(agent: Agent) -> Generator:
+            """Each warpgroup its share of the rows."""
+            if not agent.first: return
+            sizes = [rows, *whole.layout.shape[1:]]
+            memory, start = whole.layout.slice([agent.group * rows, *[0] * (len(sizes) - 1)], sizes)
+            yield from send(m, op, agent, Buffer(whole.memory, whole.base + start, SharedType(1, sizes, whole.type.element, memory)), agent.group * rows)
+        yield from m.both(op, action)
+    return ()
+
+
+def send(m, op, agent: Agent, buffer: Buffer, further: int):
+    """A buffer to a box of an array, `further` along the axis that warpgroups share."""
+    kind = op.reduce.data if op.reduce else None
+    pointers, live, lands = box(m, op, buffer.layout, further)
     aligned(buffer, buffer.base)
     yield None
     event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
@@ -117,7 +135,6 @@ def tma_store(m, op):
         if kind: values = rounded(REDUCTIONS[kind](level0.widened(m.memory.load(pointers, live, dtype_of(element))), level0.widened(values)), element)
         m.memory.store(pointers, live, values)
     agent.bulk.open.append((m.launch.scheduler.start(Copy(act, op)), event))
-    return ()
 
 
 def commit(groups: str, everyone: bool):
@@ -126,18 +143,22 @@ def commit(groups: str, everyone: bool):
             getattr(agent, groups).commit()
             yield None
         if groups == "dots": m.dot_fence = False
-        if everyone: yield from m.both(op, action)
+        if everyone or getattr(op, "each", None) is not None: yield from m.both(op, action)
         else: yield from action(m.leader)
         return ()
     return step
 
 
 def bulk_wait(m, op):
-    agent, pending = m.leader, op.pending.value.data
-    waited = agent.bulk.beyond(pending)
-    yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its bulk stores", op)
-    for _, event in waited: agent.learn(m.block.cluster.clocks.end(event))
-    agent.bulk.drop(pending)
+    pending = op.pending.value.data
+
+    def action(agent: Agent) -> Generator:
+        waited = agent.bulk.beyond(pending)
+        yield Wait(lambda: all(copy.done for copy, _ in waited), lambda: "its bulk stores", op)
+        for _, event in waited: agent.learn(m.block.cluster.clocks.end(event))
+        agent.bulk.drop(pending)
+    if op.each is not None: yield from m.both(op, action)
+    else: yield from action(m.leader)
     return ()
 
 
@@ -161,13 +182,14 @@ def cp_async(m, op):
     return ()
 
 
-def coalesced(layout: SharedLayout, warps: int, part: str) -> np.ndarray:
+def coalesced(layout: SharedLayout, warps: int, part: Part) -> np.ndarray:
     """The cells that a part of the warps copies, 16 bytes a thread, thread after thread along the rows."""
     cells = layout.table().reshape(-1, layout.shape[-1]) // 4
     chunk = max(1, 16 // layout.itemsize)
     thread = (np.arange(cells.shape[0])[:, None] * -(-cells.shape[1] // chunk) + np.arange(cells.shape[1]) // chunk) % (warps * WARP)
-    first = np.unique(cells[thread < WARP])
-    return {ALL: np.unique(cells), LEADER: first, LAGGARD: np.setdiff1d(np.unique(cells[thread >= WARP]), first)}[part]
+    if part is ALL: return np.unique(cells)
+    start, stop = (WARP * warp for warp in part)
+    return np.setdiff1d(np.unique(cells[(thread >= start) & (thread < stop)]), np.unique(cells[thread < start]))
 
 
 def cp_wait(m, op):
@@ -200,7 +222,7 @@ def global_access(kind: str, rule):
         def action(agent: Agent) -> Generator:
             yield None
             first = agent is m.leader
-            m.ordered(kind, agent.access(op), op, pointers, live, part_of(held, agent.part, kind != READS, m.block.rank), changed if kind == WRITES else None, first or kind == READS)
+            m.ordered(kind, agent.access(op), op, pointers, live, elements_of(held, agent.part, kind != READS, m.block.rank, 0), changed if kind == WRITES else None, first or kind == READS)
             if first: out.append(rule(m, op))
         yield from m.both(op, action)
         return out[0]
@@ -251,7 +273,7 @@ def write(m, op):
                 raise Violation("not begun", f"{agent.name} writes to shared memory of block {block.number}, which may not have begun: missing is a barrier of the cluster before it", op, (agent.name,))
             there = replace(buffer, memory=block.memory)
             m.buffer_access(agent, there, event, op, op.value.type.register_layout, write=True)
-            if agent is m.leader: _own_elements(there, op.value.type.register_layout, value, m.block.rank)
+            if agent.first: there.memory.store(there.base, there.layout, value.reshape(there.layout.shape), m.share(agent, op.value.type.register_layout))
     yield from m.both(op, action)
     return ()
 
@@ -271,16 +293,6 @@ def fetch(m, op):
         box.memory.read(box.base, FIRST, agent.access(op), op)
     yield from m.both(op, action)
     return box.memory.load(box.base, SCALAR, np.dtype(np.int32))[0]
-
-
-def _own_elements(buffer: Buffer, held: Layout | None, value: np.ndarray, rank: int) -> None:
-    """Stores those elements of a tile that a block holds."""
-    value = value.reshape(buffer.layout.shape)
-    if held is not None and held.num_blocks > 1:
-        mine, there = elements_of(held, slice(None), rank), buffer.memory.load(buffer.base, buffer.layout, value.dtype).copy()
-        there.reshape(-1)[mine] = value.reshape(-1)[mine]
-        value = there
-    buffer.memory.store(buffer.base, buffer.layout, value)
 
 
 def stage(m, op, ring, *_):
@@ -316,7 +328,7 @@ def dot_async(m, op):
         if agent is m.leader and not m.dot_fence: raise Violation("missing dot fence", f"{agent.name} starts a group of asynchronous dots without a fence dot", op, (agent.name,))
         event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
         for operand in (a, b):
-            if isinstance(operand, Buffer): m.buffer_access(agent, operand, event, op, part=ALL)
+            if isinstance(operand, Buffer): m.buffer_access(agent, operand, event, op, whole=True)
         np.maximum(dot.knows, agent.knows, out=dot.knows)
         np.maximum(dot.knows, m.block.cluster.clocks.end(event), out=dot.knows)
         agent.tick()

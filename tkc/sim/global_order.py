@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from xdsl.ir import Operation
 
-from tkc.ir.layout import Layout
 from tkc.sim.clocks import Event
 from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory, numbers_of
-from tkc.sim.memory import ALL, LEADER, elements_of
 from tkc.sim.report import Violation, name_of
 
 if TYPE_CHECKING:
@@ -27,23 +25,6 @@ if TYPE_CHECKING:
 
 READS, WRITES, UPDATES = "reads", "overwrites", "updates"
 PAST = {READS: "read", WRITES: "wrote", UPDATES: "updated"}
-
-
-@lru_cache(4096)
-def part_of(held: Layout | None, part: str, write: bool, rank: int = 0) -> np.ndarray | None:
-    """Which elements of a tile a part of the warps of block `rank` accesses, as flat indices (None: all). What several hold, the first warp of the first block writes and all read."""
-    if held is not None and held.num_blocks > 1:
-        before = np.unique(np.concatenate([np.empty(0, np.int64), *(elements_of(held, slice(None), r) for r in range(rank))])) if write else np.empty(0, np.int64)
-        warps = slice(None) if part == ALL else slice(0, 1) if part == LEADER else slice(1, None)
-        if write and part not in (ALL, LEADER): before = np.union1d(before, elements_of(held, slice(0, 1), rank))
-        return np.setdiff1d(np.unique(elements_of(held, warps, rank)), before)
-    if part == ALL or held is None and (part == LEADER or not write): return None
-    if held is None: return np.empty(0, np.int64)
-    if held.num_warps == 1: return None if part == LEADER or not write else np.empty(0, np.int64)
-    first = np.unique(elements_of(held, slice(0, 1)))
-    if part == LEADER: return first
-    rest = np.unique(elements_of(held, slice(1, None)))
-    return np.setdiff1d(rest, first) if write else rest
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from xdsl.ir import Block as IrBlock
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, SharedType
 from tkc.sim import dataflow, level0, ring
@@ -19,7 +20,7 @@ from tkc.sim.clocks import Clocks, Event, Knowing
 from tkc.sim.engine import Copy, Wait
 from tkc.sim.errors import SimulationError
 from tkc.sim.level0 import Array
-from tkc.sim.memory import ALL, LAGGARD, LEADER, SharedMemory, cells_of
+from tkc.sim.memory import ALL, Part, SharedMemory, cells_of, elements_of
 from tkc.sim.report import Violation
 
 if TYPE_CHECKING:
@@ -79,12 +80,14 @@ class Groups:
 
 
 class Agent(Knowing):
-    """The leader or the laggard of an instance."""
+    """Some warps of an instance, from and to: the leader (its first warp) or followers. group: their warpgroup, where warpgroups act apart; the first of each does what one thread
+    of it does."""
 
-    def __init__(self, clocks: Clocks, name: str, warps: int, part: str, knows=None):
+    def __init__(self, clocks: Clocks, name: str, warps: int, part: Part, group: int = 0, first: bool = False, knows=None):
         super().__init__(clocks, name, knows)
-        self.warps, self.part = warps, part
+        self.warps, self.part, self.group, self.first = warps, part, group, first
         self.queue: deque = deque()
+        self.busy = False
         self.copies, self.bulk, self.dots = Groups(), Groups(), Groups()
         self.cluster_generation: int | None = None
 
@@ -111,17 +114,18 @@ class Instance(dataflow.DataflowMachine):
     rules: operations that compute; steps: operations of threads, as generators (both are filled in by level4).
     """
     steps: ClassVar[dict[type[Operation], Callable]] = {}
-    laggard_busy = False
 
-    def __init__(self, block: BlockState, name: str, warps: int, single: bool = False, knows: tuple[np.ndarray, np.ndarray] | None = None):
+    def __init__(self, block: BlockState, name: str, warps: int, single: bool = False, knows: tuple[np.ndarray, np.ndarray] | None = None, groups: int = 1):
         launch = block.cluster.launch
         super().__init__(launch.memory, launch.program_of(block), launch.grid, launch.out, launch.code)
         self.block, self.name, self.launch, self.warps, self.single = block, name, launch, warps, single
         self.rules = self.rules | (ring.RULES if launch.ring else {}) | ({} if launch.products else {tile.Dot: lambda m, op, a, b, acc: acc})
         first, rest = knows or (None, None)
-        alone = single or warps == 1
-        self.leader = Agent(block.cluster.clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else LEADER, first)
-        self.laggard = None if alone else Agent(block.cluster.clocks, f"{name} (other warps)", warps - 1, LAGGARD, rest)
+        alone, each, clocks = single or warps == 1, warps // groups, block.cluster.clocks
+        self.groups, self.followers = groups, []
+        self.leader = Agent(clocks, name if alone else f"{name} (first warp)", 1, ALL if alone else (0, 1), 0, True, first)
+        if not alone: self.followers.append(Agent(clocks, f"{name} (other warps)", each - 1, (1, each), 0, False, rest))
+        for group in range(1, groups): self.followers.append(Agent(clocks, f"{name} (warpgroup {group})", each, (group * each, (group + 1) * each), group, True, rest))
         self.finished, self.dot_fence, self.last_dot = False, False, None
         self.adding: dict[SSAValue, Dot] = {}                     # tiles that asynchronous dots in flight add to
         block.agents += self.agents
@@ -130,11 +134,16 @@ class Instance(dataflow.DataflowMachine):
         if not self.launch.ring: super()._track(op, code)
 
     @property
-    def agents(self) -> list[Agent]: return [self.leader] + ([self.laggard] if self.laggard else [])
+    def agents(self) -> list[Agent]: return [self.leader, *self.followers]
     @property
-    def idle(self) -> bool: return self.laggard is None or not self.laggard.queue and not self.laggard_busy
+    def idle(self) -> bool: return not any(f.queue or f.busy for f in self.followers)
 
-    # ---- the two agents
+    def share(self, agent: Agent, held: Layout | None) -> np.ndarray | None:
+        """The elements of a tile whose values the first of a warpgroup writes for it; None: all."""
+        each = self.warps // self.groups
+        return elements_of(held, ALL if self.groups == 1 else (agent.group * each, (agent.group + 1) * each), True, self.block.rank)
+
+    # ---- the agents
     def lead(self, body: IrBlock, after: Callable[[], None] = lambda: None) -> Generator:
         yield from self.walk(body)
         self.finished = True
@@ -142,25 +151,27 @@ class Instance(dataflow.DataflowMachine):
         for agent in self.agents: self._at_end(agent, body.last_op)
         after()
 
-    def lag(self) -> Generator:
+    def follow(self, agent: Agent) -> Generator:
         while True:
-            yield Wait(lambda: self.laggard.queue or self.finished, lambda: "its first warp", idle=True)
-            if not self.laggard.queue: return
-            self.laggard_busy = True
-            op, action = self.laggard.queue.popleft()
-            try: yield from action(self.laggard)
+            yield Wait(lambda: agent.queue or self.finished, lambda: "its first warp", idle=True)
+            if not agent.queue: return
+            agent.busy = True
+            op, action = agent.queue.popleft()
+            try: yield from action(agent)
             except SimulationError as e: e.operation = e.operation or op; raise
-            self.laggard_busy = False
+            agent.busy = False
 
     def _at_end(self, agent: Agent, op: Operation | None) -> None:
         for groups, what in ((agent.bulk, "stores that still read shared memory"), (agent.dots, "dots"), (agent.copies, "copies")):
             if not groups.empty: raise Violation("pending at exit", f"{agent.name} ends with {what} that it has not waited for", op, (agent.name,))
 
     def both(self, op: Operation, action: Callable[[Agent], Generator], meet: bool = False) -> Generator:
-        """Leader now, laggard later; meet: neither can pass without the other."""
-        if self.laggard and meet: self.laggard.queue.append((op, action))
+        """Leader now, followers later; meet: none can pass without the others."""
+        if meet:
+            for f in self.followers: f.queue.append((op, action))
         yield from action(self.leader)
-        if self.laggard and not meet: self.laggard.queue.append((op, action))
+        if not meet:
+            for f in self.followers: f.queue.append((op, action))
 
     # ---- the walk
     def walk(self, block: IrBlock) -> Generator:
@@ -193,8 +204,8 @@ class Instance(dataflow.DataflowMachine):
         return (yield from self.walk(region.block))
 
     # ---- places
-    def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, part: str | None = None) -> None:
-        cells = cells_of(buffer.layout, held, part or agent.part, write, self.block.rank)
+    def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, whole: bool = False) -> None:
+        cells = cells_of(buffer.layout, held, ALL if whole else agent.part, write, self.block.rank)
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
     def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True) -> None:

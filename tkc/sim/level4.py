@@ -1,7 +1,7 @@
 """Level 4: threads. What `tkc.sim.engine` runs and the happens-before check watches.
 
 A *cluster* has blocks, a block has instances of roles (one, where the kernel has no roles), and an instance two agents: the *leader*, its first warp, and the
-*laggard*, the other warps. Tiles are held whole, by the instance: the leader computes values and runs ahead; every operation of threads is an action
+*laggard*, the other warps (of its warpgroup, where warpgroups act apart: each further one is then an agent too). Tiles are held whole, by the instance: the leader computes values and runs ahead; every operation of threads is an action
 that the leader performs and the laggard repeats later, with its own clock, its own share of the threads and of the elements. So a leader that frees a
 buffer which other warps still read is found out. A role of one elected thread, or of one warp, has no laggard.
 
@@ -134,7 +134,7 @@ class Launch:
     def spawn(self, instance: Instance, body: IrBlock, after: Callable[[], None] = lambda: None) -> None:
         self.agents += len(instance.agents)
         self.scheduler.spawn(instance.leader.name, instance.lead(body, after))
-        if instance.laggard: self.scheduler.spawn(instance.laggard.name, instance.lag())
+        for agent in instance.followers: self.scheduler.spawn(agent.name, instance.follow(agent))
 
     def ended(self, cluster: Cluster) -> None:
         if all(block.over for block in cluster.blocks): self.running -= 1; self.fill()

@@ -18,7 +18,8 @@ from tkc.sim.report import Violation, name_of
 CELL = 4
 POISON = 0xFF                       # bytes of NaN in every float type, −1 as integers
 WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
-ALL, LEADER, LAGGARD = "all", "leader", "laggard"
+Part = tuple[int, int] | None                # warps of an instance, from and to; None: all of it
+ALL: Part = None
 
 
 @lru_cache(512)
@@ -36,28 +37,31 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
 
 
 @lru_cache(4096)
-def cells_of(memory: SharedLayout, held: Layout | None, part: str, write: bool, rank: int = 0) -> np.ndarray:
-    """The cells (relative to the buffer) of the elements that a part of the warps of block `rank` holds: warp 0, or the others.
-
-    What both hold, warp 0 writes and both read.
-    """
-    offsets = memory.table().reshape(-1)
-    if held is not None and part != ALL and held.num_warps > 1:
-        leader = np.unique(elements_of(held, slice(0, 1), rank))
-        cells = np.unique(_words(offsets[leader], memory.itemsize))
-        if part == LEADER: return cells
-        rest = np.unique(_words(offsets[np.unique(elements_of(held, slice(1, None), rank))], memory.itemsize))
-        return np.setdiff1d(rest, cells) if write else rest
-    if held is not None and held.num_blocks > 1: offsets = offsets[np.unique(elements_of(held, slice(None), rank))]
-    if part == LAGGARD: return np.empty(0, np.int64) if write else np.unique(_words(offsets, memory.itemsize))
-    return np.unique(_words(offsets, memory.itemsize))
+def cells_of(memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0) -> np.ndarray:
+    """The cells (relative to the buffer) of the elements that a part of the warps of block `rank` holds. What several hold, the first warp writes and all read."""
+    offsets, mine = memory.table().reshape(-1), elements_of(held, part, write, rank)
+    cells = np.unique(_words(offsets if mine is None else offsets[mine], memory.itemsize))
+    if mine is None or not write or part is ALL or not part[0]: return cells
+    return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank))
 
 
-def elements_of(held: Layout, warps: slice, rank: int = 0) -> np.ndarray:
-    """Flat indices of the elements that some warps of a block hold."""
+@lru_cache(4096)
+def elements_of(held: Layout | None, part: Part, write: bool, rank: int = 0, before: int | None = None) -> np.ndarray | None:
+    """Flat indices of the elements of a tile that a part of the warps of block `rank` accesses, None: all. What several hold, the first warp writes and all read; and, of the blocks
+    from `before` on, the first block."""
+    if held is None or held.num_warps == held.num_blocks == 1: return None if part is ALL or not part[0] or not write else np.empty(0, np.int64)
+    if held.num_blocks == 1 and part is ALL: return None
+    start, stop = (0, held.num_warps) if part is ALL else part
+    mine = _held(held, start, stop, rank)
+    if not write: return mine
+    others = [_held(held, 0, start, rank), *(_held(held, 0, held.num_warps, r) for r in range(rank if before is None else before, rank))]
+    return np.setdiff1d(mine, np.concatenate(others))
+
+
+def _held(held: Layout, start: int, stop: int, rank: int) -> np.ndarray:
     first = rank % held.num_blocks * held.num_warps
-    coords = held.table()[first:first + held.num_warps][warps].reshape(-1, len(held.shape))
-    return np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape)
+    coords = held.table()[first + start:first + min(stop, held.num_warps)].reshape(-1, len(held.shape))
+    return np.unique(np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape))
 
 
 def _words(offsets: np.ndarray, itemsize: int) -> np.ndarray:
@@ -118,7 +122,11 @@ class SharedMemory:
 
     def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray: return self.elements(base, dtype)[places_of(memory)]
 
-    def store(self, base: int, memory: SharedLayout, values: np.ndarray) -> None: self.elements(base, values.dtype)[places_of(memory)] = values
+    def store(self, base: int, memory: SharedLayout, values: np.ndarray, part: np.ndarray | None = None) -> None:
+        """part: flat indices of the elements that change (None: all)."""
+        places, into = places_of(memory), self.elements(base, values.dtype)
+        if part is None: into[places] = values
+        else: into[places.reshape(-1)[part]] = values.reshape(-1)[part]
 
     def poison(self, base: int, memory: SharedLayout) -> None: self.elements(base, WORDS[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
 

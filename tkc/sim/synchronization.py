@@ -18,6 +18,7 @@ from tkc.sim.level0 import rounded
 from tkc.sim.report import Violation
 
 WORDS = np.arange(2)                # the cells of an mbarrier
+WARPGROUP = 4
 LAST_BARRIER = 15                   # instances of roles take the hardware's barriers from here down, one each
 
 
@@ -44,14 +45,14 @@ def while_(m, op):
 
 def roles(m, op):
     yield Wait(lambda: m.idle, lambda: "its other warps", op)
-    first, rest = m.leader.knows, (m.laggard or m.leader).knows
+    first, rest = m.leader.knows, m.agents[-1].knows
     instances, number = [], LAST_BARRIER
     for role in op.body.block.ops:
         for copy in range(role.instances):
             if any(isinstance(inner, threads.BlockBarrier) for inner in role.walk()): m.block.taken[number] = role.sym_name.data
             number -= 1
             name = f"{m.name} {role.sym_name.data}" + (f" {copy}" if role.instances > 1 else "")
-            one = Instance(m.block, name, role.warps.value.data, role.single is not None, (rest if instances else first, rest))
+            one = Instance(m.block, name, role.warps.value.data, role.single is not None, (rest if instances else first, rest), _groups(role))
             one.values, one.exact = dict(m.values), dict(m.exact)
             one.assign([role.who], [np.int32(copy)])
             instances.append(one)
@@ -64,6 +65,12 @@ def roles(m, op):
         agent.tick()
     yield from m.both(op, join)
     return ()
+
+
+def _groups(role: threads.Role) -> int:
+    """How many warpgroups of a role act apart."""
+    apart = any(getattr(op, "each", None) is not None and op.each.data == "warpgroup" for op in role.walk())
+    return max(1, role.warps.value.data // WARPGROUP) if apart else 1
 
 
 # ------------------------------------------------------------------------------------------------------ barriers
@@ -87,7 +94,11 @@ def barrier(m, op, waits: bool = True):
     return (yield from meeting(m, op, lambda agent: (m.block.rendezvous(number, f"barrier {number}"), op.threads.value.data), waits))
 
 
-def block_barrier(m, op): return (yield from meeting(m, op, lambda agent: (m.block.rendezvous(m.name, f"the barrier of {m.name}"), m.warps * WARP)))
+def block_barrier(m, op):
+    def find(agent: Agent) -> tuple[Rendezvous, int]:
+        if op.each is None or m.groups == 1: return m.block.rendezvous(m.name, f"the barrier of {m.name}"), m.warps * WARP
+        return m.block.rendezvous((m.name, agent.group), f"the barrier of warpgroup {agent.group} of {m.name}"), WARPGROUP * WARP
+    return (yield from meeting(m, op, find))
 
 
 def cluster_arrive(m, op):
@@ -142,7 +153,7 @@ def mbarrier_wait(m, op):
     def action(agent: Agent) -> Generator:
         found = m.mbarrier(address, agent, op)
         if agent is m.leader and skip:
-            if m.laggard: found.due[m.laggard] = found.phase
+            found.due |= dict.fromkeys(m.followers, found.phase)
             return
         yield Wait(lambda: found.complete(parity), lambda: f"parity {parity & 1} of {found}", op)
         seen(m, agent, found, op)
@@ -152,7 +163,7 @@ def mbarrier_wait(m, op):
 
 def seen(m, agent: Agent, found: Mbarrier, op) -> None:
     found.observe(agent, op)
-    if agent is m.leader and m.laggard: found.due[m.laggard] = found.phase
+    if agent is m.leader: found.due |= dict.fromkeys(m.followers, found.phase)
 
 
 def mbarrier_test(m, op):
@@ -170,7 +181,7 @@ def mbarrier_arrive(m, op):
 
     def action(agent: Agent) -> Generator:
         yield None
-        if agent is m.laggard and not each: return
+        if agent is not m.leader and not each: return
         for rank in targets:
             m.mbarrier(address, agent, op, rank).arrive(agent.knows, agent.warps if each else 1, op, agent.name)
             if rank != m.block.rank: m.block.cluster.at(rank).visits.append((agent.index, agent.epoch, op))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
 
 
@@ -13,8 +14,22 @@ def meet(e: Emitter) -> None:
     e.w.emit(f"bar.sync {e.instance.barrier}" + ("" if whole else f", {e.instance.threads}"))
 
 
+WARPGROUP, APART = 4, 3                       # barriers 1 and 2 are for turns; from 3 up, those on which a warpgroup of an instance meets alone
+
+
+def warpgroup(e: Emitter) -> Operand:
+    """This thread's warpgroup in its instance, the same in every lane of a warp."""
+    return 0 if e.instance.warps == WARPGROUP else e.w.hoist(("group", e.instance), lambda: e.w.op("shr.u32", "b32", e.warp(), 2))
+
+
+def by_warpgroups(e: Emitter, op) -> bool: return getattr(op, "each", None) is not None and e.instance.warps > WARPGROUP
+
+
 @emitter(threads.BlockBarrier)
-def block_barrier(e: Emitter, op: threads.BlockBarrier) -> None: meet(e)
+def block_barrier(e: Emitter, op: threads.BlockBarrier) -> None:
+    if not by_warpgroups(e, op): return meet(e)
+    mine = e.w.hoist(("apart", e.instance), lambda: e.w.op("add.u32", "b32", warpgroup(e), APART))
+    e.w.emit(f"bar.sync {mine}, {32 * WARPGROUP}")
 
 
 @emitter(threads.Barrier)

@@ -13,10 +13,11 @@ counted down from 15; programs that name barriers count up from 1.
 """
 from __future__ import annotations
 
+from tkc.codegen.ptx.barriers import WARPGROUP, warpgroup
 from tkc.codegen.ptx.emit import Emitter, Instance, emitter
 from tkc.ir import threads, tile
 
-LAST_BARRIER, WARPGROUP = 15, 4
+LAST_BARRIER = 15
 
 
 def at_entry(registers: int, block: int) -> int:
@@ -41,7 +42,7 @@ def turn(e: Emitter, op: threads.Turn) -> None:
     """Two hardware barriers: a warpgroup waits at its own, the other arrives there when it is done."""
     if e.instance.warps != 2 * WARPGROUP: return
     w, both = e.w, 64 * WARPGROUP
-    group = w.hoist(("group", e.instance), lambda: w.op("shr.u32", "b32", e.warp(), 2))
+    group = warpgroup(e)
     match op.what.data:
         case "start":
             with w.predicated(w.op("setp.eq.u32", "pred", group, 1)): w.emit(f"bar.arrive 1, {both}")

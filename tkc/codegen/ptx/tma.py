@@ -10,14 +10,16 @@ outright; elsewhere they are predicated on the instance's first thread, not bran
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
+from tkc.codegen.ptx.barriers import WARPGROUP, by_warpgroups, warpgroup
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.mbarrier import of, only
-from tkc.codegen.ptx.scalars import add
+from tkc.codegen.ptx.scalars import add, mul
 from tkc.codegen.ptx.values import SharedView
+from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
 from tkc.ir.interface import Parameter, map_dimensions
 from tkc.ir.types import MapType, bits
@@ -43,14 +45,15 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     with only(e): e.w.emit(f"prefetch.tensormap [{address}]")
 
 
-def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView) -> Iterator[tuple[str, str, int]]:
-    """Coordinates, place in shared memory and number of dimensions of each copy."""
+def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView, further: tuple[int, Operand] = (0, 0)) -> Iterator[tuple[str, str, int]]:
+    """Coordinates, place in shared memory and number of dimensions of each copy. further: along an axis, by so much."""
     t = m.type
     dims, panel, last = map_dimensions(t.extents, bits(t.element), t.swizzle, t.panelled), t.panel, t.rank - 1
     split = any(part == "panel" for _, part in dims)
     if split and ((found := e.ranges.of(offsets[last])) is None or found.divisor % panel):
         e.fail(f"a box of a map with panels starts at a multiple of {panel} columns, which its offset is not known to be: use a map without panels")
     at_axis = [e.operand(o) for o in offsets]
+    at_axis[further[0]] = add(e, at_axis[further[0]], further[1])
     for n in range(1 if split else -(-t.extents[last] // panel)):
         coords = []
         for axis, part in dims:
@@ -86,16 +89,28 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
 def store(e: Emitter, op: threads.TmaStore) -> None:
     m, view = e.value(op.map), e.value(op.buffer)
     name = f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op.reduce.data}.bulk_group" if op.reduce is not None else "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
-    copies = list(boxes(e, m, op.offsets, view))
-    with only(e):
+    further: tuple[int, Operand] = (0, 0)
+    if by_warpgroups(e, op):
+        axis = op.axis.value.data
+        rows = m.type.extents[axis]
+        _, share = view.memory.slice([rows, *[0] * (len(view.memory.shape) - 1)], [rows, *view.memory.shape[1:]])
+        view, further = replace(view, base=add(e, view.base, mul(e, warpgroup(e), share))), (axis, mul(e, warpgroup(e), rows))
+    copies = list(boxes(e, m, op.offsets, view, further))
+    with acting(e, op):
         for coords, at, n in copies: e.w.emit(f"{name.format(n)} [{m.address}, {coords}], {at}")
+
+
+def acting(e: Emitter, op):
+    """One thread of the instance, or of each of its warpgroups."""
+    if not by_warpgroups(e, op): return only(e)
+    return e.w.predicated(e.w.hoist(("first of its warpgroup", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.w.op("and.b32", "b32", e.thread(), 32 * WARPGROUP - 1), 0)))
 
 
 @emitter(threads.BulkCommit)
 def commit(e: Emitter, op: threads.BulkCommit) -> None:
-    with only(e): e.w.emit("cp.async.bulk.commit_group")
+    with acting(e, op): e.w.emit("cp.async.bulk.commit_group")
 
 
 @emitter(threads.BulkWait)
 def wait(e: Emitter, op: threads.BulkWait) -> None:
-    with only(e): e.w.emit(f"cp.async.bulk.wait_group{'.read' if op.read else ''} {op.pending.value.data}")
+    with acting(e, op): e.w.emit(f"cp.async.bulk.wait_group{'.read' if op.read else ''} {op.pending.value.data}")
