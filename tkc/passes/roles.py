@@ -14,10 +14,10 @@ of each warp, so that no warp speaks for another. In a cluster that shares copie
 given back to every block. The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
 may not run at all, its result is the initial value.
 
-Where programs are claimed one by one, the producer claims, and posts the number to the consumers through a ring of its own:
+Where programs are claimed one by one, the producer claims, and posts the next program's number and place to the consumers through a ring of its own:
 
-    %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post;  mbarrier_arrive %full
-                                         consumer:  at its end  mbarrier_wait %full;  %next = fetch;  mbarrier_arrive %empty
+    %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post …;  mbarrier_arrive %full
+    yield %next, %m, %n                  consumer:  at its end  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
 
 Copies to global memory leave by one thread: the buffer is free when its copy before has been read (`bulk_wait`), and is sent after a
 fence of the asynchronous proxy and a barrier of the consumers.
@@ -97,24 +97,31 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
 
 
 def _share_claims(producer: threads.Role, consumer: threads.Role) -> None:
-    """The producer's claims for all: a ring of two numbers."""
+    """The producer's claims for all, and what follows from them for the next program: rings of two numbers."""
     anchor = producer.parent_op()
-    slots = before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result
+    claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, consumer)]
+    slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in claims[0].parent.last_op.operands]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
-    slots.name_hint, full.name_hint, empty.name_hint = "claimed", "full", "empty"
+    full.name_hint, empty.name_hint = "full", "empty"
+    for slot in slots: slot.name_hint = "claimed"
     before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, consumer.warps.value.data))
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
-    for role in producer, consumer:
-        claim = next(op for op in role.walk() if isinstance(op, threads.NextProgram))
+    for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
         stage, parity = body.args[-2:]
         end = body.last_op
-        slot = before(end, shared.Stage(slots, stage)).result
-        if role is producer: before(end, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result), threads.Post(slot, claim.result), threads.MbarrierArrive(full, stage))
+        places = [before(end, shared.Stage(ring, stage)).result for ring in slots]
+        carried = list(end.operands)
+        if claim is claims[0]:
+            before(end, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result))
+            for place, value in zip(places, carried): before(end, threads.Post(place, value))
+            before(end, threads.MbarrierArrive(full, stage))
         else:
-            before(end, threads.MbarrierWait(full, stage, parity), number := threads.Fetch(slot), threads.MbarrierArrive(empty, stage, each="warp"))
-            replace(claim, [number.result])
-        end.operands = [*end.operands, *before(end, threads.RingNext(stage, parity, 2)).results]
+            before(end, threads.MbarrierWait(full, stage, parity))
+            carried = [before(end, threads.Fetch(place)).result for place in places]
+            before(end, threads.MbarrierArrive(empty, stage, each="warp"))
+            replace(claim, carried[:1])                         # what only the producer works out has lost its use, and is swept away
+        end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
 def _suffix(block: Block) -> list[Operation]:

@@ -124,33 +124,44 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     rank = build(Identity("cluster_rank")) if size > 1 else None
     section = build.section(uneven, others, context.target.cache) if uneven is not None else None
-    body = Block(arg_types=[i32])
-    loop = before(end, _claiming(first, total, body) if plan.queue else scf.ForOp(first, total, step, [], Region(body)))
-    next_ = [stamp(NextProgram(total), loop)] if plan.queue else []
-    for op in inside: op.detach()
-    body.add_ops([*next_, *inside, stamp(scf.YieldOp(*next_), loop)])
-    body.args[0].name_hint = "program"
-    build = Builder(body.first_op)
-    linear, z = body.args[0], None
-    if uneven is not None:
-        pair, turn = build.raster(linear, others, teams, section)
-        z = build.floordiv(pair, columns) if deep else None
-        place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
-        context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
-    else:
-        if deep:
-            layer = build.mul(teams, columns)
-            z = build.floordiv(linear, layer)
-            linear = build.sub(linear, build.mul(z, layer))
-        if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster))
+
+    def place_of(linear: SSAValue, build: Builder) -> list[SSAValue]:
+        """The program's ids, from its number in the order of all."""
+        z = None
+        if uneven is not None:
+            pair, turn = build.raster(linear, others, teams, section)
+            z = build.floordiv(pair, columns) if deep else None
+            place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
         else:
-            column = build.floordiv(linear, teams)
-            place = [build.sub(linear, build.mul(column, teams)), column]
-    if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
-    place.append(z)
-    for i, v in enumerate(place):
-        if v is not None: v.name_hint = f"program_{i}"
-    real = build.lt(place[0], rows) if rank is not None else None
+            if deep:
+                layer = build.mul(teams, columns)
+                z = build.floordiv(linear, layer)
+                linear = build.sub(linear, build.mul(z, layer))
+            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster))
+            else:
+                column = build.floordiv(linear, teams)
+                place = [build.sub(linear, build.mul(column, teams)), column]
+        if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
+        return place + [z] * deep
+
+    if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
+    for op in inside: op.detach()
+    real = None
+    if plan.queue:                                              # the next program's place is carried, so that a producer works it out for all
+        loop, place = _claiming(first, total, place_of(first, build))
+        before(end, loop)
+        body = loop.after_region.block
+        body.add_ops([following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
+        body.last_op.operands = [following.result, *place_of(following.result, Builder(body.last_op))]
+    else:
+        body = Block(arg_types=[i32])
+        loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
+        body.add_ops([*inside, stamp(scf.YieldOp(), loop)])
+        build = Builder(body.first_op)
+        place = place_of(body.args[0], build)
+        if rank is not None: real = build.lt(place[0], rows)
+    body.args[0].name_hint = "program"
+    for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
@@ -158,12 +169,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     kernel.attributes["persistent"] = UnitAttr()
 
 
-def _claiming(first: SSAValue, total: SSAValue, body: Block) -> scf.WhileOp:
-    """A loop while there are programs; its body yields the next one's number."""
-    test = Block(arg_types=[i32])
+def _claiming(first: SSAValue, total: SSAValue, place: list[SSAValue]) -> tuple[scf.WhileOp, list[SSAValue]]:
+    """A loop while there are programs, which carries the program's number and ids, and the ids in its body; that yields those of the next one."""
+    test, body = (Block(arg_types=[i32] * (1 + len(place))) for _ in range(2))
     more = CLASSES["lt"](test.args[0], total)
-    test.add_ops([more, scf.ConditionOp(more.result, test.args[0])])
-    return scf.WhileOp([first], [i32], Region(test), Region(body))
+    test.add_ops([more, scf.ConditionOp(more.result, *test.args)])
+    return scf.WhileOp([first, *place], [i32] * (1 + len(place)), Region(test), Region(body)), list(body.args[1:])
 
 
 EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert

@@ -103,30 +103,28 @@ REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def tma_store(m, op):
-    if op.each is None: yield from send(m, op, m.leader, m[op.buffer], 0)
-    else:
-        whole, t, axis = m[op.buffer], m[op.map].type, op.axis.value.data
-        rows = t.extents[axis]
+    whole = m[op.buffer]
+    if op.each is None: yield from send(m, op, m.leader, whole, box(m, op, whole.layout)); return ()
+    rows, rest = m[op.map].type.extents[op.axis.value.data], whole.layout.shape[1:]
+    shares = []
+    for group in range(m.groups):
+        memory, start = whole.layout.slice([group * rows, *[0] * len(rest)], [rows, *rest])
+        shares.append((Buffer(whole.memory, whole.base + start, SharedType(1, [rows, *rest], whole.type.element, memory)), box(m, op, memory, group * rows)))
 
-        def action(agent: Agent) -> Generator:
-            """Each warpgroup its share of the rows."""
-            if not agent.first: return
-            sizes = [rows, *whole.layout.shape[1:]]
-            memory, start = whole.layout.slice([agent.group * rows, *[0] * (len(sizes) - 1)], sizes)
-            yield from send(m, op, agent, Buffer(whole.memory, whole.base + start, SharedType(1, sizes, whole.type.element, memory)), agent.group * rows)
-        yield from m.both(op, action)
+    def action(agent: Agent) -> Generator:
+        if agent.first: yield from send(m, op, agent, *shares[agent.group])
+    yield from m.both(op, action)
     return ()
 
 
-def send(m, op, agent: Agent, buffer: Buffer, further: int):
-    """A buffer to a box of an array, `further` along the axis that warpgroups share."""
-    kind = op.reduce.data if op.reduce else None
-    pointers, live, lands = box(m, op, buffer.layout, further)
+def send(m, op, agent: Agent, buffer: Buffer, places: tuple[np.ndarray, np.ndarray, SharedLayout]):
+    """A buffer to a box of an array."""
+    kind, (pointers, live, lands) = op.reduce.data if op.reduce else None, places
     aligned(buffer, buffer.base)
     yield None
     event = m.block.cluster.clocks.start(agent.knows, ASYNC, op, agent.name)
     buffer.memory.read(buffer.base, cells_of(lands, None, ALL, False), event, op)
-    element = m[op.map].type.element
+    element = op.map.type.element
     m.ordered(UPDATES if kind else WRITES, event, op, pointers, live,
               changed=lambda: (buffer.memory.load(buffer.base, lands, dtype_of(element)) != m.memory.load(pointers, live, dtype_of(element))).reshape(-1))
 
