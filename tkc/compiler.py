@@ -121,11 +121,10 @@ class Compiled:
         Where it spills, a text that lets one block fill a multiprocessor is tried, and becomes `ptx` if it spills less."""
         from tkc.codegen.ptx.ptxas import assemble, roomy
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
-        lines = ["-lineinfo"] if self.interface.debug else []
-        found = assemble(self.ptx, self.target, *lines)
+        found = assemble(self.ptx, self.target)
         if not found.spill_stores: return found
         text = roomy(self.ptx, self.interface.threads)
-        other = assemble(text, self.target, *lines)
+        other = assemble(text, self.target)
         if other.spill_stores >= found.spill_stores: return found
         self.ptx = text
         return other

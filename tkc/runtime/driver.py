@@ -155,13 +155,12 @@ class Function:
     scratch: dict[Any, int] = field(default_factory=dict)                       # (stream, bytes) -> zeroed workspace
 
 
-def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1, lines: bool = False) -> Function:
-    """Loads PTX text or a cubin and finds its entry. lines: machine code made from text names the source lines. Raises DeviceError with the driver's own log."""
+def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
+    """Loads PTX text or a cubin and finds its entry; what the driver makes of text names source lines, as ptxas does. Raises DeviceError with the driver's own log."""
     d = api()
     with context(device):
         log, o = bytes(LOG), d.CUjit_option                                         # the driver writes into it
-        keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES], [log, LOG]
-        if lines: keys, values = [*keys, o.CU_JIT_GENERATE_LINE_INFO], [*values, 1]
+        keys, values = [o.CU_JIT_ERROR_LOG_BUFFER, o.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, o.CU_JIT_GENERATE_LINE_INFO], [log, LOG, 1]
         error, *module = d.cuModuleLoadDataEx(image if image.endswith(b"\0") or image[:4] == b"\x7fELF" else image + b"\0", len(keys), keys, values)
         if int(error):
             said = log.split(b"\0")[0].decode(errors="replace").strip().splitlines()

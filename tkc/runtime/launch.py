@@ -47,7 +47,7 @@ def load(compiled, device: int) -> driver.Function:
         try: function = driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
         except DeviceError:
             if driver._poison: raise                                            # a driver older than ptxas: it translates the text itself
-    function = function or driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster), lines=bool(i.debug))
+    function = function or driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster))
     if i.sites: driver.record(function, i.sites)
     return function
 
@@ -57,7 +57,7 @@ def cubin(compiled) -> bytes:
     from tkc.codegen.ptx.ptxas import require, version
     from tkc.runtime import cache, fingerprint
     disk = cache.disk()
-    key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("lines", str(compiled.interface.debug > 0).encode()), ("target", compiled.target.encode()), ("ptxas", version(require("ptxas")).encode())])
+    key = fingerprint.digest([("cubin", compiled.ptx.encode()), ("target", compiled.target.encode()), ("ptxas", version(require("ptxas")).encode())])
     found = disk.get(key) if disk else None
     made = found["cubin"] if found else compiled.resources.cubin
     if disk and not found: disk.put(key, {"cubin": made})

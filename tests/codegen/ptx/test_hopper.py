@@ -184,6 +184,13 @@ def test_stores(reduce, name):
     assert [line.split(" ", 1)[1] for line in only(text, "bulk.(commit|wait)")] == ["cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 1;", "cp.async.bulk.wait_group 0;"]
 
 
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_reductions_that_the_accelerator_does_not_have(kind):
+    a, b = "!tile.array<?x?xf32>", "!tile.shared<1, 64x32xf32, \"64x32xb32 swizzle 128\">"
+    with pytest.raises(CompileError, match=f"has a {kind} of integers and of 16-bit floats, not of f32"):
+        ptx(f"%m = tile.tensor_map %a : ({a}) -> !tile.map<64x32xf32, 128>\n%b = tile.alloc 0 : {b}\ntile.tma_store %m[%1, %64] %b {{reduce = \"{kind}\"}} : (!tile.map<64x32xf32, 128>, i32, i32, {b})", f"%a: {a}")
+
+
 # ---- wgmma ------------------------------------------------------------------------------------------------------------------
 def dot(m, n, k, element="bf16", bits=16, sums="f32", groups=1, a="shared", swizzle=128, across=False, acc=False, right=""):
     """A whole program round one dot: A k-major, B (of elements `right`, or like A) k-major or (across) n-major."""

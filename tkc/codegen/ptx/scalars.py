@@ -97,7 +97,7 @@ def promised_multiple(e: Emitter, op: tile.Multiple) -> None:
     n, t = op.divisor.value.data, op.arg.type
     if isinstance(t, TileType) or isinstance(t, PointerType): return                 # their accesses are checked
     x = e.operand(op.arg)
-    if isinstance(x, str): check(e, e.w.op(f"setp.ne.s{bits(t)}" if bits(t) == 64 else "setp.ne.s32", "pred", remainder(e, x, n, bits(t) == 64), 0), f"tkc.multiple_of promised a multiple of {n}, and it is {{0}}", x)
+    if isinstance(x, str): check(e, e.w.op(f"setp.ne.s{bits(t)}" if bits(t) == 64 else "setp.ne.s32", "pred", remainder(e, x, n, bits(t) == 64), 0), f"expected a multiple of {n}, as tkc.multiple_of or the arguments it was compiled for promised, got {{0}}", x)
 
 
 def remainder(e: Emitter, x: str, n: int, long: bool) -> str:

@@ -22,7 +22,7 @@ from tkc.codegen.ptx.values import SharedView
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
 from tkc.ir.interface import Parameter, map_dimensions
-from tkc.ir.types import MapType, bits
+from tkc.ir.types import MapType, bits, is_float
 
 POLICIES = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
@@ -88,6 +88,8 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
 @emitter(threads.TmaStore)
 def store(e: Emitter, op: threads.TmaStore) -> None:
     m, view = e.value(op.map), e.value(op.buffer)
+    if op.reduce is not None and op.reduce.data != "add" and is_float(t := m.type.element) and bits(t) != 16:
+        e.fail(f"the tensor memory accelerator has a {op.reduce.data} of integers and of 16-bit floats, not of {t}: use tkc.atomic_{op.reduce.data}")
     name = f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op.reduce.data}.bulk_group" if op.reduce is not None else "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
     further: tuple[int, Operand] = (0, 0)
     if by_warpgroups(e, op):
