@@ -76,3 +76,11 @@ def test_decisions_say_what_was_rejected_and_why():
     assert "rejected" in said and "% slower" in said
     assert planning.plan(product(128, 256), context("sm_90a", cluster=(1, 1))).cluster == (1, 1)
     assert planning.plan(product(128, 256), context("sm_90a", roles="one")).roles == "one"
+
+
+def test_what_is_asked_for_in_vain_is_said_or_refused():
+    from tkc.errors import CompileError
+    said = planning.plan(product(128, 256), context("sm_90a", programs=2)).decisions
+    assert any("programs = 2 is not used" in line for line in said)
+    assert any("cluster = (2, 1) is not used" in line for line in planning.plan(product(128, 128), context("sm_80", cluster=(2, 1))).decisions)
+    with pytest.raises(CompileError, match="num_stages = 9 does not fit .* at most 4 stages do"): planning.plan(product(128, 256), context("sm_90a", num_stages=9))

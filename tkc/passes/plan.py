@@ -224,18 +224,24 @@ def _plan(program: Program, context: PassContext) -> Plan:
     raster = (context.options.raster or 8) if program.dots and _swept(program) else 1
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
-    if context.options.cluster and tuple(context.options.cluster) != (1, 1): say(f"cluster = {context.options.cluster} is not used: no copy of this plan is shared between blocks")
     asked = context.options.relax
     ordinary = Plan(warps, stages, dots, loads, spread=spread, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
-    if not program.dots: return ordinary
+    if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
-        if special: return special
+        if special: return replace(special, decisions=(*special.decisions, *_unused(special, context.options)))
         say(f"one role with mma.sync: {reason}")
     if asked is None and ordinary.relax and each > KEPT and program.maxima:
         say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
         ordinary = replace(ordinary, relax=False)
-    return replace(ordinary, decisions=tuple(said))
+    return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
+
+
+def _unused(plan: Plan, options) -> list[str]:
+    """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
+    why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
+           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part"}
+    return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
@@ -357,7 +363,10 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
     found = []
     if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1): found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
     if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
-    if plan.roles != "one": return found                   # hopper.py checks its own
+    if plan.roles != "one":                                # hopper.py checks its own
+        asked = context.options.num_stages
+        if asked and plan.stages < asked: found.append(f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared memory; at most {plan.stages} stages do")
+        return found
     stage, others = _shared(program, plan.loads)
     if plan.stages * stage + others > context.target.shared_bytes:
         found.append(f"{plan.stages} stages of {stage} bytes and {others} more do not fit {context.target.shared_bytes} bytes of shared memory; "
