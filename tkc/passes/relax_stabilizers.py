@@ -25,7 +25,7 @@ the branch. In it, rows that are ok keep their maximum and so their values, to t
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import elementwise as ew
@@ -117,6 +117,7 @@ class Relaxation:
         for power in self.powers:
             z = self._sum(power, fast)
             fits = before(anchor, CLASSES["le"](z, before(anchor, tile.Constant(self.limit, t)).result)).result
+            fits.owner.attributes["estimate"] = UnitAttr()              # of a sum in parts, all of them may be asked instead
             ok = fits if ok is None else before(anchor, CLASSES["and"](ok, fits)).result
         kept = [fast.get(v) for v in leaving]
         vote = before(anchor, Vote(ok)).result if isinstance(t, TileType) else ok
