@@ -14,7 +14,7 @@ from tkc.passes import LaunchOptions, PassContext
 PIPELINE = (
     "simplify", "plan", "swap-dots", "split-sums", "fetch-ahead",            # level 0
     "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",
-    "select-layouts", "defer-reductions",                                   # level 1
+    "select-layouts", "defer-reductions",                                    # level 1
     "swizzle-shared",                                                        # level 2
     "pipeline-async-copies",                                                 # level 3
     "schedule-warpgroups", "allocate-shared", "insert-synchronization",      # level 4
