@@ -27,7 +27,7 @@ from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, s
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
-from tkc.passes.slabs import slab, slab_bytes, widest
+from tkc.passes.slabs import beside, slab, slab_bytes, widest
 
 REGISTERS = 40, 232                          # of a thread of the producer and of a consumer, up to two warpgroups of consumers
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread holds a sum of more than so many
@@ -49,7 +49,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
-    alone = _together(dots, options)
+    alone = _together(program, dots, options)
     groups = 1 if not alone or m % 128 or options.num_warps == 4 else 2
     late = late_dot(loops[0])
     parts = [parts_of(d, groups, ACCUMULATORS) if partial(d) and late is None else (1, 1) for d in dots]
@@ -59,7 +59,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     rings = _rings(dots)
     cluster, cut = _cluster(program, dots, context)
     registers = LARGE_SUM if each > LARGE else REGISTERS
-    leaving, room = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups), context.target.shared_bytes - BARRIERS
+    leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
+    room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
     columns = widest(leaving, each)
     slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
     # two slabs in turn unless the second one costs a stage
@@ -83,7 +84,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
                    cluster=cluster, raster=plan.raster, persistent=True, queue=uneven, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
 
-def _together(dots, options) -> str:
+def _together(program, dots, options) -> str:
     """Why the consumers of a block share a program; empty where each of two warpgroups can have a program of its own, in turns. It can if its
     registers hold the sum and every program has the same number of steps, so that it knows which stages are the other's."""
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
@@ -94,6 +95,9 @@ def _together(dots, options) -> str:
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
+    stores = results(program, dots[0].acc.type.extents[0], 1)
+    whole = {v for op in program.kernel.walk() if isinstance(op, tile.Reduce) and op.parent_op() is not loop for v in op.args} - {*loop.results}
+    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
 
 
@@ -141,6 +145,12 @@ def results(program, m: int, groups: int) -> list[tile.Store]:
     """The stores that leave in slabs."""
     stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
     return [op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)]
+
+
+def crossing(program, dots, groups: int) -> int:
+    """Shared memory for a consumer's reductions along the rows of its sum, which lie in several warps."""
+    wide = lambda op: op.args[0].type.rank == 2 and op.axis.value.data == 0 and op.args[0].type.extents[0] == dots[0].acc.type.extents[0]
+    return sum(4 * groups * v.type.extents[1] * 8 for op in program.kernel.walk() if isinstance(op, tile.Reduce) and wide(op) for v in op.args)
 
 
 def leaves(op: tile.Store) -> bool:

@@ -1,4 +1,4 @@
-"""insert-synchronization: the barriers of a level-4 kernel with one role, derived from what may touch the same bytes.
+"""insert-synchronization: the barriers among the threads of a role, or of a kernel that has none, derived from what may touch the same bytes.
 
     tile.write %b, %x                                   tile.write %b, %x
     %y = tile.read %b                       ->          tile.block_barrier
@@ -67,27 +67,33 @@ State = frozenset[Access]
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
-        if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): continue
-        barriers: list[Operation] = []
-        while (conflict := _conflict(kernel)) is not None:
-            if not conflict.far: barriers.append(before(conflict.op, threads.BlockBarrier())); continue
-            at = conflict.op
-            while conflict.start and at.parent is not kernel.body.block: at = at.parent_op()
-            before(kernel.body.block.first_op if conflict.start else at, threads.ClusterArrive())       # whether all blocks have begun is asked at once and answered as late as can be
-            before(at, threads.ClusterWait())
-        for barrier in list(barriers):                       # one found later, earlier in a loop, may have made this one needless
-            following = barrier.next_op
-            barrier.detach()
-            if _conflict(kernel) is None: barriers.remove(barrier)
-            else: following.parent.insert_op_before(barrier, following)
-        far = sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
+        roles = [op.body.block for op in kernel.walk() if isinstance(op, threads.Role) and op.single is None]
+        barriers = [barrier for block in roles or [kernel.body.block] for barrier in _placed(block)]
+        far = sum(isinstance(op, threads.ClusterWait) for op in kernel.walk()) if not roles else 0
         if barriers or far: context.decisions.append(f"insert-synchronization: {len(barriers)} barriers" + (f", {far} of the cluster" if far else ""))
 
 
-def _conflict(kernel: tile.Kernel) -> _Conflict | None:
+def _placed(block: Block) -> list[Operation]:
+    """The barriers that the threads of a block of code need among themselves: a kernel's, or those of an instance of a role."""
+    barriers: list[Operation] = []
+    while (conflict := _conflict(block)) is not None:
+        if not conflict.far: barriers.append(before(conflict.op, threads.BlockBarrier())); continue
+        at = conflict.op
+        while conflict.start and at.parent is not block: at = at.parent_op()
+        before(block.first_op if conflict.start else at, threads.ClusterArrive())       # whether all blocks have begun is asked at once and answered as late as can be
+        before(at, threads.ClusterWait())
+    for barrier in list(barriers):                           # one found later, earlier in a loop, may have made this one needless
+        following = barrier.next_op
+        barrier.detach()
+        if _conflict(block) is None: barriers.remove(barrier)
+        else: following.parent.insert_op_before(barrier, following)
+    return barriers
+
+
+def _conflict(block: Block) -> _Conflict | None:
     """The first operation that needs a barrier before it."""
-    begun = frozenset(Access(Place(_buffer(op.buffer).space), True, start=True) for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None)
-    try: _flow(kernel.body.block, begun)
+    begun = frozenset(Access(Place(_buffer(op.buffer).space), True, start=True) for op in block.walk() if isinstance(op, shared.Write) and op.everywhere is not None)
+    try: _flow(block, begun)
     except _Conflict as conflict: return conflict
     return None
 

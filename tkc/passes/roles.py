@@ -192,7 +192,9 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
         match op:
             case tile.Dot(): replace(op, [op.acc])
             case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp, *OWN)): erase(op)
-    for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync, shared.Alloc))][::-1]: erase(op)
+    for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))][::-1]: erase(op)
+    for op in [op for op in block.walk() if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice)) or any(isinstance(r.type, TileType) for r in op.results)][::-1]:
+        if not op.regions and not any(r.first_use for r in op.results): erase(op)
 
 
 def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, everyone: SSAValue | None) -> None:

@@ -16,14 +16,16 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before
 from tkc.ir.types import TileType, bits, is_float
 from tkc.passes.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 216                              # of a consumer's thread, for its sum and the loads of a slab
+REGISTERS = 232                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
+BUSY = 24                                    # and what a long epilogue computes with: one of four operations on an element, or one that is not
+LONG = 4                                     # among these; such an epilogue is computed for 8 columns at once
+SHORT, PIECE = {f"tile.{name}" for name in ("add", "sub", "mul", "max", "min", "neg", "fma", "cast", "select")}, 8
 
 
 def slab(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
@@ -39,15 +41,25 @@ def _columns(t: TileType) -> list[int]: return [8 * w // bits(t.element) for w i
 
 
 def widest(stores: Sequence[tile.Store], held: int) -> int:
-    """Columns of a slab, beside a sum of so many registers a thread: fewer where the epilogue loads much for each."""
-    loads = [op for op in chain(stores) if isinstance(op, tile.Load)]
-    return next((c for c in (64, 32, 16) if held + burden(loads, c) <= REGISTERS), 16)
+    """Columns of a slab, beside a sum of so many registers a thread: fewer where the epilogue loads or computes much for each."""
+    return next((c for c in (64, 32, 16) if beside(stores, held, c) <= REGISTERS), 16)
+
+
+def beside(stores: Sequence[tile.Store], held: int, columns: int = 16) -> int:
+    """Registers of a thread with a sum of so many, while slabs leave."""
+    within = chain(stores)
+    return held + (BUSY if lasting(within) else 0) + burden([op for op in within if isinstance(op, tile.Load)], columns) + columns // 4
 
 
 def burden(loads: Sequence[tile.Load], columns: int) -> int:
     """Registers of a thread for what loads bring for that many columns of 64 rows: half a register a column; of a vector, half as many again."""
     whole = sum(isinstance(op.result.type, TileType) and sum(n > 1 for n in op.result.type.extents) == 2 for op in loads)
     return whole * columns // 2 + (len(loads) - whole) * columns // 4
+
+
+def lasting(within: set[Operation]) -> bool:
+    """Whether an epilogue computes so much for an element that it does so for few at once."""
+    return sum(1 if op.name in SHORT else LONG for op in within if isinstance(op, POINTWISE) and isinstance(op.results[0].type, TileType)) >= LONG
 
 
 def turns(store: tile.Store, groups: int, widest: int, most: int) -> int:
@@ -73,69 +85,67 @@ def chain(stores: Sequence[tile.Store]) -> set[Operation]:
     return found
 
 
+Area = tuple[tuple[int, ...], tuple[int, ...]]          # where a part begins, and its extents
+
+
 class Parts:
-    """The parts of the values that some stores need. `of(value, at, size, anchor)` makes one before the anchor; what was made is kept."""
+    """The parts of the values that some stores need. `of(value, area, anchor)` makes one before the anchor; what was made is kept. Where an epilogue
+    computes much, a part is put together of pieces of a few columns each, so that what one needs is gone before the next."""
 
     def __init__(self, stores: Sequence[tile.Store]):
         self.within = chain(stores)
         self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
+        self.long = lasting(self.within)
         self.made: dict[tuple, SSAValue] = {}
 
-    def of(self, value: SSAValue, at: tuple[int, ...], size: tuple[int, ...], anchor: Operation) -> SSAValue:
-        if not isinstance(value.type, TileType) or size == value.type.extents: return value
-        key = value, at, size, anchor.parent
-        if key not in self.made: self.made[key] = self._make(value, at, size, anchor)
-        return self.made[key]
+    def of(self, value: SSAValue, area: Area, anchor: Operation) -> SSAValue:
+        (row, column), (rows, columns) = area
+        if not self.long or columns % PIECE or columns == PIECE or value.type.register_layout.period(1) > PIECE: return self._part(value, area, area, anchor)
+        pieces = [self._part(value, ((row, at), (rows, PIECE)), area, anchor) for at in range(column, column + columns, PIECE)]
+        layout, _ = value.type.register_layout.slice(*area)
+        return before(anchor, tile.Concat(pieces, 1, TileType(area[1], value.type.element, layout))).result
 
-    def fetch(self, value: SSAValue, at: tuple[int, ...], size: tuple[int, ...], anchor: Operation) -> None:
+    def fetch(self, value: SSAValue, area: Area, anchor: Operation) -> None:
         """Makes the loads among a part's sources, so that they are on their way before the part is computed."""
         op = value.owner
-        if not isinstance(value.type, TileType) or size == value.type.extents or op not in self.within: return
-        if op in self.loads: self.of(value, at, size, anchor)
+        if not isinstance(value.type, TileType) or area[1] == value.type.extents or op not in self.within: return
+        if op in self.loads: self._part(value, area, area, anchor)
         elif isinstance(op, (*POINTWISE, tile.Splat)):
-            for v in op.operands: self.fetch(v, at, size, anchor)
-        elif (source := self._source(op, at, size)) is not None: self.fetch(op.operands[0], *source, anchor)
+            for v in op.operands: self.fetch(v, area, anchor)
+        elif (source := shown(op, area)) is not None: self.fetch(op.operands[0], source, anchor)
 
-    def _make(self, value: SSAValue, at, size, anchor: Operation) -> SSAValue:
+    def _part(self, value: SSAValue, area: Area, whole: Area, anchor: Operation) -> SSAValue:
+        """A part; what it loads is loaded for the whole that it belongs to."""
+        if not isinstance(value.type, TileType) or area[1] == value.type.extents: return value
+        if value.owner in self.loads and area != whole: return self._slice(self._part(value, whole, whole, anchor), ((tuple(a - b for a, b in zip(area[0], whole[0]))), area[1]), anchor)
+        key = value, area, anchor.parent
+        if key not in self.made: self.made[key] = self._make(value, area, whole, anchor)
+        return self.made[key]
+
+    def _make(self, value: SSAValue, area: Area, whole: Area, anchor: Operation) -> SSAValue:
         op, t = value.owner, value.type
-        try: layout, _ = t.register_layout.slice(at, size)
-        except LayoutError: layout = None
-        within = layout is not None and op in self.within
-        result = TileType(size, t.element, layout)
-        make = lambda operands: self._clone(op, operands, result, anchor)
+        if op not in self.within: return self._slice(value, area, anchor)
+        layout, _ = t.register_layout.slice(*area)
+        result = TileType(area[1], t.element, layout)
         match op:
-            case _ if not within: pass
-            case tile.Constant(): return make([])
-            case tile.Splat(): return make(list(op.operands))
-            case tile.Load() if op in self.loads: return self._load(op, at, size, result, anchor)
-            case _ if isinstance(op, POINTWISE): return make([self.of(v, at, size, anchor) for v in op.operands])
-            case tile.Broadcast() | tile.Reshape() | tile.Transpose() if (source := self._source(op, at, size)) is not None:
-                return make([self.of(op.operands[0], *source, anchor)])
-        if layout is None: raise LayoutError(f"{t} has no part of {size} at {at}")
-        return before(anchor, tile.Slice(value, at, result)).result
+            case tile.Constant() | tile.Splat(): return self._clone(op, list(op.operands), result, anchor)
+            case tile.Load() if op in self.loads: return self._load(op, area, result, anchor)
+            case _ if isinstance(op, POINTWISE): return self._clone(op, [self._part(v, area, whole, anchor) for v in op.operands], result, anchor)
+            case _ if (source := shown(op, area)) is not None: return self._clone(op, [self._part(op.operands[0], source, shown(op, whole), anchor)], result, anchor)
+        return self._slice(value, area, anchor)
+
+    def _slice(self, value: SSAValue, area: Area, anchor: Operation) -> SSAValue:
+        if area[1] == value.type.extents: return value
+        layout, _ = value.type.register_layout.slice(*area)
+        return before(anchor, tile.Slice(value, area[0], TileType(area[1], value.type.element, layout))).result
 
     def _clone(self, op: Operation, operands: list[SSAValue], result: TileType, anchor: Operation) -> SSAValue:
         new = op.clone(dict(zip(op.operands, operands)))
         new.results[0]._type = result
         return before(anchor, new).results[0]
 
-    def _source(self, op: Operation, at, size) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Which part of a view's operand a part of its result shows, if it is one."""
-        if not isinstance(op, (tile.Broadcast, tile.Reshape, tile.Transpose)): return None
-        have = op.arg.type.extents
-        match op:
-            case tile.Broadcast(): return tuple(0 if n == 1 else a for n, a in zip(have, at)), tuple(1 if n == 1 else s for n, s in zip(have, size))
-            case tile.Transpose():
-                order = op.permutation.get_values()
-                return tuple(at[order.index(i)] for i in range(len(order))), tuple(size[order.index(i)] for i in range(len(order)))
-        wide = [i for i, n in enumerate(op.result.type.extents) if n > 1]
-        if [n for n in have if n > 1] != [op.result.type.extents[i] for i in wide]: return None
-        found = iter(wide)
-        where = [next(found) if n > 1 else None for n in have]
-        return tuple(0 if i is None else at[i] for i in where), tuple(1 if i is None else size[i] for i in where)
-
-    def _load(self, op: tile.Load, at, size, result: TileType, anchor: Operation) -> SSAValue:
-        kept = iter(zip(at, size))
+    def _load(self, op: tile.Load, area: Area, result: TileType, anchor: Operation) -> SSAValue:
+        kept = iter(zip(*area))
         offsets, extents = list(op.offsets), list(op.extents.get_values())
         for axis, n in enumerate(extents):
             if n < 0: continue
@@ -154,6 +164,22 @@ class Parts:
             if isinstance(op, (tile.StorePointers, tile.Atomic, tile.AtomicBlock)): return False
             if isinstance(op, tile.Store) and op.array is load.array and (list(op.offsets) != list(load.offsets) or op.extents != load.extents): return False
         return True
+
+
+def shown(op: Operation, area: Area) -> Area | None:
+    """Which part of a view's operand a part of its result shows, if it is one."""
+    if not isinstance(op, (tile.Broadcast, tile.Reshape, tile.Transpose)): return None
+    have, (at, size) = op.arg.type.extents, area
+    match op:
+        case tile.Broadcast(): return tuple(0 if n == 1 else a for n, a in zip(have, at)), tuple(1 if n == 1 else s for n, s in zip(have, size))
+        case tile.Transpose():
+            order = op.permutation.get_values()
+            return tuple(at[order.index(i)] for i in range(len(order))), tuple(size[order.index(i)] for i in range(len(order)))
+    wide = [i for i, n in enumerate(op.result.type.extents) if n > 1]
+    if [n for n in have if n > 1] != [op.result.type.extents[i] for i in wide]: return None
+    found = iter(wide)
+    where = [next(found) if n > 1 else None for n in have]
+    return tuple(0 if i is None else at[i] for i in where), tuple(1 if i is None else size[i] for i in where)
 
 
 def neighbours(stores: Sequence[tile.Store], kind: Callable) -> list[list[tile.Store]]:

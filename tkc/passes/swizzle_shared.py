@@ -42,8 +42,8 @@ from tkc.ir.threads import Vote
 from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.hopper import leaves
-from tkc.passes.slabs import REGISTERS, Parts, burden, moved, neighbours, slab, turns
 from tkc.passes.mapped import of_block
+from tkc.passes.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
 from tkc.passes.values import POINTWISE, VIEWS
 
 
@@ -147,12 +147,12 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
     buffers = [[before(anchor, shared.Alloc(SharedType(1, (rows, columns), op.value.type.element, memory))).result for _ in range(in_turn)] for op in stores]
     layout, _ = t.register_layout.slice((0, 0), (rows, columns))
     places = [(row, column) for column in range(0, t.extents[1], columns) for row in range(0, t.extents[0], rows)]
-    ahead = t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) <= REGISTERS
+    ahead = t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4 <= REGISTERS - BUSY
     for i, at in enumerate(places):
         for place in places[i:i + 1 + ahead]:
-            for op in stores: parts.fetch(op.value, place, (rows, columns), anchor)
+            for op in stores: parts.fetch(op.value, (place, (rows, columns)), anchor)
         for op, turn in zip(stores, buffers):
-            buffer, part = turn[i % in_turn], parts.of(op.value, at, (rows, columns), anchor)
+            buffer, part = turn[i % in_turn], parts.of(op.value, (at, (rows, columns)), anchor)
             before(anchor, _recorded(shared.Write(buffer, part), layout, context))
             before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores)))
     for op in stores: erase(op)
@@ -169,7 +169,7 @@ def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool) -
             kept, offsets, extents = iter(zip(at, (rows, columns))), list(op.offsets), list(op.extents.get_values())
             for axis, count in enumerate(extents):
                 if count >= 0: start, extents[axis] = next(kept); offsets[axis] = moved(offsets[axis], start, anchor)
-            value, mask = (None if v is None else parts.of(v, at, (rows, columns), anchor) for v in (op.value, op.mask))
+            value, mask = (None if v is None else parts.of(v, (at, (rows, columns)), anchor) for v in (op.value, op.mask))
             before(anchor, tile.Store(op.array, offsets, value, extents, mask))
     for op in stores: erase(op)
 

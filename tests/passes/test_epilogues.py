@@ -1,0 +1,118 @@
+"""What a kernel computes between its loop and its stores, on the way of Hopper's engines: right, free of races, and without a register spilled."""
+from functools import cache
+from math import erf, pi, sqrt
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tests.passes.test_roles import NUMPY, array, count, integers, role
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import shared, threads, tile
+from tkc.ir.target import target
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import dataflow, level4
+
+
+def fused(a, b, bias, scale, r, c, d, sums, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, EPILOGUE: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    if "scale" in EPILOGUE: acc = acc * tkc.load(scale, (m,), (BM,))[:, None]
+    if "bias" in EPILOGUE: acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
+    if "second" in EPILOGUE: tkc.store(d, (m, n), acc.to(d.dtype))
+    if "tanh" in EPILOGUE: acc = 0.5 * acc * (1 + tkc.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc * acc * acc)))
+    if "erf" in EPILOGUE: acc = 0.5 * acc * (1 + tkc.erf(sqrt(0.5) * acc))
+    if "silu" in EPILOGUE: acc = acc * tkc.sigmoid(acc)
+    if "gate" in EPILOGUE: acc = acc * tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
+    if "residual" in EPILOGUE: acc = acc + tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
+    if "in place" in EPILOGUE: acc = acc + tkc.load(c, (m, n), (BM, BN)).to(tkc.float32)
+    if "columns" in EPILOGUE: tkc.store(sums, (tkc.program_id(0), n), tkc.sum(acc, axis=0)[None, :])
+    if "rows" in EPILOGUE: tkc.store(sums, (m, tkc.program_id(1)), tkc.sum(acc, axis=1)[:, None])
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def expected(a, b, bias, scale, r, c, block, epilogue):
+    """(c, d, sums) in float64."""
+    acc, d = np.float64(a) @ np.float64(b), None
+    if "scale" in epilogue: acc = acc * scale[:, None]
+    if "bias" in epilogue: acc = acc + np.float64(bias)
+    if "second" in epilogue: d = acc
+    if "tanh" in epilogue: acc = 0.5 * acc * (1 + np.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc ** 3)))
+    if "erf" in epilogue: acc = 0.5 * acc * (1 + np.vectorize(erf)(sqrt(0.5) * acc))
+    if "silu" in epilogue: acc = acc / (1 + np.exp(-acc))
+    if "gate" in epilogue: acc = acc * np.float64(r)
+    if "residual" in epilogue: acc = acc + np.float64(r)
+    if "in place" in epilogue: acc = acc + np.float64(c)
+    (BM, BN, _), (m, n) = block, acc.shape
+    columns = np.stack([acc[i:i + BM].sum(0) for i in range(0, m, BM)]) if "columns" in epilogue else None
+    return acc, d, np.stack([acc[:, j:j + BN].sum(1) for j in range(0, n, BN)], 1) if "rows" in epilogue else columns
+
+
+EPILOGUES = ("bias", "residual", "in place", "bias tanh", "bias erf", "bias silu gate", "scale bias residual second", "columns", "rows", "columns residual")
+PLANS = {"ping-pong": ((64, 64, 32), dict(cluster=(1, 1))), "ping-pong in a cluster": ((128, 128, 32), {}), "cooperative": ((128, 64, 32), dict(roles="cooperative", cluster=(1, 1)))}
+EVERY = pytest.mark.parametrize("epilogue", EPILOGUES)
+
+
+@cache
+def compiled(block, epilogue, options: tuple = (), known: bool = False):
+    BM, BN, BK = block
+    make = (lambda t, rank=2: ArrayArgument(t, ArrayFacts((Fact(16),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))) if known else array
+    kinds = [(tkc.bfloat16, 2), (tkc.bfloat16, 2), (tkc.bfloat16, 1), (tkc.float32, 1), *[(tkc.bfloat16, 2)] * 3, (tkc.float32, 2)]
+    stages = {}
+    given = through(traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue), PIPELINE[-1], context("sm_90a", **dict(options)), lambda name, m: stages.setdefault(name, m.clone()))
+    return stages, given
+
+
+def check(module, block, epilogue, m, n, k, **how) -> None:
+    a, b, r, c, d = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n))))
+    bias, scale = integers(n, dtype=tkc.bfloat16, seed=7), integers(m, dtype=tkc.float32, seed=8)
+    if any(word in epilogue for word in ("tanh", "erf", "silu")): a[...] = (np.float32(a) / 8).astype(a.dtype)
+    BM, BN, _ = block
+    grid = -(-m // BM), -(-n // BN), 1
+    sums = np.full((grid[0], -(-n // 8) * 8) if "columns" in epilogue else (-(-m // 8) * 8, -(-grid[1] // 8) * 8), np.nan, np.float32)
+    wanted = expected(a, b, bias, scale, r, c, block, epilogue)
+    sums = sums[:, :n] if "columns" in epilogue else sums[:m, :grid[1]]
+    if "in place" not in epilogue: c[...] = np.nan
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run(module, [a, b, bias, scale, r, c, d, sums], grid, **how)
+    for got, want in zip((c, d, sums), wanted):
+        if want is not None: np.testing.assert_allclose(np.float64(got), want, rtol=2 ** -8 if got.dtype == NUMPY[tkc.bfloat16] else 1e-5, atol=1e-3 if got.dtype == NUMPY[tkc.bfloat16] else 1e-2)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@EVERY
+def test_every_level(epilogue, plan):
+    block, options = PLANS[plan]
+    stages, given = compiled(block, epilogue, tuple(options.items()))
+    assert given.plan.roles == "pingpong" if "ping" in plan and epilogue != "columns residual" else given.plan.roles in ("pingpong", "cooperative")
+    for module in stages.values():
+        if module.body.block.first_op.level < 4: check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
+    for seed in range(2): check(stages[PIPELINE[-1]], block, epilogue, 4 * block[0] - 5, block[1] + 9, 3 * block[2] - 7, seed=seed)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@EVERY
+def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan):
+    block, options = PLANS[plan]
+    stages, given = compiled(block, epilogue, tuple(options.items()))
+    consumer = role(stages[PIPELINE[-1]].body.block.first_op, "consumer")
+    assert count(consumer, threads.TmaStore) >= 1 + ("second" in epilogue) and not any(isinstance(op, tile.Store) and op.value.type.extents[0] > 1 and op.value.type.extents[1] > 1 for op in consumer.walk())
+    if "columns" in epilogue: return                                  # a tile that is reduced is whole
+    slab = given.plan.columns
+    assert all(max(op.result.type.extents) <= max(slab, 64 * given.plan.warps // 4) for op in consumer.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, tile.TileType))
+    assert count(consumer, (shared.Read,)) == 0
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("block", [(128, 192, 64), (128, 256, 64), (128, 128, 64)], ids=str)
+@pytest.mark.parametrize("epilogue", ["bias", "residual", "bias tanh", "erf", "bias silu gate", "scale bias residual second", "rows"])
+def test_no_register_is_spilled(epilogue, block):
+    stages, _ = compiled(block, epilogue, (), True)
+    assembled = ptxas.assemble(emit(stages[PIPELINE[-1]], target("sm_90a")).text, "sm_90a")
+    assert assembled.clean, assembled.log
