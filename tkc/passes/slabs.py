@@ -22,9 +22,9 @@ from tkc.ir.types import TileType, bits, is_float
 from tkc.passes.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 232                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
-BUSY = 24                                    # and what a long epilogue computes with: one of four operations on an element, or one that is not
-LONG = 4                                     # among these; such an epilogue is computed for 8 columns at once
+REGISTERS = 228                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
+BUSY = 24                                    # and what a long epilogue computes with: one of six operations on an element, or one that is not
+LONG = 6                                     # among these; such an epilogue is computed for 8 columns at once
 SHORT, PIECE = {f"tile.{name}" for name in ("add", "sub", "mul", "max", "min", "neg", "fma", "cast", "select")}, 8
 
 
