@@ -33,6 +33,11 @@ def promised(x, out, n, BLOCK: tkc.constexpr = 32):
 def asserted(x, BLOCK: tkc.constexpr = 256): tkc.device_assert(tkc.load(x, (0,), (BLOCK,)) >= 0, "roots of what is negative")
 
 
+@tkc.jit
+def spinning(flag):
+    while tkc.load(flag.ptr, sem="acquire", scope="gpu") == 0: pass
+
+
 RIGHT = """%z = tile.constant 0 : i32 %one = tile.constant 1 : i32
 %full = tile.mbarriers 0 : !tile.barriers<2>
 tile.mbarrier_init %full {count = 2 : i64} : (!tile.barriers<2>)
@@ -65,6 +70,7 @@ KERNELS = {"beyond": (lambda: beyond[8](ones(1000), ones(1000), 1000), "reads 4 
            "crooked": (lambda: crooked[1](ones(100), ones(32)), "which is no multiple of", "tkc.load(words"),
            "promised": (lambda: promised[1](ones(1000), ones(32), 100), "what tkc.assume promised does not hold", "tkc.assume"),
            "asserted": (lambda: asserted[1](-ones(256)), "tkc.device_assert failed: roots of what is negative at element", "tkc.device_assert"),
+           "spinning": (lambda: spinning[4](0 * ones(1)), "waits for other programs has not ended within 2 s", "while tkc.load"),
            "stuck": (stuck, r"waits for parity 0 of mbarrier full\[1\], and no such phase ended within 2 s", None)}
 
 

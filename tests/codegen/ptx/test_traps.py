@@ -127,6 +127,24 @@ def test_waits_end():
     assert "globaltimer" not in emit(parse(kernel(WAIT), "test"), target("sm_90a")).text
 
 
+def spin(flag, out):
+    while tkc.load(flag.ptr, sem="acquire", scope="gpu") == 0: pass
+    tkc.store(out, (0,), 1)
+
+
+def count(x, out, n):
+    i = 0
+    while i < n: i += 1
+    tkc.store(out, (0,), i)
+
+
+def test_loops_that_wait_for_others_end():
+    program = debugged(spin, array(tkc.int32), array(tkc.int32))
+    assert any("waits for other programs has not ended within 10 s" in s.text and s.file.endswith("test_traps.py") for s in program.interface.sites)
+    assert "globaltimer" not in debugged(count, array(tkc.int32), array(tkc.int32), i32()).text
+    if ptxas.find("ptxas"): assert ptxas.assemble(program.text, "sm_80").clean
+
+
 def test_a_role_is_named():
     program = emit(parse(kernel(RING + "tile.roles {\n" + role(f"tile.mbarrier_wait %full[%2] %1 : {T}", "reader") + "\n}"), "test"), target("sm_90a"), debug=1)
     assert program.interface.sites[0].text.startswith("reader waits")

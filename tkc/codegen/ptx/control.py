@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir.tile import Yield
+from tkc.ir.tile import Atomic, LoadPointers, Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
 
 
@@ -113,6 +113,7 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
     carried = [fresh(e, a, e.value(v)) for a, v in zip(before.args, op.arguments)]
     assign(e, carried, op.arguments)
     top, end = w.label("while"), w.label("end")
+    began = w.op("mov.u64", "b64", "%globaltimer") if e.debug and awaits(op) else None
     w.place(top)
     with w.scope():
         bind(e, before.args, carried)
@@ -121,6 +122,7 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
         passed = [fresh(e, r, e.value(v)) for r, v in zip(op.results, test.operands[1:])]
         assign(e, passed, test.operands[1:])
         branch(e, w.register(e.operand(test.operands[0]), "pred"), end, negate=True)
+        if began: bounded(e, op, began)
         with w.scope():
             bind(e, after.args, passed)
             e.block(after)
@@ -128,6 +130,19 @@ def while_loop(e: Emitter, op: scf.WhileOp) -> None:
         w.raw(f"\tbra{e.uniform} {top};")
     w.place(end)
     bind(e, op.results, passed)
+
+
+def awaits(op: scf.WhileOp) -> bool:
+    """Whether a loop looks again and again at what other programs write."""
+    return any(isinstance(inner, Atomic) or isinstance(inner, LoadPointers) and inner.semantics is not None for inner in op.walk())
+
+
+def bounded(e: Emitter, op: scf.WhileOp, began: str) -> None:
+    """TKC_DEBUG=1: such a loop ends."""
+    from tkc.codegen.ptx.traps import check
+    e.at(op)
+    late = e.w.op("setp.gt.s64", "pred", e.w.op("sub.s64", "b64", e.w.op("mov.u64", "b64", "%globaltimer"), began), e.debug * 10 ** 9)
+    check(e, late, f"a loop that waits for other programs has not ended within {e.debug} s: what it waits for is not written, or by a program that has no room on the GPU until this one ends")
 
 
 @emitter(scf.YieldOp, scf.ConditionOp, Yield)
