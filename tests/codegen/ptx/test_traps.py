@@ -159,8 +159,8 @@ def test_interfaces_carry_sites():
 @pytest.mark.parametrize("machine", ["sm_80", "sm_89", "sm_90a"])
 @pytest.mark.parametrize("name", ["vector_add", "softmax", "matmul", "attention", "layer_norm"])
 def test_examples_assemble_clean_with_checks_and_name_their_lines(name, machine):
-    for kernel, arguments, _ in example(name).kernels():
-        compiled = kernel.compile(**arguments, target=machine, debug=True)
+    for example_kernel, arguments, _ in example(name).kernels():
+        compiled = example_kernel.compile(**arguments, target=machine, debug=True)
         made = compiled.resources
         assert made.clean and compiled.interface.sites and b".debug_line" in made.cubin and f"{name}.py".encode() in made.cubin, made.notes
         assert not {o for o in opcodes(compiled.ptx) if form_of(o) is None}

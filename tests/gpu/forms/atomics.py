@@ -74,7 +74,7 @@ for width in (32, 64):
         def a_permutation(got: np.ndarray) -> str | None: return None if len(set(got.tolist())) == N + 1 else "a value was lost or came twice"
         belief(f"exchange_b{width}_{scope}", f"""
         {{ .reg .b32 %n; .reg .b{width} %x, %old; mad.lo.u32 %n, %block, {THREADS}, %t; {wide} add.u{width} %x, %x, 1; atom.relaxed.{scope}.global.exch.b{width} %old, [%a0], %x; {put(0, '%x', '%old', width) if width == 32 else
-        f"{{ .reg .b64 %at; mad.lo.u64 %at, %x, 8, %a0; st.global.b64 [%at], %old; }}"} }}""", [np.zeros(N + 1, dtype)], [a_permutation], [f"atom.relaxed.{scope}.global.exch.b{width}"], threads=THREADS, blocks=BLOCKS)
+        "{ .reg .b64 %at; mad.lo.u64 %at, %x, 8, %a0; st.global.b64 [%at], %old; }"} }}""", [np.zeros(N + 1, dtype)], [a_permutation], [f"atom.relaxed.{scope}.global.exch.b{width}"], threads=THREADS, blocks=BLOCKS)
         # as atomics.py makes what has no instruction: swap until nobody came between; a maximum of floats, none of which may get lost
         belief(f"compare_and_swap_b{width}_{scope}", f"""
         {{ .reg .b32 %n; .reg .b{width} %x, %old, %seen, %new; .reg .pred %lost; mad.lo.u32 %n, %block, {THREADS}, %t; {wide}

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.gpu.forms.belief import NANOSECONDS, belief, dump, fill, only, pause, put, take, truth
+from tests.gpu.forms.belief import NANOSECONDS, belief, dump, fill, pause, put, take
 from tests.gpu.forms.belief import loop as repeat
 
 zeros = lambda *shape: np.zeros(shape, np.uint32)
@@ -118,7 +118,7 @@ for name, publish, notice, confirms in (
     {repeat('%r4', MESSAGES, f'add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {publish.replace("%a0", "%d1")}', 'ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;')}
     bra END;
 READER:
-    {repeat('%r4', MESSAGES, f'add.u32 %r5, %r4, 1;', f'SEEN: {notice} %r6, [%d1+256]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; {fence}', 'ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; st.relaxed.cta.global.b32 [%d1+384], %r5;')}
+    {repeat('%r4', MESSAGES, 'add.u32 %r5, %r4, 1;', f'SEEN: {notice} %r6, [%d1+256]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; {fence}', 'ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; st.relaxed.cta.global.b32 [%d1+384], %r5;')}
     {put(1, '%lane', '%r3')}""", [zeros(32 * 128), zeros(32) + 9], [None, zeros(32)], confirms, threads=64)
 
 # ---- setmaxnreg ---------------------------------------------------------------------------------------------------------------------------

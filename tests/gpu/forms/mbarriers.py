@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.gpu.forms.belief import belief, dump, fill, only, pause, put, take, truth, wait
+from tests.gpu.forms.belief import belief, only, pause, put, truth, wait
 from tests.gpu.forms.belief import loop as repeat
 from tkc.ir.interface import Parameter
 from tkc.sim.barriers import MOST_BYTES, Mbarrier
@@ -93,7 +93,7 @@ belief("an_arrival_from_another_block_follows_its_loads", f"""
     {MEET}; {PASS};
     xor.b32 %r1, %rank, 1; {MAPA} %r2, %s, %r1; mov.u32 %r3, 0; mad.lo.u32 %r6, %t, 4, %s; mad.lo.u32 %r7, %t, 4, %r2;
     setp.ne.u32 %p1, %rank, 0; @%p1 bra READER;
-    {repeat('%r4', ROUNDS, 'and.b32 %r5, %r4, 1; xor.b32 %r8, %r5, 1;', wait("[%s+16]", "%r8"), f'st.shared::cluster.b32 [%r7+128], %r4; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2+24];')}
+    {repeat('%r4', ROUNDS, 'and.b32 %r5, %r4, 1; xor.b32 %r8, %r5, 1;', wait("[%s+16]", "%r8"), 'st.shared::cluster.b32 [%r7+128], %r4; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2+24];')}
     bra MET;
 READER:
     {repeat('%r4', ROUNDS, 'and.b32 %r5, %r4, 1;', '''{ .reg .pred %there;
@@ -108,7 +108,7 @@ belief("the_first_lane_arrives_for_its_warp_and_the_stage_is_filled_again", f"""
     {only(0, *[f"{INIT} [%s+{8 * i}], 1; {INIT} [%s+{64 + 8 * i}], {READERS};" for i in range(STAGES)], f"{VISIBLE};")}
     bar.sync 0; mov.u32 %r3, 0;
     setp.eq.u32 %p1, %warp, {READERS}; @!%p1 bra READER;
-    {only(32 * READERS, repeat('%r4', STEPS, f'''
+    {only(32 * READERS, repeat('%r4', STEPS, '''
     and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; xor.b32 %r7, %r6, 1; mad.lo.u32 %r8, %r5, 8, %s;''', wait("[%r8+64]", "%r7"), f'''
     {EXPECT} _, [%r8], {4 * WORDS}; mad.lo.u32 %r9, %r5, {4 * WORDS}, %s; mul.lo.u32 %r10, %r4, {WORDS};
     {LOAD_1D} [%r9+1024], [%m0, {{%r10}}], [%r8];'''))}

@@ -130,14 +130,14 @@ belief("a_source_may_be_overwritten_once_it_is_read", f"""
 
 belief("all_but_the_last_groups_have_been_read", f"""
     // two tiles in turn: a tile is overwritten as soon as at most one group is pending
-    {repeat('%r1', TILES, 'and.b32 %r5, %r1, 1; mad.lo.u32 %r6, %r5, 8192, %s;', only(0, f"{READ} 1;"), f'''bar.sync 0; add.u32 %r2, %r1, 1; mad.lo.u32 %r3, %t, 4, %r6;''' +
+    {repeat('%r1', TILES, 'and.b32 %r5, %r1, 1; mad.lo.u32 %r6, %r5, 8192, %s;', only(0, f"{READ} 1;"), '''bar.sync 0; add.u32 %r2, %r1, 1; mad.lo.u32 %r3, %t, 4, %r6;''' +
             ''.join(f'st.shared.b32 [%r3+{BASE + 512 * i}], %r2;' for i in range(16)), f'{FENCE}; bar.sync 0;', only(0, f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%r6+{BASE}]; {COMMIT};"))}
     {only(0, f"{WAIT} 0;")}""", [zeros(TILES * ROWS, 32)], [np.repeat(np.arange(TILES, dtype=np.uint32) + 1, ROWS * 32).reshape(TILES * ROWS, 32)], [READ, WAIT, COMMIT, store_name(2)], threads=128,
        shared=BASE + 16384, maps=[(0, Parameter("map", "", element="ui32", box=(ROWS, 32)))])
 
 belief("a_finished_store_is_seen_by_its_thread_and_after_a_release_by_others", f"""
     mov.u32 %r9, 0; setp.ne.u32 %p0, %block, 0; @%p0 bra READER;
-    {repeat('%r1', TILES, f'''add.u32 %r2, %r1, 1; mad.lo.u32 %r3, %t, 4, %s;''' + ''.join(f'st.shared.b32 [%r3+{BASE + 512 * i}], %r2;' for i in range(16)), f'{FENCE}; bar.sync 0;',
+    {repeat('%r1', TILES, '''add.u32 %r2, %r1, 1; mad.lo.u32 %r3, %t, 4, %s;''' + ''.join(f'st.shared.b32 [%r3+{BASE + 512 * i}], %r2;' for i in range(16)), f'{FENCE}; bar.sync 0;',
             only(0, f"mul.lo.u32 %r4, %r1, {ROWS}; {store_name(2)} [%m0, {{0, %r4}}], [%s+{BASE}]; {COMMIT}; {WAIT} 0; mad.wide.u32 %d1, %r4, 128, %a0; ld.global.b32 %r5, [%d1+8188]; setp.ne.u32 %p1, %r5, %r2;",
                  "@%p1 add.u32 %r9, %r9, 1; st.release.gpu.global.b32 [%a1], %r2;"), 'bar.sync 0;')}
     bra DONE;
