@@ -17,11 +17,12 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"memcheck": ["--padding", "32"], "racecheck": ["--racecheck-report", "analysis"], "synccheck": [], "initcheck": []}
+TOOLS = {"memcheck": ["--padding", "32", "--report-api-errors", "no"], "racecheck": ["--racecheck-report", "analysis"], "synccheck": [], "initcheck": []}
 FOUND = re.compile(r"========= (Invalid|Uninitialized|Misaligned|Error: (?:Race|Potential)|Warning: Race|Barrier error|Program hit|Race reported|Target application|Host API)")
 
 
 def find() -> str | None:
+    """The path of compute-sanitizer, None where it is not installed."""
     places = ["/usr/local/cuda/bin", *(os.path.join(os.environ[v], "bin") for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v))]
     for root in sys.path: places += [str(p) for p in Path(root).glob("nvidia/*/bin")] if root and Path(root).is_dir() else []
     return shutil.which("compute-sanitizer") or next((f"{p}/compute-sanitizer" for p in places if os.access(f"{p}/compute-sanitizer", os.X_OK)), None)
@@ -56,7 +57,7 @@ def main() -> int:
         clean = clean and not wrong
         summary = next((line for line in reversed(said) if "SUMMARY" in line), "no summary")
         print(f"{tool}: {'clean' if not wrong else 'ran out of time' if status is None else f'exit {status}'}; {len(tables[tool])} cases; {summary.strip('= ')}", flush=True)
-        if wrong: print("\n".join(line[:240] for line in said[-150:]), flush=True)
+        if wrong: print("\n".join(line[:240] for line in said if "Host Frame" not in line)[-12_000:], flush=True)
     width = max((len(n) for t in tables.values() for n in t), default=0)
     print("\n" + "".ljust(width), *(t.rjust(10) for t in tables))
     for name in dict.fromkeys(n for t in tables.values() for n in t): print(name.ljust(width), *(str(t[name] if name in t else "-").rjust(10) for t in tables.values()))

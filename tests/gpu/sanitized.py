@@ -80,6 +80,13 @@ def library() -> dict[str, Callable[[Give], object]]:
     }
 
 
+def cases(give: Give, device: str) -> dict[str, Callable[[], object]]:
+    """Everything by name; what each does is launched when it is called."""
+    def run(make) -> None:
+        for case in make(): case["run"]()
+    return {f"examples/{name}": lambda make=make: run(make) for name, make in examples(device).items()} | {f"kernels.{name}": lambda call=call: call(give) for name, call in library().items()}
+
+
 def flat(results) -> list:
     """The arrays of a result."""
     return [a for r in results for a in flat(r)] if isinstance(results, (tuple, list)) else [results]
@@ -90,12 +97,10 @@ def main(names: list[str]) -> None:
 
     from tests.gpu.device import on_gpu
     give = lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))
-    for name, make in (examples("cuda") | library()).items():
+    for name, run in cases(give, "cuda").items():
         if names and name not in names: continue
         print(f"== {name}", flush=True)
-        if name in examples("cuda"):
-            for case in make(): case["run"]()
-        else: make(give)
+        run()
         torch.cuda.synchronize()
 
 

@@ -2,7 +2,7 @@
 import pytest
 
 from tests.gpu import sanitize
-from tests.gpu.sanitized import examples, flat, library, numbers
+from tests.gpu.sanitized import cases, examples, flat, library, numbers
 from tkc import kernels
 
 
@@ -13,6 +13,12 @@ def test_every_function_is_in_the_list():
 
 @pytest.mark.parametrize("name", library())
 def test_calls_run(name): assert all(r is not None for r in flat(library()[name](numbers)))
+
+
+def test_each_has_a_name_of_its_own():
+    every = cases(numbers, "cpu")
+    assert len(every) == len(examples("cpu")) + len(library()) and "examples/softmax" in every and "kernels.softmax + softmax_backward" in every
+    for name in ("examples/vector_add", "kernels.layer_norm"): every[name]()
 
 
 @pytest.mark.parametrize("name", examples("cpu"))
