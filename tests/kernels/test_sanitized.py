@@ -1,4 +1,6 @@
 """The list that goes through compute-sanitizer has every function of the library; its calls run (on the CPU here); findings are counted where they belong."""
+from pathlib import Path
+
 import pytest
 
 from tests.gpu import sanitize
@@ -9,6 +11,11 @@ from tkc import kernels
 def test_every_function_is_in_the_list():
     covered = {part for name in library() for part in name.split(" + ")}
     assert covered >= set(kernels.__all__), f"give {sorted(set(kernels.__all__) - covered)} a call in tests/gpu/sanitized.py"
+
+
+def test_every_example_is_in_the_list():
+    there = {p.stem for p in (Path(__file__).parents[2] / "examples").glob("*.py") if "\ndef cases(" in p.read_text()}
+    assert there == set(examples("cpu")), f"give {sorted(there - set(examples('cpu')))} small sizes in tests/gpu/sanitized.py"
 
 
 @pytest.mark.parametrize("name", library())
