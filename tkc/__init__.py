@@ -24,6 +24,7 @@ _WHERE = {
         sin cos tanh erf floor ceil round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ prod argmax argmin any=any_ all=all_ xor_sum reduce
         cumsum cumprod scan sort topk histogram reshape permute broadcast_to join split cat interleave flip assume multiple_of print=print_ device_assert static_assert
         static_print""",
+    "tkc.language.inline": "inline_ptx",
     "tkc.language.random": "philox rand randint randn",
 }
 _NAMES = {name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _WHERE.items() for name in names.split()}

@@ -47,6 +47,7 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
 
 def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) -> Compiled:
     from tkc.codegen import cpu
+    if inline := [op for op in module.walk() if op.name == "tile.inline_ptx"]: return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
     program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")))
     steps.done("machine code")
     return Compiled(fn.__name__, "cpu", program=program, times=steps.times)
@@ -61,6 +62,21 @@ def _to_gpu(fn: Callable, signature: Signature, module: ModuleOp, target: str, s
     program = emit(module, TARGETS[target], signature.options.debug)
     steps.done("emit")
     return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times)
+
+
+class Interpreted:
+    """A kernel with inline PTX on the CPU: level 0 in NumPy, the PTX by its meaning. Raises CompileError where one has none."""
+
+    def __init__(self, module: ModuleOp, inline: list):
+        from tkc.ir.text import location_of
+        self.module = module
+        for op in inline:
+            try: op.function
+            except LookupError as e: raise CompileError(str(e), location_of(op)) from None
+
+    def run(self, arguments, grid) -> None:
+        from tkc.sim.level0 import run
+        run(self.module, arguments, grid)
 
 
 class Steps:
@@ -141,6 +157,11 @@ class Compiled:
         return page(self)
 
     # ------------------------------------------------------------------------------------------------ for the disk cache
+    @property
+    def lasting(self) -> bool:
+        """Whether `pack` can hold it: not what runs by functions of this process."""
+        return not isinstance(self.program, Interpreted)
+
     def pack(self) -> dict[str, bytes]:
         """As named bytes; `unpack` reads them."""
         meta = {"name": self.name, "target": self.target, "decisions": self.decisions, "times": self.times,

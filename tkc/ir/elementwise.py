@@ -10,14 +10,15 @@ Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propa
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import StringAttr, i1
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, result_def, traits_def
+from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def, var_result_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import Pure
+from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.syntax import TileOperation
@@ -214,4 +215,45 @@ class PointerAdd(TileOperation):
         if like(self.pointer.type, i1) != like(self.offset.type, i1): raise VerifyException("'tile.pointer_add' takes operands of one shape")
 
 
-OPERATIONS = (*CLASSES.values(), Select, Cast, Bitcast, PointerAdd)
+@irdl_op_definition
+class InlinePtx(TileOperation):
+    """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands. It may have any effect, so it is neither moved,
+    doubled nor dropped. `meaning` names a NumPy function of MEANINGS that gives the results; without one only a GPU runs it."""
+    name = "tile.inline_ptx"
+    __form__ = "@text [args]"
+    args, results_ = var_operand_def(), var_result_def()
+    text = prop_def(StringAttr)
+    isa = prop_def(StringAttr)
+    meaning = opt_prop_def(StringAttr)
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+    def __init__(self, text: str, args: Sequence[SSAValue], results: Sequence[Attribute], isa: str = "8.0", meaning: str | None = None):
+        properties = {"text": StringAttr(text), "isa": StringAttr(isa)} | ({"meaning": StringAttr(meaning)} if meaning else {})
+        super().__init__(operands=[list(args)], properties=properties, result_types=[list(results)])
+
+    def verify_(self) -> None:
+        types = [v.type for v in (*self.args, *self.results)]
+        if any(like(t, i1) != like(types[0], i1) for t in types): raise VerifyException(f"'tile.inline_ptx' takes and gives values of one shape, got {', '.join(map(str, types))}")
+        if any(isinstance(element_of(t), PointerType) for t in types[len(self.args):]): raise VerifyException("'tile.inline_ptx' gives no pointers")
+
+    @property
+    def function(self) -> Callable:
+        """Its meaning. Raises LookupError where it has none, or none in this process."""
+        if self.meaning is None: raise LookupError("inline PTX runs on a GPU alone; give tkc.inline_ptx a meaning=, a NumPy function of its operands, to run it here")
+        name = self.meaning.data
+        if name not in MEANINGS: raise LookupError(f"the meaning {name} of inline PTX is a function of the process that traced it")
+        return MEANINGS[name]
+
+
+MEANINGS: dict[str, Callable] = {}
+"""The meanings of inline PTX in this process."""
+
+
+def meaning_of(function: Callable) -> str:
+    """The name under which a function is known to be a meaning."""
+    name, n = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', getattr(function, '__name__', 'f'))}", 0
+    while MEANINGS.setdefault(f"{name}#{n}" if n else name, function) is not function: n += 1
+    return f"{name}#{n}" if n else name
+
+
+OPERATIONS = (*CLASSES.values(), Select, Cast, Bitcast, PointerAdd, InlinePtx)

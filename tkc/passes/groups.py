@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.digits import LayoutError
+from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import Layout
 from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.types import TileType, bits, element_of
@@ -102,6 +103,7 @@ class Groups:
                 for r in tiles(op.results):
                     if self.kinds.data(op.args[0]): self.relations.append(Relation(op.args[0], r, lambda layout: layout.drop(axis)))
                 for a in op.args: self.reductions.setdefault(a, []).append(axis)
+            case InlinePtx(): self.tie(*tiles((*op.results, *op.args)))
             case tile.Scan():
                 self.tie(*op.results, *op.args)
                 for a in op.results:

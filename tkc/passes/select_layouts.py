@@ -38,7 +38,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
-from tkc.ir.elementwise import CLASSES, Bitcast
+from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase_dead, replace
@@ -171,8 +171,8 @@ class Selection:
                 sources, result = self.groups.moved(op)
                 self._operands(op, sources)
                 self._finish(op, result)
-            case tile.Scan():
-                layout = own(op.args[0])
+            case tile.Scan() | InlinePtx() if tiles(op.operands):
+                layout = own(tiles(op.operands)[0])
                 self._operands(op, [layout] * len(op.operands))
                 self._finish(op, layout)
             case tile.Histogram():

@@ -115,7 +115,7 @@ class JitFunction:
             except (ValueError, KeyError, TypeError, CompileError): pass                      # an entry of another make: compile
         compiled = again()
         compiled.again = again
-        if disk and name: disk.put(name, compiled.pack())
+        if disk and name and compiled.lasting: disk.put(name, compiled.pack())
         return compiled
 
     def adopt(self, s: Specialization, target: str, parts: dict[str, bytes]) -> Compiled:

@@ -95,7 +95,10 @@ def cast(m, op, out, x):
     return np.where(error > 0, np.inf if element_of(op.result.type) == level0.i1 else error + 1, 0.0)
 
 
-ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.Select: select, ew.Cast: cast, tile.Dot: dot, tile.Reduce: reduce, tile.Scan: reduce,
+def inline(m, op, out, *x): return np.inf if any(np.any(error_of(v)) for v in x) else 0.0
+
+
+ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.Select: select, ew.Cast: cast, ew.InlinePtx: inline, tile.Dot: dot, tile.Reduce: reduce, tile.Scan: reduce,
                                                            tile.Sort: lambda m, op, out, x: np.broadcast_to(error_of(x), x.shape).max()}
 
 

@@ -108,6 +108,12 @@ EXACT = {"add", "sub", "mul", "neg", "abs", "shl", "floordiv", "mod", "max", "mi
 def elementwise(m, op, *x): return rounded(FUNCTIONS[op.fn.name](*map(widened, x)), op.result.type)
 
 
+def inline(m, op, *x):
+    try: found = op.function(*x)
+    except LookupError as e: raise SimulationError(str(e)) from None
+    return tuple(np.broadcast_to(rounded(v, r.type), shape_of(r.type)) for v, r in zip(found if isinstance(found, tuple) else (found,), op.results, strict=True))
+
+
 def cast(m, op, x):
     t = element_of(op.result.type)
     if t == i1: return widened(x) != 0
@@ -337,7 +343,7 @@ def next_program(m, op, total):
 
 
 RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
-    ew.Cast: cast, ew.Bitcast: bitcast, ew.PointerAdd: pointer_add,
+    ew.Cast: cast, ew.Bitcast: bitcast, ew.PointerAdd: pointer_add, ew.InlinePtx: inline,
     tile.Constant: lambda m, op: np.full(shape_of(op.result.type), op.number, dtype_of(op.result.type)),
     tile.ProgramId: lambda m, op: np.int32(m.program[op.axis.value.data]),
     tile.NumPrograms: lambda m, op: np.int32(m.grid[op.axis.value.data]),

@@ -124,7 +124,13 @@ FUNCTIONS |= dict.fromkeys(("div", "div_rn"), lambda x, y: x * reciprocal(y))
 def elementwise(m, op, *x): return level0.rounded(FUNCTIONS[op.fn.name](*x), op.result.type)
 
 
-RULES = dict.fromkeys(ew.CLASSES.values(), elementwise)
+def inline(m, op, *x):
+    """Inline PTX: some function of its operands, another for each result."""
+    first = np.asarray(x[0]).dtype if x else np.dtype(np.int32)
+    return tuple(level0.rounded(signed(bijection(f"{op.text.data} {k}"))(*(np.asarray(v).astype(first) for v in x or (np.int32(0),))), r.type) for k, r in enumerate(op.results))
+
+
+RULES = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.InlinePtx: inline}
 
 
 class RingMachine(dataflow.DataflowMachine):

@@ -32,7 +32,7 @@ from tkc.ir.types import ArrayType, PointerType, TileType, bits, is_bool, is_flo
 
 EMITTERS: dict[type[Operation], Callable] = {}
 FAMILIES = ("scalars", "conversions", "control", "elementwise", "shape", "reduce", "global_memory", "atomics", "shared_views", "shared_memory", "cp_async", "mma", "barriers", "convert", "debugging", "sort",
-            "wgmma", "tma", "mbarrier", "roles", "programs")
+            "wgmma", "tma", "mbarrier", "roles", "inline", "programs")
 
 
 def emitter(*classes: type[Operation]):
