@@ -20,6 +20,7 @@ class FakeDriver:
         self.current = [0]                          # contexts of the calling thread, the current one last
         self.capturing, self.mode = 0, "global"
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
+        self.capturing, self.memory = set(), 0x7000_0000_0000       # streams that are captured; the next address
 
     def CUresult(self, code): return code
     def cuGetErrorName(self, code): return 0, f"CUDA_ERROR_{code}".encode()
@@ -53,8 +54,16 @@ class FakeDriver:
     def cuFuncGetAttribute(self, name, function): return self._did("cuFuncGetAttribute", name, gives=(self.registers,))
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared): return self._did("occupancy", gives=(self.blocks,))
     def cuOccupancyMaxActiveClusters(self, function, config): return self._did("clusters", config, gives=(self.blocks * 132 // 2,))
-    def cuMemAlloc(self, size): return self._did("cuMemAlloc", size, gives=(0x7000_0000_0000,))
-    def cuMemsetD8(self, pointer, value, size): return self._did("cuMemsetD8", pointer, value, size)
+    def cuMemAlloc(self, size):
+        self.memory += 1 << 20
+        return self._did("cuMemAlloc", size, gives=(self.memory,))
+    def cuMemFree(self, pointer): return self._did("cuMemFree", pointer)
+    def cuMemsetD8Async(self, pointer, value, size, stream): return self._did("cuMemsetD8Async", pointer, value, size, stream)
+    def cuStreamCreate(self, flags): return self._did("cuStreamCreate", flags, gives=(0x51DE,))
+    def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
+    def cuStreamDestroy(self, stream): return self._did("cuStreamDestroy", stream)
+    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", stream, gives=(int(stream in self.capturing),))
+    def cuThreadExchangeStreamCaptureMode(self, mode): return self._did("cuThreadExchangeStreamCaptureMode", mode, gives=("before",))
 
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
     def cuMemHostAlloc(self, size, flags):

@@ -9,7 +9,7 @@ from tests.runtime.fake_driver import FakeTensor
 from tkc.errors import DeviceError, LaunchError
 from tkc.ir.interface import Interface, Parameter
 from tkc.runtime import driver
-from tkc.runtime.launch import launch
+from tkc.runtime.launch import Launch, launch
 
 
 def interface(*p, threads=128, **more): return Interface("k", more.pop("target", "sm_90a"), threads, parameters=p, **more)
@@ -91,7 +91,30 @@ def test_an_empty_array_may_have_no_address(gpu, function):
 def test_a_workspace_is_cleared_once_for_each_stream(gpu, function):
     i = interface(Parameter("workspace", "u64", bytes=4096))
     for stream in (1, 1, 2): launch(i, function, [], (1,), stream)
-    assert len(gpu.named("cuMemAlloc")) == len(gpu.named("cuMemsetD8")) == 2
+    assert len(gpu.named("cuMemAlloc")) == len(gpu.named("cuMemsetD8Async")) == 2
+
+
+def test_workspaces_are_few_and_a_launch_never_uses_a_freed_one(gpu, function):
+    i, stream = interface(Parameter("workspace", "u64", bytes=4096)), [1]
+    gpu.sizes = [8]
+    again = Launch(i, function, [], [], (1, 1, 1), lambda: stream[0], "k")
+    for s in [*range(1, 21), 1, 20]: stream[0] = s; again()
+    freed = {c[1] for c in gpu.named("cuMemFree")}
+    assert len(freed) == 5 and len(function.scratch) == 16
+    used = [int.from_bytes(c[-1][0], "little") for c in gpu.named("launch")]
+    assert used[0] in freed and used[20] not in freed and used[21] == used[19]
+
+
+def test_a_captured_stream_gets_memory_outside_of_its_capture_that_is_never_freed(gpu, function):
+    i, stream = interface(Parameter("workspace", "u64", bytes=64)), [7]
+    again = Launch(i, function, [], [], (1, 1, 1), lambda: stream[0], "k")
+    gpu.capturing = {7}
+    again()
+    names = [c[0] for c in gpu.calls]
+    assert names.count("cuThreadExchangeStreamCaptureMode") == 2 and names.index("cuThreadExchangeStreamCaptureMode") < names.index("cuMemAlloc")
+    assert ("cuMemsetD8Async", function.scratch[7, 256], 0, 256, 0x51DE) in gpu.calls and "cuCtxSynchronize" not in names
+    for s in range(8, 40): stream[0] = s; again()
+    assert (7, 256) in function.scratch and function.scratch[7, 256] not in {c[1] for c in gpu.named("cuMemFree")}
 
 
 REFUSED = [

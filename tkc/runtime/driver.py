@@ -9,9 +9,10 @@ import ctypes
 import os
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from tkc.errors import DeviceError, Location, TrapError
@@ -152,7 +153,9 @@ class Function:
     log: str = ""
     record: int = 0                                                             # the address where a check leaves what it found, as the kernel sees it
     pid: int = field(default_factory=os.getpid)
-    scratch: dict[Any, int] = field(default_factory=dict)                       # (stream, bytes) -> zeroed workspace
+    scratch: dict[Any, int] = field(default_factory=dict)                       # (stream, bytes) -> zeroed workspace, the longest unused first
+    graphed: set = field(default_factory=set)                                   # workspaces that a captured graph knows
+    epoch: int = 0                                                              # how many times one was freed
 
 
 def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: int = 1) -> Function:
@@ -173,7 +176,7 @@ def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: 
         return Function(handle, module[0], device, entry, int(check(d.cuFuncGetAttribute(f.CU_FUNC_ATTRIBUTE_NUM_REGS, handle), f"asking the registers of {entry}")))
 
 
-def config(function: Function, grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
+def config_of(function: Function, grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
     """A CUlaunchConfig with the cluster's attribute."""
     d = api()
     c = d.CUlaunchConfig()
@@ -195,21 +198,84 @@ def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple
         if size == 1:
             each = check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared_bytes), f"asking how many blocks of {function.entry} fit")
             return int(each) * attribute(function.device, "MULTIPROCESSOR_COUNT")
-        c = config(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
+        c = config_of(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
         return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
 
 
+def prepared_call(function: Function, grid, threads: int, shared_bytes: int, stream: int, cluster: tuple[int, int], parameters: int) -> Callable[[], int]:
+    """A function of nothing that asks the driver for this launch and gives its error code (0: none). `parameters`: the address of the table of addresses.
+
+    With the real driver it is cuLaunchKernelEx itself through ctypes, four arguments that are converted once: Python's part of a launch is then that one call.
+    """
+    entry = _launch_entry()
+    if entry is not None:
+        config, attribute = _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0), _Attribute(4, 0, *cluster, 1)      # 4: CLUSTER_DIMENSION
+        if cluster != (1, 1): config.attributes, config.count = ctypes.addressof(attribute), 1
+        call = partial(entry, ctypes.c_void_p(ctypes.addressof(config)), ctypes.c_void_p(int(function.handle)), ctypes.c_void_p(parameters), None)
+        call.kept = config, attribute                                               # live as long as the call does
+        return call
+    d = api()
+    if cluster == (1, 1):
+        launch, x, y, z = d.cuLaunchKernel, *grid
+        return lambda: launch(function.handle, x, y, z, threads, 1, 1, shared_bytes, stream, parameters, 0)[0]
+    launch, made = d.cuLaunchKernelEx, config_of(function, grid, threads, shared_bytes, stream, cluster)
+    return lambda: launch(made, function.handle, parameters, 0)[0]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+    _fields_ = [(n, ctypes.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute whose value is the cluster's extents."""
+    _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint), ("rest", ctypes.c_uint * 13)]
+
+
+def _launch_entry():
+    """cuLaunchKernelEx of the loaded driver library, None where another driver stands in for it or it is older than the function."""
+    return _entry() if getattr(api(), "__name__", "") == "cuda.bindings.driver" else None
+
+
+@cache
+def _entry():
+    try: entry = (ctypes.WinDLL("nvcuda.dll") if os.name == "nt" else ctypes.CDLL("libcuda.so.1")).cuLaunchKernelEx
+    except (OSError, AttributeError): return None
+    entry.restype = ctypes.c_int
+    return entry
+
+
+WORKSPACES = 16                                 # of one kernel: one for each stream and size, the longest unused freed first
+
+
 def workspace(function: Function, stream: int, size: int) -> int:
-    """The address of `size` zeroed bytes; a kernel leaves them zero, so launches in one stream share them."""
-    key = (stream, size)
-    if key not in function.scratch:
-        d = api()
-        with context(function.device):
+    """The address of `size` zeroed bytes; a kernel leaves them zero, so launches in one stream share them.
+
+    While the stream is captured into a graph the memory is allocated and cleared outside of the capture, and is never freed: the graph has its address.
+    """
+    key, held = (stream, size), function.scratch
+    if key in held:
+        held[key] = held.pop(key)                                                   # the last used comes last
+        return held[key]
+    d = api()
+    with context(function.device):
+        captured = stream and int(check(d.cuStreamIsCapturing(stream), "asking whether a stream is captured"))
+        free = [k for k in held if k not in function.graphed]
+        if len(free) >= WORKSPACES and not captured:
+            check(d.cuCtxSynchronize(), "waiting for a workspace to be unused")
+            check(d.cuMemFree(held.pop(free[0])), "freeing a workspace")
+            function.epoch += 1
+        before = d.cuThreadExchangeStreamCaptureMode(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)[1] if captured else None
+        try:
             pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
-            check(d.cuMemsetD8(pointer, 0, size), "clearing a workspace")
-            check(d.cuCtxSynchronize(), "clearing a workspace")                 # before a stream that does not wait for the default one
-        function.scratch[key] = pointer
-    return function.scratch[key]
+            side = check(d.cuStreamCreate(1), "making a stream")                     # 1: it does not wait for the default stream, which may be captured
+            check(d.cuMemsetD8Async(pointer, 0, size, side), "clearing a workspace")
+            check(d.cuStreamSynchronize(side), "clearing a workspace")              # before a stream that does not wait for this one
+            check(d.cuStreamDestroy(side), "giving back a stream")
+        finally:
+            if captured: d.cuThreadExchangeStreamCaptureMode(before); function.graphed.add(key)
+    held[key] = pointer
+    return pointer
 
 
 def record(function: Function, sites: tuple[Site, ...]) -> None:

@@ -49,6 +49,7 @@ class JitFunction:
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
         self._launchers: dict[Any, Launcher] = {}
+        self._launcher = type("Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__})               # of this kernel: it learns `_quick`
         self._fingerprint, self._watched, self._cells = None, (), ()
 
     def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
@@ -61,7 +62,7 @@ class JitFunction:
         try: launcher = self._launchers.get(grid)
         except TypeError: launcher = None                                       # a list
         if launcher is not None: return launcher
-        launcher = Launcher(self, grid)
+        launcher = self._launcher(self, grid)
         if isinstance(grid, (int, tuple)):
             if len(self._launchers) >= READY: self._launchers.clear()
             self._launchers[launcher.grid] = launcher
@@ -140,6 +141,7 @@ class JitFunction:
         """Where a global or a closure's variable that the kernel reads was bound to something else, what was compiled is no longer this kernel."""
         if any(namespace.get(name) is not value for namespace, name, value in self._watched) or any(_contents(cell) is not value for cell, value in self._cells):
             self._ready.clear(); self._compiled.clear(); self._loaded.clear()
+            self._launcher.__call__ = Launcher.__call__
             self._fingerprint, self._watched, self._cells = None, (), ()
 
     # ------------------------------------------------------------------------------------------------------ launching
@@ -202,7 +204,10 @@ class Launcher:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents, self.grid)
         if getattr(launch, "reusable", False):
-            keyer, ready = kernel._ready.setdefault(types, (_keyer(values, kernel.constexpr), {}))
+            if types not in kernel._ready:
+                kernel._ready[types] = _keyer(values, kernel.constexpr), {}
+                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1]) or kernel._launcher.__call__
+            keyer, ready = kernel._ready[types]
             try: key = keyer(extents, options and tuple(options.items()), values)
             except (TypeError, AttributeError): key = None
             if len(ready) >= READY: ready.clear()
@@ -238,35 +243,70 @@ def _typed(s: Specialization) -> tuple:
 def _types(value): return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
 
 
+def _words(parameters) -> list[str]:
+    """The parameters of a function with a kernel's own signature; its defaults are named _d0, _d1, …"""
+    words, bare = [], False
+    for i, p in enumerate(parameters):
+        if p.kind is p.KEYWORD_ONLY and not bare: words.append("*"); bare = True
+        words.append(p.name if p.default is p.empty else f"{p.name}=_d{i}")
+    return words
+
+
 def _binder(name: str, parameters, defaults: dict) -> Callable:
     """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
     space = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}
-    taken = {p.name for p in parameters}
-    named = ["*" if p.kind is p.KEYWORD_ONLY and (i == 0 or parameters[i - 1].kind is not p.KEYWORD_ONLY) else None for i, p in enumerate(parameters)]
-    words = []
-    for i, p in enumerate(parameters):
-        if named[i]: words.append("*")
-        words.append(p.name if p.default is p.empty else f"{p.name}=_d{i}")
-    rest = "_options" if "_options" not in taken else "_options_"
+    rest = "_options" if "_options" not in {p.name for p in parameters} else "_options_"
     values = "(" + "".join(f"{p.name}, " for p in parameters) + ")"
-    exec(f"def {name}({', '.join([*words, '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
+    exec(f"def {name}({', '.join([*_words(parameters), '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
     return space[name]
 
 
-def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
-    """A function (extents, options, values) -> key, for values of these types. Arrays count by address, extents, strides and type."""
+def _key_parts(values: Sequence, constexpr: Sequence[bool], names: Sequence[str]) -> list[str] | None:
+    """Expressions of what a launch depends on, for values of these types under these names: arrays count by address, extents, strides and type.
+    None where a value cannot be looked up."""
     parts = []
-    for i, (v, fixed) in enumerate(zip(values, constexpr)):
-        if fixed: parts += [f"v[{i}]"] + ([f"kinds(v[{i}])"] if isinstance(v, (tuple, frozenset)) else [])
-        elif hasattr(v, "data_ptr"): parts += [f"v[{i}].data_ptr()", f"v[{i}].shape", f"v[{i}].stride()", f"v[{i}].dtype", f"v[{i}].is_cuda"]
-        elif hasattr(v, "__cuda_array_interface__"): parts += [f"tuple(v[{i}].__cuda_array_interface__.items())"]
-        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
-            parts += [f"v[{i}].ctypes.data", f"v[{i}].shape", f"v[{i}].strides", f"v[{i}].dtype", f"v[{i}].flags.writeable"]
-        elif isinstance(v, (int, float, bool, str, type(None))): parts.append(f"v[{i}]")
-        else: return lambda extents, options, values: []                        # not hashable: never remembered
-    space: dict[str, Any] = {"kinds": _types}
+    for v, fixed, x in zip(values, constexpr, names):
+        if fixed: parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset)) else [])
+        elif hasattr(v, "data_ptr"): parts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.stride()", f"{x}.dtype", f"{x}.is_cuda"]
+        elif hasattr(v, "__cuda_array_interface__"): parts += [f"tuple({x}.__cuda_array_interface__.items())"]
+        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"): parts += [f"{x}.ctypes.data", f"{x}.shape", f"{x}.strides", f"{x}.dtype", f"{x}.flags.writeable"]
+        elif isinstance(v, float): parts.append(f"{x} or str({x})")                      # 0.0 and -0.0
+        elif isinstance(v, (int, bool, str, type(None))): parts.append(x)
+        else: return None
+    return parts
+
+
+def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
+    """A function (extents, options, values) -> key, for values of these types."""
+    parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))])
+    if parts is None: return lambda extents, options, values: []                        # not hashable: never remembered
+    space: dict[str, Any] = {"_kinds": _types}
     exec(f"def key(e, o, v): return (e, o or None, {', '.join(parts)})", space)
     return space["key"]
+
+
+def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict) -> Callable | None:
+    """`Launcher.__call__` for arguments of these types: binding, key and look-up in one function, the kernel's own signature; whatever is not as
+    it was goes the general way. None where a parameter's name is taken."""
+    if any(n.startswith("_") or n == "self" for n in kernel.names) or (parts := _key_parts(values, kernel.constexpr, kernel.names)) is None: return None
+    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
+    space |= {"_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get}
+    given = ", ".join(f"{n}={n}" if p.kind is p.KEYWORD_ONLY else n for n, p in zip(kernel.names, kernel.parameters))
+    test = " and ".join(["not _options", *(f"{n}.__class__ is _t{i}" for i, n in enumerate(kernel.names))])
+    options = tuple(dict(kernel.options).items()) or None
+    lines = [f"def __call__(self, {', '.join([*_words(kernel.parameters), '**_options'])}):",
+             f"    if {test}:",
+             "        for _space, _name, _value in _kernel._watched:",
+             "            if _space.get(_name) is not _value: break",
+             "        else:",
+             "            if not _kernel._cells:",
+             f"                try: _launch = _get((self._constant or self.extents(({', '.join(kernel.names)},)), {options!r}, {', '.join(parts)}))",
+             "                except TypeError: _launch = None",
+             "                if _launch is not None: return _launch()",
+             f"    return _general(self, {given}, **_options)"]
+    if any(p.kind is p.POSITIONAL_ONLY for p in kernel.parameters): return None
+    exec("\n".join(lines), space)
+    return space["__call__"]
 
 
 def normalized(grid, kernel: str) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tkc.errors import DeviceError, LaunchError
 from tkc.ir.interface import Interface, Parameter
@@ -25,6 +26,7 @@ FORMATS = {("u", 8): "Q", ("s", 8): "q", ("b", 8): "Q", ("u", 4): "I", ("s", 4):
 FLOATS = {"float16": "e", "float32": "f", "float64": "d"}
 MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 MAX_ENCODED = 1024                              # tensor maps remembered
+MAX_STREAMS = 64                                # streams that one launch is bound to
 
 _encoded: dict[tensor_maps.TensorMap, bytes] = {}
 
@@ -65,8 +67,11 @@ def cubin(compiled) -> bytes:
 
 
 class Launch:
-    """A launch with its arguments packed. Everything that can be checked was; calling it asks the driver and nothing else."""
-    __slots__ = ("interface", "function", "name", "arguments", "stream", "call", "fixed", "packed", "grid", "configs", "plain")
+    """A launch with its arguments packed. Everything that can be checked was; calling it asks the driver and nothing else.
+
+    For each stream there is one prepared call of the driver (`calls`), its parameters and configuration beside it in memory (`kept`).
+    """
+    __slots__ = ("interface", "function", "name", "arguments", "stream", "grid", "calls", "kept", "varies", "epoch")
     reusable = True
 
     def __init__(self, interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: tuple[int, int, int],
@@ -76,38 +81,41 @@ class Launch:
         self.interface, self.function, self.name, self.stream = interface, function, kernel, stream
         self.arguments = (tuple(names), [_without_owner(i) if isinstance(i, ArrayInfo) else i for i in infos], grid)        # keeps no memory alive
         self.grid = physical_grid(interface, function, grid) if math.prod(grid) else (0, 0, 0)
-        varies = any(p.kind == "workspace" for p in interface.parameters)                                                   # with the stream
-        self.fixed, self.packed = None if varies or not math.prod(grid) else self._pack(0), {}
-        d = driver.api()
-        self.plain = interface.cluster == (1, 1)
-        self.call, self.configs = (d.cuLaunchKernel if self.plain else d.cuLaunchKernelEx), {}
+        self.varies = any(p.kind == "workspace" for p in interface.parameters)                                              # with the stream
+        self.calls: dict[int, Callable[[], int]] = {}
+        self.kept, self.epoch = {None: self._pack(0)} if self.grid[0] and not self.varies else {}, function.epoch
 
     def __call__(self) -> None:
         if driver._poison is not None: raise DeviceError(driver._poison)
         stream = self.stream()
-        packed = self.fixed
-        if packed is None:
+        if self.epoch != self.function.epoch: self._forget()
+        call = self.calls.get(stream)
+        if call is None:
             if not self.grid[0]: return                                         # an empty grid: nothing to do
-            packed = self.packed.get(stream) or self.packed.setdefault(stream, self._pack(stream))
-        error = self._ask(stream, packed)
-        if error: self._failed(error, stream, packed)
+            call = self._prepared(stream)
+        error = call()
+        if error: self._failed(error, stream, call)
 
-    def _ask(self, stream: int, packed: Packed) -> int:
-        i, f = self.interface, self.function
-        if self.plain:
-            x, y, z = self.grid
-            return self.call(f.handle, x, y, z, i.threads, 1, 1, i.shared_bytes, stream, packed.address, 0)[0]
-        config = self.configs.get(stream)
-        if config is None: config = self.configs[stream] = driver.config(f, self.grid, i.threads, i.shared_bytes, stream, i.cluster)
-        return self.call(config, f.handle, packed.address, 0)[0]
+    def _prepared(self, stream: int) -> Callable[[], int]:
+        """The driver's call on a stream, with everything bound."""
+        if len(self.calls) >= MAX_STREAMS: self._forget()
+        packed, i = self._pack(stream) if self.varies else self.kept[None], self.interface
+        if self.epoch != self.function.epoch: self._forget()                    # packing freed a workspace
+        self.kept[stream] = packed
+        call = self.calls[stream] = driver.prepared_call(self.function, self.grid, i.threads, i.shared_bytes, stream, i.cluster, packed.address)
+        return call
+
+    def _forget(self) -> None:
+        """Drops what is bound to streams: workspaces were freed, or there are too many."""
+        self.calls, self.kept, self.epoch = {}, {k: v for k, v in self.kept.items() if k is None}, self.function.epoch
 
     def _pack(self, stream: int) -> Packed: return pack(self.interface, self.function, *self.arguments, self.name, stream)
 
-    def _failed(self, error, stream: int, packed: Packed) -> None:
+    def _failed(self, error, stream: int, call: Callable[[], int]) -> None:
         """A call from a thread on which another context, or none, is current is made again; anything else is raised."""
         if os.getpid() != self.function.pid: raise DeviceError(f"{self.name} was loaded before this process was forked; start workers with the 'spawn' method")
         if int(error) in (201, 400, 709):
-            with driver.context(self.function.device): error = self._ask(stream, packed)
+            with driver.context(self.function.device): error = call()
             if not error: return
         names, infos, grid = self.arguments
         shown = ", ".join(f"{n}={f'{i.dtype}{list(i.shape)}' if isinstance(i, ArrayInfo) else i.value}" for n, i in zip(names, infos))
@@ -258,7 +266,7 @@ def stream_source(values: Sequence, device: int) -> Callable[[], int]:
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(v, torch.Tensor) for v in values):
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        if raw is not None: return lambda: raw(device)
+        if raw is not None: return partial(raw, device)
         return lambda: torch.cuda.current_stream(device).cuda_stream
     cupy = sys.modules.get("cupy")
     if cupy is not None and any(isinstance(v, cupy.ndarray) for v in values): return lambda: cupy.cuda.get_current_stream().ptr
