@@ -289,24 +289,33 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict) -> 
     """`Launcher.__call__` for arguments of these types: binding, key and look-up in one function, the kernel's own signature; whatever is not as
     it was goes the general way. None where a parameter's name is taken."""
     if any(n.startswith("_") or n == "self" for n in kernel.names) or (parts := _key_parts(values, kernel.constexpr, kernel.names)) is None: return None
-    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
-    space |= {"_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get}
-    given = ", ".join(f"{n}={n}" if p.kind is p.KEYWORD_ONLY else n for n, p in zip(kernel.names, kernel.parameters))
-    test = " and ".join(["not _options", *(f"{n}.__class__ is _t{i}" for i, n in enumerate(kernel.names))])
-    options = tuple(dict(kernel.options).items()) or None
-    lines = [f"def __call__(self, {', '.join([*_words(kernel.parameters), '**_options'])}):",
-             f"    if {test}:",
-             "        for _space, _name, _value in _kernel._watched:",
-             "            if _space.get(_name) is not _value: break",
-             "        else:",
-             "            if not _kernel._cells:",
-             f"                try: _launch = _get((self._constant or self.extents(({', '.join(kernel.names)},)), {options!r}, {', '.join(parts)}))",
-             "                except TypeError: _launch = None",
-             "                if _launch is not None: return _launch()",
-             f"    return _general(self, {given}, **_options)"]
     if any(p.kind is p.POSITIONAL_ONLY for p in kernel.parameters): return None
-    exec("\n".join(lines), space)
+    space = {f"_d{i}": p.default if p.default is not p.empty else _ABSENT for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
+    space |= {"_kinds": _types, "_kernel": kernel, "_call": _called, "_get": ready.get}
+    named = [(p.kind is p.KEYWORD_ONLY, f"{p.name}=_d{i}") for i, p in enumerate(kernel.parameters)]
+    words = [w for only, w in named if not only] + ["*_more"] + [w for only, w in named if only]
+    test = " and ".join(["not _more and not _options", *(f"{n}.__class__ is _t{i}" for i, n in enumerate(kernel.names))])
+    values = "(" + "".join(f"{n}, " for n in kernel.names) + ")"
+    exec(f"""def __call__(self, {', '.join(words)}, **_options):
+    if {test}:
+        for _space, _name, _value in _kernel._watched:
+            if _space.get(_name) is not _value: break
+        else:
+            if not _kernel._cells:
+                try: _launch = _get((self._constant or self.extents({values}), {tuple(kernel.options) or None!r}, {', '.join(parts)}))
+                except TypeError: _launch = None
+                if _launch is not None: return _launch()
+    return _call(self, {values}, _more, _options)""", space)
     return space["__call__"]
+
+
+_ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
+
+
+def _called(launcher: Launcher, values: tuple, more: tuple, options: dict) -> None:
+    """The general way, with what was given."""
+    if more: return Launcher.__call__(launcher, *values, *more, **options)
+    return Launcher.__call__(launcher, **{n: v for n, v in zip(launcher.kernel.names, values) if v is not _ABSENT}, **options)
 
 
 def normalized(grid, kernel: str) -> tuple[int, int, int]:
