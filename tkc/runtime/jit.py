@@ -198,15 +198,15 @@ class Launcher:
             keyer, ready = kernel._ready[types]
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
         except (KeyError, TypeError): pass                                      # not made before, or not hashable
-        launch() if launch is not None else self._slowly(values, options, extents, types)
+        launch() if launch is not None else self._slowly(values, options, extents, types, len(args), tuple(kwargs))
 
-    def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple) -> None:
+    def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, positional: int, named: tuple[str, ...]) -> None:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents, self.grid)
         if getattr(launch, "reusable", False):
             if types not in kernel._ready:
                 kernel._ready[types] = _keyer(values, kernel.constexpr), {}
-                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1]) or kernel._launcher.__call__
+                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], positional, named) or kernel._launcher.__call__
             keyer, ready = kernel._ready[types]
             try: key = keyer(extents, options and tuple(options.items()), values)
             except (TypeError, AttributeError): key = None
@@ -243,21 +243,15 @@ def _typed(s: Specialization) -> tuple:
 def _types(value): return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
 
 
-def _words(parameters) -> list[str]:
-    """The parameters of a function with a kernel's own signature; its defaults are named _d0, _d1, …"""
-    words, bare = [], False
+def _binder(name: str, parameters, defaults: dict) -> Callable:
+    """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
+    space, words, bare = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}, [], False
     for i, p in enumerate(parameters):
         if p.kind is p.KEYWORD_ONLY and not bare: words.append("*"); bare = True
         words.append(p.name if p.default is p.empty else f"{p.name}=_d{i}")
-    return words
-
-
-def _binder(name: str, parameters, defaults: dict) -> Callable:
-    """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
-    space = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}
     rest = "_options" if "_options" not in {p.name for p in parameters} else "_options_"
     values = "(" + "".join(f"{p.name}, " for p in parameters) + ")"
-    exec(f"def {name}({', '.join([*_words(parameters), '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
+    exec(f"def {name}({', '.join([*words, '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
     return space[name]
 
 
@@ -285,37 +279,30 @@ def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
     return space["key"]
 
 
-def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict) -> Callable | None:
-    """`Launcher.__call__` for arguments of these types: binding, key and look-up in one function, the kernel's own signature; whatever is not as
-    it was goes the general way. None where a parameter's name is taken."""
-    if any(n.startswith("_") or n == "self" for n in kernel.names) or (parts := _key_parts(values, kernel.constexpr, kernel.names)) is None: return None
-    if any(p.kind is p.POSITIONAL_ONLY for p in kernel.parameters): return None
-    space = {f"_d{i}": p.default if p.default is not p.empty else _ABSENT for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
-    space |= {"_kinds": _types, "_kernel": kernel, "_call": _called, "_get": ready.get}
-    named = [(p.kind is p.KEYWORD_ONLY, f"{p.name}=_d{i}") for i, p in enumerate(kernel.parameters)]
-    words = [w for only, w in named if not only] + ["*_more"] + [w for only, w in named if only]
-    test = " and ".join(["not _more and not _options", *(f"{n}.__class__ is _t{i}" for i, n in enumerate(kernel.names))])
-    values = "(" + "".join(f"{n}, " for n in kernel.names) + ")"
-    exec(f"""def __call__(self, {', '.join(words)}, **_options):
-    if {test}:
-        for _space, _name, _value in _kernel._watched:
-            if _space.get(_name) is not _value: break
-        else:
-            if not _kernel._cells:
-                try: _launch = _get((self._constant or self.extents({values}), {tuple(kernel.options) or None!r}, {', '.join(parts)}))
-                except TypeError: _launch = None
-                if _launch is not None: return _launch()
-    return _call(self, {values}, _more, _options)""", space)
+def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, positional: int, named: Sequence[str]) -> Callable | None:
+    """`Launcher.__call__` for calls like the one that is being made: so many positional arguments, these names, values of these types. Binding, key and
+    look-up are one function; whatever is not as it was goes the general way. None where such a call cannot be looked up."""
+    names = kernel.names
+    if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names): return None
+    if (parts := _key_parts(values, kernel.constexpr, names)) is None: return None
+    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
+    space |= {"_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get}
+    by_name = [f"{n} = _named[{n!r}]" for n in named]
+    defaults = [f"{n} = _d{i}" for i, n in enumerate(names) if i >= positional and n not in named]
+    bound = "; ".join([f"{', '.join(names[:positional])}, = _given" if positional else "pass", *by_name, *defaults])
+    exec(f"""def __call__(self, *_given, **_named):
+    _launch = None
+    if len(_given) == {positional} and len(_named) == {len(named)}:
+        try:
+            {bound}
+            if {' and '.join(f"{n}.__class__ is _t{i}" for i, n in enumerate(names)) or 'True'}:
+                for _space, _name, _value in _kernel._watched:
+                    if _space.get(_name) is not _value: break
+                else:
+                    if not _kernel._cells: _launch = _get((self._constant or self.extents(({''.join(n + ', ' for n in names)})), {tuple(kernel.options) or None!r}, {', '.join(parts)}))
+        except (KeyError, TypeError): pass
+    return _launch() if _launch is not None else _general(self, *_given, **_named)""", space)
     return space["__call__"]
-
-
-_ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
-
-
-def _called(launcher: Launcher, values: tuple, more: tuple, options: dict) -> None:
-    """The general way, with what was given."""
-    if more: return Launcher.__call__(launcher, *values, *more, **options)
-    return Launcher.__call__(launcher, **{n: v for n, v in zip(launcher.kernel.names, values) if v is not _ABSENT}, **options)
 
 
 def normalized(grid, kernel: str) -> tuple[int, int, int]:
