@@ -1,5 +1,6 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
 # make test     the tests; those that need a GPU are skipped where there is none
+# make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
 # make sanitize compute-sanitizer over the examples and the library, on a GPU
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 100,000 broken texts of IR, every mutant; goes on where it was stopped
@@ -8,7 +9,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: demo test test-gpu sanitize fuzz lint clean
+.PHONY: demo test trials test-gpu sanitize fuzz lint clean
+
+trials: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.trials
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo

@@ -1,5 +1,6 @@
 """Compile errors: the user's line, a caret, the call chain, expected and got, and one way out."""
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +58,24 @@ def test_place_inside_an_operand_of_and():
     assert marked(e) == "tkc.arange(4) + tkc.arange(3)" and e.location.function == "f" and not e.location.calls
 
 
+def shown(e: tkc.CompileError, f) -> None:
+    """The place is in this file, inside the function (or what it calls), and its line stands there with a caret under an expression."""
+    assert e.location.file == __file__ and e.location.line >= f.__code__.co_firstlineno
+    *_, line, caret = str(e).splitlines()
+    assert set(caret.strip()) == {"^"} and marked(e).strip() and line.strip() in Path(__file__).read_text()
+    assert str(e).startswith(f"{__file__}:{e.location.line}:") and e.message.count("\n") == 0
+
+
+KINDS: list[str] = []
+
+
 def wrong(words):
     def put(f):
+        KINDS.append(f.__name__)
         def test():
-            for w in words: assert w in error(f).message, error(f).message
+            e = error(f)
+            for w in words: assert w in e.message, e.message
+            shown(e, f)
         test.__name__ = f.__name__
         return test
     return put
@@ -213,6 +228,103 @@ def test_carried_type_changes(n):
 def test_carried_tile_changes(n):
     acc = tkc.zeros((4,), tkc.float16)
     while n > 0: acc = acc + tkc.zeros((4,)); n = n - 1
+
+
+def tile(n: int = 4, dtype=None): return tkc.zeros((n,), dtype or tkc.float32)
+
+
+# name -> (what a kernel says about x (rank 2), v (rank 1, float32), n and s; words of the message: what was expected, what was got, the way out)
+SAYINGS = {
+    "offsets for pointers": (lambda x, v, n, s: tkc.load(v.ptr + tkc.arange(4), (0,)), ["takes no offsets", "add the offsets to the pointers"]),
+    "a load without a shape": (lambda x, v, n, s: tkc.load(v, (0,)), ["needs offsets and a shape", "array.ptr"]),
+    "a number for an array": (lambda x, v, n, s: tkc.load(n), ["an array and offsets, or pointers", "int32"]),
+    "sem of a block": (lambda x, v, n, s: tkc.load(v, (0,), (4,), sem="acquire"), ["sem=", "array.ptr + offset"]),
+    "sem of a stored block": (lambda x, v, n, s: tkc.store(v, (0,), tile(), sem="release"), ["sem=", "array.ptr + offset"]),
+    "a word that is no sem": (lambda x, v, n, s: tkc.load(v.ptr, sem="strong"), ["'acquire'", "got 'strong'"]),
+    "a word that is no scope": (lambda x, v, n, s: tkc.load(v.ptr, sem="acquire", scope="warp"), ["'block', 'gpu', 'system'", "got 'warp'"]),
+    "a store without a value": (lambda x, v, n, s: tkc.store(v, (0,)), ["takes an array, offsets and a value"]),
+    "a store to pointers with offsets": (lambda x, v, n, s: tkc.store(v.ptr, (0,), 3), ["takes pointers and a value"]),
+    "a store of too high a rank": (lambda x, v, n, s: tkc.store(v, (0,), tkc.zeros((4, 4))), ["rank 1", "float32[4, 4]", "reshape"]),
+    "too few offsets of a store": (lambda x, v, n, s: tkc.store(x, (0,), tile()), ["rank 2", "2 offsets", "got 1"]),
+    "a stored pointer": (lambda x, v, n, s: tkc.store(v.ptr, v.ptr), ["cannot store a pointer", "bitcast=True"]),
+    "a float offset": (lambda x, v, n, s: tkc.load(v, (s,), (4,)), ["offset 0 is an integer", "float32"]),
+    "a gather of another length": (lambda x, v, n, s: tkc.load(x, (tkc.arange(3), 0), (4, 4)), ["a tile of 3 integers", "must be 3", "got 4"]),
+    "offsets of rank 2": (lambda x, v, n, s: tkc.load(x, (tkc.zeros((2, 2), tkc.int32), 0), (2, 4)), ["rank-1 integer tile", "int32[2, 2]"]),
+    "a mask of too high a rank": (lambda x, v, n, s: tkc.load(v, (0,), (4,), mask=tkc.zeros((4, 4)) > 0), ["[4, 4]", "[4]"]),
+    "another extent of a mask": (lambda x, v, n, s: tkc.load(v, (0,), (4,), mask=tile(3) > 0), ["[3]", "[4]"]),
+    "an atomic of float8": (lambda x, v, n, s: tkc.atomic_add(tkc.array(v.ptr, tkc.float8_e4m3, (4,)), (0,), 1.0), ["atomic_add does not take float8_e4m3"]),
+    "bits of floats": (lambda x, v, n, s: tkc.atomic_and(v.ptr, 1.0), ["atomic_and takes integers", "float32"]),
+    "a swap of a block": (lambda x, v, n, s: tkc.atomic_cas(v, 0.0, 1.0), ["atomic_cas", "array.ptr + offset"]),
+    "a grid axis": (lambda x, v, n, s: tkc.program_id(3), ["0, 1 or 2", "got 3"]),
+    "an empty range": (lambda x, v, n, s: tkc.arange(4, 4), ["is empty", "extents of 1 and more"]),
+    "a traced range": (lambda x, v, n, s: tkc.arange(n), ["Python integers", "tkc.constexpr"]),
+    "a tile for full": (lambda x, v, n, s: tkc.full((4,), tile()), ["takes a scalar", "float32[4]", "broadcast_to"]),
+    "a condition of integers": (lambda x, v, n, s: tkc.where(tkc.arange(4), 1, 2), ["truth values", "int32[4]", "c != 0"]),
+    "a broadcast that does not fit": (lambda x, v, n, s: tkc.broadcast_to(tile(3), (2, 4)), ["[3]", "[2, 4]", "use [:, None] or reshape"]),
+    "a reshape that does not fit": (lambda x, v, n, s: tile(6).reshape(4, 2), ["float32[6]", "6 elements", "[4, 2]"]),
+    "axes of permute": (lambda x, v, n, s: tkc.zeros((2, 3)).permute(0, 0), ["permute(0, 0)", "0 to 1 once"]),
+    "a transpose of rank 1": (lambda x, v, n, s: tile().T, ["rank of 2 or more", "float32[4]"]),
+    "cat of two extents": (lambda x, v, n, s: tkc.cat(tkc.zeros((2, 3)), tkc.zeros((2, 4))), ["other extents differ", "float32[2, 3]", "float32[2, 4]"]),
+    "split of an odd extent": (lambda x, v, n, s: tkc.split(tkc.zeros((4, 3))), ["last extent is 2", "float32[4, 3]"]),
+    "an axis of flip": (lambda x, v, n, s: tkc.flip(tile(), 1), ["tkc.flip", "axis 1 of float32[4]"]),
+    "a traced axis": (lambda x, v, n, s: tkc.sum(tile(), axis=n), ["Python integer", "int32"]),
+    "too many indices": (lambda x, v, n, s: tile()[0, 0], ["2 indices", "float32[4]"]),
+    "a traced slice": (lambda x, v, n, s: tile()[:n], ["sliced by constants", "slice the array before loading"]),
+    "a backward slice": (lambda x, v, n, s: tile()[::-1], ["tkc.flip"]),
+    "an empty slice": (lambda x, v, n, s: tile()[4:], ["is empty", "1 and more"]),
+    "a truth value as an index": (lambda x, v, n, s: tile()[True], ["is no index", "tkc.where"]),
+    "a step of a view": (lambda x, v, n, s: v[0:8:2], ["steps of 1"]),
+    "too many indices of an array": (lambda x, v, n, s: v[0, 0], ["2 indices", "rank 1"]),
+    "a tile as an index of an array": (lambda x, v, n, s: v[tkc.arange(4)], ["indexed by scalars", "tkc.load(array, (tile, …), shape)"]),
+    "a transposed array": (lambda x, v, n, s: x.T, ["no .T", "tkc.load(array, offsets, shape).T"]),
+    "the length of an array": (lambda x, v, n, s: len(v), [".shape[0]"]),
+    "the truth of an array": (lambda x, v, n, s: bool(v), ["no truth value", "compare its .shape"]),
+    "iterating an array": (lambda x, v, n, s: list(v), ["cannot be iterated", "index it"]),
+    "iterating a tile": (lambda x, v, n, s: list(tile()), ["cannot be iterated", "t[0]"]),
+    "in": (lambda x, v, n, s: 1 in tile(), ["`in`", "tkc.any(tile == value)"]),
+    "int of a value": (lambda x, v, n, s: int(n), [".to(tkc.int32)"]),
+    "float of a value": (lambda x, v, n, s: float(s), [".to(tkc.float32)"]),
+    "an index of a list": (lambda x, v, n, s: [1, 2][n], ["known at compile time", "tkc.constexpr"]),
+    "a cast to no dtype": (lambda x, v, n, s: tile().to("float16"), ["a dtype such as tkc.float32", "'float16'"]),
+    "a bitcast of another width": (lambda x, v, n, s: tile().to(tkc.int16, bitcast=True), ["float32 as int16", "32 bits against 16"]),
+    "a number that does not fit": (lambda x, v, n, s: tile(4, tkc.int8) + 300, ["300 does not fit int8", "-128 to 127", ".to()"]),
+    "a float among integers' bits": (lambda x, v, n, s: tile() & 1, ["and does not take float32"]),
+    "a pointer times two": (lambda x, v, n, s: v.ptr * 2, ["+ and - of integers only"]),
+    "a pointer plus a float": (lambda x, v, n, s: v.ptr + 0.5, ["moves by integers", "0.5"]),
+    "a text in arithmetic": (lambda x, v, n, s: tile() + "a", ["'a'"]),
+    "dot of rank 1": (lambda x, v, n, s: tkc.dot(tile(), tile()), ["rank 2 and more", "float32[4]", "[None, :]"]),
+    "dot's precision": (lambda x, v, n, s: tkc.dot(tkc.zeros((4, 4)), tkc.zeros((4, 4)), precision="fast"), ["'ieee'", "got 'fast'"]),
+    "dot's accumulator": (lambda x, v, n, s: tkc.dot(tkc.zeros((4, 4)), tkc.zeros((4, 4)), tkc.zeros((4, 8))), ["[4, 4]", "[4, 8]", "use [:, None] or reshape"]),
+    "dot's accumulator of integers": (lambda x, v, n, s: tkc.dot(tkc.zeros((4, 4)), tkc.zeros((4, 4)), tkc.zeros((4, 4), tkc.int32)), ["accumulates in float32", "int32[4, 4]"]),
+    "topk of too many": (lambda x, v, n, s: tkc.topk(tile(), 5), ["k is 1 to 4", "got 5"]),
+    "a histogram of floats": (lambda x, v, n, s: tkc.histogram(tile(), 8), ["rank-1 tile of integers", "float32[4]"]),
+    "xor of floats": (lambda x, v, n, s: tkc.xor_sum(tile()), ["takes integers", "float32[4]"]),
+    "a reduction of a scalar": (lambda x, v, n, s: tkc.sum(n), ["takes a tile", "int32"]),
+    "a combination of too few": (lambda x, v, n, s: tkc.reduce((tile(), tile()), 0, lambda a, b, c, d: a + c), ["gives 2 values", "got 1"]),
+    "a combination of another type": (lambda x, v, n, s: tkc.reduce(tile(), 0, lambda a, b: (a + b).to(tkc.float16)), ["gives float32", "float16"]),
+    "a combination of two shapes": (lambda x, v, n, s: tkc.scan((tile(), tile(3)), 0, lambda a, b, c, d: (a, b)), ["tiles of one shape", "float32[3]"]),
+    "an assumption of a tile": (lambda x, v, n, s: tkc.assume(tile() > 0), ["scalar condition", "bool_[4]"]),
+    "an assumption that is false": (lambda x, v, n, s: tkc.assume(1 > 2), ["something false"]),
+    "a multiple of nothing": (lambda x, v, n, s: tkc.multiple_of(n, 0), ["positive Python integer", "got 0"]),
+    "a multiple of a float": (lambda x, v, n, s: tkc.multiple_of(s, 4), ["takes integers", "float32"]),
+    "a traced static_assert": (lambda x, v, n, s: tkc.static_assert(n > 0), ["compile time", "tkc.device_assert"]),
+    "an address of 32 bits": (lambda x, v, n, s: tkc.array(n, tkc.float32, (4,)), ["64 bits", "int32"]),
+    "an array of no dtype": (lambda x, v, n, s: tkc.array(v.ptr, 4, (4,)), ["dtype", "got 4"]),
+    "strides of an array": (lambda x, v, n, s: tkc.array(v.ptr, tkc.float32, (4, 4), (1,)), ["2 extents and 1 strides"]),
+}
+
+
+@pytest.mark.parametrize("name", SAYINGS)
+def test_saying(name):
+    use, words = SAYINGS[name]
+    def f(x, v, n, s): use(x, v, n, s)
+    e = error(f)
+    for w in words: assert w in e.message, e.message
+    shown(e, use)
+
+
+def test_there_are_many_kinds():
+    assert len(KINDS) + len(SAYINGS) >= 110
 
 
 def test_wrong_parameters():

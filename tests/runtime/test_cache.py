@@ -1,4 +1,5 @@
 """The disk cache under damage, races and hostile directories; the key under the change of each thing it stands for."""
+import errno
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import tkc
+from benchmarks import trials
 from tkc.errors import CacheError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.cache import DiskCache
@@ -83,6 +85,25 @@ def test_a_disk_that_fails_costs_only_the_entry(disk, monkeypatch, call, error):
     assert disk.get(KEY) is None and not [p for p in disk.path(KEY).parent.iterdir() if p.suffix == ".tkc"]
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EBUSY, errno.EIO, errno.ENOENT, errno.EACCES, errno.EROFS, errno.ESTALE])
+@pytest.mark.parametrize("call", ["os.open", "os.fdopen", "os.replace", "os.fsync", "os.utime", "os.unlink", "os.scandir", "os.lstat", "tempfile.mkstemp", "Path.mkdir"])
+def test_any_call_may_fail_in_any_way(tmp_path, monkeypatch, call, number):
+    """Nothing is raised, nothing wrong is read, and afterwards the cache works."""
+    disk = DiskCache(tmp_path / "c")
+    disk.put(KEY, PARTS)
+    def fails(*a, **k): raise OSError(number, os.strerror(number))
+    monkeypatch.setattr(f"tkc.runtime.cache.{call}", fails)
+    other = "cd" * 32
+    for _ in range(2):
+        disk.put(other, PARTS)
+        assert disk.get(KEY) in (None, PARTS) and disk.get(other) in (None, PARTS)
+    monkeypatch.undo()
+    fresh = DiskCache(tmp_path / "c")
+    fresh.put(other, PARTS)
+    assert fresh.get(other) == PARTS and not list((tmp_path / "c").glob("*/.new-*"))
+
+
 def test_the_oldest_entries_go_first(tmp_path):
     disk = DiskCache(tmp_path / "c", megabytes=0)
     keys = [f"ab{i:062x}" for i in range(8)]
@@ -122,6 +143,16 @@ def test_a_writer_that_is_killed_leaves_no_bad_entry(tmp_path):
         time.sleep(0.01 * round + 0.003)
         p.kill(); p.wait(); p.stdout.close()
         assert disk.get(KEY) in (None, {"data": bytes(1000000)})
+
+
+def test_ptx_is_the_same_whatever_the_hash_seed():
+    assert len({trials.ptx_of_suite(seed) for seed in (0, 1, 77)}) == 1
+
+
+def test_trials_in_small(tmp_path):
+    assert trials.shared_directory(tmp_path / "a", processes=4, keys=50, rounds=100) == 0
+    assert trials.killed_writers(tmp_path / "b", kills=8) == 0
+    assert trials.forked_children(tmp_path / "c", children=3) == 0
 
 
 def test_off(monkeypatch):

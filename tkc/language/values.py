@@ -360,7 +360,7 @@ class Tile(Value):
         if shape.count(-1) == 1:
             rest = -math.prod(shape)
             if rest and self.size % rest == 0: shape[shape.index(-1)] = self.size // rest
-        if math.prod(shape) != self.size or -1 in shape: fail(f"cannot reshape {describe(self)} ({self.size} elements) to {shape}")
+        if math.prod(shape) != self.size or -1 in shape: fail(f"cannot reshape {describe(self)} ({self.size} elements) to {shape}; give extents whose product is {self.size}, or one of -1")
         return self if tuple(shape) == self.shape else Tile(tracer().emit(tile.Reshape(self.use(), TileType(shape, element_of(self.ssa.type)))).result)
 
     def __getitem__(self, index) -> Value:

@@ -26,6 +26,15 @@ _variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.enviro
 _compiling = threading.RLock()                  # a trace has one place in a process where it stands
 
 
+def _forked() -> None:
+    """In a child: another thread of the parent may have held the lock."""
+    global _compiling
+    _compiling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_forked)
+
+
 def jit(fn: Callable | None = None, **options):
     """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps, num_stages, cluster, …) are defaults of its launches."""
     if fn is None: return lambda f: JitFunction(f, options)

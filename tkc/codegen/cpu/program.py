@@ -256,3 +256,6 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 def _pool(n: int) -> ThreadPoolExecutor:
     if n not in _pools: _pools[n] = ThreadPoolExecutor(n, "tkc")
     return _pools[n]
+
+
+if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_pools.clear)       # a child has none of its parent's threads
