@@ -11,14 +11,14 @@ JOBS   ?= auto
 
 .PHONY: demo test trials test-gpu sanitize fuzz lint clean
 
-trials: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.trials
-
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(JOBS)
+
+trials: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.trials
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m gpu

@@ -29,7 +29,7 @@ def is_float(t: np.dtype) -> bool: return t in FLOATS
 
 @dataclass
 class Near:
-    """Floats within `ulps` units in the last place of the output's type, or `absolute`."""
+    """Floats within `ulps` units in the last place of the output's type (infinite: anything), or `absolute`."""
     values: np.ndarray
     ulps: float | np.ndarray
     absolute: float | np.ndarray = 0.0
@@ -93,7 +93,7 @@ def compare(what: str, got: np.ndarray, want) -> None:
         if (top := LARGEST.get(got.dtype)): values = np.clip(values, -top, top)
         rounded = values.astype(got.dtype).astype(F64)
         error = np.abs(g - values) / spacing(values, got.dtype)
-        same = (error <= want.ulps) | (np.abs(g - values) <= want.absolute) | (g == rounded) | np.isnan(g) & np.isnan(values)
+        same = (error <= want.ulps) | (np.abs(g - values) <= want.absolute) | (g == rounded) | np.isnan(g) & np.isnan(values) | np.isinf(want.ulps)
     if same.all(): return
     at = tuple(int(i) for i in np.argwhere(~same)[0])
     expected = want.values if isinstance(want, Near) else want

@@ -2,7 +2,7 @@
 
 f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's approximations are exact enough.
 Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt, rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1
-for each 2^4 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^6; atan2 has no float64 form.  tests/operations has the bounds.
+for each 2^4 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no float64 form.  tests/operations has the bounds.
 
 The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
 
@@ -32,6 +32,7 @@ _COS = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05, -2.72
 _ERF = (1.128379225730896, -0.37612637877464294, 0.11283782124519348, -0.0268654003739357, 0.005220945458859205, -0.000848282827064395, 0.00011256943980697542, -9.641505130275618e-06)
 _ERFC = (-0.00027600364410318434, 1.6296608448028564, 0.9134921431541443, 0.1564767211675644, -0.03641365095973015, 0.006087242625653744, -0.000642805767711252, 3.226171975256875e-05,
          -6.681317188395042e-08)
+_HALF_PI = (1.5707855224609375, 1.0804334124259185e-05, -1.6513995574653217e-13)             # a float32 of few bits, what that leaves, what both leave
 # 32 zero bits, then 2/pi = 0.a2f9836e 4e441529 fc2757d1 ... in hexadecimal
 _TWO_OVER_PI = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 _ATAN = (-0.33333301544189453, 0.19998638331890106, -0.14265243709087372, 0.10957565903663635, -0.08419428765773773, 0.058234021067619324, -0.03145517036318779, 0.011064153164625168,
@@ -128,7 +129,7 @@ def log1p(e, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     u = F.add(x, 1.0)
     ratio = F.op("div.rn", x, F.sub(u, 1.0))
-    plain = log(e, t, u) if bits(t) >= 32 else F.mul(F.op("lg2.approx", u), LN2)
+    plain = log(e, t if bits(t) >= 32 else _f32(), u)
     found = F.select(F.test("eq", u, 1.0), x, F.mul(plain, ratio))
     return F.select(F.test("eq", x, float("inf")), x, found)
 
@@ -161,11 +162,12 @@ def _sine(shift: int):
         F, w = Floats(e, max(bits(t), 32)), e.w
         wide = bits(t) == 64
         k = F.op(f"cvt.rni.{F.type}", F.mul(x, 2 / PI))
-        parts = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21) if wide else (1.5707855224609375, 1.0804334124e-05, 6.0770999344e-11)
+        parts = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21) if wide else _HALF_PI
         r = x
         for part in parts: r = F.fma(k, -part, r)
         quadrant = w.op(f"cvt.rni.s32.{F.type}", "b32", k)
         if bits(t) == 32 or str(t) == "bf16": _reduce_far(e, x, r, quadrant)
+        elif wide: r = F.select(F.test("lt", F.abs(x), 1e9), r, float("nan"))
         s = F.mul(r, r)
         odd = [(-1) ** (i + 1) / _factorial(2 * i + 3) for i in range(8)] if wide else _SIN
         even = [(-1) ** i / _factorial(2 * i + 4) for i in range(8)] if wide else _COS
