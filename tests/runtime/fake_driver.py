@@ -20,7 +20,7 @@ class FakeDriver:
         self.current = [0]                          # contexts of the calling thread, the current one last
         self.capturing, self.mode = 0, "global"
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
-        self.capturing, self.memory = set(), 0x7000_0000_0000       # streams that are captured; the next address
+        self.captured, self.memory = set(), 0x7000_0000_0000        # streams that are captured (capturing: all are); the next address
 
     def CUresult(self, code): return code
     def cuGetErrorName(self, code): return 0, f"CUDA_ERROR_{code}".encode()
@@ -62,8 +62,6 @@ class FakeDriver:
     def cuStreamCreate(self, flags): return self._did("cuStreamCreate", flags, gives=(0x51DE,))
     def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
     def cuStreamDestroy(self, stream): return self._did("cuStreamDestroy", stream)
-    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", stream, gives=(int(stream in self.capturing),))
-    def cuThreadExchangeStreamCaptureMode(self, mode): return self._did("cuThreadExchangeStreamCaptureMode", mode, gives=("before",))
 
     CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
     def cuMemHostAlloc(self, size, flags):
@@ -73,8 +71,7 @@ class FakeDriver:
     def cuThreadExchangeStreamCaptureMode(self, mode):
         before, self.mode = self.mode, mode
         return self._did("cuThreadExchangeStreamCaptureMode", mode, gives=(before,))
-    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", gives=(self.capturing,))
-    def cuStreamSynchronize(self, stream): return self._did("cuStreamSynchronize", stream)
+    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", gives=(self.capturing or int(stream in self.captured),))
 
     def cuTensorMapEncodeTiled(self, *fields):
         number = len(self.maps).to_bytes(4, "little") * 32

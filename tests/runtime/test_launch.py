@@ -108,7 +108,7 @@ def test_workspaces_are_few_and_a_launch_never_uses_a_freed_one(gpu, function):
 def test_a_captured_stream_gets_memory_outside_of_its_capture_that_is_never_freed(gpu, function):
     i, stream = interface(Parameter("workspace", "u64", bytes=64)), [7]
     again = Launch(i, function, [], [], (1, 1, 1), lambda: stream[0], "k")
-    gpu.capturing = {7}
+    gpu.captured = {7}
     again()
     names = [c[0] for c in gpu.calls]
     assert names.count("cuThreadExchangeStreamCaptureMode") == 2 and names.index("cuThreadExchangeStreamCaptureMode") < names.index("cuMemAlloc")

@@ -265,15 +265,13 @@ def workspace(function: Function, stream: int, size: int) -> int:
             check(d.cuCtxSynchronize(), "waiting for a workspace to be unused")
             check(d.cuMemFree(held.pop(free[0])), "freeing a workspace")
             function.epoch += 1
-        before = d.cuThreadExchangeStreamCaptureMode(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)[1] if captured else None
-        try:
+        with outside_of_captures():
             pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
             side = check(d.cuStreamCreate(1), "making a stream")                     # 1: it does not wait for the default stream, which may be captured
             check(d.cuMemsetD8Async(pointer, 0, size, side), "clearing a workspace")
             check(d.cuStreamSynchronize(side), "clearing a workspace")              # before a stream that does not wait for this one
             check(d.cuStreamDestroy(side), "giving back a stream")
-        finally:
-            if captured: d.cuThreadExchangeStreamCaptureMode(before); function.graphed.add(key)
+    if captured: function.graphed.add(key)
     held[key] = pointer
     return pointer
 
