@@ -50,3 +50,13 @@ def telling(x, n):
 def in_place(x, y, n, BLOCK: tkc.constexpr = 64):
     """y may be a part of x: then each block is read before it is written, and later ones after."""
     for k in tkc.range(0, n, BLOCK): tkc.store(y, (k,), tkc.load(x, (k,), (BLOCK,)) + 1)
+
+
+@tkc.jit
+def beyond(x, out, start):
+    """An axis of more than 2^31 elements: its block at a 64-bit offset, its end, and a view of its last part."""
+    v = x[start:]
+    tkc.store(out, (0,), tkc.load(x, (start,), (32,)))
+    tkc.store(out, (32,), tkc.load(v, (0,), (32,)))
+    tkc.store(out, (64,), tkc.full((1,), v.shape[0]).to(out.dtype))
+    tkc.store(x, (start + 1,), tkc.full((64,), 9, x.dtype))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.operations.kernels import chained, far, in_place, last_one, noisy, telling
+from tests.operations.kernels import beyond, chained, far, in_place, last_one, noisy, telling
 from tkc.errors import Error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +66,33 @@ def test_offsets_beyond_32_bits(rows):
     out = torch.zeros(32, dtype=torch.int8, device="cuda")
     far[1](x, out, rows - 1)
     assert out.tolist() == [*range(16)] * 2 and x[rows - 1, :18].tolist() == [0, *range(3, 19), 17] and not x[0, :64].any()
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("n", [(1 << 31) + 20, (1 << 32) + 20])
+def test_axes_beyond_32_bits(where, n):
+    start, last = n - 20, np.arange(1, 21)
+    want = np.concatenate([last, np.zeros(12), last, np.zeros(12), [20]])
+    if where == "cpu":
+        x, out = np.zeros(n, np.int8), np.zeros(65, np.int8)                      # the pages between are never touched
+        x[start:] = last
+        beyond[1](x, out, start)
+        np.testing.assert_array_equal(out, want)
+        np.testing.assert_array_equal(x[start:], [1] + [9] * 19)
+        return
+    torch = pytest.importorskip("torch")
+    x, out = torch.zeros(n, dtype=torch.int8, device="cuda"), torch.zeros(65, dtype=torch.int8, device="cuda")
+    x[start:] = torch.from_numpy(last.astype(np.int8)).cuda()
+    beyond[1](x, out, start)
+    assert out.tolist() == want.tolist() and x[start:].tolist() == [1] + [9] * 19 and not x[:64].any()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_extents_of_wide_arrays_are_64_bits(target):
+    compiled = beyond.compile("i8[5000000000]", "i8[65]", "i64", target=target)
+    kinds = {(p.kind, p.type) for p in compiled.interface.parameters if p.argument == 0}
+    assert ("shape", "u64") in kinds and ("shape", "u32") not in kinds
+    assert ("shape", "u32") in {(p.kind, p.type) for p in beyond.compile("i8[5000]", "i8[65]", "i32", target=target).interface.parameters}
 
 
 # Random123's known answer: philox4x32-10 of counter 0 and key 0, and of a counter of ones

@@ -55,8 +55,8 @@ class FakeDriver:
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared): return self._did("occupancy", gives=(self.blocks,))
     def cuOccupancyMaxActiveClusters(self, function, config): return self._did("clusters", config, gives=(self.blocks * 132 // 2,))
     def cuMemAlloc(self, size):
-        self.memory += 1 << 20
-        return self._did("cuMemAlloc", size, gives=(self.memory,))
+        address, self.memory = self.memory, self.memory + (1 << 20)
+        return self._did("cuMemAlloc", size, gives=(address,))
     def cuMemFree(self, pointer): return self._did("cuMemFree", pointer)
     def cuMemsetD8Async(self, pointer, value, size, stream): return self._did("cuMemsetD8Async", pointer, value, size, stream)
     def cuStreamCreate(self, flags): return self._did("cuStreamCreate", flags, gives=(0x51DE,))

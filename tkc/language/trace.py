@@ -37,6 +37,7 @@ def trace(fn, signature: Signature) -> ModuleOp:
     kernel.set_integer("level", 0)
     if signature.options.num_warps is not None: kernel.attributes["warps"] = IntegerAttr(signature.options.num_warps, i64)
     kernel.attributes["argument_names"] = ArrayAttr(map(StringAttr, dynamic))
+    if wide := [i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide]: kernel.attributes["wide"] = tile.ints(wide)
     with activate(Tracer(kernel.body.block)) as tracer:
         values: dict[str, Any] = {n: a.value for n, a in arguments.items() if isinstance(a, ConstantArgument)}
         for (name, a), ssa in zip(dynamic.items(), kernel.arguments):

@@ -265,6 +265,7 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: int) -> tuple[
     match p.kind:
         case "map": return _map(name, i, p, n, arguments[p.argument][1]), f"&p{i}"
         case "pointer": value = f"{n}->data"
+        case "shape" if p.type == "s32": return [f"int32_t p{i} = (int32_t)({n}->shape[{p.axis}] < INT32_MAX ? {n}->shape[{p.axis}] : INT32_MAX);"], f"&p{i}"
         case "shape" | "stride": value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
         case "trap": value = "0"                                                # a check that fails traps without a record
         case "grid": value = f"grid[{p.axis}]"

@@ -172,7 +172,9 @@ def piece(p: Parameter, function: driver.Function, names: Sequence[str], infos: 
     match p.kind:
         case "map": return encoded(tensor_maps.describe(p, infos[p.argument], what))
         case "pointer": return number(p, infos[p.argument].pointer, what)
-        case "shape": return number(p, infos[p.argument].shape[p.axis], f"{what}: extent {p.axis}")
+        case "shape":
+            extent = infos[p.argument].shape[p.axis]
+            return number(p, min(extent, 2**31 - 1) if p.type == "s32" else extent, f"{what}: extent {p.axis}")
         case "stride": return number(p, infos[p.argument].strides[p.axis], f"{what}: stride {p.axis}")
         case "grid": return number(p, grid[p.axis], f"{what}: grid axis {p.axis}")
         case "scalar": return scalar(p, infos[p.argument], what)

@@ -131,12 +131,12 @@ class Block:
         e, w, v, n = self.e, self.e.w, self.op.offsets[axis], max(self.extents[axis], 1)
         extent, fact = self.array.extent(axis), self.array.facts.shape[axis]
         found, offset = e.ranges.of(v), e.operand(v)
-        if fact.divisible(n) and found is not None and found.divisor % n == 0: return self._once((axis,), lambda: self._below(offset, extent))
+        if fact.divisible(n) and found is not None and found.divisor % n == 0: return self._once((axis,), lambda: self._below(offset, axis))
         here = self._once((axis, "u"), lambda: add(e, offset if self._narrow(offset) else offset, self._thread(axis, offset), "s32" if self._narrow(offset) else "s64"))
         if self._narrow(here) and found is not None and found.lo >= 0:
             room = self._once((axis, "room"), lambda: extent - here if not isinstance(here, str) and not isinstance(extent, str) else w.op("sub.s32", "b32", extent, here))
             return self._once((axis, constant), lambda: w.op("setp.gt.s32", "pred", room, constant) if isinstance(room, str) else room > constant)
-        return self._once((axis, constant), lambda: self._below(add(e, here, constant, "s32" if self._narrow(here) else "s64"), extent))
+        return self._once((axis, constant), lambda: self._below(add(e, here, constant, "s32" if self._narrow(here) else "s64"), axis))
 
     def _narrow(self, x: Operand) -> bool: return not isinstance(x, str) or x.startswith("%r")
 
@@ -145,10 +145,11 @@ class Block:
         at = thread_offset(self.e, self.layout, {self.axes.index(axis): 1})
         return at if self._narrow(like) else wide(self.e, at)
 
-    def _below(self, x: Operand, extent: Operand) -> Operand:
-        """0 <= x < extent, as unsigned numbers."""
+    def _below(self, x: Operand, axis: int) -> Operand:
+        """0 <= x < the axis's extent, as unsigned numbers."""
+        if not self._narrow(x): return self.e.w.op("setp.lt.u64", "pred", x, self.array.long(axis) if self.array.long else wide(self.e, self.array.extent(axis), unsigned=True))
+        extent = self.array.extent(axis)
         if not isinstance(x, str) and not isinstance(extent, str): return 0 <= x < extent
-        if not self._narrow(x): return self.e.w.op("setp.lt.u64", "pred", x, wide(self.e, extent, unsigned=True))
         if not isinstance(x, str): return self.e.w.op("setp.gt.s32", "pred", extent, x) if x >= 0 else False
         return self.e.w.op("setp.lt.u32", "pred", x, extent)
 
@@ -169,7 +170,7 @@ class Block:
         def make() -> Operand:
             answer: Operand = True
             for axis, constant in keys:
-                test = self._once((axis, "index", constant), lambda: self._below(self._index(axis, register), self.array.extent(axis))) if axis in self.sources else self._test(axis, constant)
+                test = self._once((axis, "index", constant), lambda: self._below(self._index(axis, register), axis)) if axis in self.sources else self._test(axis, constant)
                 answer = both(self.e, answer, test)
             return answer
         return both(self.e, self._once(("all", *keys), make), inside(self.e, self.layout, register))

@@ -93,6 +93,7 @@ class Emitter:
         self.op: Operation = kernel
         self.cluster = _cluster(kernel)
         self.persistent = "persistent" in kernel.attributes
+        self.wide = tuple(kernel.attributes["wide"].get_values()) if "wide" in kernel.attributes else ()       # arrays whose extents may need 64 bits
         self.uniform = "" if any(isinstance(op, Identity) and op.what.data == "thread" for op in kernel.walk()) else ".uni"      # of branches
 
     # ---- what values are ----------------------------------------------------------------------------------------
@@ -211,13 +212,14 @@ class Emitter:
         return self.w.hoist(p, load, root=True)
 
     def array_argument(self, t: ArrayType, number: int) -> Array:
-        """An array argument; what the specialization knows exactly is a number, the rest a parameter when it is asked for."""
-        facts = t.facts
+        """An array argument; what the specialization knows exactly is a number, the rest a parameter when it is asked for.  Of a wide array the extents of
+        32 bits are at most 2^31 - 1 (no 32-bit index is beyond), those of 64 the real ones."""
+        facts, wide = t.facts, number in self.wide
 
         def integer(kind: str, type: str, known) -> Callable[[int], Operand]:
             return lambda axis: known[axis].exact if known[axis].exact is not None else self.parameter(Parameter(kind, type, number, axis))
-        return Array(t.element, facts, lambda: self.parameter(Parameter("pointer", "u64", number)), integer("shape", "u32", facts.shape),
-                     integer("stride", "u64", facts.strides), number)
+        return Array(t.element, facts, lambda: self.parameter(Parameter("pointer", "u64", number)), integer("shape", "s32" if wide else "u32", facts.shape),
+                     integer("stride", "u64", facts.strides), number, integer("shape", "u64", facts.shape) if wide else None)
 
     def shared_base(self) -> str:
         """The start of dynamic shared memory."""

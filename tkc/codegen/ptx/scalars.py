@@ -144,8 +144,8 @@ def ring_next(e: Emitter, op: threads.RingNext) -> None:
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 @emitter(tile.Dim)
 def dim(e: Emitter, op: tile.Dim) -> None:
-    n = e.value(op.arg).extent(op.axis.value.data)
-    e.set(op.result, wide(e, n) if bits(op.result.type) == 64 else n)
+    a, axis = e.value(op.arg), op.axis.value.data
+    e.set(op.result, a.extent(axis) if bits(op.result.type) < 64 else a.long(axis) if a.long else wide(e, a.extent(axis)))
 
 
 @emitter(tile.Stride)
@@ -161,8 +161,8 @@ def pointer(e: Emitter, op: tile.Pointer) -> None: e.set(op.result, e.value(op.a
 @emitter(tile.View)
 def view(e: Emitter, op: tile.View) -> None:
     """Offsets are added where the view is used: one never used costs no parameter."""
-    a, offsets = e.value(op.array), list(op.offsets)
-    starts, axes, extents = [], [], []                # (axis, operand); axes that stay; their extents
+    a, offsets, key = e.value(op.array), list(op.offsets), op.result
+    starts, axes, extents, longs = [], [], [], []     # (axis, operand); axes that stay; their extents; those of wide arrays in 64 bits
     for axis, kind in enumerate(k.data for k in op.kinds):
         if kind == "index":
             starts.append((axis, e.operand(offsets.pop(0))))
@@ -171,16 +171,31 @@ def view(e: Emitter, op: tile.View) -> None:
         if kind == "slice":
             first, stop = e.operand(offsets.pop(0)), e.operand(offsets.pop(0))
             starts.append((axis, first))
-            extents.append(lambda axis=axis, first=first, stop=stop: _part(e, a.extent(axis), first, stop))
-        else: extents.append(lambda axis=axis: a.extent(axis))
+            longs.append(lambda axis=axis, first=first, stop=stop: _long_part(e, a.long(axis), first, stop))
+            if a.long: extents.append(lambda i=len(longs) - 1: _clamped(e, e.w.memo((key, i, "long"), longs[i])))
+            else: extents.append(lambda axis=axis, first=first, stop=stop: _part(e, a.extent(axis), first, stop))
+        else:
+            extents.append(lambda axis=axis: a.extent(axis))
+            longs.append(lambda axis=axis: a.long(axis))
 
     def base() -> Operand:
         p = a.pointer()
         for axis, first in starts: p = displaced(e, p, first, a.stride(axis), a.itemsize)
         return p
-    key = op.result
     e.set(op.result, Array(a.element, op.result.type.facts, lambda: e.w.memo((key, "pointer"), base),
-                           lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i])))
+                           lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i]), long=(lambda i: e.w.memo((key, i, "long"), longs[i])) if a.long else None))
+
+
+def _long_part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:
+    """max(0, min(stop, extent) - first) in 64 bits."""
+    if not any(isinstance(x, str) for x in (extent, first, stop)): return max(0, min(stop, extent) - first)
+    first, stop, extent = (e.w.register(wide(e, x), "b64") for x in (first, stop, extent))
+    return e.w.op("max.s64", "b64", e.w.op("sub.s64", "b64", e.w.op("min.s64", "b64", stop, extent), first), 0)
+
+
+def _clamped(e: Emitter, x: Operand) -> Operand:
+    """An extent of 64 bits in 32, at most 2^31 - 1."""
+    return e.w.op("cvt.u32.u64", "b32", e.w.op("min.s64", "b64", x, 2**31 - 1)) if isinstance(x, str) else min(x, 2**31 - 1)
 
 
 def _part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:

@@ -106,13 +106,14 @@ def registers_of(t: TileType) -> tuple[str, int]:
 @dataclass(frozen=True)
 class Array:
     """An array: `pointer()`, `extent(axis)`, `stride(axis)` give operands (64, 32 and 64 bits; extents i32, strides in elements).
-    `argument` is its index among the kernel's arguments if it is one whole."""
+    `argument` is its index among the kernel's arguments if it is one whole. `long(axis)`: the extents of a wide array in 64 bits; None where 32 hold them."""
     element: Attribute
     facts: ArrayFacts
     pointer: Callable[[], Operand]
     extent: Callable[[int], Operand]
     stride: Callable[[int], Operand]
     argument: int = -1
+    long: Callable[[int], Operand] | None = None
 
     @property
     def rank(self) -> int: return len(self.facts.shape)
