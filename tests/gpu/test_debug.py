@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness import example
+from tests.gpu.sanitized import examples
 from tests.gpu.trapping import KERNELS
 
 ROOT = Path(__file__).parents[2]
@@ -24,11 +24,11 @@ def test_what_traps_is_named(name):
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
 
 
-@pytest.mark.parametrize("name", ["vector_add", "softmax", "matmul", "attention", "layer_norm"])
+@pytest.mark.parametrize("name", examples("cuda"))
 def test_examples_run_as_before(name, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("TKC_DEBUG", "1")
-    for case in example(name).cases("cuda", **{"matmul": {"size": 512}, "attention": {"sequence": 300}}.get(name, {})):
+    for case in examples("cuda")[name]():
         case["run"]()
         torch.cuda.synchronize()
         assert case["error"]() <= case["tolerance"]
