@@ -176,7 +176,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
         each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
-        tensor *= (1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2
+        tensor *= min((1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY))
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric

@@ -7,7 +7,8 @@ wgmma reads its right factor in shared memory, its left one there or in register
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
 
 A factor that is computed element by element (a dequantization, relu(a), a · scale) is made in registers: the left one. The blocks that it is computed
-from come through shared memory like any factor. Where only the right one is computed, the dot is taken as its own transpose (`swap`).
+from come through shared memory like any factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its columns are a
+multiple of them, the dot is taken as its own transpose (`swap`).
 
 Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole loops so (fast); `acc + dot(a, b)` adds each
 iteration's dot in float32 (a *partial* sum, its accumulator zero): as exact as the iteration is short.
@@ -50,7 +51,8 @@ class Sides:
     @staticmethod
     def of(dot: tile.Dot) -> Sides:
         m, n = dot.acc.type.extents[-2:]
-        if source(dot.b) is None and source(dot.a) is not None: return Sides(dot.b, dot.a, 0, 1, n, m, True)
+        thin = m % 64 and n % 64 == 0 and source(dot.a) is not None and source(dot.b) is not None and simple(dot)
+        if thin or source(dot.b) is None and source(dot.a) is not None: return Sides(dot.b, dot.a, 0, 1, n, m, True)
         return Sides(dot.a, dot.b, 1, 0, m, n, False)
 
 
