@@ -104,3 +104,19 @@ def test_parts_use_hoppers_engines():
     from tkc.kernels.matmul import _partial
     compiled = _partial.kernel.compile("bf16[256, 100000]", "bf16[100000, 256]", "f32[32, 256, 256]", DEPTH=3328, BM=128, BN=128, BK=64, target="sm_90a")
     assert "wgmma" in compiled.ptx and compiled.resources.clean
+
+
+def test_the_table_it_is_shipped_with():
+    """Every entry is read, and still compiles for the arrays it speaks of."""
+    from tkc.kernels.matmul import TABLES, _key
+    from tkc.runtime.tuning import Table
+    entries = Table.read(TABLES).entries
+    assert len(entries) > 20 and {device for device, _, _ in entries} == {"NVIDIA H200"}
+    for (_, kernel, name), entry in list(entries.items())[::5]:
+        kind, shape, order = name.split()
+        (m, n, k), config = map(int, shape.split("x")), {key: tuple(v) if isinstance(v, list) else v for key, v in entry["config"].items()}
+        assert kernel == "_product" and order == "nn" and kind == "bfloat16"
+        compiled = _product.kernel.compile(f"bf16[{m}, {k}]", f"bf16[{k}, {n}]", None, f"bf16[{m}, {n}]", ACTIVATION=None, **config, target="sm_90a")
+        assert "wgmma" in compiled.ptx and not [line for line in compiled.decisions if "is not used" in line]
+    values, _ = _product.bound("bf16[64, 128]", "bf16[128:1, 256:128]", None, "bf16[64, 256]", ACTIVATION=None)
+    assert _key(dict(zip(_product.kernel.names, values))) == "bfloat16 64x256x128 nt"
