@@ -54,6 +54,21 @@ def test_opt_does_what_the_compiler_does(level_0):
     assert ok("opt", "--target", "sm_80", *by_name, text=level_0) == final
 
 
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90a"])
+def test_opt_resumes_a_product_after_any_pass(machine):
+    """With the plan, and for the target, that the text carries."""
+    from tests.passes.kernels import CASES
+    from tkc.ir.text import show
+    text = show(CASES["product"].module())
+    final = ok("opt", "--target", machine, text=text)
+    for before, behind in zip(PIPELINE, PIPELINE[1:]):
+        half = ok("opt", "--target", machine, "--stop-after", before, text=text)
+        given = () if PIPELINE.index(behind) > PIPELINE.index("plan") else ("--target", machine)
+        assert ok("opt", "--resume-from", behind, *given, text=half) == final, behind
+    other = "sm_89" if machine == "sm_80" else "sm_80"
+    assert f"is planned for {machine}" in refused("opt", "--resume-from", "select-layouts", "--target", other, text=ok("opt", "--target", machine, "--stop-after", "plan", text=text))
+
+
 def test_opt_prints_every_pass(level_0):
     assert [line[9:] for line in ok("opt", "--target", "sm_80", "--print", text=level_0).splitlines() if line.startswith("// after ")] == list(PIPELINE)
 

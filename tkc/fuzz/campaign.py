@@ -158,13 +158,15 @@ class Batch:
 def work(pipe: Connection, seed: int) -> None:
     """A process: batches in; out "item" before each of its items, its faults and counts behind it, and "over" behind the last."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    while (batch := pipe.recv()) is not None:
-        for item in range(batch.first, batch.last):
-            pipe.send(("item", item))
-            try: faults, counts = batch.campaign.one(item + (seed if batch.campaign.size is None else 0))
-            except Exception as e: faults, counts = [f"{type(e).__name__}: {e}"], Counter()
-            pipe.send(("done", item, faults, counts))
-        pipe.send(("over",))
+    try:
+        while (batch := pipe.recv()) is not None:
+            for item in range(batch.first, batch.last):
+                pipe.send(("item", item))
+                try: faults, counts = batch.campaign.one(item + (seed if batch.campaign.size is None else 0))
+                except Exception as e: faults, counts = [f"{type(e).__name__}: {e}"], Counter()
+                pipe.send(("done", item, faults, counts))
+            pipe.send(("over",))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt): return                # nobody listens any more
 
 
 class Worker:

@@ -104,11 +104,13 @@ class Ways:
         return self.run("cpu", lambda a: cpu.compile(self.module.clone()).run(a, self.grid))
 
     def passes(self, target: str, warps: int | None, stages: int, each: bool = True, seeds=(0,), ptx: bool = True) -> Iterator[Failure]:
-        """Through the passes, run after each (or at the end alone); then the PTX is written."""
+        """Through the passes, run after each (or at the end alone); then the PTX is written, and run where the machine of tkc.sim.ptx knows it."""
         module, context = self.module.clone(), PassContext(TARGETS[target], Free(num_warps=warps, num_stages=stages))
         label = lambda name: f"{target} warps {warps} stages {stages}: {name}"
         for name in PIPELINE:
-            try: module_of(name).run(module, context); verify(module, f"after {name}")
+            try:
+                module_of(name).run(module, context)
+                if each or name == PIPELINE[-1]: verify(module, f"after {name}")
             except Exception as e: yield _broken(label(name), e); return
             level = level0.kernel_of(module).level
             if level < 4 and (each or level == 3): found = [self.run(label(name), lambda a: dataflow.run(module, a, self.grid))]
@@ -118,8 +120,19 @@ class Ways:
         if not ptx: return
         try:
             from tkc.codegen.ptx.emit import emit
-            emit(module, TARGETS[target])
-        except Exception as e: yield _broken(label("emit"), e)
+            program = emit(module, TARGETS[target])
+        except Exception as e: yield _broken(label("emit"), e); return
+        if level0.kernel_of(module).attributes.keys().isdisjoint(("persistent", "cluster")) and (found := self.run(label("PTX"), lambda a: self._ptx(program, a))): yield found
+
+    def _ptx(self, program, arguments: list) -> None:
+        """Runs a program on the arguments in place; one beyond the machine leaves what level 0 says."""
+        from tkc.sim.ptx import Unknown, run
+        try: results = iter(run(program, arguments, self.grid))
+        except Unknown: results = (w for w in self.want.values() if isinstance(w, np.ndarray))
+        for a in arguments:
+            if isinstance(a, np.ndarray):
+                new = next(results)
+                if a.flags.writeable: a[...] = new
 
 
 def check(kernel: Kernel, targets=None, thorough: bool = False, brief: bool = False) -> list[Failure]:

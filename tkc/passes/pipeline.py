@@ -7,7 +7,9 @@ from types import ModuleType
 
 from xdsl.dialects.builtin import ModuleOp
 
+from tkc.ir.plan import Plan
 from tkc.ir.target import Target
+from tkc.ir.tile import Kernel
 from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
@@ -37,14 +39,25 @@ def unordered(name: str) -> bool:
     return name in PIPELINE and PIPELINE.index(name) < PIPELINE.index("insert-synchronization")
 
 
+def planned(module: ModuleOp) -> Plan | None:
+    """The plan that a kernel of the module carries."""
+    texts = (kernel.attributes.get("plan") for kernel in module.body.block.ops if isinstance(kernel, Kernel))
+    return next((Plan.from_text(text.data) for text in texts if text is not None), None)
+
+
+def resumes(name: str) -> bool:
+    """Whether a pipeline that begins with this pass goes on with what was planned before."""
+    return PIPELINE.index(name) > PIPELINE.index("plan")
+
+
 def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Callable[[str, ModuleOp], None] | None = None,
         start: str | None = None, stop: str | None = None) -> PassContext:
-    """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each.
+    """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each. One that starts behind `plan` goes by the plan that the kernel carries.
 
     `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
     target, VerifyError where a pass left something broken.
     """
-    context = PassContext(target, options)
+    context = PassContext(target, options, planned(module) if start and resumes(start) else None)
     names = PIPELINE[PIPELINE.index(start) if start else 0:PIPELINE.index(stop) + 1 if stop else None]
     for name in names:
         module_of(name).run(module, context)

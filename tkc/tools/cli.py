@@ -147,7 +147,7 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
 @click.option("--against", metavar="FILE", help="Compare with this IR instead of running passes.")
 @click.option("--inputs", metavar="FILE.npz", help="What to run with, from a reproducer (default: made-up arrays).")
 @click.option("--grid", metavar="X[,Y[,Z]]", help="The launch to validate (default: 2,2).")
-@click.option("--target", default="sm_90a", show_default=True)
+@click.option("--target", show_default="what the file is planned for, or sm_90a")
 @click.option("-o", "--output", metavar="FILE")
 def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, validate, against, inputs, grid, target, output) -> None:
     """Run passes over IR text (FILE, default standard input)."""
@@ -161,7 +161,7 @@ def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, v
         if printing: click.echo(f"// after {name}\n{show(module)}")
     given, extents, reports = arrays(inputs), grid_of(grid), []
     def validator(module):
-        reports.append(validator_of(module, given, extents, f"tkc opt {{folder}}/before.mlir --pass {{name}} --validate --inputs {{folder}}/inputs.npz --target {target}"))
+        reports.append(validator_of(module, given, extents, "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz" + (f" --target {target}" if target else "")))
         return reports[0]
     if against:
         click.echo(compared(read(path), read(against), given, extents))

@@ -22,31 +22,35 @@ def read(path: str) -> tuple[str, str]:
     except UnicodeDecodeError as e: raise Error(f"{path}: not UTF-8 text, at byte {e.start}") from None
 
 
-def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ...] = (), resume: str | None = None, stop: str | None = None,
+def optimize(text: str, name: str, target: str | None = None, passes: tuple[str, ...] = (), resume: str | None = None, stop: str | None = None,
              verify_only: bool = False, observe: Callable | None = None, validator: Callable | None = None) -> str:
     """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of the three: all of it). Raises tkc.Error.
 
+    target: None for the one that the text is planned for, sm_90a if for none.
     validator: of the module makes an observer that is called before the first pass too.
     """
-    from tkc.ir.target import target as target_named
+    from xdsl.dialects.builtin import StringAttr
+
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
     from tkc.passes import Free, PassContext, pipeline
     for given in (*passes, resume, stop):
         if given is not None and given not in pipeline.PIPELINE: raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
-    try: machine = target_named(target)
-    except ValueError as e: raise Error(str(e)) from None
     with deadline(SECONDS):
+        machine = target and targeted(target)
         module = parse(text, name)
         verify(module, name)
         if verify_only: return ""
+        given = next((k.attributes["target"].data for k in module.body.block.ops if isinstance(k.attributes.get("target"), StringAttr)), None)
+        if machine and given and given != target and pipeline.resumes((passes or (resume or pipeline.PIPELINE[0],))[0]): raise Error(f"{name} is planned for {given}, not for {target}; leave out --target, or begin with plan")
+        machine = machine or targeted(given or "sm_90a")
         if validator:
             first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
             check = validator(module)
             check(pipeline.PIPELINE[first - 1] if first else "the input", module)
             observe = (lambda name, m, then=observe: (check(name, m), then and then(name, m)))
         if passes:
-            context = PassContext(machine, Free(), planned(module))
+            context = PassContext(machine, Free(), pipeline.planned(module))
             for p in passes:
                 pipeline.module_of(p).run(module, context)
                 verify(module, f"after {p}")
@@ -57,12 +61,11 @@ def optimize(text: str, name: str, target: str = "sm_90a", passes: tuple[str, ..
         return show(module)
 
 
-def planned(module):
-    """The plan that a kernel of the text carries, or None."""
-    from tkc.ir.plan import Plan
-    for kernel in module.body.block.ops:
-        if (text := kernel.attributes.get("plan")) is not None: return Plan.from_text(text.data)
-    return None
+def targeted(name: str):
+    """The target of a name. Raises tkc.Error."""
+    from tkc.ir.target import target
+    try: return target(name)
+    except ValueError as e: raise Error(str(e)) from None
 
 
 def validator_of(module, inputs: dict, grid: tuple[int, ...] | None, command: str = ""):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codegen.ptx.machine import run
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.layout import blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
+from tkc.sim.ptx import run
 
 
 def program(dtype, facts: str, tile, layout, integer="i32", divisors=(1, 1), copy=False, masked=False):

@@ -2,7 +2,6 @@
 import numpy as np
 import pytest
 
-from tests.codegen.ptx.machine import run
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.dtypes import DTYPES
@@ -10,6 +9,7 @@ from tkc.ir.elementwise import FUNCTIONS
 from tkc.ir.target import target
 from tkc.ir.text import parse
 from tkc.sim import level0
+from tkc.sim.ptx import run
 
 N = 256
 LAYOUT = f"blocked {N} vector 4 warps 2"
@@ -95,7 +95,7 @@ def test_all_functions_assemble(t):
             lines.append(f"%w{i} = tile.select %v{i}, {last}, %x1 : {truth}, {tile}" if False else f"%w{i} = tile.select %v{i}, {last}, %x1 : {tile}")
             last = f"%w{i}"
         else: last = f"%v{i}"
-    text = kernel("\n".join(lines).replace(f"%r", "%r") + f"\n%r = tile.select %x0t, {last}, %x1 : {tile}".replace("%x0t", "%same"), [t] * 3, t)
+    text = kernel("\n".join(lines).replace("%r", "%r") + f"\n%r = tile.select %x0t, {last}, %x1 : {tile}".replace("%x0t", "%same"), [t] * 3, t)
     text = text.replace("%r = tile.select", f"%same = tile.eq %x1, %x2 : {tile}\n%r = tile.select")
     for machine in ("sm_80", "sm_90a") if d.bits > 8 or not d.is_float else ("sm_89", "sm_90a"):
         found = ptxas.assemble(emit(parse(text), target(machine)).text, machine)

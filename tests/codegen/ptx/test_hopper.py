@@ -113,7 +113,7 @@ def test_ring_next(stages, steps):
     """By running the PTX: every stage and parity."""
     import numpy as np
 
-    from tests.codegen.ptx import machine
+    from tkc.sim import ptx as machine
     given = "" if steps is None else " steps %steps"
     text = kernel(f"%n, %q = tile.ring_next %s, %p{given} {{stages = {stages} : i64}} : (i32, i32{', i32' if given else ''}) -> (i32, i32)\n"
                   "tile.store %out[%0] %n {extents = array<i64: -1>} : (!tile.array<?xi32>, i32, i32)\ntile.store %out[%1] %q {extents = array<i64: -1>} : (!tile.array<?xi32>, i32, i32)",

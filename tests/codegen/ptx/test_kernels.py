@@ -2,11 +2,11 @@
 import numpy as np
 import pytest
 
-from tests.codegen.ptx.machine import run
 from tests.passes.kernels import CASES, PIPELINE, context, same, through
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.target import target
+from tkc.sim.ptx import run
 
 assembler = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed (pip install nvidia-cuda-nvcc)")
 

@@ -3,7 +3,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.codegen.ptx.machine import run
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
@@ -13,6 +12,7 @@ from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
+from tkc.sim.ptx import run
 
 E4, E5, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
 

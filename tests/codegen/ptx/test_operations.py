@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.codegen.ptx.machine import run
 from tests.language.kernels import array, i32
 from tests.passes.kernels import PIPELINE, Case, context, same, through
 from tkc.codegen.ptx import ptxas
@@ -12,6 +11,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.target import target
 from tkc.sim import level0
+from tkc.sim.ptx import run
 
 
 def emitted(module, machine="sm_80"):

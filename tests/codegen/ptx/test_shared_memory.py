@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codegen.ptx.machine import run
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.codegen.ptx.shared_memory import split
 from tkc.ir.dtypes import BY_NAME
-from tkc.ir.layout import Layout, blocked
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
+from tkc.ir.layout import Layout, blocked
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.target import target
 from tkc.ir.text import parse
+from tkc.sim.ptx import run
 
 TYPES = {8: "int8", 16: "float16", 32: "float32", 64: "float64"}
 
@@ -88,3 +88,25 @@ def test_it_assembles():
     memory = SharedLayout((64, 64), 16, 128)
     found = ptxas.assemble(trip((64, 64), "float16", mma_accumulator(64, 64, 4), memory, mma_a(64, 64, 4)), "sm_90a")
     assert found.clean, found.log
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("start", range(0, 15))
+def test_a_slice_that_begins_between_vectors(start, known):
+    """Of 2 of 16 elements, at a place that is known or given: an access of both needs it to be even."""
+    pair, whole = "2: 2:1@0 | 32:* | 1:*", "16: - | 16:1@0 2:* | 1:*"
+    array = '!tile.array<?xf32, "shape 1 strides =1 align 16">'
+    text = f"""builtin.module {{ tile.kernel @cut(%a: {array}, %o: {array}, %given: i32) {{warps = 1 : i64, level = 4 : i64, shared_bytes = 64 : i64}} {{
+      %z = tile.constant 0 : i32
+      %n = tile.constant {start} : i32
+      %s = tile.alloc 0 : !tile.shared<1, 16xf32, "16xb32">
+      %x = tile.load %a[%z] {{extents = array<i64: 16>}} : ({array}, i32) -> !tile.tile<16xf32, "{whole}">
+      tile.write %s, %x : (!tile.shared<1, 16xf32, "16xb32">, !tile.tile<16xf32, "{whole}">)
+      tile.block_barrier
+      %c = tile.shared_slice %s[{"%n" if known else "%given"}] : (!tile.shared<1, 16xf32, "16xb32">, i32) -> !tile.shared<1, 2xf32, "2xb32">
+      %y = tile.read %c : (!tile.shared<1, 2xf32, "2xb32">) -> !tile.tile<2xf32, "{pair}">
+      tile.store %o[%z] %y {{extents = array<i64: 2>}} : ({array}, i32, !tile.tile<2xf32, "{pair}">)
+      tile.return }} }}"""
+    program, x = emit(parse(text), target("sm_80")), np.arange(16, dtype=np.float32)
+    assert ("ld.shared.v2" in program.text) == (known and start % 2 == 0)
+    assert run(program, [x, np.zeros(2, np.float32), start])[1].tolist() == [start, start + 1]

@@ -4,7 +4,6 @@ import pytest
 
 import tkc
 from benchmarks.harness import example
-from tests.codegen.ptx.machine import Trapped, run
 from tests.codegen.ptx.test_hopper import RING, T, kernel, role
 from tests.gpu.forms.opcodes import form_of, opcodes
 from tests.language.kernels import add, array, i32, traced
@@ -15,6 +14,7 @@ from tkc.ir.target import target
 from tkc.ir.text import parse
 from tkc.language.signature import Options
 from tkc.passes import pipeline
+from tkc.sim.ptx import Trapped, run
 
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
 

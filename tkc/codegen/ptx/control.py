@@ -23,7 +23,7 @@ def fresh(e: Emitter, value: SSAValue, like):
             kind, count = registers_of(t)
             return Tile.of(t, e.home(value) or e.w.many(kind, count))
         case TokenType(): return None
-        case SharedType(): return SharedView(e.w.new("b32"), 0, like.memory, like.stages, like.stage_bytes)
+        case SharedType(): return SharedView(e.w.new("b32"), 0, like.memory, like.stages, like.stage_bytes, align=like.memory.itemsize)
         case _ if isinstance(t, PointerType) or is_float(t) or hasattr(t, "width"): return e.w.new(compute_class(t))
     e.fail(f"a loop or branch cannot carry {t}")
 

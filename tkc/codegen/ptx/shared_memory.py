@@ -25,7 +25,7 @@ from tkc.ir import shared
 from tkc.ir.fragments import MatrixPlan, matrix_access
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import bits
+from tkc.ir.types import bits, is_bool
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,10 @@ class Addresses:
 
 
 # ---- plain vectors ----------------------------------------------------------------------------------------------------
-def vector_width(layout: Layout, memory: SharedLayout, offsets: np.ndarray) -> int:
-    """Elements that one access may move: consecutive registers at consecutive, aligned addresses in every thread."""
+def vector_width(layout: Layout, memory: SharedLayout, offsets: np.ndarray, align: int = WIDEST) -> int:
+    """Elements that one access may move: consecutive registers at consecutive, aligned addresses in every thread, in a buffer that begins at a multiple of `align` bytes."""
     v = layout.vector(memory.fast, WIDEST // memory.itemsize)
+    while v > 1 and v * memory.itemsize > align: v //= 2
     while v > 1:
         groups = offsets.reshape(len(offsets), -1, v)
         if (groups[..., 0] % (v * memory.itemsize) == 0).all() and (groups == groups[..., :1] + np.arange(v) * memory.itemsize).all(): break
@@ -116,7 +117,7 @@ def plain_groups(e: Emitter, layout: Layout, view: SharedView) -> tuple[int, Cal
     """(vector, place of the group that starts with a register) of a tile in a buffer."""
     memory = view.memory
     offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
-    v = vector_width(layout, memory, offsets)
+    v = vector_width(layout, memory, offsets, view.align)
     constants = layout.offsets("registers")
 
     def coords(i: int) -> list[Operand]:
@@ -161,7 +162,7 @@ def matrix_addresses(e: Emitter, plan: MatrixPlan, view: SharedView) -> Callable
 
 
 def matrix_plan(e: Emitter, layout: Layout, view: SharedView, element, store: bool) -> MatrixPlan | None:
-    if layout.is_padded or layout.num_blocks > 1 or store and not e.target.stmatrix: return None
+    if layout.is_padded or layout.num_blocks > 1 or store and not e.target.stmatrix or is_bool(element) or view.align < WIDEST: return None        # truth values are predicates
     if layout.num_warps != e.instance.warps: e.fail(f"the layout {layout} is of {layout.num_warps} warps, but {e.instance.warps} run it")
     plan = matrix_access(layout, view.memory, bits(element), store)
     return plan if plan is not None and registers_of_plan(plan) else None

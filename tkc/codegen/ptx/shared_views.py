@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import add, mul, narrowed
@@ -27,7 +28,7 @@ def stage(e: Emitter, op: shared.Stage) -> None:
     ring, index = e.value(op.ring), narrowed(e, e.operand(op.index[0]))
     at = mul(e, index, ring.stage_bytes)
     if isinstance(at, str):
-        e.set(op.result, SharedView(add(e, ring.base, at), ring.offset, ring.memory, 1, ring.stage_bytes, ring.root or ring.base, (*ring.terms, (index, ring.stage_bytes))))
+        e.set(op.result, SharedView(add(e, ring.base, at), ring.offset, ring.memory, 1, ring.stage_bytes, ring.root or ring.base, (*ring.terms, (index, ring.stage_bytes)), ring.align))
     else: e.set(op.result, replace(ring, offset=ring.offset + at, stages=1))
 
 
@@ -38,13 +39,14 @@ def transpose(e: Emitter, op: shared.SharedTranspose) -> None: e.set(op.result, 
 @emitter(shared.SharedSlice)
 def slice_(e: Emitter, op: shared.SharedSlice) -> None:
     """Constant offsets go into the constant; others are multiples of the swizzle's period, so that they simply add."""
-    view, memory, base = e.value(op.arg), op.result.type.memory, None
-    known = [n if isinstance(n := e.operand(v), int) else 0 for v in op.offsets]
-    base, terms = view.base, view.terms
+    view, memory = e.value(op.arg), op.result.type.memory
+    start = view.memory.offset([n if isinstance(n := e.operand(v), int) else 0 for v in op.offsets])
+    base, terms, align = view.base, view.terms, gcd(view.align, start)
     for axis, v in enumerate(op.offsets):
         at = narrowed(e, e.operand(v))
         if not isinstance(at, str): continue
         step, size = view.memory.linear(axis)
         whole = at if step == 1 else e.w.op("shr.u32", "b32", at, step.bit_length() - 1) if step & step - 1 == 0 else e.w.op("div.u32", "b32", at, step)
-        base, terms = add(e, base, mul(e, whole, size)), (*terms, (whole, size))
-    e.set(op.result, SharedView(base, view.offset + view.memory.offset(known), memory, 1, view.stage_bytes, view.root or view.base, terms))
+        found = e.ranges.of(v)
+        base, terms, align = add(e, base, mul(e, whole, size)), (*terms, (whole, size)), gcd(align, size * max(1, found.divisor // step if found else 1))
+    e.set(op.result, SharedView(base, view.offset + start, memory, 1, view.stage_bytes, view.root or view.base, terms, align))

@@ -124,7 +124,7 @@ class Array:
 @dataclass(frozen=True)
 class SharedView:
     """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes over `terms`, where they are known: a
-    matrix descriptor adds them in its own units."""
+    matrix descriptor adds them in its own units.  align: what its first byte's address is known to be a multiple of, 16 at most."""
     base: Operand
     offset: int
     memory: SharedLayout
@@ -132,6 +132,7 @@ class SharedView:
     stage_bytes: int = 0
     root: Operand = ""
     terms: tuple[tuple[str, int], ...] = ()
+    align: int = 16
 
     def moved(self, by: int, memory: SharedLayout | None = None) -> SharedView:
         return replace(self, offset=self.offset + by, memory=memory or self.memory)

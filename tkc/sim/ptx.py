@@ -1,16 +1,22 @@
-"""A little machine that runs the PTX we emit, all threads of a block in lockstep, on NumPy: so that addresses and fragments are
-checked where there is no GPU.  It knows the instructions of one-role kernels; branches must be uniform, as ours are.
+"""What the PTX means that we emit: a little machine that runs it, all threads of a block in lockstep, on NumPy, so that addresses, fragments and
+registers are checked where there is no GPU.
+
+It knows the instructions of kernels with one role: no mbarriers, tensor maps or wgmma. Copies land at once, and warps do not drift apart: races are for
+level 4 to find.
 """
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
 
 from tkc.ir.fragments import mma_a, mma_accumulator, mma_b
 from tkc.ir.interface import RECORD
+from tkc.sim.errors import SimulationError
 
 TYPES = {"b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32,
          "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16, "tf32": np.float32,
@@ -18,6 +24,21 @@ TYPES = {"b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16":
 HOLDS = {"%p": np.bool_, "%h": np.uint16, "%r": np.uint32, "%d": np.uint64}
 COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "neu": np.not_equal,
            "gtu": lambda a, b: ~(a <= b), "ltu": lambda a, b: ~(a >= b), "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "nan": lambda a, b: np.isnan(a) | np.isnan(b)}
+UNKNOWN = ("mbarrier", "wgmma", "elect", "barrier.cluster", "mapa", "setmaxnreg", "cp.async.bulk", "cp.reduce", "prefetch.tensormap", "griddepcontrol", "fence.proxy", "fence.mbarrier_init")
+TOGETHER = ("bar", "shfl", "vote", "ldmatrix", "stmatrix", "mma", "fence")                # what all threads of a warp must reach
+STEPS = 400_000
+
+
+class Fault(SimulationError):
+    """The program did what the hardware does not do, or what ours never do: a misaligned access, one outside memory, a register that nobody wrote."""
+
+
+class Unknown(SimulationError):
+    """An instruction, or a parameter, that this machine does not know."""
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds: raise Fault(message)
 
 
 class Trapped(Exception):
@@ -35,77 +56,107 @@ class Memory:
     used: int = 4096
 
     def put(self, array: np.ndarray) -> int:
-        at, raw = self.used, np.ascontiguousarray(array).view(np.uint8).ravel()
-        self.bytes[at:at + raw.size] = raw
-        self.used = -(-(at + raw.size) // 256) * 256 + 256
-        return at
+        """Copies all bytes from an array's first to its last; the address of its first element, as aligned as the array's own is."""
+        low, high, host = *(np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)), array.ctypes.data
+        at = -(-self.used // 256) * 256 + 256 + low % 256
+        self.used = at + high - low + 256
+        if self.used > self.bytes.size: self.bytes = np.concatenate([self.bytes, np.zeros(self.used, np.uint8)])
+        if array.size: self.bytes[at:at + high - low] = np.ndarray(high - low, np.uint8, _base(array), low - _base(array).ctypes.data)
+        return at + (host - low if array.size else 0)
 
     def get(self, at: int, like: np.ndarray) -> np.ndarray:
-        return self.bytes[at:at + like.nbytes].copy().view(like.dtype).reshape(like.shape)
+        """An array of the same strides, where it lies here."""
+        return np.ndarray(like.shape, like.dtype, self.bytes, at, like.strides) if like.size else like
 
 
-def run(program, arguments: list, grid=(1,)) -> list[np.ndarray]:
-    """Runs a PtxProgram; arguments as the kernel's (arrays with their strides dense, numbers). Gives the arrays afterwards."""
+def _base(array: np.ndarray) -> np.ndarray:
+    """The bytes that an array lies in."""
+    while isinstance(array.base, np.ndarray): array = array.base
+    return array
+
+
+def run(program, arguments: Sequence, grid: Sequence[int] = (1,)) -> list[np.ndarray]:
+    """Runs a PtxProgram; arguments as the kernel's (arrays of any strides, numbers), which stay as they are. Gives the arrays afterwards.
+
+    Raises Fault and Trapped, and Unknown where the program is beyond this machine.
+    """
     memory, grid = Memory(), (*grid, 1, 1)[:3]
     places = [memory.put(a) if isinstance(a, np.ndarray) else None for a in arguments]
     parameters = []
     for p in program.interface.parameters:
         a = arguments[p.argument] if p.argument >= 0 else None
-        parameters.append({"pointer": lambda: places[p.argument], "shape": lambda: a.shape[p.axis], "stride": lambda: a.strides[p.axis] // a.itemsize,
-                           "scalar": lambda: a, "grid": lambda: grid[p.axis], "trap": lambda: 0}[p.kind]())
+        known = {"pointer": lambda: places[p.argument], "shape": lambda: a.shape[p.axis], "stride": lambda: a.strides[p.axis] // a.itemsize,
+                 "scalar": lambda: a, "grid": lambda: grid[p.axis], "trap": lambda: 0}
+        if p.kind not in known: raise Unknown(f"a parameter of kind {p.kind}")
+        parameters.append(known[p.kind]())
+    symbols = {name: memory.put(table) for name, table in tables(program.text).items()}
     for z in range(grid[2]):
         for y in range(grid[1]):
-            for x in range(grid[0]): Machine(program, memory, parameters, (x, y, z), grid).run()
-    return [memory.get(at, a) for at, a in zip(places, arguments) if at is not None]
+            for x in range(grid[0]): Machine(program, memory, parameters, (x, y, z), grid, symbols).run()
+    return [np.array(memory.get(at, a)) for at, a in zip(places, arguments) if at is not None]
+
+
+def tables(text: str) -> dict[str, np.ndarray]:
+    """The arrays that a program declares with their contents."""
+    return {name: np.array([int(n) for n in numbers.split(",")], np.int64).astype(TYPES[kind])
+            for kind, name, numbers in re.findall(r"^\.global (?:\.align \d+ )?\.(\w+) (\w+)\[\d*\] = \{([^}]*)\};", text, re.M)}
+
+
+@lru_cache(64)
+def decoded(text: str) -> tuple[list, dict[str, int]]:
+    """(line, negated, guard, name, operands) of each instruction of a program's entry, and where its labels stand."""
+    lines = [l.strip() for l in text[text.index(".entry"):].split("{", 1)[1].splitlines()]
+    lines = [l for l in lines if l and not l.startswith((".reg", "//", ".loc", "}"))]
+    code = []
+    for line in lines:
+        if line.endswith(":"): code.append((line, None, None, "", ())); continue
+        m = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.:]+)(?: (.*))?;", line)
+        if m is None: raise Unknown(line)
+        negated, guard, name, rest = m.groups()
+        found = re.findall(r"\{([^}]*)\}|(\[[^\]]*\])|([^,\s]+)", rest or "")
+        code.append((line, bool(negated), guard, name, [[p.strip() for p in braced.split(",")] if braced else address or plain for braced, address, plain in found]))
+    return code, {l[:-1]: i for i, l in enumerate(lines) if l.endswith(":")}
 
 
 class Machine:
-    def __init__(self, program, memory: Memory, parameters: list, block, grid):
+    """The threads of one block."""
+
+    def __init__(self, program, memory: Memory, parameters: list, block, grid, symbols: dict[str, int]):
         self.n, self.memory, self.parameters = program.interface.threads, memory.bytes, parameters
         self.shared = np.zeros(max(program.interface.shared_bytes, 16) + 1024, np.uint8)
         self.limit = program.interface.shared_bytes
-        self.sites, self.lines = program.interface.sites, []
+        self.sites = program.interface.sites
         self.registers: dict[str, np.ndarray] = {}
-        self.special = {"%tid.x": np.arange(self.n), **{f"%ctaid.{c}": v for c, v in zip("xyz", block)}, **{f"%nctaid.{c}": v for c, v in zip("xyz", grid)}}
-        lines = [l.strip() for l in program.text.split("{", 1)[1].splitlines()]
-        self.code = [l for l in lines if l and not l.startswith((".reg", "//", ".loc", "}"))]
-        self.labels = {l[:-1]: i for i, l in enumerate(self.code) if l.endswith(":")}
-        self.pending: list = []
+        self.special = symbols | {"shared": 0, "%tid.x": np.arange(self.n), **{f"%ctaid.{c}": v for c, v in zip("xyz", block)}, **{f"%nctaid.{c}": v for c, v in zip("xyz", grid)}}
+        self.code, self.labels = decoded(program.text)
 
     def run(self) -> None:
         """Threads have their own program counters; the ones furthest back go first, so that they meet again."""
         counters, steps = np.zeros(self.n, int), 0
         while (at := counters.min()) < len(self.code):
             steps += 1
-            assert steps < 400000, "the program does not end"
-            line, active = self.code[at], counters == at
+            require(steps < STEPS, f"no end within {STEPS} steps")
+            (line, negated, guard, name, operands), active = self.code[at], counters == at
             counters[active] += 1
-            if line.endswith(":"): continue
-            m = re.fullmatch(r"(?:@(!?)(%p\d+) )?([\w.:]+)(?: (.*))?;", line)
-            assert m, line
-            negate, guard, name, rest = m.groups()
-            mask = active if guard is None else active & (self.registers[guard] ^ bool(negate))
+            if not name: continue
+            mask = active if guard is None else active & (self.predicate(guard) ^ negated)
             if name == "ret": return
-            assert name != "trap" or not mask.any(), "a trap"
-            if name == "bra" and rest == "$trap" and mask.any(): raise self.trapped(int(np.flatnonzero(mask)[0]))
+            require(name != "trap" or not mask.any(), "a trap")
+            if name == "bra" and operands[0] == "$trap" and mask.any(): raise self.trapped(int(np.flatnonzero(mask)[0]))
             if name.startswith("bra"):
-                assert ".uni" not in name or not mask.any() or (mask == active).all(), f"a branch that threads take differently: {line}"
-                counters[mask] = self.labels[rest]
+                require(".uni" not in name or not mask.any() or (mask == active).all(), f"a branch that threads take differently: {line}")
+                counters[mask] = self.labels[operands[0]]
                 continue
-            assert active.all() or not name.startswith(("bar", "shfl", "ldmatrix", "stmatrix", "mma", "fence")), f"not all threads reach {line}"
-            with np.errstate(all="ignore"): self.execute(name, self.split(rest or ""), mask)
+            require(active.all() or not name.startswith(TOGETHER), f"not all threads reach {line}")
+            if name.startswith(UNKNOWN): raise Unknown(line)
+            with np.errstate(all="ignore"): self.execute(name, operands, mask)
 
     def trapped(self, thread: int) -> Trapped:
         """What the record would say, in place of the code that writes it."""
-        text = "\n".join(self.code)
+        text = "\n".join(line for line, *_ in self.code)
         site, *numbers = (re.search(rf"st\.global\.b\d+ \[%d\d+\+{at}\], (%\w+);", text)[1] for at in (RECORD["site"], RECORD["numbers"], RECORD["numbers"] + 8))
         given = [int(self.registers[r][thread].astype(np.int64)) if r in self.registers else 0 for r in numbers]
         return Trapped(self.sites[int(self.registers[site][thread])], thread, given)
-
-    @staticmethod
-    def split(text: str) -> list:
-        found = re.findall(r"\{([^}]*)\}|(\[[^\]]*\])|([^,\s]+)", text)
-        return [[p.strip() for p in braced.split(",")] if braced else address or plain for braced, address, plain in found]
 
     # ---- operands
     def read(self, text: str, kind: str) -> np.ndarray:
@@ -114,15 +165,16 @@ class Machine:
             raw = self.registers[text]
             size = np.dtype(t).itemsize
             return raw.view(t) if raw.dtype.itemsize == size else raw.astype({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[size]).view(t)
-        assert text[:2] not in HOLDS or text in self.special, f"{text} is read before it is written"
+        require(text[:2] not in HOLDS or text in self.special, f"{text} is read before it is written")
         if text in self.special: return np.broadcast_to(np.asarray(self.special[text]), (self.n,)).astype(t)
         if text.startswith("0f"): return np.full(self.n, int(text[2:], 16), np.uint32).view(t)
         if text.startswith("0d"): return np.full(self.n, int(text[2:], 16), np.uint64).view(t)
-        if text == "shared": return np.zeros(self.n, t)
         bits = np.dtype(t).itemsize * 8
         return np.full(self.n, int(text) & (1 << bits) - 1, f"u{bits // 8}").view(t)
 
-    def predicate(self, text: str) -> np.ndarray: return self.registers[text]
+    def predicate(self, text: str) -> np.ndarray:
+        require(text in self.registers, f"{text} is read before it is written")
+        return self.registers[text]
 
     def write(self, name: str, value: np.ndarray, mask: np.ndarray) -> None:
         value = np.broadcast_to(np.asarray(value), (self.n,))
@@ -141,9 +193,9 @@ class Machine:
     def space(self, name: str) -> np.ndarray: return self.shared if ".shared" in name else self.memory
 
     def check(self, space, at, size, mask) -> None:
-        assert (at[mask] % size == 0).all(), f"misaligned access of {size} bytes"
+        require((at[mask] % size == 0).all(), f"misaligned access of {size} bytes")
         end = self.limit if space is self.shared else len(space)
-        assert (at[mask] >= (0 if space is self.shared else 4096)).all() and (at[mask] + size <= end).all(), "an access outside memory"
+        require((at[mask] >= (0 if space is self.shared else 4096)).all() and (at[mask] + size <= end).all(), "an access outside memory")
 
     # ---- instructions
     def execute(self, name: str, ops: list, mask: np.ndarray) -> None:
@@ -167,6 +219,9 @@ class Machine:
             found = COMPARE[parts[1]](self.read(ops[1], kind), self.read(ops[2], kind))
             if "and" in parts: found = found & self.predicate(ops[3])
             return self.write(ops[0], found, mask)
+        if head == "vote":
+            together = {"all": np.all, "any": np.any}[parts[2]](self.predicate(ops[1]).reshape(-1, 32), axis=1)
+            return self.write(ops[0], np.repeat(together, 32), mask)
         if kind == "pred":
             a = self.predicate(ops[1])
             b = self.predicate(ops[2]) if len(ops) > 2 else None
@@ -198,8 +253,13 @@ class Machine:
             a, bits = self.read(ops[1], kind), np.dtype(TYPES[kind]).itemsize * 8
             return self.write(ops[0], np.array([bin(int(x)).count("1") if head == "popc" else bits - int(x).bit_length() for x in a], np.uint32), mask)
         if "wide" in parts:
-            a, b, c = self.read(ops[1], kind).astype(np.int64), self.read(ops[2], kind).astype(np.int64), self.read(ops[3], "s64")
-            return self.write(ops[0], a * b + c, mask)
+            wide = f"{kind[0]}{2 * int(kind[1:])}"
+            product = self.read(ops[1], kind).astype(TYPES[wide]) * self.read(ops[2], kind).astype(TYPES[wide])
+            return self.write(ops[0], product + self.read(ops[3], wide) if len(ops) > 3 else product, mask)
+        if head == "shf":
+            low, high, by = self.read(ops[1], "u32").astype(np.uint64), self.read(ops[2], "u32").astype(np.uint64), self.read(ops[3], "u32").astype(np.uint64)
+            by, both = by & np.uint64(31) if "wrap" in parts else np.minimum(by, np.uint64(32)), high << np.uint64(32) | low
+            return self.write(ops[0], (both << by >> np.uint64(32) if parts[1] == "l" else both >> by).astype(np.uint32), mask)
         if "hi" in parts:
             a, b = (self.read(o, kind).astype(object) for o in ops[1:3])
             bits = np.dtype(TYPES[kind]).itemsize * 8
@@ -217,7 +277,7 @@ class Machine:
                 rounded = found.astype(np.float32)
                 found = np.where(rounded > found, np.nextafter(rounded, np.float32(-np.inf)), rounded)
         else:
-            assert head in rule, name
+            if head not in rule: raise Unknown(name)
             found = rule[head]()
         self.write(ops[0], np.asarray(found).astype(TYPES[kind]), mask)
 
