@@ -66,7 +66,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     # two slabs in turn unless the second one costs a stage
     (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))
     if not stages: return None, reason
-    uneven = bool(alone) and cluster == (1, 1) and any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
+    uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
+    queue = bool(alone) and cluster == (1, 1) and (uneven or late is not None)
     which = {load: i for i, ring in enumerate(rings) for load in ring}
     loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
@@ -77,11 +78,11 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
-             *(["plan: programs differ in length: blocks claim them one by one"] if uneven else []),
+             *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(Sides.of(dot).left) else "registers", "shared", swap=Sides.of(dot).swapped, parts=p) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, queue=uneven, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, persistent=True, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
 
 
 def _together(program, dots, options) -> str:

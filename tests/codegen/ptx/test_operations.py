@@ -83,6 +83,27 @@ def test_nan_wins():
     check(rows, [x, np.zeros(4, np.float32), np.zeros(4, np.int32)])
 
 
+def test_rows_divided_by_a_number_each():
+    """One reciprocal a row: within 2 ulp from the smallest divisors to the largest, and infinities, zeros and NaN as a division has them."""
+    def divided(x, d, o, ROWS: tkc.constexpr, N: tkc.constexpr):
+        rows = tkc.load(d, (0,), (ROWS,))
+        tkc.store(o, (0, 0), tkc.load(x, (0, 0), (ROWS, N)) / rows[:, None])
+    rng = np.random.default_rng(0)
+    ends = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3e-39, 2.0**-126, 2.0**-125, 2.0**-124, 2.0**125, 2.0**126, -2.0**127, 3.4e38, 1, -3], np.float32)
+    x, d = (rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32).view(np.float32) for n in ((64, 128), 64))
+    x[:, :16], d[:16] = ends, ends
+    case = Case(divided, (array(tkc.float32, 2), array(tkc.float32), array(tkc.float32, 2)), dict(ROWS=64, N=128), lambda: [x, d, np.zeros_like(x)], (1,))
+    program = emitted(case.module())
+    (*_, o) = run(program, case.data(), (1,))
+    assert "div.full" not in program.text
+    with np.errstate(all="ignore"):
+        want = x.astype(np.float64) / d[:, None].astype(np.float64)
+        near = want.astype(np.float32)
+        same = ~np.isfinite(near) | ~np.isfinite(x) | ~np.isfinite(d)[:, None]
+        np.testing.assert_array_equal(o[same], near[same])
+        assert (np.abs(o.astype(np.float64) - want)[~same] <= 2 * np.spacing(np.abs(near[~same])).astype(np.float64)).all()
+
+
 def test_reduction_in_the_order_of_the_axis():
     """x -> a x + b: composing these does not commute."""
     def compose(a, b, o, N: tkc.constexpr):

@@ -16,6 +16,7 @@ from tkc.codegen.ptx.scalars import displaced
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, wrapped
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
+from tkc.ir import tile
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
@@ -28,8 +29,15 @@ def compute(e: Emitter, op: Operation, args: Sequence[Operand]) -> Operand:
     match op:
         case ew.Cast(): return cast(e, args[0], element_of(op.arg.type), element_of(op.result.type))
         case ew.Select(): return select(e, element_of(op.result.type), *args)
+        case ew.Elementwise() if op.fn.name == "div" and _repeats(op.args[1]) and all(isinstance(a, str) for a in args) and bits(element_of(op.result.type)) < 64:
+            return mathematics.quotient(e, args[0], *e.w.memo(("divisor", op, args[1]), lambda: mathematics.divisor(e, args[1])))
         case ew.PointerAdd(): return displaced(e, args[0], args[1], 1, bits(element_of(op.pointer.type).element) // 8)
         case _: return function(e, op.fn.name, element_of(op.operands[0].type), args, value=op.operands)
+
+
+def _repeats(value: SSAValue) -> bool:
+    """Whether a tile holds each of its elements many times: a statistic of rows, say."""
+    return isinstance(value.owner, (tile.Broadcast, tile.Splat)) and isinstance(value.type, TileType)
 
 
 def select(e: Emitter, t: Attribute, condition: Operand, yes: Operand, no: Operand) -> Operand:

@@ -69,6 +69,24 @@ def _simple(f32: str, f64: str | None = None):
     return apply
 
 
+def divisor(e, b: str) -> tuple[str, str]:
+    """What `quotient` needs of a divisor: a power of two that brings it away from the ends of float32's range, and the reciprocal of their product, to half an
+    ulp by one step of Newton's (which makes NaN of zero and infinity: there the first value is right)."""
+    F = Floats(e)
+    size = F.abs(b)
+    scale = F.select(F.test("gt", size, 2.0**125), 2.0**-8, F.select(F.test("lt", size, 2.0**-125), 2.0**25, 1.0))
+    near = F.mul(b, scale)
+    first = e.w.op("rcp.approx.ftz.f32", "b32", near)
+    rest = F.fma(F.op("neg", near), first, 1.0)
+    return scale, F.select(F.test("nan", rest, rest), first, F.fma(first, rest, first))
+
+
+def quotient(e, a: str, scale: str, reciprocal: str) -> str:
+    """a / b within 2 ulp, as two products: for a divisor that many elements share."""
+    F = Floats(e)
+    return F.mul(F.mul(a, scale), reciprocal)
+
+
 def _extremum(name: str):
     """NaN wins."""
     def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:
