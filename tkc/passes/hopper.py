@@ -116,10 +116,11 @@ def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.size * bit
 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple[tuple[int, ...], str]:
-    """Stages of each ring: as many as fit for those of a loop, alike; two for what is loaded once a program, one where that is too many."""
+    """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
+    as then fit for those of a loop, alike."""
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for count in range(min(STAGES, asked or STAGES), 1, -1):
-        for outer in (2, 1):
+    for outer in (2, 1):
+        for count in range(min(STAGES, asked or STAGES), 1, -1):
             chosen = tuple(count if i else outer for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
