@@ -126,7 +126,10 @@ def test_it_assembles_clean(form):
 
 # ------------------------------------------------------------------------------------------------------ mutants
 SHAPES = (64, 64, 4), (192, 128, 2), (64, 192, 3)           # queries, keys, heads: programs of one, two and three steps; every ring comes round
-RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in range(5)}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in (1, 2, 3, 4, 6)}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+# A slot of the claims is read before the stage of Q of the same program is given back, and Q has as many stages: who may load the Q after next may post, too.
+# (tests/passes/test_claims.py has a kernel without such a ring.)
+IMPLIED = {"drop: mbarrier_wait 5", "later: mbarrier_wait 5", "earlier: mbarrier_arrive 5", "leader alone: mbarrier_arrive 5"}
 
 
 def test_every_mutant_is_found():
@@ -137,4 +140,4 @@ def test_every_mutant_is_found():
             try: check(mutant, form, *shape, seed=seed)
             except (Violation, AssertionError): break
         else: missed.add(label)
-    assert len(changed) > 100 and missed <= RELEASED
+    assert len(changed) > 100 and missed <= RELEASED | IMPLIED, missed - RELEASED - IMPLIED
