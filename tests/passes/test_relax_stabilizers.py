@@ -11,7 +11,9 @@ from tests.language.kernels import LOG2E, array, attention, f32, i32, inf, paged
 from tests.passes.kernels import BF16, context, through
 from tkc.ir import tile
 from tkc.ir.rewrite import replace
+from tkc.ir.text import parse, show
 from tkc.ir.threads import Vote
+from tkc.ir.verify import verify
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
 
@@ -288,6 +290,38 @@ def test_it_can_be_switched_off():
     module, given = CASES["attention"].module(), context("sm_90a", relax=False)
     through(module, PIPELINE[-1], given)
     assert not any(text.startswith("relax-stabilizers") for text in given.decisions) and not any(isinstance(op, Vote) for op in module.walk())
+
+
+def test_warps_vote_alone_only_where_nothing_leaves_them():
+    """Rows of one warp each: a vote. A row of several warps: a reduction of all."""
+    warp, _ = CASES["log-sum-exp"].relaxed("sm_80", PIPELINE[-1])
+    assert [op.scope.data for op in warp.walk() if isinstance(op, Vote)] == ["warp"]
+    block, _ = CASES["log-sum-exp of many columns"].relaxed("sm_80", PIPELINE[-1])
+    assert not any(isinstance(op, Vote) for op in block.walk())
+
+
+VOTE = """builtin.module {
+  tile.kernel @votes(%x: !tile.array<?xf32>) {warps = 1 : i64, level = 4 : i64} {
+    %t = tile.constant 1 : !tile.tile<32xi1, "32: - | 32:1@0 | -">
+    %v = tile.vote %t SCOPE: (!tile.tile<32xi1, "32: - | 32:1@0 | -">) -> i1
+    %r = scf.if %v -> (i1) {
+      scf.yield %v : i1
+    } else {
+      WHAT
+      scf.yield %v : i1
+    }
+    tile.return
+  }
+}"""
+
+
+@pytest.mark.parametrize("scope, what, fails", [
+    ('{scope = "warp"} ', "", "only branches"), ('{scope = "block"} ', "", "no scope"), ('{scope = "warp"} ', "tile.block_barrier", "block_barrier"), ("", "tile.block_barrier", None), ('{scope = "warp"} ', "%c = tile.constant 1 : i32", None)])
+def test_what_a_vote_may_be(scope, what, fails):
+    text = VOTE.replace("SCOPE", scope).replace("WHAT", what)
+    if fails != "only branches": text = text.replace("scf.yield %v", "scf.yield %w").replace("%v = tile.vote", "%w = tile.constant 1 : i1\n    %v = tile.vote")
+    if fails is None: assert show(parse(text)); verify(parse(text)); return
+    with pytest.raises(tkc.VerifyError, match=fails): verify(parse(text))
 
 
 def test_a_maximum_of_chance_is_no_stabilizer():

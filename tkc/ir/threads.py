@@ -32,12 +32,12 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
     irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, region_def, result_def, traits_def, var_operand_def, var_result_def,
 )
-from xdsl.traits import HasParent, MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure
+from xdsl.traits import HasParent, MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure, is_side_effect_free
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.shared import _Copy
 from tkc.ir.syntax import TileOperation
-from tkc.ir.tile import SEGMENTED, ints, _Shape, _Source
+from tkc.ir.tile import SEGMENTED, Reduce, ints, _Shape, _Source
 from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, SharedType, TileType
 
 number = lambda value: IntegerAttr(value, i64)
@@ -150,6 +150,9 @@ class Vote(TileOperation):
         if self.arg.type.element != i1: raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
         if self.scope is not None and self.scope.data != "warp": raise VerifyException(f"'tile.vote' has no scope {self.scope.data!r}; there is warp")
         if any(use.operation.name != "scf.if" for use in self.result.uses): raise VerifyException("only branches ask 'tile.vote'")
+        for inner in (inner for use in self.result.uses for region in use.operation.regions for inner in region.walk()) if self.scope else ():
+            crossing = isinstance(inner, Reduce) and any(a.type.register_layout is not None and a.type.register_layout.warps_along(inner.axis.value.data) > 1 for a in inner.args)
+            if crossing or not inner.regions and inner.name != "scf.yield" and not is_side_effect_free(inner): raise VerifyException(f"a branch that each warp takes for itself holds '{inner.name}', which is for all warps together")
 
 
 # ----------------------------------------------------------------------------------------------------------- barriers
