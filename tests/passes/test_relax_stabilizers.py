@@ -9,8 +9,10 @@ from xdsl.dialects.builtin import i1
 import tkc
 from tests.language.kernels import LOG2E, array, attention, f32, i32, inf, paged_decode, traced, window_sinks
 from tests.passes.kernels import BF16, context, through
+from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.rewrite import replace
+from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.threads import Vote
 from tkc.ir.verify import verify
@@ -293,11 +295,13 @@ def test_it_can_be_switched_off():
 
 
 def test_warps_vote_alone_only_where_nothing_leaves_them():
-    """Rows of one warp each: a vote. A row of several warps: a reduction of all."""
+    """Rows of one warp each: warps vote. A row of several warps: the block does, at a barrier."""
     warp, _ = CASES["log-sum-exp"].relaxed("sm_80", PIPELINE[-1])
     assert [op.scope.data for op in warp.walk() if isinstance(op, Vote)] == ["warp"]
     block, _ = CASES["log-sum-exp of many columns"].relaxed("sm_80", PIPELINE[-1])
-    assert not any(isinstance(op, Vote) for op in block.walk())
+    assert [op.scope.data for op in block.walk() if isinstance(op, Vote)] == ["block"] and "bar.red.and.pred" in emit(block, target("sm_80")).text
+    scalar, _ = CASES["one row"].relaxed("sm_80", PIPELINE[-1])
+    assert [op.scope.data for op in scalar.walk() if isinstance(op, Vote)] == ["block"]
 
 
 VOTE = """builtin.module {
@@ -316,7 +320,7 @@ VOTE = """builtin.module {
 
 
 @pytest.mark.parametrize("scope, what, fails", [
-    ('{scope = "warp"} ', "", "only branches"), ('{scope = "block"} ', "", "no scope"), ('{scope = "warp"} ', "tile.block_barrier", "block_barrier"), ("", "tile.block_barrier", None), ('{scope = "warp"} ', "%c = tile.constant 1 : i32", None)])
+    ('{scope = "warp"} ', "", "only branches"), ('{scope = "instance"} ', "", "no scope"), ('{scope = "warp"} ', "tile.block_barrier", "block_barrier"), ("", "tile.block_barrier", None), ('{scope = "warp"} ', "%c = tile.constant 1 : i32", None)])
 def test_what_a_vote_may_be(scope, what, fails):
     text = VOTE.replace("SCOPE", scope).replace("WHAT", what)
     if fails != "only branches": text = text.replace("scf.yield %v", "scf.yield %w").replace("%v = tile.vote", "%w = tile.constant 1 : i1\n    %v = tile.vote")

@@ -28,6 +28,7 @@ from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout, movement
 from tkc.ir.rewrite import after, before, replace
+from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, is_bool
 from tkc.passes import PassContext
 from tkc.passes.folding import constant
@@ -214,7 +215,8 @@ class Parts:
         old._type = self._type(getattr(t, "element", t))
         for use in uses:
             user = use.operation
-            if user.name == "tile.vote": continue
+            if isinstance(user, Vote): continue
+            if isinstance(user, scf.IfOp): user.operands[0] = before(user, Vote(old)).result; continue
             row = before(user, tile.Reduce("all", old, self.axis, [t.with_layout(self.layout.drop(self.axis)) if isinstance(t, TileType) else t])).results[0]
             if isinstance(t, TileType) and row.type != t: row = before(user, shared.Convert(row, t)).result
             user.operands[use.index] = row

@@ -55,7 +55,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "tma": _staged(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):
-            if isinstance(op, Vote): _vote(op)
+            if isinstance(op, Vote): _vote(op, context)
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
@@ -280,10 +280,11 @@ def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassConte
 
 
 # ------------------------------------------------------------------------------------------------ across warps, others
-def _vote(op: Vote) -> None:
-    """By each warp alone, where nothing in the branches that ask leaves a warp; else by all, which is a reduction."""
-    if all(_in_warp(inner) for use in op.result.uses for region in use.operation.regions for inner in region.walk()):
-        op.properties["scope"] = StringAttr("warp")
+def _vote(op: Vote, context: PassContext) -> None:
+    """By each warp alone, where nothing in the branches that ask leaves a warp; else by all of the block; by all of a role it is a reduction."""
+    alone = all(_in_warp(inner) for use in op.result.uses for region in use.operation.regions for inner in region.walk())
+    if alone or context.plan is None or context.plan.roles == "one":
+        op.properties["scope"] = StringAttr("warp" if alone else "block")
         return
     value = op.arg
     while isinstance(value.type, TileType):

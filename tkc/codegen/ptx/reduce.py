@@ -212,13 +212,15 @@ def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
 
 @emitter(threads.Vote)
 def vote(e: Emitter, op: threads.Vote) -> None:
-    """By the lanes of each warp: what its threads hold, and no more."""
-    if op.scope is None: e.fail("a vote of all warps is a reduction: swizzle-shared makes it one")
+    """By the lanes of each warp, or at a barrier by all threads of the block."""
+    if op.scope is None or op.scope.data == "block" and e.instance.first != 0: e.fail("a vote of the warps of a role is a reduction: swizzle-shared makes it one")
     arg, w = e.tile(op.arg), e.w
     held = [inside(e, arg.layout, r) for r in range(arg.count)]
     found = [select(e, i1, h, e.element(arg, r), True) if isinstance(h, str) else e.element(arg, r) for r, h in enumerate(held) if h is not False]
     all_ = Folder(e, "all", [i1]).tree([(x,) for x in dict.fromkeys(found)])[0]
-    e.set(op.result, w.op("vote.sync.all.pred", "pred", all_, -1, type="b32") if isinstance(all_, str) else all_)
+    if not isinstance(all_, str): e.set(op.result, all_)
+    elif op.scope.data == "warp" or e.instance.warps == 1: e.set(op.result, w.op("vote.sync.all.pred", "pred", all_, -1, type="b32"))
+    else: e.set(op.result, w.op("bar.red.and.pred", "pred", e.instance.barrier, all_, type="b32"))
 
 
 # ---- scans ------------------------------------------------------------------------------------------------------------
