@@ -188,6 +188,8 @@ for who in (None, 0, 31, 40):                       # the thread that says no
     no = "setp.eq.u32 %p1, 0, 0;" if who is None else f"setp.ne.u32 %p1, %t, {who};"
     agreed = np.array([who is None or t // 32 != who // 32 for t in range(64)], np.uint32)
     belief(f"a_vote_of_all_but_{'nobody' if who is None else who}", f"{no} vote.sync.all.pred %p2, %p1, -1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}", [zeros(64) + 9], [agreed], ["vote.sync.all.pred"], threads=64)
+    belief(f"a_vote_of_the_block_but_{'nobody' if who is None else who}", f"{no} bar.red.and.pred %p2, 0, %p1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}", [zeros(64) + 9], [zeros(64) + (who is None)],
+           ["bar.red.and.pred"], threads=64)
 chosen = R.integers(0, 32, 64, dtype=np.uint32)
 belief("shuffle_from_the_lane_that_each_names", f"{take('%r1', 0, '%t')} {take('%r3', 2, '%t')} shfl.sync.idx.b32 %r2, %r1, %r3, 31, -1; {put(1, '%t', '%r2')}", [given, zeros(64), chosen],
        [given, given[np.arange(64) // 32 * 32 + chosen], chosen], ["shfl.sync.idx.b32"], threads=64)
