@@ -341,3 +341,15 @@ def test_outside_a_kernel():
 
 def test_unknown_public_name():
     with pytest.raises(AttributeError, match="tkc.scan"): tkc.associative_scan
+
+
+def test_the_same_text_in_two_files_keeps_its_own_places(tmp_path):
+    """Code objects of both are equal."""
+    text, places = "import tkc\ndef k(n):\n    for i in tkc.range(n): tkc.arange(4)[9]\n", []
+    for name in ("first.py", "second.py"):
+        (tmp_path / name).write_text(text)
+        space: dict = {}
+        exec(compile(text, str(tmp_path / name), "exec"), space)
+        with pytest.raises(tkc.CompileError) as e: traced(space["k"], n=i32())
+        places.append(Path(e.value.location.file).name)
+    assert places == ["first.py", "second.py"]

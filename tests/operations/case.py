@@ -52,8 +52,9 @@ def jitted(fn: Callable): return tkc.jit(fn)
 
 
 def run(case: Case, how: str) -> None:
-    arguments = case.arguments(np.random.default_rng(sum(case.name.encode())))
-    with np.errstate(all="ignore"): wanted = case.want(arguments)
+    with np.errstate(all="ignore"):
+        arguments = case.arguments(np.random.default_rng(sum(case.name.encode())))
+        wanted = case.want(arguments)
     if how == "gpu": got = _on_gpu(case, arguments)
     else:
         os.environ["TKC_INTERPRET"] = "1" if how == "level 0" else "0"

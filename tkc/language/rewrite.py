@@ -15,13 +15,15 @@ from __future__ import annotations
 import ast
 import linecache
 import weakref
+from collections import defaultdict
 from types import CellType, CodeType, FunctionType
 
 from tkc.language.state import is_users
 from tkc.language.tracer import fail, is_own
 
 _RUNTIME = "__tkc__"
-_cache: weakref.WeakKeyDictionary[CodeType, CodeType | None] = weakref.WeakKeyDictionary()
+# By file: code objects of two files are equal where their text and line are, and each must keep its own places.
+_cache: defaultdict[str, weakref.WeakKeyDictionary[CodeType, CodeType | None]] = defaultdict(weakref.WeakKeyDictionary)
 _done: weakref.WeakSet[CodeType] = weakref.WeakSet()
 _files: dict[str, tuple[str, ast.Module | None]] = {}
 
@@ -30,8 +32,9 @@ def rewritten(f: FunctionType) -> FunctionType:
     """The function as it is traced; itself if it is a library's or its source cannot be had (then traced control flow fails)."""
     code = f.__code__
     if code in _done or not is_users(f) or is_own(code.co_filename): return f
-    if code not in _cache: _cache[code] = _compile(code)
-    new = _cache[code]
+    known = _cache[code.co_filename]
+    if code not in known: known[code] = _compile(code)
+    new = known[code]
     if new is None: return f
     from tkc.language import control
     cells = dict(zip(code.co_freevars, f.__closure__ or ())) | {_RUNTIME: CellType(control)}
@@ -40,7 +43,7 @@ def rewritten(f: FunctionType) -> FunctionType:
     return result
 
 
-def has_source(code: CodeType) -> bool: return code in _done or _cache.get(code) is not None
+def has_source(code: CodeType) -> bool: return code in _done or _cache[code.co_filename].get(code) is not None
 
 
 def _compile(code: CodeType) -> CodeType | None:

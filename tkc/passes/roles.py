@@ -37,13 +37,13 @@ from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.layout import Layout
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase, rebuild_for, rebuild_while, replace, stamp
+from tkc.ir.ranges import divisor
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.factors import simple
 from tkc.passes.mapped import dense_axis, through
 from tkc.passes.pingpong import alternate
-from tkc.passes.ranges import divisor
 from tkc.passes.simplify import sweep
 
 PRODUCER_WARPS = 4
