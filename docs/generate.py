@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +80,23 @@ def passes() -> str:
     return markdown(("pass", "contract"), ((code(name), contract(name)) for name in pipeline.PIPELINE))
 
 
+def language(module: str) -> Callable[[], str]:
+    """The public names of a module of the front end: how each is called, and the first paragraph of its docstring."""
+    def table() -> str:
+        import tkc
+        rows = []
+        for name, (where, attribute) in tkc._NAMES.items():
+            if where != module: continue
+            value = getattr(import_module(where), attribute)
+            try: call = re.sub(r": [^,)=]+?(?=[,)=])| -> .*", "", str(inspect.signature(value))) if not inspect.isclass(value) else ""
+            except (TypeError, ValueError): call = ""
+            rows.append((code(f"tkc.{name}{call}"), first_paragraph(value.__doc__)))
+        return markdown(("name", "meaning"), rows)
+    return table
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    **{f"language-{name}": language(f"tkc.language.{name}") for name in ("operations", "memory", "control", "random", "inline", "arrays")},
     "functions": functions,
     "elementwise": lambda: operations(elementwise.OPERATIONS[len(elementwise.CLASSES):]),
     "tile": lambda: operations(tile.OPERATIONS),

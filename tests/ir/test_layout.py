@@ -173,8 +173,8 @@ def test_reduction(layout, data):
     assert all(result.inside(r) for r in range(result.num_registers))
     mine = held(layout, tile)
     groups = layout.register_groups(axis)
-    assert sum(len(set(g)) for g in groups) == layout.num_registers
-    partial = np.stack([mine[:, :, list(g)].sum(-1) for g in groups], -1) // layout.register_replication
+    assert sum(len(set(g)) for g in groups) == layout.num_registers // layout.register_replication
+    partial = np.stack([mine[:, :, list(g)].sum(-1) for g in groups], -1)
     for mask in layout.butterfly(axis):
         partial = partial + partial[:, np.arange(32) ^ mask]
     if layout.warps_along(axis) == 1:

@@ -232,12 +232,13 @@ class Layout:
         return total(self.digits(axis % self.rank, ["blocks"]))
 
     def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis."""
+        """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis; of several with one element the first."""
         axis %= self.rank
         here = self.offsets("registers")
         line = {tuple(at): i for i, at in enumerate(self.drop(axis).offsets("registers").tolist())}
-        groups: list[list[int]] = [[] for _ in line]
-        for register in sorted(range(len(here)), key=lambda r: here[r, axis]):
+        groups, first = [[] for _ in line], {}
+        for register, at in enumerate(here.tolist()): first.setdefault(tuple(at), register)
+        for register in sorted(first.values(), key=lambda r: here[r, axis]):
             groups[line[tuple(np.delete(here[register], axis).tolist())]].append(register)
         return tuple(map(tuple, groups))
 

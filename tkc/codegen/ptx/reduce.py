@@ -131,8 +131,7 @@ class Folder:
 
 def lines(layout: Layout, axis: int) -> list[list[int]]:
     """The registers of each line along the axis, each coordinate once (registers may hold copies)."""
-    at = layout.offsets("registers")[:, axis]
-    return [list({int(at[r]): r for r in reversed(group)}.values())[::-1] for group in layout.register_groups(axis)]
+    return [list(group) for group in layout.register_groups(axis)]
 
 
 def in_warp(e: Emitter, folder: Folder, layout: Layout, axis: int, item: Callable[[int], Values]) -> list[Values]:
