@@ -49,18 +49,17 @@ def registers(e: Emitter) -> list[str]:
 
 def handler(e: Emitter) -> str:
     """The end of a kernel that has checks."""
-    site, a, b = registers(e)
-    record = e.parameter(Parameter("trap", "u64"))
-    new = lambda kind: e.w.new(kind)
-    was, other, where, first = new("pred"), new("b32"), [new("b32") for _ in range(4)], new("pred")
-    names = ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%tid.x")
-    lines = [f"atom.relaxed.gpu.global.cas.b32 {other}, [claimed], 0, 1", f"setp.ne.b32 {was}, {other}, 0", f"@{was} bra {LABEL}_late", f"setp.eq.b64 {first}, {record}, 0", f"@{first} bra {LABEL}_now",
-             *(f"mov.u32 {r}, {name}" for r, name in zip(where, names)), f"st.global.b32 [{record}+{RECORD['site']}], {site}",
-             *(f"st.global.b32 [{record}+{RECORD['thread'] + 4 * i}], {r}" for i, r in enumerate(where)), *(f"st.global.b64 [{record}+{RECORD['numbers'] + 8 * i}], {r}" for i, r in enumerate((a, b))),
-             f"mov.b32 {other}, 1", f"st.release.sys.global.b32 [{record}], {other}", "fence.acq_rel.sys", f"ld.relaxed.sys.global.b32 {other}, [{record}]"]
+    w, (site, *numbers), record = e.w, registers(e), e.parameter(Parameter("trap", "u64"))
+    word, late, where = w.new("b32"), w.new("pred"), {name: w.new("b32") for name in ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%tid.x")}
+    lines = [f"atom.relaxed.gpu.global.cas.b32 {word}, [claimed], 0, 1", f"setp.ne.b32 {late}, {word}, 0", f"@{late} bra {LABEL}_late",              # somebody was here before
+             f"setp.eq.b64 {late}, {record}, 0", f"@{late} bra {LABEL}_now",                                                                       # no host that listens
+             *(f"mov.u32 {r}, {name}" for name, r in where.items()), f"st.global.b32 [{record}+{RECORD['site']}], {site}",
+             *(f"st.global.b32 [{record}+{RECORD['thread'] + 4 * i}], {r}" for i, r in enumerate(where.values())),
+             *(f"st.global.b64 [{record}+{RECORD['numbers'] + 8 * i}], {r}" for i, r in enumerate(numbers)),
+             f"mov.b32 {word}, 1", f"st.release.sys.global.b32 [{record}], {word}", "fence.acq_rel.sys", f"ld.relaxed.sys.global.b32 {word}, [{record}]"]
     text = "".join(f"\t{line};\n" for line in lines)
-    return (f"{LABEL}:\n{text}{LABEL}_now:\n\tfence.acq_rel.gpu;\n\tmov.b32 {other}, 2;\n\tst.release.gpu.global.b32 [claimed], {other};\n\ttrap;\n"
-            f"{LABEL}_late:\n\tld.relaxed.gpu.global.b32 {other}, [claimed];\n\tsetp.ne.b32 {was}, {other}, 2;\n\t@{was} bra {LABEL}_late;\n\ttrap;\n\tret;")
+    return (f"{LABEL}:\n{text}{LABEL}_now:\n\tfence.acq_rel.gpu;\n\tmov.b32 {word}, 2;\n\tst.release.gpu.global.b32 [claimed], {word};\n\ttrap;\n"
+            f"{LABEL}_late:\n\tld.relaxed.gpu.global.b32 {word}, [claimed];\n\tsetp.ne.b32 {late}, {word}, 2;\n\t@{late} bra {LABEL}_late;\n\ttrap;\n\tret;")
 
 
 # ---- accesses ---------------------------------------------------------------------------------------------------------
