@@ -1,4 +1,5 @@
-"""Products of other element types than bfloat16 beside cuBLAS: float8 with fast and exact sums, by torch._scaled_mm.
+"""Products of other element types than bfloat16 beside cuBLAS: float8 with fast, exact and block-scaled sums (torch._scaled_mm), int8 (torch._int_mm), tf32, float32,
+and weights of 8 bits (beside the bfloat16 product).
 
     python benchmarks/run.py product_types              every type and shape, by the protocol
     python benchmarks/product_types.py --types "fp8 fast" --shapes 8192x8192x8192 --seconds 40        a sweep over blocks: medians of short turns, no claims
@@ -12,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from time import monotonic
 
@@ -72,6 +74,79 @@ def _scaled(fast: bool):
     return make
 
 
+@cache
+def _kernels():
+    """The plain product, for the types that no example has."""
+    import tkc
+
+    @tkc.jit
+    def product(a, b, c, KIND: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+        m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+        acc = tkc.zeros((BM, BN), tkc.int32 if KIND == "int8" else tkc.float32)
+        for k in tkc.range(0, a.shape[1], BK):
+            acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T, acc, precision="tf32" if KIND == "tf32" else "ieee")
+        tkc.store(c, (m, n), acc.to(c.dtype))
+    return product
+
+
+def _two(dtype, out: str, scale: float = 1.0):
+    def make(m: int, n: int, k: int, seed: int):
+        import torch
+        generator = _generator(seed)
+        values = [torch.randn(*s, device="cuda", generator=generator) * scale for s in ((m, k), (n, k))]
+        return *(x.round().clamp(-127, 127).to(getattr(torch, dtype)) if dtype == "int8" else x.to(getattr(torch, dtype)) for x in values), torch.empty(m, n, device="cuda", dtype=getattr(torch, out))
+    return make
+
+
+def _ours_two(kind: str):
+    def make(given, block, options):
+        import tkc
+        a, b, c = given
+        return _kernels().prepare(a, b, c, KIND=kind, BM=block[0], BN=block[1], BK=block[2], **options, grid=(tkc.cdiv(c.shape[0], block[0]), tkc.cdiv(c.shape[1], block[1])))
+    return make
+
+
+def _torch_mm(allow_tf32: bool):
+    def make(given):
+        import torch
+        a, b, c = given
+
+        def run():
+            torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+            torch.matmul(a, b.t(), out=c)
+        return run
+    return make
+
+
+def _int_mm(given):
+    import torch
+    a, b, c = given
+    return lambda: torch._int_mm(a, b.t(), out=c)
+
+
+def _reference_two(given): return given[0].double() @ given[1].double().t()
+
+
+def _weights(m: int, n: int, k: int, seed: int):
+    import torch
+    generator = _generator(seed)
+    x, w = (torch.randn(*s, device="cuda", generator=generator) for s in ((m, k), (n, k)))
+    return x.bfloat16(), (w * 40).round().clamp(-127, 127).to(torch.int8), torch.full((n,), 0.025, device="cuda"), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+
+def _ours_weights(given, block, options):
+    import tkc
+    x, w, scale, y = given
+    return harness.example("quantized_linear").linear.prepare(x, w, scale, y, BM=block[0], BN=block[1], BK=block[2], **options, grid=(tkc.cdiv(y.shape[0], block[0]), tkc.cdiv(y.shape[1], block[1])))
+
+
+def _bfloat16(given):
+    import torch
+    x, w, scale, y = given
+    whole = (w.float() * scale[:, None]).bfloat16()
+    return lambda: torch.matmul(x, whole.t(), out=y)
+
+
 def _reference_float8(given):
     a, b, sa, sb, _ = given
     return a.double() @ b.double().t() * (sa.double() * sb.double())
@@ -85,8 +160,12 @@ KINDS = {
     "fp8 fast": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, each(WIDE, FREE, ALONE), _reference_float8),
     "fp8 exact": Kind(_float8, _ours_float8(True), {"cuBLAS exact": _scaled(False)}, each(PARTIAL, FREE, ALONE), _reference_float8),
     "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[1::2], FREE, ALONE), _reference_float8),
+    "int8": Kind(_two("int8", "int32", 30), _ours_two("int8"), {"torch._int_mm": _int_mm}, each(WIDE[:4], FREE), _reference_two, 0.0),
+    "tf32": Kind(_two("float32", "float32"), _ours_two("tf32"), {"cuBLAS tf32": _torch_mm(True)}, each(((128, 256, 32), (128, 192, 32), (128, 128, 32)), FREE), _reference_two, 1e-3),
+    "fp32": Kind(_two("float32", "float32"), _ours_two("fp32"), {"cuBLAS fp32": _torch_mm(False)}, each(((128, 128, 16), (128, 128, 32), (128, 64, 32)), FREE, {"num_warps": 8}), _reference_two, 1e-5),
+    "int8 weights": Kind(_weights, _ours_weights, {"cuBLAS bf16": _bfloat16}, each(((128, 128, 64), (256, 128, 64), (64, 128, 128), (64, 64, 128), (128, 128, 128)), FREE, ALONE), lambda g: g[0].double() @ g[1].double().t() * g[2], 1e-2),
 }
-CHOSEN = {"fp8 fast": 1, "fp8 exact": 1, "fp8 blocks": 1}          # how many of the blocks the protocol races
+CHOSEN = 2                    # how many of the blocks the protocol races
 
 
 def text(shape) -> str: return "x".join(map(str, shape))
@@ -110,7 +189,7 @@ def contest(seed: int, name: str = "fp8 fast", shape: tuple[int, int, int] = SHA
         run = make(given)
         return Runner(lambda: (run(), given[-1])[1], given[-1])
     return Contest(f"{name.replace(' ', '-')}-{text(shape)}", f"Product {text(shape)}, {name}", (
-        *(Contestant(label(*b), lambda b=b: ours(*b), "ours", risky=True) for b in kind.blocks[:CHOSEN[name]]),
+        *(Contestant(label(*b), lambda b=b: ours(*b), "ours", risky=True) for b in kind.blocks[:CHOSEN]),
         *(Contestant(rival_name, lambda make=make: rival(make)) for rival_name, make in kind.rivals.items()),
     ), harness.gpu_timer, harness.GPU_TIMING, lambda: kind.reference(given), kind.tolerance, amount=2 * m * n * k / 1e12, unit="TFLOP/s")
 

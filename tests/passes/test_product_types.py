@@ -75,6 +75,8 @@ CASES = [
     Case(E4, E4, (128, 256, 128), "exact b.T"), Case(E5, E5, (256, 128, 128), "blocks b.T", options=(("num_stages", 2),)),
     Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
     Case(tkc.bfloat16, tkc.bfloat16, HALF, "exact"),
+    Case(tkc.int8, tkc.int8, out=tkc.int32), Case(tkc.int8, tkc.int8, (128, 256, 128), "fast per-row b.T", out=tkc.float32), Case(tkc.uint8, tkc.uint8, (64, 128, 64), "fast per-row", "b", options=ALONE),
+    *(Case(tkc.float32, tkc.float32, block, "fast b.T", out=tkc.float32, precision="tf32", options=options) for block, options in (((128, 128, 32), ()), ((128, 256, 32), ALONE), ((64, 64, 64), ALONE))),
 ]
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
@@ -154,8 +156,10 @@ def test_the_engines_are_used(case):
     for module in stages.values(): assert show(parse(show(module))) == show(module)
 
 
-@pytest.mark.parametrize(("case", "said"), [(Case(E4, E4, form="fast"), "K-major only"), (Case(E4, E4, turned="a"), "K-major only"), (Case(E4, E4, turned="b"), "K-major only")], ids=lambda c: getattr(c, "name", ""))
-def test_other_majors_of_8_bits_have_one_role(case, said):
+@pytest.mark.parametrize(("case", "said"), [(Case(E4, E4, form="fast"), "K-major only"), (Case(E4, E4, turned="a"), "K-major only"), (Case(E4, E4, turned="b"), "K-major only"),
+                                             (Case(tkc.float32, tkc.float32, form="fast", out=tkc.float32, precision="tf32"), "K-major only"), (Case(tkc.int8, tkc.int8, form="fast", out=tkc.int32), "K-major only"),
+                                             (Case(tkc.float32, tkc.float32, form="fast b.T", out=tkc.float32), "its float32 is tf32"), (Case(tkc.float32, tkc.float32, form="fast b.T", out=tkc.float32, precision="tf32x3"), "not planned")], ids=lambda c: getattr(c, "name", ""))
+def test_other_majors_of_8_and_32_bits_have_one_role(case, said):
     _, given = compiled(case)
     assert given.plan.roles == "one" and any(said in line for line in given.decisions), given.decisions
 
@@ -182,7 +186,7 @@ def computed(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr
         if "weights" in FORM: y = y.to(a.dtype)
         if "grouped" in FORM: y = y * tkc.load(s, (n, k // BK), (BN, None))[None, :].to(y.dtype)
         if "after" in FORM: acc = acc + tkc.dot(x, y) * tkc.load(s, (m, k // BK), (BM, None))[:, None]
-        else: acc = tkc.dot(x, y, acc)
+        else: acc = tkc.dot(x, y, acc, precision="tf32")
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
@@ -201,7 +205,7 @@ class Computed:
 
 BF, I8 = tkc.bfloat16, tkc.int8
 COMPUTED = [Computed(BF, BF, "relu"), Computed(BF, BF, "relu a.T b.T"), Computed(BF, BF, "scaled", turned="b"), Computed(I8, BF, "cast"), Computed(I8, BF, "cast a.T", options=ALONE), Computed(E4, BF, "cast scaled relu"),
-            Computed(I8, BF, "cast after b.T", turned=""), Computed(E4, tkc.float16, "cast", (64, 64, 64), options=ALONE)]
+            Computed(I8, BF, "cast after b.T"), Computed(I8, tkc.float32, "cast b.T", (128, 128, 32)), Computed(E4, tkc.float16, "cast", (64, 64, 64), options=ALONE)]
 WEIGHTS = [Computed(BF, I8, "weights b.T"), Computed(BF, I8, "weights", turned="b"), Computed(BF, I8, "weights"), Computed(BF, E4, "weights grouped b.T", (64, 128, 128)), Computed(tkc.float16, E5, "weights b.T", (16, 64, 128), options=ALONE),
            Computed(BF, I8, "weights grouped", (256, 128, 64)), Computed(BF, tkc.uint8, "weights b.T", (128, 256, 32), options=ALONE),
            Computed(BF, I8, "weights b.T", (256, 128, 64))]

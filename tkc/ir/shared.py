@@ -135,6 +135,7 @@ class _Copy(TileOperation):
     extents = prop_def(DenseArrayBase)
     vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
     engine = opt_prop_def(StringAttr)             # "tma": the tensor memory accelerator; absent: the threads
+    tf32 = opt_prop_def(UnitAttr)                 # float32 rounded to tf32 on its way (by the tensor memory accelerator)
     cut = opt_prop_def(IntegerAttr)               # the buffer's axis along which the blocks of the cluster share the copy, each for all of them
     threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
     irdl_options = SEGMENTED

@@ -324,14 +324,15 @@ class RingNext(TileOperation):
 @irdl_op_definition
 class TensorMap(_Shape):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter.
-    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory)."""
+    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory). tf32: copies round float32 to tf32."""
     name = "tile.tensor_map"
     __form__ = "arg"
     arg, result = operand_def(ArrayType), result_def(MapType)
     order = opt_prop_def(DenseArrayBase)
+    tf32 = opt_prop_def(UnitAttr)
 
-    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = ()):
-        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}))
+    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = (), tf32: bool = False):
+        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}), **flags(tf32=tf32))
 
     @property
     def axes(self) -> tuple[int, ...]: return tuple(self.order.get_values()) if self.order is not None else tuple(range(self.result.type.rank))

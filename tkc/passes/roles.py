@@ -162,7 +162,7 @@ class Maps:
 
     def __init__(self, anchor: Operation, rank: SSAValue | None, size: int): self.anchor, self.rank, self.size, self.made = anchor, rank, size, {}
 
-    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int) -> tuple[SSAValue, list[SSAValue]]:
+    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False) -> tuple[SSAValue, list[SSAValue]]:
         """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
         dense = dense_axis(array)
         while isinstance(array.owner, tile.View):
@@ -174,8 +174,8 @@ class Maps:
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
         t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel) and divisor(offsets[-1]) % panel == 0)
-        if (array, t, *order) not in self.made: self.made[array, t, *order] = before(self.anchor, threads.TensorMap(array, t, order)).result
-        return self.made[array, t, *order], offsets
+        if (key := (array, t, tf32, *order)) not in self.made: self.made[key] = before(self.anchor, threads.TensorMap(array, t, order, tf32)).result
+        return self.made[key], offsets
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
@@ -212,7 +212,7 @@ def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Map
         offsets[axis] = before(copy, CLASSES["add"](offsets[axis], share)).result
         box[axis], to = piece, everyone
     if view.type.memory.fast != view.type.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(view.type.memory.order)])).result
-    map, place = maps.of(copy.array, offsets, box, t.memory.swizzle)
+    map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None)
     before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
 
 

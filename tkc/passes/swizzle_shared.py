@@ -26,7 +26,7 @@ from __future__ import annotations
 from math import gcd
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, UnitAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import shared, tile
@@ -93,9 +93,15 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
     copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
     copy.properties["engine"] = StringAttr("tma")
     if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
+    if _reads_tf32(op.result): copy.properties["tf32"] = UnitAttr()
     if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
     before(op, copy)
     return buffer
+
+
+def _reads_tf32(value: SSAValue) -> bool:
+    """Whether a dot that reads a block in shared memory takes its float32 for tf32."""
+    return any(_reads_tf32(use.operation.results[0]) if isinstance(use.operation, (tile.Transpose, tile.Slice)) else isinstance(use.operation, tile.Dot) and use.operation.precision.data == "tf32" for use in value.uses)
 
 
 def _planned(op: tile.Load, context: PassContext) -> LoadPlan:

@@ -12,8 +12,8 @@ from tkc.ir.interface import Parameter, map_dimensions
 from tkc.runtime.arrays import ArrayInfo
 
 TYPES = {"i8": "UINT8", "ui8": "UINT8", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8", "i1": "UINT8", "ui16": "UINT16", "i16": "UINT16", "ui32": "UINT32", "i32": "INT32",
-         "ui64": "UINT64", "i64": "INT64", "f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "f64": "FLOAT64"}
-BITS = {"UINT8": 8, "UINT16": 16, "FLOAT16": 16, "BFLOAT16": 16, "UINT32": 32, "INT32": 32, "FLOAT32": 32, "UINT64": 64, "INT64": 64, "FLOAT64": 64}
+         "ui64": "UINT64", "i64": "INT64", "f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32", "f64": "FLOAT64"}
+BITS = {"UINT8": 8, "UINT16": 16, "FLOAT16": 16, "BFLOAT16": 16, "UINT32": 32, "INT32": 32, "FLOAT32": 32, "TFLOAT32": 32, "UINT64": 64, "INT64": 64, "FLOAT64": 64}
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 MAX_RANK, MAX_BOX, MAX_EXTENT, MAX_STRIDE = 5, 256, 1 << 32, 1 << 40
 

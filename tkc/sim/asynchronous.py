@@ -93,7 +93,8 @@ def tma_load(m, op):
     def land() -> None:                        # each block's bytes arrive on their own
         block = left.pop(m.launch.scheduler.random.randrange(len(left)))
         if block.over: raise Violation("pending at exit", f"a copy arrives in block {block.rank} after its end", op)
-        block.memory.store(buffer.base, lands, m.memory.load(pointers, live, dtype_of(m[op.map].type.element)))
+        values = m.memory.load(pointers, live, dtype_of(m[op.map].type.element))
+        block.memory.store(buffer.base, lands, level0.tf32(values) if m[op.map].tf32 else values)
         block.mbarriers[address].deliver(m.block.cluster.clocks.end(event), m[op.map].type.bytes, op)
     for _ in targets: m.launch.scheduler.start(Copy(land, op))
     return ()

@@ -52,6 +52,7 @@ class Ring:
 class TensorMap:
     array: Array
     type: MapType
+    tf32: bool = False
 
 
 @dataclass(eq=False)

@@ -53,7 +53,7 @@ def next_program(m, op, total):
 Instance.rules = dataflow.RULES | {
     threads.NextProgram: next_program,
     threads.Identity: identity,
-    threads.TensorMap: lambda m, op, array: TensorMap(replace(array, shape=tuple(array.shape[a] for a in op.axes), strides=tuple(array.strides[a] for a in op.axes)), op.result.type),
+    threads.TensorMap: lambda m, op, array: TensorMap(replace(array, shape=tuple(array.shape[a] for a in op.axes), strides=tuple(array.strides[a] for a in op.axes)), op.result.type, op.tf32 is not None),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
     threads.Turn: lambda m, op: (), threads.Hold: lambda m, op, x: x,
     threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),

@@ -38,7 +38,7 @@ class Map:
 def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     t, array = op.result.type, e.value(op.arg)
     if array.argument < 0: e.fail("a tensor map is of a whole array argument: a view has none")
-    p = Parameter("map", "b8[128]", array.argument, element=str(t.element), box=t.extents, swizzle=t.swizzle, panelled=t.panelled,
+    p = Parameter("map", "b8[128]", array.argument, element="tf32" if op.tf32 is not None else str(t.element), box=t.extents, swizzle=t.swizzle, panelled=t.panelled,
                   order=tuple(op.order.get_values()) if op.order is not None else ())
     address = e.parameter(p)
     e.values[op.result] = Map(address, t)

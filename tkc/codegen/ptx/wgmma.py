@@ -64,6 +64,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     if isinstance(a, Tile):
         if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
         left, fields_a, held = None, None, [w.register(r) for r in a.registers]
+        if a.element == f32: held = [w.op("cvt.rna.tf32.f32", "b32", r) for r in held]
         if held != a.registers: w.emit("wgmma.fence.sync.aligned")
     else:
         fields_a = fields_of(e, a, 1)
