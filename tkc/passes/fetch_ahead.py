@@ -1,7 +1,8 @@
 """fetch-ahead: what a loop with dots loads into registers is loaded one iteration early, so that nothing waits for global memory.
 
 A scale or a bias that a loop reads beside its dots comes straight from global memory: hundreds of clocks in which the next dot is not even issued,
-for instructions wait in order. The value for the next iteration is asked for at the start of this one:
+for instructions wait in order. The value for the next iteration is asked for at the start of this one,
+when what is small has been computed of the old one, in whose registers it then arrives:
 
     for k:                                         s0 = load(scales, k_first)
       s = load(scales, k / 128)                    for k, carrying s = s0:
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import BlockArgument
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
@@ -58,7 +59,9 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
     count, mapping = len(loop.iter_args), {body.args[0]: loop.lb}
     clone_slice([*needed, *loads], mapping, loop)
     loop = rebuild_for(loop, range(count), [mapping[op.result] for op in loads])
-    arguments, first, counter = body.args[-len(loads):], body.first_op, body.args[0]
+    arguments, counter = body.args[-len(loads):], body.args[0]
+    for op, argument in zip(loads, arguments): op.result.replace_all_uses_with(argument)
+    first = _used_early(body, set(arguments))
     after_ = before(first, CLASSES["add"](counter, loop.step)).result
     following = before(first, Select(before(first, CLASSES["lt"](after_, loop.ub)).result, after_, counter)).result
     ahead: dict = {counter: following}
@@ -66,5 +69,21 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
     body.last_op.operands = [*body.last_op.operands, *(ahead[op.result] for op in loads)]
     for op, argument in zip(loads, arguments):
         argument.name_hint = op.result.name_hint
-        op.result.replace_all_uses_with(argument)
         erase(op)
+
+
+def _used_early(body: Block, fetched: set[SSAValue]) -> Operation:
+    """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones. Returns the
+    operation behind it."""
+    start, known = None, set(fetched)
+    for op in list(body.ops):
+        if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op: continue
+        t = op.results[0].type
+        if isinstance(t, TileType) and t.size * bits(element_of(t)) > 8 * MOST: continue
+        if not any(v in known for v in op.operands) or any(v not in known and v.owner is not body and isinstance(v.owner, Operation) and v.owner.parent is body for v in op.operands): continue
+        known.add(op.results[0])
+        op.detach()
+        if start is None: body.insert_op_before(op, body.first_op)
+        else: body.insert_op_after(op, start)
+        start = op
+    return start.next_op if start is not None else body.first_op

@@ -17,7 +17,7 @@ from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, w
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import TileType, bits, element_of, is_bool, is_float
+from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
 GROUP = 4                                               # elements: the most that share a register
@@ -212,6 +212,9 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
         for v in op.operands:
             if isinstance(v.type, TileType) and v not in results: tiles[v] = e.tile(v)
     _expose(e, ops[0], seen)
+    fused = contracted(ops)
+    products = {m for m, _ in fused.values()}
+    ops = [op for op in ops if op not in products]
     step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
     homes = {op: None if op is ops[0] and _clash(e.home(op.result), seen) else e.home(op.result) for op in ops}
     for start in range(0, count, step):
@@ -220,11 +223,26 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
             p = packing(element, count)
             for first in range(start, start + step, p):
                 since = e.w.count(compute_class(element))
-                elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
+                if op in fused:
+                    product, other = fused[op]
+                    elements = [e.w.op("fma.rn.f32", "b32", *(_element(e, v, i, tiles, results) for v in (*product.operands, other))) for i in range(first, first + p)]
+                else: elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
                 found = e.packed(elements, element, home[first // p] if home and p > 1 else None)
                 if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
+
+
+def contracted(ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:
+    """The float32 sums of a run one of whose terms is a product that nothing else uses: fma, said outright. ptxas would contract most of them, but not
+    those beside dots in flight."""
+    found: dict[Operation, tuple[Operation, SSAValue]] = {}
+    is_a = lambda op, name: isinstance(op, ew.CLASSES[name]) and element_of(op.result.type) == f32
+    for op in ops:
+        if not is_a(op, "add"): continue
+        for term, other in (op.args, op.args[::-1]):
+            if term is not other and term.owner in ops and is_a(term.owner, "mul") and term.has_one_use(): found[op] = term.owner, other; break
+    return found
 
 
 def _element(e: Emitter, v: SSAValue, i: int, tiles: dict[SSAValue, Tile], results: dict[SSAValue, list[Operand]]) -> Operand:
