@@ -105,13 +105,22 @@ def integers(shape, dtype, seed: int, turned: bool = False) -> np.ndarray:
     return around[:rows, :columns].T if turned else around[:rows, :columns]
 
 
-def check(module, case: Case, m: int, n: int, k: int, **how) -> None:
+def simulated(module, **how):
+    """A function that runs a kernel's arrays and grid through the module."""
+    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    return lambda arrays, grid: run(module, arrays, grid, **how)
+
+
+def check(module, case: Case, m: int, n: int, k: int, **how) -> None: compare(case, m, n, k, simulated(module, **how))
+
+
+def compare(case: Case, m: int, n: int, k: int, launch) -> None:
+    """Launches a product of small integers and compares it, element by element, with what it has to be."""
     a, b = (integers(case.shape_of(name, m, n, k), kind, i, name in case.turned) for i, (name, kind) in enumerate((("a", case.a), ("b", case.b))))
     sa, sb = (2.0 ** np.random.default_rng(i).integers(-1, 2, case.shape_of(name, m, n, k)).astype(np.float32) for i, name in enumerate(("sa", "sb")))
     c = integers((m, n), case.out, 5)
     c[...] = 77
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
-    run(module, [a, b, sa, sb, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1), **how)
+    launch([a, b, sa, sb, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1))
     right = np.float64(b.T if "b.T" in case.form else b)
     if "blocks" in case.form:
         steps = range(0, k, 128)
@@ -220,15 +229,17 @@ def compiled_factor(case: Computed):
     return stages, through(module, PIPELINE[-1], context("sm_90a", **dict(case.options)), lambda name, module: stages.setdefault(name, module.clone()))
 
 
-def check_factor(module, case: Computed, m: int, n: int, k: int, **how) -> None:
+def check_factor(module, case: Computed, m: int, n: int, k: int, **how) -> None: compare_factor(case, m, n, k, simulated(module, **how))
+
+
+def compare_factor(case: Computed, m: int, n: int, k: int, launch) -> None:
     a = integers((k, m) if "a.T" in case.form else (m, k), case.a, 0, "a" in case.turned)
     b = integers((n, k) if "b.T" in case.form else (k, n), case.b, 1, "b" in case.turned)
     BK = case.block[2]
     s = np.random.default_rng(2).integers(-2, 3, (n if "grouped" in case.form else m, max(-(-k // BK), 1))).astype(np.float32)
     c = integers((m, n), BF, 5)
     c[...] = 77
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
-    run(module, [a, b, s, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1), **how)
+    launch([a, b, s, c], (-(-m // case.block[0]), -(-n // case.block[1]), 1))
     x, y = np.float64(a.T if "a.T" in case.form else a), np.float64(b.T if "b.T" in case.form else b)
     if "relu" in case.form: x = np.maximum(x, 0)
     if "scaled" in case.form or "after" in case.form: x = x * np.repeat(s, BK, 1)[:, :k]
