@@ -28,7 +28,7 @@ E4, E5 = tkc.float8_e4m3, tkc.float8_e5m2
 
 
 def product(a, b, sa, sb, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr, PRECISION: tkc.constexpr = "ieee"):
-    """FORM: "fast" or "exact" sums; "b.T": b is [N, K]; scales "per-row" or "blocks" (1 x 128 of a, 128 x 128 of b)."""
+    """FORM: "fast" or "exact" sums; "b.T": b is [N, K]; scales "per-row", "blocks" (1 x 128 of a, 128 x 128 of b) or "vectors" (1 x 128 of both)."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.int32 if a.dtype.is_int else tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -37,6 +37,7 @@ def product(a, b, sa, sb, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.const
         if "blocks" in FORM:
             scale = tkc.load(sa, (m, k // 128), (BM, None))[:, None] * tkc.load(sb, (n // 128, k // 128), (None, None))
             acc = acc + tkc.dot(x, y) * scale
+        elif "vectors" in FORM: acc = acc + tkc.dot(x, y) * tkc.load(sa, (m, k // 128), (BM, None))[:, None] * tkc.load(sb, (n, k // 128), (BN, None))[None, :]
         elif "exact" in FORM: acc = acc + tkc.dot(x, y)
         else: acc = tkc.dot(x, y, acc, precision=PRECISION)
     if "per-row" in FORM: acc = acc * tkc.load(sa, (m, 0), (BM, None))[:, None] * tkc.load(sb, (n, 0), (BN, None))[None, :]
@@ -62,7 +63,8 @@ class Case:
                          *([self.precision] if self.precision != "ieee" else []), *(f"{k} {v}" for k, v in self.options)])
 
     def shape_of(self, which: str, m: int, n: int, k: int) -> tuple[int, int]:
-        return {"a": (m, k), "b": (n, k) if "b.T" in self.form else (k, n), "sa": (m, max(-(-k // 128), 1)), "sb": (-(-n // 128), -(-k // 128)) if "blocks" in self.form else (n, 1), "c": (m, n)}[which]
+        return {"a": (m, k), "b": (n, k) if "b.T" in self.form else (k, n), "sa": (m, max(-(-k // 128), 1)), "c": (m, n),
+                "sb": (-(-n // 128), -(-k // 128)) if "blocks" in self.form else (n, max(-(-k // 128), 1))}[which]
 
 
 ALONE = (("cluster", (1, 1)),)
@@ -73,7 +75,7 @@ CASES = [
     Case(E4, E4), Case(E4, E4, (128, 256, 128)), Case(E5, E4), Case(E4, E5, form="fast", turned="b"), Case(E5, E5, (64, 128, 128), options=ALONE), Case(E4, E4, (128, 192, 64), options=ALONE),
     Case(E4, E4, form="exact b.T"), Case(E4, E4, (128, 192, 128), "exact", "b"), Case(E5, E5, (64, 128, 128), "exact b.T", options=ALONE), Case(E4, E4, (64, 192, 128), "exact b.T", options=(("num_warps", 4),)),
     Case(E4, E4, (128, 256, 128), "exact b.T"), Case(E5, E5, (256, 128, 128), "blocks b.T", options=(("num_stages", 2),)),
-    Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
+    Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, form="vectors b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
     Case(tkc.bfloat16, tkc.bfloat16, HALF, "exact"),
     Case(tkc.int8, tkc.int8, out=tkc.int32), Case(tkc.int8, tkc.int8, (128, 256, 128), "fast per-row b.T", out=tkc.float32), Case(tkc.uint8, tkc.uint8, (64, 128, 64), "fast per-row", "b", options=ALONE),
     *(Case(tkc.float32, tkc.float32, block, "fast b.T", out=tkc.float32, precision="tf32", options=options) for block, options in (((128, 128, 32), ()), ((128, 256, 32), ALONE), ((64, 64, 64), ALONE))),
@@ -125,6 +127,7 @@ def compare(case: Case, m: int, n: int, k: int, launch) -> None:
     if "blocks" in case.form:
         steps = range(0, k, 128)
         want = sum((np.float64(a[:, s:s + 128]) @ right[s:s + 128] * sa[:, s // 128, None] * np.repeat(sb[:, s // 128], 128)[None, :n] for s in steps), np.zeros((m, n)))
+    elif "vectors" in case.form: want = sum(((np.float64(a[:, s:s + 128]) @ right[s:s + 128]) * sa[:, s // 128, None] * sb[:, s // 128] for s in range(0, k, 128)), np.zeros((m, n)))
     else: want = np.float64(a) @ right
     if "per-row" in case.form: want = want * sa[:, :1] * sb[:, 0]
     np.testing.assert_array_equal(c, want.astype(c.dtype))
@@ -147,6 +150,14 @@ def test_every_level(case):
 def test_trip_counts(case):
     (BM, BN, BK), stages = case.block, compiled(case)[1].plan.stages
     for steps in sorted({0, 1, 2, stages - 1, stages + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.options and c.block in ((128, 128, 128), HALF, (128, 128, 32))], ids=lambda c: c.name)
+def test_on_the_cpu(case):
+    """Machine code for this machine, made of the same level 0."""
+    kernel, (BM, BN, BK) = tkc.jit(product), case.block
+    for shape in (7, 13, 31), (130, 129, 150):
+        compare(case, *shape, lambda arrays, grid: kernel[grid](*arrays, BM=BM, BN=BN, BK=BK, FORM=case.form, PRECISION=case.precision))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.block[1] == 128], ids=lambda c: c.name)

@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import after, before, erase, rebuild_for
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
@@ -93,10 +94,26 @@ class Split:
             case tile.Constant(): return before(anchor, tile.Constant(op.number, cut)).result
             case tile.Splat(): return before(anchor, tile.Splat(op.arg, cut)).result
             case tile.Broadcast() if op.arg.type.extents[-1] == 1: return before(anchor, tile.Broadcast(op.arg, cut)).result
-            case tile.Broadcast(): return before(anchor, tile.Broadcast(self._columns(op.arg, j, anchor), cut)).result
+            case tile.Broadcast() if op.arg.type.extents[-1] == t.extents[-1]: return before(anchor, tile.Broadcast(self.narrow(op.arg, j, anchor), cut)).result
             case tile.Reshape() if op.arg.type.rank == 1 and op.arg.type.extents[0] == t.extents[-1]:
-                return before(anchor, tile.Reshape(self._columns(op.arg, j, anchor), cut)).result
+                return before(anchor, tile.Reshape(self.narrow(op.arg, j, anchor), cut)).result
+            case tile.Load() if op.mask is None and op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets) and t.size == t.extents[-1]:
+                return self._load(op, j, cut)
+            case _ if isinstance(op, POINTWISE) and op.parent is self.dot.parent and t.size == t.extents[-1] and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
+                new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
+                new.results[0]._type = cut
+                return before(anchor, new).results[0]
             case _: return self._columns(value, j, anchor)
+
+    def _load(self, op: tile.Load, j: int, cut: TileType) -> SSAValue:
+        """A row's part, loaded by itself."""
+        extents, offsets = list(op.extents.get_values()), list(op.offsets)
+        axis = max(a for a, n in enumerate(extents) if n >= 0)
+        extents[axis] = self.width
+        if j: offsets[axis] = before(op, CLASSES["add"](offsets[axis], before(op, tile.Constant(j * self.width, offsets[axis].type)).result)).result
+        new = tile.Load(op.array, offsets, extents, result=cut)
+        new.attributes |= op.attributes
+        return before(op, new).result
 
     def _columns(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
         t = value.type
