@@ -453,14 +453,6 @@ class Undefined(_Source):
 
 
 @irdl_op_definition
-class Hold(_Shape):
-    """A tile in registers of its own: what an asynchronous dot reads while the next one is computed where this one was."""
-    name = "tile.hold"
-    __form__ = "arg"
-    def __init__(self, arg: SSAValue): super().__init__(arg, SSAValue.get(arg).type)
-
-
-@irdl_op_definition
 class DotCommit(TileOperation):
     """Ends the current group of asynchronous dots."""
     name = "tile.dot_commit"
@@ -489,4 +481,4 @@ class DotWait(TileOperation):
 
 
 OPERATIONS = (Roles, Role, Identity, Vote, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
-              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, Hold, DotCommit, DotWait)
+              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

@@ -36,8 +36,8 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.layout import Layout
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase, rebuild_for, rebuild_while, replace, stamp
 from tkc.ir.ranges import divisor
+from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
@@ -353,8 +353,8 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
 
 
 def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, everyone: SSAValue | None) -> None:
-    """The dot of a loop, one group deep: its stage is given back when the next one is under way. A left factor in registers is computed
-    while the dot before runs; that one is waited for, and its registers taken, before the next one starts."""
+    """The dot of a loop, one group deep: its stage is given back when the next one is under way. A left factor in registers is read while the dot
+    before runs, and computed when that one is over: it still reads its own, and ptxas would give both the same registers."""
     loop: scf.ForOp = dot.parent_op()
     index = dot.acc.index - 1
     initial, t = loop.iter_args[index], dot.acc.type
@@ -367,12 +367,12 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     placeholder = after(holder, threads.DotWait(0, [holder.result]))
     result.replace_all_uses_with(placeholder.results[0])
     sum_ = dot.acc
-    inside = before(dot, threads.Undefined(PendingType(t)))
-    go = before(dot, CLASSES["ne"](loop.body.block.args[0], loop.lb)).result
+    place = _computed(dot) if isinstance(dot.a.type, TileType) else dot
+    inside = before(place, threads.Undefined(PendingType(t)))
+    go = before(place, CLASSES["ne"](loop.body.block.args[0], loop.lb)).result
     if isinstance(dot.a.type, TileType):
-        wait = before(dot, threads.DotWait(0, [inside.result]))
-        held = before(dot, threads.Hold(dot.a))
-        asynchronous = threads.DotAsync(held.result, dot.b, wait.results[0], PendingType(t), keep=go)
+        wait = before(place, threads.DotWait(0, [inside.result]))
+        asynchronous = threads.DotAsync(dot.a, dot.b, wait.results[0], PendingType(t), keep=go)
         before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit())
         flying = asynchronous.result
     else:
@@ -395,6 +395,15 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
     placeholder.results[0].replace_all_uses_with(chosen.results[0])
     erase(placeholder); erase(holder)
+
+
+def _computed(dot: tile.Dot) -> Operation:
+    """The first operation that computes a dot's left factor of what was read in shared memory; the dot if it is what was read."""
+    tainted: set[SSAValue] = set()
+    for op in defining_slice([dot.a], dot.parent):
+        if isinstance(op, shared.Read): tainted.update(op.results)
+        elif any(v in tainted for v in op.operands): return op
+    return dot
 
 
 def _send(outs: list[shared.CopyOut], maps: Maps) -> None:

@@ -55,7 +55,7 @@ Instance.rules = dataflow.RULES | {
     threads.Identity: identity,
     threads.TensorMap: lambda m, op, array: TensorMap(replace(array, shape=tuple(array.shape[a] for a in op.axes), strides=tuple(array.strides[a] for a in op.axes)), op.result.type, op.tf32 is not None),
     threads.Barriers: lambda m, op: Ring(m.launch.addresses[op], op.result.type.stages),
-    threads.Turn: lambda m, op: (), threads.Hold: lambda m, op, x: x,
+    threads.Turn: lambda m, op: (),
     threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),
     shared.Alloc: lambda m, op: Buffer(m.block.memory, m.launch.addresses[op], op.result.type),
     shared.Stage: a.stage, shared.SharedSlice: a.shared_slice,

@@ -112,14 +112,6 @@ def undefined(e: Emitter, op: threads.Undefined) -> None:
     e.w.hoist(("undefined", tuple(home)), lambda: e.w.moves([(r, 0) for r in home]) or home[0])
 
 
-@emitter(threads.Hold)
-def hold(e: Emitter, op: threads.Hold) -> None:
-    value = e.tile(op.arg)
-    registers = e.w.many(*registers_of(op.result.type))
-    e.w.moves(list(zip(registers, value.registers)))
-    e.values[op.result] = Tile.of(op.result.type, registers)
-
-
 @emitter(threads.DotCommit)
 def commit(e: Emitter, op: threads.DotCommit) -> None: e.w.emit("wgmma.commit_group.sync.aligned")
 
