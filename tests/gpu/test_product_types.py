@@ -7,7 +7,7 @@ import tkc
 from tests.gpu.device import back, on_gpu
 from tests.passes.test_product_types import CASES, COMPUTED, WEIGHTS, compare, compare_factor, computed, product
 
-SHAPES = [(1, 1, 1), (7, 13, 31), (129, 65, 133), (300, 520, 0), (517, 389, 1000), (384, 512, 2048)]
+SHAPES = [(129, 65, 133), (384, 512, 2048)]
 EXACT, FACTOR = tkc.jit(product), tkc.jit(computed)
 
 
