@@ -212,7 +212,7 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
         for v in op.operands:
             if isinstance(v.type, TileType) and v not in results: tiles[v] = e.tile(v)
     _expose(e, ops[0], seen)
-    fused = contracted(ops)
+    fused = contracted(e, ops)
     products = {m for m, _ in fused.values()}
     ops = [op for op in ops if op not in products]
     step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
@@ -233,15 +233,16 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
 
 
-def contracted(ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:
+def contracted(e: Emitter, ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:
     """The float32 sums of a run one of whose terms is a product that nothing else uses: fma, said outright. ptxas would contract most of them, but not
-    those beside dots in flight."""
+    those beside dots in flight. What is multiplied must still be there: nothing between the two is written to its home."""
     found: dict[Operation, tuple[Operation, SSAValue]] = {}
     is_a = lambda op, name: isinstance(op, ew.CLASSES[name]) and element_of(op.result.type) == f32
-    for op in ops:
+    kept = lambda product, at: not any(e.home(v) is not None and e.home(v) is e.home(other.result) for v in product.operands for other in ops[ops.index(product) + 1:at])
+    for at, op in enumerate(ops):
         if not is_a(op, "add"): continue
         for term, other in (op.args, op.args[::-1]):
-            if term is not other and term.owner in ops and is_a(term.owner, "mul") and term.has_one_use(): found[op] = term.owner, other; break
+            if term is not other and term.owner in ops and is_a(term.owner, "mul") and term.has_one_use() and kept(term.owner, at): found[op] = term.owner, other; break
     return found
 
 
