@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tkc.runtime.jit import Launcher
+from tkc.runtime.jit import JitFunction
 
 ROWS = ((0, 5), (3, 0), (1, 1), (3, 31), (7, 257), (2, 3, 1025), (5, 4099))         # empty, prime, one past a block
 FLAT = ((0,), (1,), (127,), (4097,), (3, 5, 7))
@@ -32,10 +32,10 @@ def close(got, want, dtype: str | None = None, ulps: float = 4) -> None:
 @contextmanager
 def launches():
     """Collects the (kernel, arguments, options) that are launched, and launches nothing."""
-    found, real = [], Launcher.__call__
-    Launcher.__call__ = lambda self, *args, **kwargs: found.append((self.kernel, args, kwargs))
+    found, real = [], JitFunction.__getitem__
+    JitFunction.__getitem__ = lambda kernel, grid: lambda *args, **kwargs: found.append((kernel, args, kwargs))
     try: yield found
-    finally: Launcher.__call__ = real
+    finally: JitFunction.__getitem__ = real
 
 
 def assembles(call, targets=TARGETS) -> None:

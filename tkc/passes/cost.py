@@ -6,6 +6,7 @@
 A step of a loop takes a multiprocessor as long as the slowest of
     tensor     dots at the rate of the planned instruction; wgmma reads shared memory itself, 2 KiB and 32 n bytes for each 64 x n x 16, and shares it with the copies
     l2         bytes that its loads bring from the cache (those that a cluster shares count once for all its blocks)
+    copies     by tensor maps of rows that start between sectors of 32 bytes (3000 x 5000 x 7000 bfloat16 ran at 0.53 of what its parts allow)
     latency    of a copy, divided by the stages that run ahead of the one in use
     units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
 and a program adds what nothing overlaps: its results on their way out and the restart of the pipeline, unless another program of the block
@@ -42,6 +43,7 @@ EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memor
 RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
 MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where there is wgmma
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
+WHOLE, CUT = 1.6, 4.5               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes
 OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
@@ -63,12 +65,13 @@ class Dot:
 
 @dataclass(frozen=True)
 class Moved:
-    """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program axes it depends on, whether it feeds a dot."""
+    """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program axes it depends on, whether it feeds a dot, and whether its rows cut sectors."""
     number: int
     bytes: int
     inside: int
     axes: frozenset[int]
     fed: bool
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Work:
         for i, op in enumerate(loads):
             if tile_of(op) is None: continue
             around = [v for loop in _loops(op) if isinstance(loop, scf.ForOp) for v in (loop.lb, loop.ub)]
-            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op))))
+            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op)), _cut(op)))
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
         for op in stores: place(op)[1].append(Moved(-1, _bytes(op), _bytes(op), frozenset(), False))
         made = tuple(Part(prod(known.trips(loop) for loop in (_loops(loop) + [loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
@@ -155,7 +158,8 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
 
 def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float, str]:
     """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on."""
-    tensor = reads = fabric = units = 0.0
+    tensor = reads = fabric = units = copies = 0.0
+    sectors = any(x.cut for x in part.moved)
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
         m, n, k = d.shape
@@ -164,13 +168,15 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         if chosen is None or chosen.instruction == "fma": tensor += 2 * m * n * k / 256; continue
         if chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            tensor += 2 * rows * n * k / rate * (1 + RAGGED / n ** 2 if n % (1024 // d.bits) else 1)
+            tensor += 2 * rows * n * k / rate * (1 + RAGGED / n ** 2 if n > 64 and n % (1024 // d.bits) else 1)
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
         else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
         filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
-        fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / (plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1)
+        sharing = plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1
+        fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / sharing
+        if load is not None and load.path == "tma" and sectors: copies += x.bytes / 128 * (CUT if x.cut else WHOLE) / sharing
         if load is None or load.path == "tma": continue
         vector = max(1, load.vector)
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
@@ -180,7 +186,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
-    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident}
+    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident, "cut sectors": copies * resident}
     why = max(times, key=times.get)
     return times[why], why
 
@@ -249,6 +255,13 @@ class Numbers:
             array, axis = array.owner.array, i
         shape = self.arguments.get(array)
         return shape[axis] if isinstance(shape, tuple) else None
+
+
+def _cut(op: Operation) -> bool:
+    """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory moves."""
+    if not isinstance(op, tile.Load): return False
+    size, extents = bits(op.array.type.element) // 8, op.extents.get_values()
+    return any(s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1 for s, n in zip(op.array.type.facts.strides, extents))
 
 
 def _loops(op: Operation) -> list[Operation]:
