@@ -10,8 +10,8 @@ B into a ring of shared memory by tensor maps, warpgroups multiply them from the
     raster      so many rows of programs run together before the next column: what is in flight shares rows and columns in the L2 cache
     BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one step
 
-8192 x 8192 x 8192 and, in brackets, 4096 x 4096 x 512, bfloat16, TFLOP/s on an H200 (`python examples/matmul_steps.py 8192`):
-MEASURED
+`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python examples/matmul_steps.py 4096 512` where loops are short; what an H200 made of them is in
+benchmarks/results/2026-11-21-product-plans.md.
 
 `matmul.compile(...).decisions` says what was chosen where nothing was asked for, and what was rejected. Blocks and keywords together are for `tkc.autotune`: the cost model
 ranks them for the sizes of a launch, the best are compiled side by side and measured, the choice is kept on disk. With `measure=False` the model's first is taken, which
