@@ -30,7 +30,7 @@ def test_every_memory_order():
         torch.testing.assert_close(kernels.matmul(a, b).double(), want, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("shape", [(1, 4096, 512), (512, 1, 4096), (257, 1023, 511), (1023, 1025, 1001), (64, 64, 5000)])
+@pytest.mark.parametrize("shape", [(1, 4096, 512), (512, 1, 4096), (257, 1023, 511), (1023, 1025, 1001), (64, 64, 5000), (256, 256, 20000), (16, 512, 512), (31, 640, 1000), (1, 1, 100000), (777, 1024, 999)])
 def test_odd_shapes(shape):
     m, n, k = shape
     x, w = tensors((m, k), (k, n), grad=False)

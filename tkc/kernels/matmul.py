@@ -73,11 +73,10 @@ def _partial(a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr
 
 
 @tkc.jit
-def _sum(parts, bias, out, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
-    """The sum of the parts, always in the same order."""
+def _sum(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    """The sum of the parts, always in the same order, all of them asked for at once."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    total = tkc.zeros((BM, BN), tkc.float32)
-    for part in tkc.range(parts.shape[0]): total = total + tkc.load(parts[part], (m, n), (BM, BN))
+    total = tkc.sum(tkc.load(parts, (0, m, n), (PARTS, BM, BN)), axis=0)
     if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
     if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
     tkc.store(out, (m, n), total.to(out.dtype))
@@ -169,7 +168,7 @@ def _aligned(x: Array, shared: int, work: int) -> Array:
     plain = x.T if turned else x
     step = 16 // size
     if size >= 16 or _strides(plain)[1] == 1 and _strides(plain)[0] % step == 0 and _address(x) % 16 == 0: return x
-    padded = empty(x, (rows, -(-columns // step) * step))[:, :columns]
+    padded = empty(x, (rows, -(-columns // (8 * step)) * 8 * step))[:, :columns]    # whole lines of 128 bytes: rows that cut sectors are slow to copy
     _copy[tkc.cdiv(rows, 32), tkc.cdiv(columns, 256)](plain, padded, ROWS=32, COLUMNS=256)
     return padded.T if turned else padded
 
@@ -211,7 +210,9 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
         depth = tkc.cdiv(k, count * DEEPEST) * DEEPEST
         parts = empty(c, (tkc.cdiv(k, depth), m, n), "float32")
         _partial[_grid](a, b, parts, DEPTH=depth)
-        _sum[tkc.cdiv(m, 16), tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, BM=16, BN=64)
+        held = power(parts.shape[0])
+        rows = max(1, 64 // held)
+        _sum[tkc.cdiv(m, rows), tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=64)
         return
     if all(x is y for x, y in zip(given, (a, b, c))) and library(a) != "cupy":
         if len(_plain) >= REMEMBERED: _plain.clear()
@@ -227,9 +228,11 @@ def _parts(m: int, n: int, k: int) -> int:
 
 def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
     columns = _strides(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
-    (k, n), (bn, bk) = b.shape, (64, 64) if columns else (16, 256)
+    k, n = b.shape
+    bn = 64 if columns else min(16, power(n))
+    bk = 4096 // bn
     steps, strips = tkc.cdiv(k, bk), tkc.cdiv(n, bn)
-    each = power(max(4, tkc.cdiv(steps * strips, PROGRAMS)))                       # steps of a program
+    each = power(tkc.cdiv(steps * strips, PROGRAMS))                               # steps of a program
     count = tkc.cdiv(steps, each)
     parts = empty(x, (count, n), "float32")
     _vector[strips, count](x, b, parts, STEPS=each, BN=bn, BK=bk)
