@@ -21,6 +21,8 @@ from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
+from tkc.sim.mutants import mutants
+from tkc.sim.report import Violation
 
 NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32, tkc.float8_e4m3: ml_dtypes.float8_e4m3fn, tkc.float8_e5m2: ml_dtypes.float8_e5m2,
          tkc.int8: np.int8, tkc.uint8: np.uint8, tkc.int32: np.int32}
@@ -285,3 +287,24 @@ def test_computed_factors_stay_in_registers(case):
 def test_computed_factors_assemble_clean(case):
     assembled = ptxas.assemble(emit(last_factor(case), target("sm_90a")).text, "sm_90a")
     assert assembled.clean, assembled.log
+
+
+# ------------------------------------------------------------------------------------------------------ mutants
+SMALL = (("num_stages", 3), *ALONE)
+LEADER = {f"leader alone: mbarrier_arrive {n}" for n in (0, 1)}        # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+# The fence in a step covers what that step has read, which is given back in the next.
+MUTATED = [(Case(E4, E4, (64, 128, 32), "exact b.T", options=SMALL), LEADER), (Computed(I8, BF, "cast", (64, 64, 32), options=SMALL), LEADER | {"later: fence 1"}),
+           (Computed(I8, BF, "cast after b.T", (64, 128, 32), options=SMALL), LEADER)]
+
+
+@pytest.mark.parametrize(("case", "equivalent"), MUTATED, ids=lambda x: getattr(x, "name", ""))
+def test_every_mutant_is_found(case, equivalent):
+    module, check_one = (last(case), check) if isinstance(case, Case) else (last_factor(case), check_factor)
+    (BM, BN, BK), missed, number = case.block, set(), 0
+    for label, mutant in mutants(module):
+        number += 1
+        for seed, steps in enumerate((4, 5, 7)):
+            try: check_one(mutant, case, 4 * BM, BN, steps * BK, seed=seed, resident=1)
+            except (Violation, AssertionError): break
+        else: missed.add(label)
+    assert number > 50 and missed <= equivalent

@@ -1,13 +1,14 @@
 """fetch-ahead: what a loop with dots loads into registers is loaded one iteration early, so that nothing waits for global memory.
 
 A scale or a bias that a loop reads beside its dots comes straight from global memory: hundreds of clocks in which the next dot is not even issued,
-for instructions wait in order. The value for the next iteration is asked for at the start of this one,
-when what is small has been computed of the old one, in whose registers it then arrives:
+for instructions wait in order. The value for the next iteration is asked for under the dots of this one, when what is small has been computed of the
+old one, in whose registers it then arrives:
 
     for k:                                         s0 = load(scales, k_first)
       s = load(scales, k / 128)                    for k, carrying s = s0:
-      acc = acc + dot(x, y) · s          ->          s1 = load(scales, next(k) / 128)       next(k): k + step, in the last iteration k
-                                                     acc = acc + dot(x, y) · s
+      acc = acc + dot(x, y) · s          ->          d = dot(x, y)
+                                                     s1 = load(scales, next(k) / 128)       next(k): k + step, in the last iteration k
+                                                     acc = acc + d · s
                                                      yield s1
 
 Loads of blocks read zeros outside of their array, so the one before a loop that never runs is harmless. Only loads that are small, unmasked, always
@@ -61,7 +62,8 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
     loop = rebuild_for(loop, range(count), [mapping[op.result] for op in loads])
     arguments, counter = body.args[-len(loads):], body.args[0]
     for op, argument in zip(loads, arguments): op.result.replace_all_uses_with(argument)
-    first = _used_early(body, set(arguments))
+    _used_early(body, set(arguments))
+    first = next(op for op in reversed(list(body.ops)) if isinstance(op, tile.Dot)).next_op                    # under the dots
     after_ = before(first, CLASSES["add"](counter, loop.step)).result
     following = before(first, Select(before(first, CLASSES["lt"](after_, loop.ub)).result, after_, counter)).result
     ahead: dict = {counter: following}
@@ -72,9 +74,8 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
         erase(op)
 
 
-def _used_early(body: Block, fetched: set[SSAValue]) -> Operation:
-    """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones. Returns the
-    operation behind it."""
+def _used_early(body: Block, fetched: set[SSAValue]) -> None:
+    """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones."""
     start, known = None, set(fetched)
     for op in list(body.ops):
         if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op: continue
@@ -86,4 +87,3 @@ def _used_early(body: Block, fetched: set[SSAValue]) -> Operation:
         if start is None: body.insert_op_before(op, body.first_op)
         else: body.insert_op_after(op, start)
         start = op
-    return start.next_op if start is not None else body.first_op

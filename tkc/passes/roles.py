@@ -390,7 +390,7 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     after(wait, *ring.fence(), threads.MbarrierArrive(ring.empty, earlier, everyone, each="warp", when=go))
     body.last_op.operands = [*body.last_op.operands, flying, stage]
     done = after(loop, threads.DotWait(0, [loop.results[-2]]))
-    last = after(done, *ring.fence(), threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
+    last = after(done, threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
     yes, no = Block([scf.YieldOp(done.results[0])]), Block([scf.YieldOp(initial)])
     chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
     placeholder.results[0].replace_all_uses_with(chosen.results[0])
