@@ -15,7 +15,8 @@
 score so far; it must only keep every power, and so every sum, inside the range of float32. The sum of a row's powers says so: it bounds each of them, and it is infinite or
 NaN where the old maximum is −inf (nothing seen yet), or a score is infinite or NaN: those rows take the exact way, as do all rows of a loop's first iteration. Where a row is not
 ok its maximum becomes the true one. Powers never get smaller than with the true maximum, which is no less than the old one, so nothing underflows that did not before; a sum of n
-iterations is at most n · 2¹⁶, and a product p·v is 2¹⁶ times what it was, which float32 holds for |v| < 2¹¹¹.
+iterations is at most n · 2¹⁶, and a product p·v is 2¹⁶ times what it was, which float32 holds for |v| < 2¹¹¹. Where powers are cast to
+float16 or float8 the bound is what these hold, and sums held in them stay exact.
 
 Saved are, in every iteration, the search for the maximum, its journey across threads, and the multiplications by f. Rows vote (`tile.vote`): whoever has only rows that are ok goes on, the others take
 the branch. In it, rows that are ok keep their maximum and so their values, to the last bit, and it does not matter how many threads vote together.
@@ -36,6 +37,7 @@ from tkc.ir.text import location_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
+from tkc.passes.folding import constant
 from tkc.passes.simplify import sweep
 from tkc.passes.stabilizers import Forms, Unproved, guarded, is_running_maximum, prove
 from tkc.passes.values import VIEWS
@@ -68,17 +70,17 @@ class Relaxation:
         self.loop, self.body, self.old, self.maximum = loop, loop.body.block, argument, maximum
         self.forms: Forms = prove(loop)
         self.names = {maximum.result: self.forms.of[argument]}
-        dependent: set[SSAValue] = {maximum.result}
-        ops = [op for op in self.body.ops if any(v in dependent and (dependent.update(op.results) or True) for inner in op.walk() for v in inner.operands)]
-        late: set[SSAValue] = set()                                     # what dots make of it stays outside the branch
-        self.late = [op for op in ops if (isinstance(op, tile.Dot) or any(v in late for v in op.operands)) and (late.update(op.results) or True) and op is not self.body.last_op]
-        self.inner = [op for op in ops if op not in self.late and op is not self.body.last_op]
+        ops = _reached(self.body, {maximum.result})
+        self.late = _reached(self.body, {op.result for op in ops if isinstance(op, tile.Dot)})          # what dots make of it stays outside the branch
+        self.late = [op for op in ops if isinstance(op, tile.Dot) or op in self.late]
+        self.inner = [op for op in ops if op not in self.late]
         powers = [inner for op in self.inner for inner in op.walk() if isinstance(inner, (CLASSES["exp2"], CLASSES["exp"])) and self._is_power(inner)]
         self.powers = [op for op in powers if op.parent is self.body]
         if powers != self.powers: raise Unproved("a branch in the loop makes powers of it")
         if not self.powers: raise Unproved("no exponentials depend on it")
         if str(element_of(maximum.result.type)) not in ("f32", "f64"): raise Unproved(f"it is a {element_of(maximum.result.type)}")
-        self.limit = min([LIMIT, *map(self._cast_limit, [op for op in self.inner if isinstance(op, ew.Cast) and op.arg in self.forms.of])])
+        for value in self.forms.of: self._fits(value)
+        self.limit = min([LIMIT, *(LARGEST.get(str(element_of(op.result.type)), LIMIT) for op in self.inner if isinstance(op, ew.Cast))])
         self.search, self.shared = self._search(), set()
         self.shared = {op for op in self.body.ops if isinstance(op, CLASSES["mul"]) and op.result not in self.forms.of and op not in self.search
                        and all(use.operation in self.inner or use.operation in self.search for use in op.result.uses)}
@@ -87,12 +89,11 @@ class Relaxation:
         form = self.forms.of.get(op.result)
         return form is not None and form.has(self.maximum.result) and not form.pure
 
-    def _cast_limit(self, op: ew.Cast) -> float:
-        """A narrow type holds less; then what is cast must be a power itself, which its row's sum bounds."""
-        t = str(element_of(op.result.type))
-        if t not in LARGEST: return LIMIT
-        if op.arg.owner not in self.powers: raise Unproved(f"what is made of its powers is cast to {t}")
-        return LARGEST[t]
+    def _fits(self, value: SSAValue) -> None:
+        """A narrow type holds less: then only powers themselves, which their row's sum bounds, may be cast to it."""
+        t, op = str(element_of(value.type)), value.owner
+        if t not in LARGEST or self.forms.of[value].kind != "mul" or isinstance(op, (Block, scf.ForOp, scf.IfOp, tile.Slice, *VIEWS)): return
+        if not isinstance(op, ew.Cast) or not _single(op.arg): raise Unproved(f"sums of its powers are held as {t}")
 
     def _search(self) -> set[Operation]:
         """What only the new maximum is computed from."""
@@ -152,6 +153,22 @@ class Relaxation:
         for axis in reversed([i for i in range(value.type.rank) if not form.varies(i)]):
             value = before(fast.anchor, tile.Reduce("max", value, axis)).results[0]
         return value if value.type == t else before(fast.anchor, tile.Reshape(value, t)).result
+
+
+def _reached(body: Block, start: set[SSAValue]) -> list[Operation]:
+    """The operations of a block that some values reach."""
+    values, found = set(start), []
+    for op in body.ops:
+        if op is not body.last_op and any(v in values for inner in op.walk() for v in inner.operands): found.append(op); values.update(op.results)
+    return found
+
+
+def _single(value: SSAValue) -> bool:
+    """Whether elements of a tile are powers, or zeros where a mask says so."""
+    match value.owner:
+        case ew.Select(): return all(constant(v) == 0 or _single(v) for v in value.owner.operands[1:])
+        case scf.IfOp(): return all(_single(region.block.last_op.operands[value.index]) for region in value.owner.regions)
+    return isinstance(value.owner, (CLASSES["exp2"], CLASSES["exp"]))
 
 
 class Copier:
