@@ -14,7 +14,7 @@ class Parameter:
 
     kind: "pointer", "shape", "stride" (of array argument `argument`, along `axis`), "scalar" (argument itself),
     "grid" (extent of the user's grid along `axis`), "map" (a 128-byte tensor map of array `argument`),
-    "workspace" (a zeroed buffer of `bytes`, zero again when the kernel ends), "trap" (where a check of TKC_DEBUG leaves its
+    "workspace" (a buffer of `bytes` and `each` more for every program of the grid, zeroed before the first launch; what counts on that is zero again when the kernel ends), "trap" (where a check of TKC_DEBUG leaves its
     record, or 0).
     """
     kind: str
@@ -27,6 +27,7 @@ class Parameter:
     swizzle: int = 0                    # map: bytes
     panelled: bool = False              # map: the last axis split in panels of `swizzle` bytes
     bytes: int = 0                      # workspace
+    each: int = 0                       # workspace
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -60,6 +61,7 @@ class Interface:
     shared_bytes: int = 0
     cluster: tuple[int, int] = (1, 1)
     persistent: bool = False            # the physical grid is min(programs, resident blocks), one-dimensional
+    split: int = 1                      # persistent: blocks that can work on one program of the grid
     parameters: tuple[Parameter, ...] = field(default=())
     debug: int = 0
     sites: tuple[Site, ...] = ()

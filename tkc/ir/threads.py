@@ -38,7 +38,7 @@ from xdsl.utils.exceptions import VerifyException
 from tkc.ir.shared import _Copy
 from tkc.ir.syntax import TileOperation
 from tkc.ir.tile import SEGMENTED, Reduce, ints, _Shape, _Source
-from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, SharedType, TileType
+from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, PointerType, SharedType, TileType
 
 number = lambda value: IntegerAttr(value, i64)
 flags = lambda **given: {k: UnitAttr() for k, v in given.items() if v}
@@ -94,6 +94,15 @@ class Identity(_Source):
 
     def verify_(self) -> None:
         if self.what.data not in IDENTITIES: raise VerifyException(f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}")
+
+
+@irdl_op_definition
+class Workspace(_Source):
+    """Memory of the launch: `bytes` for every program of the user's grid, aligned to 256, all zero before the kernel's first launch; what one launch
+    leaves there the next one finds. Two of these operations have two places."""
+    name = "tile.workspace"
+    bytes = prop_def(IntegerAttr)
+    def __init__(self, element: Attribute, bytes: int): super().__init__(properties={"bytes": number(bytes)}, result_types=[PointerType(element)])
 
 
 @irdl_op_definition
@@ -480,5 +489,5 @@ class DotWait(TileOperation):
             if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (Roles, Role, Identity, Vote, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
+OPERATIONS = (Roles, Role, Identity, Vote, Workspace, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
               MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

@@ -18,7 +18,7 @@ from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
 from tkc.ir.ranges import Ranges
-from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, tiles
+from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Groups:
         self.joined: set[tile.Concat] = set()                      # those that are a choice of registers of dots' sums
         self.chosen: dict[SSAValue, Layout] = {}
         self.members: list[SSAValue] = []
+        self.aside: dict[SSAValue, SSAValue] = {}                  # of arrays in workspaces: a value that is stored there or loaded
         self.wanted: list[tuple[SSAValue, Layout]] = []
         for op in kernel.walk(): self._enter(op)
 
@@ -109,6 +110,9 @@ class Groups:
                 for a in op.results:
                     for axes in self.reductions, self.scans: axes.setdefault(a, []).append(op.axis.value.data)
             case _ if isinstance(op, (*BLOCKS, *POINTERS)) and tile_of(op) is not None:
+                if isinstance(op, (tile.Load, tile.Store)) and in_workspace(op):         # what is put aside comes back as it was
+                    block = op.value if isinstance(op, tile.Store) else op.result
+                    self.tie(self.aside.setdefault(op.array, block), block)
                 self.accesses[op] = Access.of(op, self.ranges)
                 for v in (*op.results, *op.operands):
                     if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents: self.anchors.setdefault(v, []).append(op)

@@ -27,6 +27,7 @@ from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, s
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
+from tkc.passes.split_k import undivided
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
 
 REGISTERS = 40, 232                          # of a thread of the producer and of a consumer, up to two warpgroups of consumers
@@ -49,7 +50,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
-    alone = _together(program, dots, options)
+    parts_of_k, whole = _split(program, dots, m, options)
+    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 else "")
     groups = 1 if not alone or m % 128 or options.num_warps == 4 else 2
     late = late_dot(loops[0])
     parts = [parts_of(d, groups, ACCUMULATORS) if partial(d) and late is None else (1, 1) for d in dots]
@@ -57,7 +59,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {LARGE_SUM[1]}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
     rings = _rings(dots)
-    cluster, cut = _cluster(program, dots, context)
+    cluster, cut = _cluster(program, dots, context) if parts_of_k == 1 else ((1, 1), {})
     registers = LARGE_SUM if each > LARGE else REGISTERS
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
@@ -67,7 +69,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
-    queue = bool(alone) and cluster == (1, 1) and (uneven or late is not None)
+    queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
     which = {load: i for i, ring in enumerate(rings) for load in ring}
     loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
@@ -78,11 +80,23 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
+             *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(Sides.of(dot).left) else "registers", "shared", swap=Sides.of(dot).swapped, parts=p) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+
+
+def _split(program, dots, m: int, options) -> tuple[int, str]:
+    """Into how many parts k is divided, and why not as asked."""
+    asked = options.split_k or 1
+    if asked == 1: return 1, ""
+    each = dots[0].acc.type.size // (128 if m % 128 or options.num_warps == 4 else 256)
+    reason = undivided(program.kernel, dots)
+    if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]): reason = "the number of steps differs between programs"
+    if not reason and 2 * each > ACCUMULATORS: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
+    return (1, reason) if reason else (asked, "")
 
 
 def _together(program, dots, options) -> str:

@@ -55,6 +55,7 @@ class Access:
     waited: bool = False
     own: tuple | None = None             # global: what identifies the thread's own bytes
     start: bool = False                  # of other blocks, before they have begun
+    stored: bool = False                 # global: an ordinary store
 
 
 class _Conflict(Exception):
@@ -110,12 +111,18 @@ def _flow(block: Block, state: State) -> State:
             case threads.ClusterWait(): state = frozenset(a for a in state if a.age is not None and not a.waited or not a.start and not isinstance(op.prev_op, threads.ClusterArrive))
             case threads.CpCommit(): state = frozenset(replace(a, age=min(a.age + 1, OLDEST)) if a.age is not None else a for a in state)
             case threads.CpWait(): state = frozenset(replace(a, waited=True) if a.age is not None and a.age >= op.pending.value.data else a for a in state)
+            case tile.Atomic() if _publishes(op) and any(a.stored for a in state): raise _Conflict(op, False, False)
             case _:
                 new = list(_accesses(op))
                 for access in new:
                     for earlier in state: _check(op, access, earlier)
                 state |= frozenset(new)
     return state
+
+
+def _publishes(op: tile.Atomic) -> bool:
+    """Whether an update says that what the block stored before is there: one thread says so for all of them."""
+    return op.semantics is None or op.semantics.data in ("release", "acq_rel")
 
 
 def _check(op: Operation, new: Access, old: Access) -> None:
@@ -233,10 +240,10 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(_buffer(op.buffer), True, age=-1)
             yield Access(Place(_root(op.array), True), False)
         case tile.Load(): yield Access(Place(_root(op.array), True), False, own=_own(op, op.result.type))
-        case tile.Store(): yield Access(Place(_root(op.array), True), True, own=_own(op, op.value.type))
+        case tile.Store(): yield Access(Place(_root(op.array), True), True, own=_own(op, op.value.type), stored=True)
         case tile.AtomicBlock(): yield Access(Place(_root(op.array), True), True)
         case tile.LoadPointers(): yield Access(Place(_root(op.pointers), True), False, own=(op.pointers,))
-        case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers,))
+        case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers,), stored=True)
         case tile.Atomic(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers, op.kind.data))
 
 
@@ -258,7 +265,9 @@ def _root(value: SSAValue) -> SSAValue | None:
         owner = value.owner
         if isinstance(owner, Block): return value if isinstance(owner.parent_op(), tile.Kernel) else None
         match owner:
+            case threads.Workspace(): return value
             case tile.View(): value = owner.array
+            case tile.MakeArray() if isinstance(owner.pointer.owner, threads.Workspace): return owner.pointer
             case PointerAdd(): value = owner.pointer
             case tile.Pointer() | tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | shared.Convert(): value = owner.arg
             case _: return None

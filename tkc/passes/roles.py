@@ -191,6 +191,7 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
     for op in [op for op in block.walk() if not isinstance(op, (threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad))]:
         match op:
             case tile.Dot(): replace(op, [op.acc])
+            case tile.Atomic() if op.result is not None: replace(op, [before(op, tile.Constant(0, op.result.type)).result])
             case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp, *OWN)): erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))][::-1]: erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice)) or any(isinstance(r.type, TileType) for r in op.results)][::-1]:

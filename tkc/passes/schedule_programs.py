@@ -50,6 +50,7 @@ from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import bits
 from tkc.passes import PassContext
 from tkc.passes.program_axes import program_axes
+from tkc.passes.split_k import divide
 
 
 SECTION = 5                                          # halves of the cache
@@ -126,6 +127,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     teams = rows if size == 1 else build.floordiv(build.add(rows, build.number(size - 1)), build.number(size))
     others = build.mul(columns, build(tile.NumPrograms(2))) if deep else columns
     total = build.mul(teams, others)
+    if plan.split_k > 1: total = build.mul(total, build.number(plan.split_k))
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     rank = build(Identity("cluster_rank")) if size > 1 else None
     section = build.section(uneven, others, SECTION * context.target.cache // 2) if uneven is not None else None
@@ -163,11 +165,20 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
         body.add_ops([*inside, stamp(scf.YieldOp(), loop)])
         build = Builder(body.first_op)
-        place = place_of(body.args[0], build)
+        number, part = body.args[0], None
+        if plan.split_k > 1:
+            number = build.floordiv(body.args[0], build.number(plan.split_k))
+            part = build.sub(body.args[0], build.mul(number, build.number(plan.split_k)))
+        place = place_of(number, build)
         if rank is not None: real = build.lt(place[0], rows)
     body.args[0].name_hint = "program"
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
+    if plan.split_k > 1:
+        sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
+        divide(body, sums, number, part, plan.split_k)
+        kernel.set_integer("split", plan.split_k)
+        context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
         kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])

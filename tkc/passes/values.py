@@ -11,12 +11,18 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
 VIEWS = (tile.Broadcast, tile.Transpose, tile.Reshape)
 POINTWISE = (ew.Elementwise, ew.Select, ew.Cast, ew.Bitcast, ew.PointerAdd, tile.Multiple)
 LOADS = (tile.Load, tile.LoadPointers)
+
+
+def in_workspace(op: tile.Load | tile.Store) -> bool:
+    """Whether a block is one of an array in a workspace of the launch."""
+    return isinstance(op.array.owner, tile.MakeArray) and isinstance(op.array.owner.pointer.owner, Workspace)
 
 
 def tiles(values) -> list[SSAValue]: return [v for v in values if isinstance(v.type, TileType)]

@@ -153,16 +153,17 @@ class Packed:
 
 
 def pack(interface: Interface, function: driver.Function, names: Sequence[str], infos: Sequence, grid: Sequence[int], kernel: str, stream: int) -> Packed:
-    places, total = workspaces(interface)
+    places, total = workspaces(interface, math.prod(grid))
     scratch = driver.workspace(function, stream, total) if total else 0
     return Packed([number(p, scratch + places[i], kernel) if i in places else piece(p, function, names, infos, grid, kernel) for i, p in enumerate(interface.parameters)])
 
 
-def workspaces(interface: Interface) -> tuple[dict[int, int], int]:
-    """Where each workspace parameter, by number, lies in the one buffer they share, and the bytes of that buffer."""
+def workspaces(interface: Interface, programs: int) -> tuple[dict[int, int], int]:
+    """Where each workspace parameter, by number, lies in the one buffer they share, and the bytes of that buffer. (One of so many programs is another
+    buffer than one of more: a counter is never where something else has been.)"""
     places, total = {}, 0
     for i, p in enumerate(interface.parameters):
-        if p.kind == "workspace": places[i], total = total, total + -(-p.bytes // 256) * 256
+        if p.kind == "workspace": places[i], total = total, total + -(-(p.bytes + p.each * programs) // 256) * 256
     return places, total
 
 
@@ -258,7 +259,7 @@ def physical_grid(interface: Interface, function: driver.Function, grid: Sequenc
     x, y = interface.cluster
     if not interface.persistent: return grid[0] * x, grid[1] * y, grid[2]
     size = x * y
-    wanted = -(-math.prod(grid) // size) * size
+    wanted = -(-math.prod(grid) * interface.split // size) * size
     return max(size, min(wanted, driver.resident(function, interface.threads, interface.shared_bytes, interface.cluster) // size * size)), 1, 1
 
 

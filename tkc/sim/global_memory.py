@@ -40,7 +40,7 @@ def numbers_of(pointers: np.ndarray) -> list[int]:
 class GlobalMemory:
     """Buffers by address."""
 
-    def __init__(self) -> None: self.buffers: list[Buffer] = []
+    def __init__(self) -> None: self.buffers, self.workspaces = [], {}
 
     def register(self, array: np.ndarray, name: str = "") -> int:
         """The pointer to the array's first element; the array's own bytes are used, in place."""

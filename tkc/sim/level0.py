@@ -336,6 +336,12 @@ SHAPES = {
     tile.Multiple: multiple,
     ew.Select: lambda m, op, c, a, b: np.where(c, a, b),
 }
+def workspace(m, op):
+    """One buffer for the launch, whatever program asks first."""
+    if op not in m.memory.workspaces: m.memory.workspaces[op] = m.memory.register(np.zeros(op.bytes.value.data * math.prod(m.grid), np.uint8).view(dtype_of(op.result.type.element)), "the workspace")
+    return np.int64(m.memory.workspaces[op])
+
+
 def next_program(m, op, total):
     """The one block of a persistent kernel claims every program after its first."""
     m.claimed += 1
@@ -353,7 +359,7 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Stride: lambda m, op, a: rounded(a.strides[op.axis.value.data], op.result.type),
     tile.Pointer: lambda m, op, a: np.int64(a.pointer),
     tile.View: view, tile.MakeArray: make_array, tile.Load: load, tile.Store: store, tile.LoadPointers: load_pointers, tile.StorePointers: store_pointers,
-    threads.NextProgram: next_program,
+    threads.NextProgram: next_program, threads.Workspace: workspace,
     threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank}.get(op.what.data, 0)),
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
     threads.Vote: lambda m, op, x: np.bool_(np.all(x)),

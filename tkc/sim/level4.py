@@ -115,7 +115,7 @@ class Launch:
         shape = kernel.attributes.get("cluster")
         self.cluster_shape = tuple(shape.get_values()) if isinstance(shape, DenseArrayBase) else tuple(a.value.data for a in shape) if shape is not None else (1, 1)
         self.size, self.persistent, self.spread = prod(self.cluster_shape), "persistent" in kernel.attributes, "spread" in kernel.attributes
-        self.clusters = min(resident, -(-prod(self.grid) // self.size)) if self.persistent else clusters_of(self.grid, (1, 1) if self.spread else self.cluster_shape)
+        self.clusters = min(resident, -(-prod(self.grid) * kernel.integer("split", 1) // self.size)) if self.persistent else clusters_of(self.grid, (1, 1) if self.spread else self.cluster_shape)
         self.block_warps = _block_warps(kernel)
         self.addresses, self.shared_bytes = addresses_of(kernel)
         self.waiting = deque(range(self.clusters) if only is None else only)

@@ -24,6 +24,10 @@ def next_program(e: Emitter, op: threads.NextProgram) -> None:
     e.set(op.result, add(e, claimed, e.special("%nctaid.x")))
 
 
+@emitter(threads.Workspace)
+def workspace(e: Emitter, op: threads.Workspace) -> None: e.set(op.result, e.parameter(Parameter("workspace", "u64", each=op.bytes.value.data)))
+
+
 @emitter(threads.Post)
 def post(e: Emitter, op: threads.Post) -> None:
     box, value = e.value(op.box), e.w.register(e.operand(op.value))

@@ -1,0 +1,109 @@
+"""Split-K: programs share a block of the output, each with a part of the loop; the last one adds the parts in order. Right, free of races, the same bits whoever is last."""
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import traced
+from tests.passes.kernels import context, through
+from tests.passes.test_epilogues import check as check_fused
+from tests.passes.test_epilogues import compiled as compiled_fused
+from tests.passes.test_roles import Form, array, check, compiled, count, integers, last, role
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import threads, tile
+from tkc.ir.target import target
+from tkc.passes.pipeline import PIPELINE
+from tkc.runtime.launch import workspaces
+from tkc.sim import level4
+from tkc.sim.mutants import mutants
+from tkc.sim.report import Violation
+
+FORMS = [Form(block, options=(("split_k", parts), ("num_stages", 3))) for block, parts in (((64, 64, 32), 2), ((64, 64, 32), 3), ((128, 64, 32), 4), ((64, 32, 64), 8))] + [
+    Form((64, 64, 32), "tt", options=(("split_k", 2),)), Form((64, 64, 32), out=tkc.float32, options=(("split_k", 2),)), Form((64, 64, 32), epilogue="second bias relu", options=(("split_k", 3),))]
+EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+ONE = FORMS[1]
+
+
+@EVERY
+def test_every_level(form):
+    BM, BN, BK = form.block
+    for name, module in compiled(form)[0].items():
+        if module.body.block.first_op.level < 4: check(module, form, BM + 5, BN - 7, 5 * BK - 7)
+    for seed in range(4): check(last(form), form, BM + 5, BN + 9, 5 * BK - 7, seed=seed, resident=1 + 2 * seed)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7, 12])
+def test_trip_counts(steps):
+    """Fewer steps than parts, and numbers that the parts do not divide: the last ones are short, or empty."""
+    for seed in range(3): check(last(ONE), ONE, 130, 70, steps * 32, seed=seed, resident=1 + seed)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (64, 8, 100)], ids=str)
+def test_ragged_shapes(shape):
+    for seed in range(2): check(last(ONE), ONE, *shape, seed=seed, resident=3)
+
+
+@pytest.mark.parametrize("epilogue", ["bias tanh", "residual", "columns", "scale bias residual second"])
+def test_epilogues_follow_the_whole_sum(epilogue):
+    block = (64, 64, 32)
+    stages, given = compiled_fused(block, epilogue, (("split_k", 3),))
+    assert given.plan.split_k == 3
+    for seed in range(2): check_fused(stages[PIPELINE[-1]], block, epilogue, 2 * 64 - 5, 64 + 9, 5 * 32 - 7, seed=seed, resident=4)
+
+
+def test_the_same_bits_whoever_is_last():
+    """Sums that depend on their order: every schedule gives the same ones."""
+    results, generator = set(), np.random.default_rng(0)
+    a, b = (integers(*shape, dtype=tkc.bfloat16, seed=0) for shape in ((64, 200), (200, 64)))
+    for x in a, b: x[...] = generator.standard_normal(x.shape).astype(x.dtype)
+    for seed in range(8):
+        out, rest = integers(64, 64, dtype=tkc.float32, seed=1), [integers(64, dtype=tkc.bfloat16, seed=2), integers(64, 64, dtype=tkc.bfloat16, seed=3)]
+        level4.run(last(Form((64, 64, 32), out=tkc.float32, options=(("split_k", 3), ("num_stages", 2)))), [a, b, rest[0], out, rest[1]], (1, 1, 1), seed=seed, resident=3)
+        results.add(out.tobytes())
+    assert len(results) == 1
+
+
+@EVERY
+def test_the_workspace(form):
+    """Parts and a counter for each block of the output; the counter is set back by whoever is last."""
+    interface, kernel = emit(last(form), target("sm_90a")).interface, last(form).body.block.first_op
+    parts, (BM, BN, _) = dict(form.options)["split_k"], form.block
+    assert interface.split == parts and sorted(p.each for p in interface.parameters if p.kind == "workspace") == [4, 4 * BM * BN * parts]
+    assert workspaces(interface, 10)[1] == 256 + 40 * BM * BN * parts
+    assert [op.kind.data for op in role(kernel, "consumer").walk() if isinstance(op, tile.Atomic)] == ["add", "exchange"] and not count(role(kernel, "producer"), (tile.Atomic, tile.Store))
+
+
+@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("block", [(64, 64, 64), (64, 128, 64), (128, 128, 64), (128, 192, 64)], ids=str)
+@pytest.mark.parametrize("parts", [2, 8])
+def test_it_assembles_clean(block, parts):
+    assembled = ptxas.assemble(emit(last(Form(block, options=(("split_k", parts),))), target("sm_90a")).text, "sm_90a")
+    assert assembled.clean, assembled.log
+
+
+def test_loops_that_are_not_one_sum_are_refused():
+    """With the reason among the decisions; the plan stands without parts."""
+    def scaled(a, b, c):
+        acc = tkc.zeros((64, 64), tkc.float32)
+        scale = 1.0
+        for k in tkc.range(0, a.shape[1], 32):
+            acc = tkc.dot(tkc.load(a, (0, k), (64, 32)), tkc.load(b, (k, 0), (32, 64)), acc)
+            scale = scale * 0.5
+        tkc.store(c, (0, 0), (acc * scale).to(c.dtype))
+    given = through(traced(scaled, *(array(tkc.bfloat16) for _ in "abc")), PIPELINE[-1], context("sm_90a", split_k=4))
+    assert given.plan.split_k == 1 and any("split_k = 4 is not used: its loop carries more than a sum" in line for line in given.decisions)
+    large = compiled(Form((128, 256, 64), options=(("split_k", 2),)))[1]
+    assert large.plan.split_k == 1 and any("split_k = 2 is not used: a sum of 128 registers" in line for line in large.decisions)
+
+
+def test_mutants_of_what_the_parts_wait_for_are_found():
+    missed, number = set(), 0
+    for label, mutant in mutants(last(ONE)):
+        if not any(kind in label for kind in ("barrier", "atomic", "store")): continue
+        number += 1
+        for seed in range(4):
+            try: check(mutant, ONE, 130, 64, 7 * 32, seed=seed, resident=1 + seed)
+            except (Violation, AssertionError): break
+        else: missed.add(label)
+    # A warpgroup's dots are the work of all its warps, and the leader has waited for them; a thread reads again of its own part what it wrote itself.
+    assert number >= 5 and not missed - {"leader alone: mbarrier_arrive 0", "leader alone: mbarrier_arrive 1", "drop: block_barrier 4"}, missed

@@ -1,0 +1,114 @@
+"""Split-K: several programs share one block of the output, each with a part of its loop; who comes last adds the parts up, in their order, and
+goes on. The part of schedule-programs for plans with `split_k` > 1.
+
+    for %k = %lo to %hi: %sum += dot             for %k in part %s of %lo … %hi: %sum += dot
+    tile.store %c, f(%sum)                ->     tile.store %parts[%program · S + %s], %sum
+                                                 %n = tile.atomic add %count[%program], 1
+                                                 scf.if %n == S − 1 {
+                                                   %all = %parts[… + 0];  for %i = 1 to S: %all += %parts[… + %i]
+                                                   tile.store %c, f(%all)
+                                                 }
+                                                 scf.if %n == S − 1 { tile.atomic exchange %count[%program], 0 }
+
+The result does not depend on who comes last: the same bits every time. Counters and parts lie in a workspace of the launch; a counter is zero
+again when its block is done.
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import StringAttr, f32, i32
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
+from tkc.ir.rewrite import before, stamp
+from tkc.ir.threads import Workspace
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
+from tkc.passes.factors import simple
+
+
+def undivided(kernel: tile.Kernel, dots) -> str:
+    """Why a kernel's loop cannot be shared by several programs; empty if it can: it makes one sum, and all that has an effect comes after it."""
+    if len(dots) != 1 or not simple(dots[0]): return "its loop is more than a sum of products"
+    loop = dots[0].parent_op()
+    if len(loop.iter_args) > 1: return "its loop carries more than a sum"
+    if loop.parent is not kernel.body.block: return "its loop is not the program's outermost"
+    if any(not (is_side_effect_free(op) or isinstance(op, tile.Load)) for op in loop.body.block.ops if op is not loop.body.block.last_op): return "its loop has effects"
+    op = kernel.body.block.first_op
+    while op is not loop:
+        if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Load)): return "something has an effect before its loop"
+        op = op.next_op
+    return ""
+
+
+def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, parts: int) -> None:
+    """The programs of a block of the output, made of the loop's part and of what follows the loop."""
+    _narrow(loop, part, parts)
+    sum_, rest = loop.results[0], _after(loop)
+    m, n = sum_.type.extents
+    build = _Builder(body.last_op)
+    number = lambda x: build(tile.Constant(x, i32))
+    pointer = build(Workspace(f32, 4 * m * n * parts))
+    rows = number(1 << 30)
+    array = build(tile.MakeArray(pointer, [rows, number(n)], [number(n), number(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=n)), (Fact(exact=n), Fact(exact=1)), 16))))
+    first, zero = build.mul(program, number(m * parts)), number(0)
+    build.do(tile.Store(array, [build.add(first, build.mul(part, number(m))), zero], sum_, (m, n)))
+    counter = build(PointerAdd(build(Workspace(i32, 4)), program))
+    came = build(_atomic("add", counter, number(1), True))
+    last = build.eq(came, number(parts - 1))
+    inner = Block()
+    build.do(scf.IfOp(last, [], Region(inner)))
+    end = stamp(scf.YieldOp(), loop)
+    inner.add_op(end)
+    inside = _Builder(end)
+    stored = lambda at, where: where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
+    one, t = inside(tile.Constant(1, i32)), TileType((m, n), f32)
+    adding = Block(arg_types=[i32, t])
+    total = inside(scf.ForOp(one, inside(tile.Constant(parts, i32)), one, [stored(first, inside)], Region(adding)))
+    adding.add_op(stop := stamp(scf.YieldOp(), loop))
+    further = _Builder(stop)
+    part_of = stored(further.add(first, further.mul(adding.args[0], further(tile.Constant(m, i32)))), further)
+    stop.operands = [further.add(adding.args[1], part_of)]
+    for op in rest:
+        op.detach()
+        inner.insert_op_before(op, end)
+        for i, v in enumerate(op.operands):
+            if v is sum_: op.operands[i] = total
+        for nested in op.walk():
+            for i, v in enumerate(nested.operands):
+                if v is sum_: nested.operands[i] = total
+    done = Block([stamp(_atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)])
+    build.do(scf.IfOp(last, [], Region(done)))
+
+
+class _Builder:
+    """Writes before an operation."""
+
+    def __init__(self, anchor: Operation): self.anchor = anchor
+    def do(self, op: Operation) -> Operation: return before(self.anchor, op)
+    def __call__(self, op: Operation) -> SSAValue: return self.do(op).results[0]
+    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
+
+
+def _after(loop: scf.ForOp) -> list[Operation]:
+    found, op = [], loop.next_op
+    while op is not None and not isinstance(op, scf.YieldOp): found.append(op); op = op.next_op
+    return found
+
+
+def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
+    """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
+    build, t = _Builder(loop), loop.lb.type
+    number = lambda x: build(tile.Constant(x, t))
+    if part.type != t: part = build(Cast(part, t))
+    step = loop.step
+    up = lambda a, b: build.floordiv(build.add(a, build.sub(b, number(1))), b)
+    each = build.mul(up(up(build.sub(loop.ub, loop.lb), step), number(parts)), step)
+    start = build.add(loop.lb, build.mul(part, each))
+    loop.operands[1] = build.min(loop.ub, build.add(start, each))
+    loop.operands[0] = start
+
+
+def _atomic(kind: str, pointer: SSAValue, value: SSAValue, wanted: bool) -> tile.Atomic:
+    return tile.Atomic.build(operands=[pointer, value, [], []], properties={"kind": StringAttr(kind), "semantics": StringAttr("acq_rel"), "scope": StringAttr("gpu")}, result_types=[[value.type] if wanted else []])
