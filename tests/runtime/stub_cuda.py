@@ -18,7 +18,7 @@ enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NO
 typedef struct { int id; union { struct { unsigned x, y, z; } clusterDim; } value; } CUlaunchAttribute;
 typedef struct { unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes; CUstream hStream; CUlaunchAttribute *attrs; unsigned numAttrs; } CUlaunchConfig;
 CUresult cuModuleLoadData(CUmodule *, const void *); CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *); CUresult cuModuleUnload(CUmodule);
-CUresult cuFuncSetAttribute(CUfunction, int, int); CUresult cuMemAlloc(CUdeviceptr *, size_t); CUresult cuMemFree(CUdeviceptr); CUresult cuMemsetD8(CUdeviceptr, unsigned char, size_t);
+CUresult cuFuncSetAttribute(CUfunction, int, int); CUresult cuMemAlloc(CUdeviceptr *, size_t); CUresult cuMemFree(CUdeviceptr); CUresult cuMemsetD8(CUdeviceptr, unsigned char, size_t); CUresult cuCtxSynchronize(void);
 CUresult cuCtxGetDevice(CUdevice *); CUresult cuDeviceGetAttribute(int *, int, CUdevice);
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *, CUfunction, int, size_t); CUresult cuOccupancyMaxActiveClusters(int *, CUfunction, const CUlaunchConfig *);
 CUresult cuTensorMapEncodeTiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
@@ -58,6 +58,7 @@ CUresult cuModuleUnload(CUmodule m) { printf("unload\n"); return 0; }
 CUresult cuFuncSetAttribute(CUfunction f, int name, int value) { printf("attribute %d = %d\n", name, value); return 0; }
 CUresult cuMemAlloc(CUdeviceptr *p, size_t n) { *p = 0x7000; printf("allocate %zu\n", n); return 0; }
 CUresult cuMemFree(CUdeviceptr p) { printf("free\n"); return 0; }
+CUresult cuCtxSynchronize(void) { return 0; }
 CUresult cuMemsetD8(CUdeviceptr p, unsigned char v, size_t n) { printf("clear %zu\n", n); return 0; }
 CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return 0; }
 CUresult cuDeviceGetAttribute(int *v, int name, CUdevice d) { *v = 132; return 0; }

@@ -83,6 +83,30 @@ ARRAYS = (ArrayInfo(0x10000, (100, 256), (512, 1), "bfloat16", 0), ArrayInfo(0x2
 
 
 @needs_c
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_workspace_that_depends_on_the_grid(tmp_path, gpu, split):
+    """Made at the launch, and anew for another number of programs; several blocks may work on one program."""
+    from tkc.runtime import driver
+    from tkc.runtime.launch import launch
+    parameters = (Parameter("workspace", "u64", bytes=10), Parameter("workspace", "u64", each=1000), Parameter("workspace", "u64", each=4))
+    interface = Interface("entry", "sm_90a", 128, 0, (1, 1), True, parameters, split=split)
+    (tmp_path / "k.h").write_text(header("k", interface, [])); (tmp_path / "k.c").write_text(source("k", interface, [], ".entry entry"))
+    lines = built(tmp_path, [tmp_path / "k.c"], """
+        #include "k.h"
+        int main(void) {
+            tkc_k k; unsigned g[3] = { 3, 2, 1 }, other[3] = { 5, 1, 1 };
+            return tkc_k_load(&k) || tkc_k_launch(&k, g, 0) || tkc_k_launch(&k, g, 0) || tkc_k_launch(&k, other, 0) || tkc_k_unload(&k);
+        }""", [8, 8, 8])
+    gpu.sizes = [8, 8, 8]
+    launch(interface, driver.load(b"", "entry", 0, 0), [], (3, 2, 1))
+    (_, (x, *_), *_, given), = (call[:6] for call in gpu.named("launch"))
+    assert [int.from_bytes(raw, "little") - int.from_bytes(given[0], "little") for raw in given] == [0, 256, 256 + 6144]
+    assert [line for line in lines if line.split()[0] in ("allocate", "clear", "free")] == ["allocate 6656", "clear 6656", "free", "allocate 5632", "clear 5632", "free"]
+    at = lines.index(next(line for line in lines if line.startswith("launch")))
+    assert lines[at].startswith(f"launch {x} 1 1 x 128") and lines[at + 1:at + 4] == hexed(*((0x7000 + place).to_bytes(8, "little") for place in (0, 256, 256 + 6144)))
+
+
+@needs_c
 @pytest.mark.parametrize("cluster,persistent,grid", [((1, 1), False, (3, 4, 5)), ((2, 1), False, (3, 4, 5)), ((1, 1), True, (3, 40, 5)), ((2, 1), True, (3, 1, 1)), ((2, 2), True, (100, 9, 1))])
 def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gpu, cluster, persistent, grid):
     from tkc.runtime import driver

@@ -61,10 +61,10 @@ class Interface:
     shared_bytes: int = 0
     cluster: tuple[int, int] = (1, 1)
     persistent: bool = False            # the physical grid is min(programs, resident blocks), one-dimensional
-    split: int = 1                      # persistent: blocks that can work on one program of the grid
     parameters: tuple[Parameter, ...] = field(default=())
     debug: int = 0
     sites: tuple[Site, ...] = ()
+    split: int = 1                      # persistent: blocks that can work on one program of the grid
 
     def to_json(self) -> dict: return asdict(self)
 

@@ -113,7 +113,7 @@ extern "C" {{
 typedef struct {{ CUdeviceptr data; int64_t shape[8], strides[8]; }} tkc_array;
 #endif
 
-typedef struct {{ CUmodule module; CUfunction function; CUdeviceptr workspace; int resident; }} tkc_{name};
+typedef struct {{ CUmodule module; CUfunction function; CUdeviceptr workspace; uint64_t programs; int resident; }} tkc_{name};
 
 /* Loads the kernel into the current context. */
 CUresult tkc_{name}_load(tkc_{name} *kernel);
@@ -140,16 +140,16 @@ def _what(plain: tuple) -> str:
 def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b"") -> str:
     """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
     body, values = [], []
-    places, workspace = workspaces(interface)
+    places, workspace = _places(interface)
     for n, plain in arguments: body += _checks(name, c_name(n), plain)
     for i, p in enumerate(interface.parameters):
-        lines, value = _parameter(name, i, p, arguments, places.get(i, 0))
+        lines, value = _parameter(name, i, p, arguments, places.get(i, "0"))
         body += lines; values.append(value)
     i = interface
     x, y = i.cluster
     lines = "\n".join("    " + line for line in body)
     grid = _persistent(i) if i.persistent else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
-    limits = "(uint64_t)grid[0] * grid[1] * grid[2] > 0x7fffffffu" if i.persistent else f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2] > 65535"
+    limits = f"(uint64_t)grid[0] * grid[1] * grid[2]{f' * {i.split}' if i.split > 1 else ''} > 0x7fffffffu" if i.persistent else f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2] > 65535"
     launch = (f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters, NULL);" if i.cluster == (1, 1) else
               f"CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);\n"
               f"    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n"
@@ -175,7 +175,7 @@ CUresult tkc_{name}_load(tkc_{name} *kernel)
     CUresult e = cuModuleLoadData(&kernel->module, {"code" if code else "text"});
 {"    if (e) e = cuModuleLoadData(&kernel->module, text);" + chr(10) if code else ""}    if (e) return e;
     if ((e = cuModuleGetFunction(&kernel->function, kernel->module, "{i.entry}"))) return e;
-{_load(i, workspace)}    return CUDA_SUCCESS;
+{_load(i, "0" if _varies(i) else workspace)}    return CUDA_SUCCESS;
 }}
 
 CUresult tkc_{name}_unload(tkc_{name} *kernel)
@@ -190,7 +190,7 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
 {{
     if (!grid[0] || !grid[1] || !grid[2]) return CUDA_SUCCESS;
     if ({limits}) return refused("the grid is too large; split the launch");
-{lines}
+{_grown(workspace) if _varies(i) else ""}{lines}
     void *parameters[] = {{ {', '.join(values) or 'NULL'} }};
     {grid}
     {launch}
@@ -211,10 +211,38 @@ def _bytes(code: bytes) -> str:
     return f"static const uint64_t code[] = {{\n{lines}\n}};\n"
 
 
-def _load(i: Interface, workspace: int) -> str:
+def _varies(i: Interface) -> bool:
+    """Whether the workspace depends on the grid."""
+    return any(p.each for p in i.parameters)
+
+
+def _places(i: Interface) -> tuple[dict[int, str], str]:
+    """As tkc.runtime.launch.workspaces, in C where it depends on the number of programs."""
+    if not _varies(i):
+        places, total = workspaces(i, 0)
+        return {k: str(v) for k, v in places.items()}, str(total)
+    places, sizes = {}, []
+    for k, p in enumerate(i.parameters):
+        if p.kind == "workspace": places[k] = " + ".join(sizes) or "0"; sizes.append(f"({p.bytes}u + {p.each}u * all + 255) / 256 * 256")
+    return places, " + ".join(sizes)
+
+
+def _grown(workspace: str) -> str:
+    """A workspace for another number of programs is another one: a counter is never where something else has been."""
+    return f"""    uint64_t all = (uint64_t)grid[0] * grid[1] * grid[2];
+    if (kernel->programs != all) {{
+        CUresult e = kernel->workspace ? cuMemFree(kernel->workspace) : CUDA_SUCCESS;
+        kernel->workspace = 0; kernel->programs = 0;
+        if (e || (e = cuMemAlloc(&kernel->workspace, {workspace})) || (e = cuMemsetD8(kernel->workspace, 0, {workspace})) || (e = cuCtxSynchronize())) return e;
+        kernel->programs = all;
+    }}
+"""
+
+
+def _load(i: Interface, workspace: str) -> str:
     lines = []
     if i.shared_bytes > 48 << 10: lines.append(f"if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {i.shared_bytes}))) return e;")
-    if workspace: lines += [f"if ((e = cuMemAlloc(&kernel->workspace, {workspace}))) return e;", f"if ((e = cuMemsetD8(kernel->workspace, 0, {workspace}))) return e;"]
+    if workspace != "0": lines += [f"if ((e = cuMemAlloc(&kernel->workspace, {workspace}))) return e;", f"if ((e = cuMemsetD8(kernel->workspace, 0, {workspace}))) return e;"]
     x, y = i.cluster
     if x * y > 8: lines.append("if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))) return e;")
     if i.persistent and x * y == 1:
@@ -231,8 +259,8 @@ def _load(i: Interface, workspace: int) -> str:
 
 
 def _persistent(i: Interface) -> str:
-    size = i.cluster[0] * i.cluster[1]
-    return (f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs + {size - 1}u) / {size}u * {size}u, gy = 1, gz = 1;\n"
+    size, parts = i.cluster[0] * i.cluster[1], f" * {i.split}u" if i.split > 1 else ""
+    return (f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs{parts} + {size - 1}u) / {size}u * {size}u, gy = 1, gz = 1;\n"
             f"    if (gx > (unsigned)kernel->resident) gx = (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;")
 
 
@@ -258,7 +286,7 @@ def _checks(name: str, n: str, plain: tuple) -> list[str]:
     return lines
 
 
-def _parameter(name: str, i: int, p: Parameter, arguments, place: int) -> tuple[list[str], str]:
+def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[list[str], str]:
     """The C that computes one physical parameter, and its address."""
     n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
     kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
