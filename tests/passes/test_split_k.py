@@ -4,10 +4,11 @@ import pytest
 
 import tkc
 from tests.language.kernels import traced
-from tests.passes.kernels import context, through
+from tests.passes.kernels import context, product, through
 from tests.passes.test_epilogues import check as check_fused
 from tests.passes.test_epilogues import compiled as compiled_fused
 from tests.passes.test_roles import Form, array, check, compiled, count, integers, last, role
+from tests.sim.test_validate import validated
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import threads, tile
@@ -79,6 +80,11 @@ def test_the_workspace(form):
 def test_it_assembles_clean(block, parts):
     assembled = ptxas.assemble(emit(last(Form(block, options=(("split_k", parts),))), target("sm_90a")).text, "sm_90a")
     assert assembled.clean, assembled.log
+
+
+def test_every_pass_is_validated(tmp_path):
+    v = validated(product(64, 64, 256, 64, 64, 32, split_k=3), "sm_90a", tmp_path)
+    assert len(v.passes) == len(PIPELINE) + 1 and {"ieee", "ring"} <= set(v.arithmetics), str(v)
 
 
 def test_loops_that_are_not_one_sum_are_refused():

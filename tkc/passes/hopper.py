@@ -27,8 +27,8 @@ from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, s
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import program_axes
 from tkc.passes.rotate_loops import late_dot
-from tkc.passes.split_k import undivided
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
+from tkc.passes.split_k import undivided
 
 REGISTERS = 40, 232                          # of a thread of the producer and of a consumer, up to two warpgroups of consumers
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread holds a sum of more than so many

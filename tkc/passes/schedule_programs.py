@@ -32,6 +32,8 @@ fewer:
       …
       yield tile.next_program %programs
     }
+
+With `split_k` parts, so many programs in turn share a block of the output (split_k.py).
 """
 from __future__ import annotations
 
