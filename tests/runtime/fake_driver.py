@@ -19,6 +19,7 @@ class FakeDriver:
         self.calls, self.attributes, self.errors, self.blocks, self.registers = [], ATTRIBUTES | attributes, {}, 1, 32
         self.current = [0]                          # contexts of the calling thread, the current one last
         self.capturing, self.mode = 0, "global"
+        self.capturing = 0
         self.maps, self.sizes = [], ()              # sizes: bytes of each parameter of the kernel that is launched
         self.captured, self.memory = set(), 0x7000_0000_0000        # streams that are captured (capturing: all are); the next address
 
@@ -57,6 +58,11 @@ class FakeDriver:
     def cuMemAlloc(self, size):
         address, self.memory = self.memory, self.memory + (1 << 20)
         return self._did("cuMemAlloc", size, gives=(address,))
+    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", stream, gives=(self.capturing,))
+    def cuEventCreate(self, flags): return self._did("cuEventCreate", gives=(len(self.named("cuEventCreate")),))
+    def cuEventRecord(self, event, stream): return self._did("cuEventRecord", event, stream)
+    def cuEventElapsedTime(self, begin, end): return self._did("cuEventElapsedTime", begin, end, gives=(0.5,))
+    def cuMemcpyDtoD(self, target, source, size): return self._did("cuMemcpyDtoD", target, source, size)
     def cuMemFree(self, pointer): return self._did("cuMemFree", pointer)
     def cuMemsetD8Async(self, pointer, value, size, stream): return self._did("cuMemsetD8Async", pointer, value, size, stream)
     def cuStreamCreate(self, flags): return self._did("cuStreamCreate", flags, gives=(0x51DE,))

@@ -139,6 +139,21 @@ def test_what_a_kernel_reads_and_writes_is_put_back():
         assert len(changed(kernel, kernel._describe(values), options)) == found
 
 
+def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, monkeypatch):
+    from tests.runtime.fake_driver import FakeTensor
+    monkeypatch.setattr(timing, "_filler", {})
+    x, t = FakeTensor((4096,), pointer=0x1000_0000), tkc.autotune([dict(N=n, num_warps=4) for n in (128, 256, 512)])(doubled)
+    t[lambda args: 4096 // args["N"]](x)
+    choice = t.choose(x, grid=lambda args: 4096 // args["N"])
+    assert choice.source == "measured" and choice.seconds == 0.5e-3 and len(choice.others) == 2
+    launches, flushes = gpu.named("launch"), [c for c in gpu.named("cuMemsetD8Async") if c[3] == timing.FLUSH]
+    assert len(launches) == len(flushes) + 1 and 2 * len(flushes) == len(gpu.named("cuEventRecord"))
+    keep, back = gpu.named("cuMemcpyDtoD")
+    assert keep[3] == back[3] == 4096 * 4 and keep[2] == back[1] == 0x1000_0000 and keep[1] == back[2]
+    gpu.capturing = 1
+    assert t.choose(FakeTensor((8192,)), grid=1).source == "model"                          # nothing can be measured in a capture
+
+
 def test_slow_candidates_are_dropped_early():
     turns = []
 

@@ -105,7 +105,7 @@ class Autotuned:
         target = target or target_for(infos, self.__name__)
         device = _device(infos, target)
         name = self._named(values, infos, options)
-        measure = self._measures(measure) and not any(isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos)
+        measure = self._measures(measure) and not any(isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos) and not _captured(values, infos)
         at = (device, target, name, measure)
         if (found := self._choices.get(at)) is None:
             found = self._choices[at] = self._from_table(device, name, values, options, target) or self._from_disk(device, target, name, measure) or self._make(values, options, infos, grid, target, device, name, measure)
@@ -342,6 +342,14 @@ class _Restored:
             with driver.context(self.device):
                 driver.check(driver.api().cuMemcpyDtoD(a.pointer + low, copy, high - low), "putting an array back")
                 driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")
+
+
+def _captured(values: Sequence, infos: Sequence) -> bool:
+    """Whether the caller's stream is being captured into a graph: then nothing can be measured, and the model's choice is taken."""
+    number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
+    if number < 0: return False
+    from tkc.runtime import launch, timing
+    return timing.capturing(launch.stream_source(values, number)())
 
 
 def _device(infos: Sequence, target: str) -> str:
