@@ -17,7 +17,7 @@ from typing import Any
 from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
-from tkc.runtime.arrays import ArrayInfo
+from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
 
 READY = 4096                                    # launches remembered for each kernel
@@ -335,4 +335,10 @@ def target_for(infos: Sequence, kernel: str) -> str:
     return driver.target_of(places.pop())
 
 
-__all__ = ["OPTIONS", "JitFunction", "Launcher", "jit"]
+def target_of(array) -> str:
+    """The target that a launch with this array (of torch, cupy, jax or NumPy) compiles for: "sm_90a", …, or "cpu" in host memory. Raises LaunchError for anything else, and where the
+    device cannot be asked."""
+    return target_for([describe(array)], "target_of")
+
+
+__all__ = ["OPTIONS", "JitFunction", "Launcher", "jit", "target_of"]

@@ -1,0 +1,173 @@
+"""Attention against float64: masks, windows, soft caps, grouped queries, both orders of axes, ragged batches, decoding; compiled for GPUs; the same on one."""
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.kernels.checks import double, launches, numbers
+from tkc import kernels
+from tkc.codegen.ptx.ptxas import find
+
+
+def attention(q, k, v, causal=False, scale=None, window=None, softcap=0.0):
+    """(softmax(q kᵀ) v, log-sum-exp) in float64."""
+    q, k, v = map(double, (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap: s = softcap * np.tanh(s / softcap)
+    rows, columns = np.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2], np.arange(k.shape[2])[None]
+    keep = np.ones(np.broadcast_shapes(rows.shape, columns.shape), bool)
+    if causal: keep &= rows >= columns
+    if window is not None: keep &= rows - columns < window
+    s = np.where(keep, s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.where(keep, np.exp(s - np.where(np.isinf(top), 0, top)), 0)
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(all="ignore"): return np.where(total > 0, p @ v / total, 0), np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
+
+
+def near(got, want, dtype: str, slack: float = 1) -> None:
+    out, sums = (double(x) for x in got)
+    tolerance = {"float32": 2e-6, "bfloat16": 0.02, "float16": 0.003}[dtype]
+    assert out.shape == want[0].shape and np.abs(out - want[0]).max(initial=0) <= slack * tolerance * max(1, np.abs(want[0]).max(initial=0))
+    seen = ~np.isinf(want[1])
+    assert (np.isinf(sums) == ~seen).all() and np.abs(sums[seen] - want[1][seen]).max(initial=0) <= (1e-5 if dtype == "float32" else 2e-3) * max(1, np.abs(want[1][seen]).max(initial=0))
+
+
+def operands(batch, heads, shared, queries, keys, d, dv, dtype="float32"):
+    return numbers((batch, heads, queries, d), dtype), numbers((batch, shared, keys, d), dtype, 1), numbers((batch, shared, keys, dv), dtype, 2)
+
+
+SHAPES = [(1, 2, 2, 70, 70, 64, 64), (2, 4, 2, 33, 50, 32, 32), (1, 3, 1, 129, 5, 16, 16), (1, 1, 1, 1, 1, 7, 9), (2, 4, 4, 1, 600, 64, 32), (1, 4, 1, 1, 1031, 80, 48), (1, 2, 1, 5, 3, 16, 40),
+          (1, 1, 1, 3, 0, 16, 16), (0, 2, 2, 4, 4, 8, 8)]
+VARIANTS = [{}, dict(causal=True), dict(causal=True, window=17), dict(causal=True, window=1), dict(softcap=2.0), dict(scale=0.3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full")
+def test_variants(shape, options):
+    arrays = operands(*shape)
+    near(kernels.attention(*arrays, with_lse=True, **options), attention(*arrays, **options), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_short_floats(dtype, causal):
+    arrays = operands(1, 4, 2, 150, 170, 64, 64, dtype)
+    near(kernels.attention(*arrays, causal=causal, with_lse=True), attention(*arrays, causal=causal), dtype)
+
+
+def test_heads_second():
+    q, k, v = operands(2, 4, 2, 40, 60, 32, 32)
+    turned = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
+    out, sums = kernels.attention(*turned, causal=True, heads_first=False, with_lse=True)
+    near((out.swapaxes(1, 2), sums), attention(q, k, v, causal=True), "float32")
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(causal=True, window=20)], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("lengths", [(70,), (5, 0, 130, 64, 1), (0, 0)])
+def test_ragged(lengths, options):
+    begins, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
+    q, k, v = numbers((tokens, 4, 32)), numbers((tokens, 2, 32), seed=1), numbers((tokens, 2, 16), seed=2)
+    out, sums = kernels.attention(q, k, v, begins=begins, longest=max(lengths), with_lse=True, **options)
+    for start, end in zip(begins, begins[1:]):
+        if start == end: continue
+        alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]
+        near((out[start:end].swapaxes(0, 1)[None], sums[None, :, start:end]), attention(*alone, **options), "float32")
+
+
+def test_decoding():
+    lengths = np.array([1, 900, 513, 0], np.int32)
+    q, k, v = operands(4, 8, 2, 1, 900, 64, 64)
+    out, sums = kernels.attention_decode(q, k, v, lengths, with_lse=True)
+    for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "float32")
+
+
+def test_rows_whose_maxima_keep_moving():
+    q, k, v = operands(1, 2, 2, 64, 200, 32, 32)
+    k = k * np.linspace(0, 60, 200, dtype=np.float32)[:, None]
+    near(kernels.attention(q, k, v, with_lse=True), attention(q, k, v), "float32", slack=32)       # scores of some hundreds: their own rounding
+
+
+BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 elements, those of k 4"),
+       (lambda q, k, v: kernels.attention(q, k, v[:, :, :3]), "the same keys and heads"),
+       (lambda q, k, v: kernels.attention(q[:, :3], k, v), "3 heads of q cannot share 2"),
+       (lambda q, k, v: kernels.attention(q.astype(np.float64), k, v), "one element type"),
+       (lambda q, k, v: kernels.attention(q, k, v, window=3), "window is a number of keys from 1 on, with causal=True"),
+       (lambda q, k, v: kernels.attention(q, k, v, softcap=-1.0), "soft cap is positive"),
+       (lambda q, k, v: kernels.attention(q, k, v, scale=0.0), "scale is positive"),
+       (lambda q, k, v: kernels.attention(q[0], k[0], v[0]), r"\[batch, heads, queries, D\]"),
+       (lambda q, k, v: kernels.attention(q, k[:1].repeat(3, 0), v[:1].repeat(3, 0)), "as many"),
+       (lambda q, k, v: kernels.attention(q, k, v, begins=np.zeros(2, np.int32)), "begins and longest come together"),
+       (lambda q, k, v: kernels.attention(q[0], q[0], q[0], begins=np.zeros(2), longest=4), "int32"),
+       (lambda q, k, v: kernels.attention_decode(q, k, v, np.zeros(2, np.int32)), r"\[batch, heads, 1, D\]"),
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(3, np.int32)), "lengths")]
+
+
+@pytest.mark.parametrize("call, says", BAD, ids=[says for _, says in BAD])
+def test_errors(call, says):
+    with pytest.raises(tkc.LaunchError, match=says): call(*operands(2, 4, 2, 5, 6, 16, 16))
+
+
+zeros = lambda *shape: np.zeros(shape, ml_dtypes.bfloat16)
+FORMS = {
+    "full": lambda: kernels.attention(*[zeros(2, 8, 512, 128)] * 3),
+    "causal, grouped": lambda: kernels.attention(zeros(2, 8, 512, 128), *[zeros(2, 2, 512, 128)] * 2, causal=True),
+    "heads second": lambda: kernels.attention(*[zeros(2, 512, 8, 128)] * 3, causal=True, heads_first=False),
+    "window": lambda: kernels.attention(*[zeros(1, 8, 2048, 128)] * 3, causal=True, window=1024),
+    "soft cap": lambda: kernels.attention(*[zeros(1, 8, 2048, 64)] * 3, causal=True, softcap=30.0),
+    "256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256)] * 3, causal=True),
+    "192 and 128": lambda: kernels.attention(*[zeros(1, 8, 2048, 192)] * 2, zeros(1, 8, 2048, 128), causal=True),
+    "96": lambda: kernels.attention(*[zeros(1, 8, 2048, 96)] * 3),
+    "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
+    "ragged": lambda: kernels.attention(*[zeros(3000, 8, 128)] * 3, causal=True, begins=np.zeros(4, np.int32), longest=1500),
+}
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", FORMS)
+def test_it_assembles(name, target, monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    with launches() as found: FORMS[name]()
+    for kernel, args, kwargs in found:
+        compiled = kernel.compile(*args, target=target, **kwargs)
+        assert compiled.resources.clean, compiled.resources.log
+        assert target != "sm_90a" or "wgmma" in compiled.ptx and "setmaxnreg" in compiled.ptx, [d for d in compiled.decisions if "one role" in d]
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_decoding_assembles(target, monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    with launches() as found: kernels.attention_decode(zeros(4, 32, 1, 128), *[zeros(4, 8, 8192, 128)] * 2, np.zeros(4, np.int32))
+    for kernel, args, kwargs in found: assert kernel.compile(*args, target=target, **kwargs).resources.clean
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full")
+@pytest.mark.parametrize("shape", [(2, 4, 4, 512, 512, 128, 128), (1, 8, 2, 300, 1003, 64, 64), (1, 4, 2, 257, 257, 256, 256), (2, 4, 1, 190, 190, 192, 128), (3, 8, 2, 1, 2000, 128, 128)], ids=lambda s: "x".join(map(str, s)))
+def test_on_a_gpu(shape, options):
+    torch = pytest.importorskip("torch")
+    arrays = operands(*shape, "bfloat16")
+    moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
+    out, sums = kernels.attention(*moved, with_lse=True, **options)
+    near((out.float().cpu().numpy(), sums.cpu().numpy()), attention(*arrays, **options), "bfloat16")
+
+
+@pytest.mark.gpu
+def test_ragged_and_decoding_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    lengths = (300, 5, 0, 1000, 128)
+    begins, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
+    q, k, v = (numbers((tokens, h, 128), "bfloat16", i) for i, h in enumerate((4, 2, 2)))
+    here = lambda x: torch.tensor(np.asarray(x, np.float32)).to("cuda", torch.bfloat16)
+    out, sums = kernels.attention(here(q), here(k), here(v), causal=True, begins=torch.tensor(begins).cuda(), longest=1000, with_lse=True)
+    for start, end in zip(begins, begins[1:]):
+        if start == end: continue
+        alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]
+        near((out[start:end].float().cpu().numpy().swapaxes(0, 1)[None], sums[None, :, start:end].cpu().numpy()), attention(*alone, causal=True), "bfloat16")
+    q, k, v = operands(4, 32, 8, 1, 3000, 128, 128, "bfloat16")
+    many = np.array([3000, 1, 1777, 64], np.int32)
+    out, sums = kernels.attention_decode(here(q), here(k), here(v), torch.tensor(many).cuda(), with_lse=True)
+    for i, n in enumerate(many): near((out[i:i + 1].float().cpu().numpy(), sums[i:i + 1].cpu().numpy()), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "bfloat16")

@@ -1,0 +1,221 @@
+"""Attention forward: softmax(Q Kᵀ · scale) V, from the plain block program that examples/attention.py explains.
+
+One kernel serves every variant; what a launch does not use is not in its code:
+
+    causal, window      row i sees the columns up to i + shift, shift = keys − queries (the queries are the last ones), and the last `window` of these
+    grouped queries     `GROUP` heads of Q share one of K and V
+    soft cap            scores s become cap · tanh(s / cap)
+    lengths             ragged batches: Q, K and V of all sequences one after the other, and where each begins
+    log-sum-exp         log of each row's sum of exponentials, for whoever combines parts
+
+A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each head's keys to many programs, the group's heads as rows of one block, and
+`_combine` adds their parts up: each part's sum relative to its own maximum.
+"""
+from __future__ import annotations
+
+from math import e, inf, log, log2, prod
+
+import tkc
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
+from tkc.kernels.operator import operator
+
+LOG2E, LN2 = log2(e), log(2)
+PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
+
+
+@tkc.jit
+def _attention(q, k, v, o, lse, begins, scale, cap, window, GROUP: tkc.constexpr, CAUSAL: tkc.constexpr, WINDOW: tkc.constexpr, CAP: tkc.constexpr,
+               D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
+    if begins is not None:                                      # arrays of [tokens, heads, D]
+        start, end = begins[b], begins[b + 1]
+        q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
+        queries = keys = end - start
+    else:
+        start, queries, keys = 0, q.shape[2], k.shape[2]
+        q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
+    c, shift = scale * LOG2E, keys - queries if begins is None else 0
+    rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
+    top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
+    first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
+    for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
+        cols = n + tkc.arange(BN)
+        keep = cols[None, :] < keys
+        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
+        if WINDOW: keep = keep & (rows[:, None] - cols[None, :] < window)
+        s = tkc.dot(qi, tkc.load(k, (start + n, 0), (BN, D)).T)
+        if CAP: s = cap * tkc.tanh(s * (scale / cap)) * (1 / scale)
+        s = tkc.where(keep, s, -inf)
+        new = tkc.maximum(top, tkc.max(s, axis=1) * c)
+        base = tkc.where(new == -inf, 0, new)                   # a row with nothing to see
+        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(top - base)
+        total = total * shrink + tkc.sum(p, axis=1)
+        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (start + n, 0), (BN, DV)), acc * shrink[:, None])
+        top = new
+    out = tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype)
+    if begins is None: tkc.store(o, (m, 0), out)
+    else: tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)
+    if lse is not None:
+        sums = tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
+        if begins is None: tkc.store(lse[b, h], (m,), sums)
+        else: tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
+
+
+@tkc.jit
+def _decode(q, k, v, acc, top, total, lengths, scale, EACH: tkc.constexpr, GROUP: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    """One query of each head of a group against a part of the keys: a sum, and what it is relative to."""
+    part, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
+    keys = k.shape[2] if lengths is None else lengths[b]
+    first = part * EACH
+    last, c = tkc.minimum(keys, first + EACH), scale * LOG2E
+    qi, k, v = tkc.load(q[b, h], (0, 0), (BM, D)), k[b, h], v[b, h]
+    high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
+    for n in tkc.range(first, last, BN):
+        keep = (n + tkc.arange(BN))[None, :] < last
+        s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
+        new = tkc.maximum(high, tkc.max(s, axis=1) * c)
+        p, shrink = tkc.exp2(s * c - new[:, None]), tkc.exp2(high - new)
+        sums, high = sums * shrink + tkc.sum(p, axis=1), new
+        out = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)), out * shrink[:, None])
+    tkc.store(acc[b, h, part], (0, 0), out)
+    tkc.store(top[b, h, part], (0,), high)
+    tkc.store(total[b, h, part], (0,), sums)
+
+
+@tkc.jit
+def _combine(acc, top, total, o, lse, PARTS: tkc.constexpr, DV: tkc.constexpr, GROUP: tkc.constexpr):
+    """The parts of one head, each scaled to the largest maximum; in one order, so that the same arguments give the same bits."""
+    g, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
+    parts = tkc.arange(PARTS)
+    inside = parts < acc.shape[2]
+    tops = tkc.where(inside, tkc.load(top[b, h, :, g], (0,), (PARTS,)), -inf)
+    high = tkc.max(tops, axis=0)
+    weights = tkc.where(tops == -inf, 0, tkc.exp2(tops - high))
+    sums = tkc.sum(tkc.load(total[b, h, :, g], (0,), (PARTS,)) * weights, axis=0)
+    out = tkc.zeros((DV,))
+    for i in tkc.range(acc.shape[2]):
+        weight = tkc.where(top[b, h, i, g] == -inf, 0, tkc.exp2(top[b, h, i, g] - high))
+        out = out + tkc.load(acc[b, h, i, g], (0,), (DV,)) * weight
+    tkc.store(o[b, h * GROUP + g, 0], (0,), tkc.where(sums > 0, out / sums, 0).to(o.dtype))
+    if lse is not None: tkc.store(lse[b, h * GROUP + g], (0,), tkc.full((1,), 0.0) + tkc.where(sums > 0, (high + tkc.log2(sums)) * LN2, -inf))
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+def _width(d: int) -> int:
+    """Columns of a block that holds rows of d elements: the tensor core's step is 16."""
+    return max(16, -(-d // 16) * 16)
+
+
+def _blocks(q: Array, queries: int, d: int) -> tuple[int, int]:
+    """Rows of Q and of K in a block: as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers."""
+    if dtype_of(q) == "float32": return 64, 32 if d > 64 else 64
+    if tkc.target_of(q) == "sm_90a": return 64 if queries <= 64 else 128, 128 if d <= 128 else 64
+    return 64 if queries <= 64 or d > 128 else 128, 64
+
+
+def _check(q: Array, k: Array, v: Array) -> None:
+    """Raises LaunchError where shapes or types do not fit together."""
+    if len({library(x) for x in (q, k, v)}) > 1: raise tkc.LaunchError("attention: q, k and v are arrays of different libraries; convert them to one")
+    if len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in ("bfloat16", "float16", "float32"):
+        raise tkc.LaunchError(f"attention: expected one element type of bfloat16, float16 and float32, got {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them")
+    if not len(q.shape) == len(k.shape) == len(v.shape): raise tkc.LaunchError(f"attention: expected arrays of one rank, got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
+    if q.shape[-1] != k.shape[-1]: raise tkc.LaunchError(f"attention: rows of q have {q.shape[-1]} elements, those of k {k.shape[-1]}; they must have as many")
+    if tuple(k.shape[:-1]) != tuple(v.shape[:-1]): raise tkc.LaunchError(f"attention: k is {list(k.shape)} and v {list(v.shape)}; they must have the same keys and heads")
+
+
+def _group(queries: int, keys: int) -> int:
+    if not keys or queries % keys: raise tkc.LaunchError(f"attention: {queries} heads of q cannot share {keys} of k and v; the first must be a multiple of the second")
+    return queries // keys
+
+
+def _options(causal: bool, window: int | None, softcap: float, scale: float | None, d: int) -> dict:
+    if window is not None and (window < 1 or not causal): raise tkc.LaunchError(f"attention: a window is a number of keys from 1 on, with causal=True; got {window} with causal={causal}")
+    if softcap < 0: raise tkc.LaunchError(f"attention: a soft cap is positive, or 0 for none; got {softcap}")
+    scale = max(d, 1) ** -0.5 if scale is None else scale
+    if not scale > 0: raise tkc.LaunchError(f"attention: scale is positive, got {scale}; negate q for a negative one")
+    return dict(scale=float(scale), cap=float(softcap), window=window or 0, CAUSAL=causal, WINDOW=window is not None, CAP=softcap > 0)
+
+
+@operator(name="attention")
+def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True) -> tuple[Array, Array]:
+    """attention's result, in memory as q is, and its log-sum-exp."""
+    _check(q, k, v)
+    if len(q.shape) != 4: raise tkc.LaunchError(f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}")
+    out = empty(q, (*q.shape[:-1], v.shape[-1]))
+    turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
+    q, k, v, o = map(turn, (q, k, v, out))
+    (batch, heads, queries, d), keys = q.shape, k.shape[2]
+    if k.shape[0] != batch: raise tkc.LaunchError(f"attention: q has {batch} batches and k {k.shape[0]}; they must be as many")
+    group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
+    lse = empty(q, (batch, heads, queries), "float32")
+    yield out, lse
+    if not out.size if library(out) != "torch" else not out.numel(): return
+    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"])
+    (bm, bn), dv = _blocks(q, queries, max(d, v.shape[-1])), v.shape[-1]
+    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn, **options)
+
+
+def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float) -> None:
+    (batch, heads, _, d), (_, shared, keys, dv) = q.shape, v.shape
+    group = heads // shared
+    bm, bn = max(16, -(-group // 16) * 16), 64
+    count = max(1, min(tkc.cdiv(keys, LEAST), tkc.cdiv(PARTS * 4, batch * shared)))
+    each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
+    count = tkc.cdiv(keys, each)
+    acc, (top, total) = empty(q, (batch, shared, count, group, dv), "float32"), (empty(q, (batch, shared, count, group), "float32") for _ in range(2))
+    rows = q.reshape((batch, shared, group, d))
+    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, scale, EACH=each, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
+    _combine[group, shared, batch](acc, top, total, o, lse, PARTS=1 << (count - 1).bit_length(), DV=_width(dv), GROUP=group)
+
+
+@operator(name="attention_ragged")
+def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0) -> tuple[Array, Array]:
+    """attention of sequences that lie one after the other."""
+    _check(q, k, v)
+    if len(q.shape) != 3 or q.shape[0] != k.shape[0]: raise tkc.LaunchError(f"attention: expected q, k and v of [tokens, heads, D] with as many tokens, got {list(q.shape)} and {list(k.shape)}")
+    if len(begins.shape) != 1 or begins.shape[0] < 1 or dtype_of(begins) != "int32": raise tkc.LaunchError(f"attention: begins is an array of int32 with one more element than sequences, got {dtype_of(begins)} {list(begins.shape)}")
+    (tokens, heads, d), dv = q.shape, v.shape[-1]
+    group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
+    out, lse = empty(q, (tokens, heads, dv)), empty(q, (heads, tokens), "float32")
+    yield out, lse
+    if not prod(out.shape): return
+    bm, bn = _blocks(q, longest, max(d, dv))
+    _attention[tkc.cdiv(longest, bm), heads, begins.shape[0] - 1](q, k, v, out, lse, begins, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn, **options)
+
+
+@operator(name="attention_decode")
+def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None) -> tuple[Array, Array]:
+    """One query a head, and as many keys of each batch as `lengths` says."""
+    _check(q, k, v)
+    if len(q.shape) != 4 or q.shape[2] != 1: raise tkc.LaunchError(f"attention_decode: expected q of [batch, heads, 1, D], got {list(q.shape)}")
+    expect(lengths, q.shape[:1], "lengths")
+    if dtype_of(lengths) != "int32": raise tkc.LaunchError(f"attention_decode: lengths are int32, got {dtype_of(lengths)}; convert them")
+    _group(q.shape[1], k.shape[1])
+    out, lse = empty(q, (*q.shape[:-1], v.shape[-1])), empty(q, q.shape[:-1], "float32")
+    yield out, lse
+    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5))
+
+
+def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
+              begins: Array | None = None, longest: int | None = None, with_lse: bool = False) -> Array | tuple[Array, Array]:
+    """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16 or float32).
+
+    q: [batch, heads, queries, D]; k: [batch, shared heads, keys, D]; v: [batch, shared heads, keys, DV], with heads a multiple of the shared heads (grouped queries); with
+    heads_first=False [batch, queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the last of the keys' positions, and see what is not
+    after them; window: only the last so many. softcap: scores s become softcap · tanh(s / softcap). begins, longest: ragged batches, arrays of [tokens, heads, D], where the
+    sequences begin (int32, their number + 1) and the length of the longest. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads, tokens]).
+    A row that sees nothing gives zeros, and −inf. Raises LaunchError where shapes, types or options do not fit.
+    """
+    if (begins is None) != (longest is None): raise tkc.LaunchError("attention: begins and longest come together")
+    out = _forward(q, k, v, causal, scale, window, softcap, heads_first) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap)
+    return out if with_lse else out[0]
+
+
+def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, with_lse: bool = False) -> Array | tuple[Array, Array]:
+    """One step of decoding: each head's single query against the first lengths[batch] of its keys.
+
+    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]. The keys are dealt out over many programs and their parts added up in one
+    order, so that the same arguments give the same bits. Raises LaunchError where shapes or types do not fit.
+    """
+    out = _step(q, k, v, lengths, scale)
+    return out if with_lse else out[0]
