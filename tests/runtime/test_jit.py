@@ -224,6 +224,19 @@ def test_a_kernel_with_options_of_its_own():
     assert k.compile("f32[64]", target="sm_80", num_warps=2).interface.threads == 64
 
 
+def test_running_maxima_are_exact_where_asked():
+    def k(x, o):
+        top, total = tkc.full((8,), -float("inf")), tkc.zeros((8,))
+        for n in tkc.range(0, x.shape[1], 64):
+            v = tkc.load(x, (0, n), (8, 64))
+            new = tkc.maximum(top, tkc.max(v, axis=1))
+            total, top = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1), new
+        tkc.store(o, (0,), top + tkc.log(total))
+    relaxed = lambda **options: any("only keeps powers small" in text for text in tkc.jit(k).compile("f32[8, 640]", "f32[8]", target="sm_80", **options).decisions)
+    assert relaxed() and relaxed(relax=True) and not relaxed(relax=False)
+    with pytest.raises(LaunchError, match="relax is expected to be True or False, got 3"): relaxed(relax=3)
+
+
 def test_a_result_says_what_it_has():
     c = fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
     with pytest.raises(CompileError, match="there are trace"): c.ir("nonsense")
