@@ -1,4 +1,7 @@
-"""Host time of one launch with three tensors: the bare driver call, tkc, and others."""
+"""Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare driver call, tkc, and others."""
+from collections.abc import Iterator
+
+import tkc
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
 
@@ -19,8 +22,18 @@ PTX = """.version 7.0
 """
 
 
+NUMBERS = 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5
+
+
+@tkc.jit
+def blend(x, y, z, out, n, a, b, c, d, e, f, g, BLOCK: tkc.constexpr = 128):
+    i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
+    inside = i < n
+    tkc.store(out.ptr + i, tkc.load(x.ptr + i, mask=inside) * a + tkc.load(y.ptr + i, mask=inside) * b + tkc.load(z.ptr + i, mask=inside) * c + (d + e + f + g), mask=inside)
+
+
 def bare(x, y, out):
-    """cuLaunchKernel with parameters packed beforehand: what no launcher can undercut."""
+    """cuLaunchKernel of cuda-python with parameters packed beforehand."""
     import ctypes
 
     import torch
@@ -64,6 +77,43 @@ def contest(seed: int, n: int = N) -> Contest:
         Contestant("bare cuLaunchKernel", lambda: Runner(bare(x, y, out), out), "bound"),
         Contestant("torch.add(out=)", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
         Contestant("triton", triton),
-    ), lambda run: harness.launch_timer(run, torch.cuda.synchronize), "Host wall time of 5000 launches in a row, median of five rows",
-        lambda: x.double() + y.double(), tolerance=1e-6,
-        figures=(harness.time_beyond("tkc", "bare cuLaunchKernel", 4e-6, "tkc at most 4 us beyond the bare call"),))
+    ), lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda: x.double() + y.double(), tolerance=1e-6,
+        figures=(harness.time_beyond("tkc", "bare cuLaunchKernel", 2e-6, "tkc at most 2 us beyond the bare call"),
+                 harness.time_beyond("tkc prepared", "bare cuLaunchKernel", 0.5e-6, "prepared at most 0.5 us beyond the bare call")))
+
+
+TIMING = "Host wall time of 5000 launches in a row, median of five rows"
+
+
+def many(seed: int, n: int = N) -> Contest:
+    """Four tensors and eight numbers."""
+    import torch
+    x, y, z = (torch.randn(n, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + i)) for i in range(3))
+    out = torch.empty_like(x)
+    arguments, blocks = (x, y, z, out, n, *NUMBERS), -(-n // 128)
+
+    def triton() -> Runner:
+        from benchmarks import rivals_triton
+        return Runner(lambda: rivals_triton.blend(*arguments), out)
+
+    def prepared() -> Runner:
+        launch = blend.prepare(*arguments, grid=blocks)
+        return Runner(lambda: (launch(), out)[1], out)
+
+    def bare_blend() -> Runner:
+        blend[blocks](*arguments)                                               # any kernel will do: what is timed is the call
+        return Runner(bare(x, y, out), out)
+    a, b, c, *rest = NUMBERS
+    return Contest("launch-many", "Host time of one launch, 4 tensors and 8 numbers", (
+        Contestant("tkc", lambda: Runner(lambda: (blend[(blocks,)](*arguments), out)[1], out), "ours", risky=True),
+        Contestant("tkc prepared", prepared, "ours", risky=True),
+        Contestant("bare cuLaunchKernel", bare_blend, "bound"),
+        Contestant("triton", triton),
+    ), lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda: x.double() * a + y.double() * b + z.double() * c + sum(rest), tolerance=1e-5,
+        figures=(harness.time_beyond("tkc", "bare cuLaunchKernel", 4e-6, "tkc at most 4 us beyond the bare call"),
+                 harness.time_beyond("tkc prepared", "bare cuLaunchKernel", 0.5e-6, "prepared at most 0.5 us beyond the bare call")))
+
+
+def contests(seed: int) -> Iterator[Contest]:
+    yield contest(seed)
+    yield many(seed)

@@ -294,4 +294,11 @@ def test_a_warm_start_imports_neither_xdsl_nor_llvmlite(tmp_path):
     assert runs[0][0] == "False" and runs[1] == ["True", runs[0][1]]
 
 
+def test_a_warm_launch_on_the_cpu_imports_no_compiler(tmp_path):
+    program = ("import sys\nimport numpy as np\nfrom tests.runtime.kernels import add, grid\nx, out = np.ones(100, np.float32), np.zeros(100, np.float32)\nadd[grid](x, x, out, 100)\n"
+               "assert (out == 2).all()\nprint(*sorted({'xdsl', 'tkc.ir.types', 'tkc.codegen.cpu.lower', 'torch', 'rich'} & set(sys.modules)))")
+    runs = [subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | {"TKC_CACHE_DIR": str(tmp_path / "c")}, capture_output=True, text=True) for _ in range(2)]
+    assert "xdsl" in runs[0].stdout and not runs[1].stdout.strip(), [r.stderr[-500:] for r in runs]
+
+
 def test_a_value_without_a_spelling_is_compiled_and_not_cached(): assert _kernel(Odd())._key(_arguments(_kernel(Odd()), "f32[4]"), "cpu") is None

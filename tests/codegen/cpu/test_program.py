@@ -18,6 +18,7 @@ from tests.language.kernels import f32 as number
 from tests.sim.building import ELEMENTS, integer, kernel
 from tkc.codegen.cpu import CpuProgram, compile, unpack
 from tkc.codegen.cpu import program as program_module
+from tkc.codegen.cpu import running
 from tkc.errors import CompileError, DeviceError, LaunchError
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -194,7 +195,7 @@ def test_levels_above_0_are_refused():
 def test_code_for_a_processor_without_avx512(monkeypatch):
     """The blocking of 8 lanes, and masked accesses that such a processor has no instruction for; this one runs the code too."""
     haswell = program_module.host("haswell")
-    monkeypatch.setattr(program_module, "host", lambda: haswell)
+    for module in (program_module, running): monkeypatch.setattr(module, "host", lambda: haswell)
     random = np.random.default_rng(0)
     for dtype, t in ((np.float32, tkc.float32), (ml_dtypes.bfloat16, tkc.bfloat16), (np.float16, tkc.float16)):
         q, k, v = (random.normal(size=(1, 2, 41, 16)).astype(dtype) for _ in range(3))

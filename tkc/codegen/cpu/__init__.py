@@ -4,8 +4,17 @@
     program.run([x, y, out, n], grid=(64,))         nest                 tile expressions, 16 lanes at a time
                                                     planning             which tiles get a buffer
                                                     lower, memory, collective, dot: one method an operation
-                                                    program              LLVM, threads, the object cache
+                                                    program, running     LLVM and the object; threads, arguments, the object cache
 """
-from tkc.codegen.cpu.program import CpuProgram, compile, unpack
+from __future__ import annotations
+
+from tkc.codegen.cpu.running import CpuProgram, unpack
+
+
+def compile(kernel, careful: bool = False) -> CpuProgram:
+    """tkc.codegen.cpu.program.compile, imported when something is compiled: what only runs needs no compiler."""
+    from tkc.codegen.cpu import program
+    return program.compile(kernel, careful)
+
 
 __all__ = ["CpuProgram", "compile", "unpack"]

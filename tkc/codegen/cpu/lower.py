@@ -21,6 +21,7 @@ from tkc.codegen.cpu.emit import Function, Module
 from tkc.codegen.cpu.memory import Memory
 from tkc.codegen.cpu.nest import ArrayValue, Buffer, Chunk, Index, Nest, unit_reshape
 from tkc.codegen.cpu.planning import LIMIT, LOADS, WRITES, Planning, is_lazy, tiles
+from tkc.codegen.cpu.running import CONTEXT
 from tkc.errors import CompileError
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -28,7 +29,6 @@ from tkc.ir.text import location_of
 from tkc.ir.types import ArrayType, PointerType, TileType, is_unsigned
 
 ALIGN = 64
-CONTEXT = ("counter", "total", "grain", "error", "print", "state")   # words of the context, i64 each
 
 
 class Lowering(Planning, Memory, Collective, Dots):
