@@ -76,7 +76,8 @@ CASES = [
     Case(tkc.bfloat16, tkc.bfloat16, (128, 256, 64), "fast", "b"), Case(tkc.bfloat16, tkc.bfloat16, (64, 64, 64), "fast", "ab", options=ALONE), Case(tkc.bfloat16, tkc.bfloat16, HALF, "fast b.T", "b"),
     Case(E4, E4), Case(E4, E4, (128, 256, 128)), Case(E5, E4), Case(E4, E5, form="fast", turned="b"), Case(E5, E5, (64, 128, 128), options=ALONE), Case(E4, E4, (128, 192, 64), options=ALONE),
     Case(E4, E4, form="exact b.T"), Case(E4, E4, (128, 192, 128), "exact", "b"), Case(E5, E5, (64, 128, 128), "exact b.T", options=ALONE), Case(E4, E4, (64, 192, 128), "exact b.T", options=(("num_warps", 4),)),
-    Case(E4, E4, (128, 256, 128), "exact b.T"), Case(E5, E5, (256, 128, 128), "blocks b.T", options=(("num_stages", 2),)),
+    Case(E4, E4, (128, 256, 128), "exact b.T"), Case(E4, E4, (256, 128, 128), "exact b.T"), Case(E4, E4, (256, 64, 64), "exact", "b", options=ALONE),
+    Case(E5, E5, (256, 128, 128), "blocks b.T", options=(("num_stages", 2),)),
     Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, form="vectors b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
     Case(tkc.bfloat16, tkc.bfloat16, HALF, "exact"),
     Case(tkc.int8, tkc.int8, out=tkc.int32), Case(tkc.int8, tkc.int8, (128, 256, 128), "fast per-row b.T", out=tkc.float32), Case(tkc.uint8, tkc.uint8, (64, 128, 64), "fast per-row", "b", options=ALONE),
@@ -174,7 +175,7 @@ def test_the_engines_are_used(case):
     kernel = last(case).body.block.first_op
     assert given.plan.roles in ("cooperative", "pingpong"), given.decisions
     assert count(kernel, threads.DotAsync) == given.plan.dots[0].parts[0] and not count(kernel, (tile.Dot, shared.Read, shared.Convert))
-    assert (given.plan.dots[0].parts == (1, 1)) == (case.a.bits > 8 or "fast" in case.form or case.block[1] < 128)
+    assert (given.plan.dots[0].parts == (1, 1)) == (case.a.bits > 8 or "fast" in case.form or case.block[1] < 128 and case.block[0] < 256)
     for module in stages.values(): assert show(parse(show(module))) == show(module)
 
 

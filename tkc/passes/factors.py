@@ -24,7 +24,7 @@ from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
 from tkc.passes.mapped import dense_of_block, unmapped
-from tkc.passes.split_sums import chain_of
+from tkc.passes.split_sums import axis_of, chain_of
 from tkc.passes.values import LOADS, POINTWISE, VIEWS
 
 
@@ -150,10 +150,13 @@ def _unread(dot: tile.Dot, factor: SSAValue, right: bool) -> str:
 
 
 def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
-    """In how many parts of columns a partial dot is best added up, and how many are in flight at once: two together where the sum and the dot fit
-    the registers, else as many in turn as make them fit."""
-    n, form = dot.acc.type.extents[1], wgmma_of(dot)
-    sum_ = n * dot.acc.type.extents[0] * bits(dot.acc.type.element) // (32 * 128 * groups)
+    """In how many parts a partial dot is best added up, and how many are in flight at once: two together where the sum and the dot fit the registers,
+    else as many in turn as make them fit."""
+    (m, n), form = dot.acc.type.extents, wgmma_of(dot)
+    sum_ = n * m * bits(dot.acc.type.element) // (32 * 128 * groups)
+    if axis_of(dot, groups) == 0:
+        count = m // (64 * groups)
+        return (count, count) if 2 * sum_ <= registers else (count, 1)
     least = 128 * 8 // bits(source(dot.b).result.type.element) if dense_of_factor(dot.b) == 1 else 8
     for count in (2, 4):
         width = n // count

@@ -1,4 +1,4 @@
-"""split-sums: a sum and the partial dots it is made of, cut in parts of fewer columns, so that adding up one part overlaps the dot of another.
+"""split-sums: a sum and the partial dots it is made of, cut in parts, so that adding up one part overlaps the dot of another.
 
 A partial dot (its accumulator zero, its result added to what the loop carries) leaves the tensor core idle while a warpgroup adds, and needs
 registers for its own result beside the sum. In parts, one part is added under the other's dot; or, where registers are short, the parts take
@@ -9,8 +9,8 @@ turns in the same registers:
       acc = acc + d · s                            ->        acc0 = acc0 + d0 · s;  acc1 = acc1 + d1 · s
     store acc                                              store concat(acc0, acc1)
 
-The plan says which dots, and how many parts are in flight at once: (2, 2) as above; (2, 1): d0, acc0, d1, acc1.
-Everything between the dot and the sum is element by element, so its columns are computed from theirs alone.
+The plan says which dots, and how many parts are in flight at once: (2, 2) as above; (2, 1): d0, acc0, d1, acc1. Where warpgroups have several blocks
+of 64 rows each, parts may be of rows (`axis_of`), else they are of columns. Everything between the dot and the sum is element by element, so a part is computed from parts.
 """
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ def run(module: ModuleOp, context: PassContext) -> None:
             number = dot.attributes["number"].value.data
             parts, together = context.plan.dots[number].parts if number < len(context.plan.dots) else (1, 1)
             if parts == 1: continue
-            Split(dot, parts, together > 1).run()
-            context.decisions.append(f"split-sums: dot {number} in {parts} parts of its columns, {'all in flight at once' if together > 1 else 'one after the other'}")
+            axis = axis_of(dot, context.plan.dots[number].warps[0])
+            Split(dot, axis, parts, together > 1).run()
+            context.decisions.append(f"split-sums: dot {number} in {parts} parts of its {('rows', 'columns')[axis]}, {'all in flight at once' if together > 1 else 'one after the other'}")
+
+
+def axis_of(dot: tile.Dot, groups: int) -> int:
+    """The axis along which a dot is cut: its rows where a warpgroup has several blocks of them, so that the instructions stay wide; but not where
+    more is done than adding, for what rows are scaled by takes registers that such a warpgroup has not, nor where the left factor is in registers."""
+    left = dot.a
+    while isinstance(left.owner, tile.Transpose): left = left.owner.arg
+    return 0 if dot.result.type.extents[0] > 64 * groups and len(chain_of(dot)) == 1 and isinstance(left.owner, tile.Load) else 1
 
 
 def chain_of(dot: tile.Dot) -> list[Operation]:
@@ -51,9 +60,10 @@ def chain_of(dot: tile.Dot) -> list[Operation]:
 
 
 class Split:
-    def __init__(self, dot: tile.Dot, parts: int, together: bool):
-        self.dot, self.parts, self.together, self.chain = dot, parts, together, chain_of(dot)
-        self.width = dot.result.type.extents[1] // parts
+    def __init__(self, dot: tile.Dot, axis: int, parts: int, together: bool):
+        self.dot, self.axis, self.parts, self.together, self.chain = dot, axis, parts, together, chain_of(dot)
+        self.whole = dot.result.type.extents[axis]
+        self.width = self.whole // parts
         self.narrow_of: dict[tuple[SSAValue, int], SSAValue] = {}
 
     def run(self) -> None:
@@ -68,22 +78,23 @@ class Split:
         ends = [self.narrow(last.results[0], j, last) for j in range(self.parts)]
         body.last_op.operands = [*(carried if i == index else v for i, v in enumerate(body.last_op.operands)), *ends]
         for op in reversed([self.dot, *self.chain]): erase(op)
-        joined = after(loop, tile.Concat(list(loop.results[-self.parts:]), 1, whole)).result
+        joined = after(loop, tile.Concat(list(loop.results[-self.parts:]), self.axis, whole)).result
         loop.results[index].replace_all_uses_with(joined)
         rebuild_for(loop, [i for i in range(count + self.parts) if i != index])
 
     def narrow(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
-        """Columns of part j of a value, made before the anchor."""
+        """Part j of a value, made before the anchor."""
         if not isinstance(value.type, TileType): return value
         if (value, j) not in self.narrow_of: self.narrow_of[value, j] = self._narrow(value, j, anchor)
         return self.narrow_of[value, j]
 
     def _narrow(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
         op, t = value.owner, value.type
-        cut = TileType((*t.extents[:-1], self.width), t.element)
+        cut, one, vector = self._cut(t), t.extents[self._axis(t)] == 1, t.size == self.whole
+        if one: return value
         if op is self.dot:
-            right = self._columns(op.b, j, anchor)
-            new = tile.Dot(op.a, right, self.narrow(op.acc, j, anchor), op.precision.data)
+            factors = (self._part(op.a, j, anchor), op.b) if self.axis == 0 else (op.a, self._part(op.b, j, anchor))
+            new = tile.Dot(*factors, self.narrow(op.acc, j, anchor), op.precision.data)
             new.attributes |= op.attributes
             return before(anchor, new).result
         if op in self.chain:
@@ -93,29 +104,29 @@ class Split:
         match op:
             case tile.Constant(): return before(anchor, tile.Constant(op.number, cut)).result
             case tile.Splat(): return before(anchor, tile.Splat(op.arg, cut)).result
-            case tile.Broadcast() if op.arg.type.extents[-1] == 1: return before(anchor, tile.Broadcast(op.arg, cut)).result
-            case tile.Broadcast() if op.arg.type.extents[-1] == t.extents[-1]: return before(anchor, tile.Broadcast(self.narrow(op.arg, j, anchor), cut)).result
-            case tile.Reshape() if op.arg.type.rank == 1 and op.arg.type.extents[0] == t.extents[-1]:
-                return before(anchor, tile.Reshape(self.narrow(op.arg, j, anchor), cut)).result
-            case tile.Load() if op.mask is None and op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets) and t.size == t.extents[-1]:
-                return self._load(op, j, cut)
-            case _ if isinstance(op, POINTWISE) and op.parent is self.dot.parent and t.size == t.extents[-1] and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
+            case tile.Broadcast() if op.arg.type.rank == t.rank: return before(anchor, tile.Broadcast(self.narrow(op.arg, j, anchor), cut)).result
+            case tile.Reshape() if vector and op.arg.type.extents == (self.whole,): return before(anchor, tile.Reshape(self.narrow(op.arg, j, anchor), cut)).result
+            case tile.Load() if vector and op.mask is None and op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets): return self._load(op, j, cut)
+            case _ if vector and isinstance(op, POINTWISE) and op.parent is self.dot.parent and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
                 new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
                 new.results[0]._type = cut
                 return before(anchor, new).results[0]
-            case _: return self._columns(value, j, anchor)
+            case _: return self._part(value, j, anchor)
+
+    def _axis(self, t: TileType) -> int: return self.axis if t.rank == 2 else 0
+    def _cut(self, t: TileType) -> TileType: return TileType([self.width if a == self._axis(t) else n for a, n in enumerate(t.extents)], t.element)
 
     def _load(self, op: tile.Load, j: int, cut: TileType) -> SSAValue:
-        """A row's part, loaded by itself."""
+        """A vector's part, loaded by itself."""
         extents, offsets = list(op.extents.get_values()), list(op.offsets)
-        axis = max(a for a, n in enumerate(extents) if n >= 0)
+        axis = [a for a, n in enumerate(extents) if n >= 0][self._axis(op.result.type)]
         extents[axis] = self.width
         if j: offsets[axis] = before(op, CLASSES["add"](offsets[axis], before(op, tile.Constant(j * self.width, offsets[axis].type)).result)).result
         new = tile.Load(op.array, offsets, extents, result=cut)
         new.attributes |= op.attributes
         return before(op, new).result
 
-    def _columns(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
+    def _part(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:
         t = value.type
-        return before(anchor, tile.Slice(value, (*(0,) * (t.rank - 1), j * self.width), TileType((*t.extents[:-1], self.width), t.element))).result
+        return before(anchor, tile.Slice(value, [j * self.width if a == self._axis(t) else 0 for a in range(t.rank)], self._cut(t))).result
 
