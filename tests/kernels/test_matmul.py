@@ -120,3 +120,16 @@ def test_the_table_it_is_shipped_with():
         assert "wgmma" in compiled.ptx and not [line for line in compiled.decisions if "is not used" in line]
     values, _ = _product.bound("bf16[64, 128]", "bf16[128:1, 256:128]", None, "bf16[64, 256]", ACTIVATION=None)
     assert _key(dict(zip(_product.kernel.names, values))) == "bfloat16 64x256x128 nt"
+
+
+def test_a_vector_before_a_batch_and_results_that_are_views():
+    x, y = numbers(20), numbers((3, 20, 9), seed=1)
+    close(kernels.matmul(x, y), double(x) @ double(y), ulps=16)
+    a, b = numbers((2, 3, 33, 20)), numbers((3, 20, 9), seed=1)
+    out = np.zeros((3, 2, 33, 9), np.float32).swapaxes(0, 1)
+    assert kernels.matmul(a, b, out=out) is out
+    close(out, double(a) @ double(b), ulps=16)
+    wide = np.full((5, 33, 18), np.nan, np.float32)
+    kernels.matmul(numbers((5, 33, 20)), numbers((20, 9)), out=wide[..., ::2])
+    close(np.ascontiguousarray(wide[..., ::2]), double(numbers((5, 33, 20))) @ double(numbers((20, 9))), ulps=16)
+    assert np.isnan(wide[..., 1::2]).all()

@@ -191,19 +191,25 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
     if 0 in out.shape: return
-    column = len(b.shape) == 1
-    if len(a.shape) == 1: a, out = a[None, :], out[None, :] if column is False else out.reshape((1,))
-    if column: b, out = b[:, None], out.reshape((*out.shape, 1)) if len(out.shape) else out.reshape((1, 1))
-    if len(out.shape) < 2: out = out.reshape((1, 1))
+    views = library(out) != "jax"                                                  # jax would copy where others look at the same memory
+    if not views and not len(a.shape) == len(b.shape) == len(out.shape) in (2, 3):
+        raise tkc.LaunchError(f"matmul of jax arrays takes two matrices or two batches [B, ., .], got {list(a.shape)} @ {list(b.shape)}; reshape them")
+    if len(a.shape) == 1: a, out = a[None, :], out[..., None] if len(b.shape) == 1 else out[..., None, :]
+    if len(b.shape) == 1: b, out = b[:, None], out[..., None]
     batch = tuple(out.shape[:-2])
     if len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out):       # rows of all batches are rows of one product
         a, out, batch = a.reshape((prod(a.shape[:-1]), a.shape[-1])), out.reshape((prod(out.shape[:-1]), out.shape[-1])), ()
     m, n, k = *out.shape[-2:], a.shape[-1]
-    if not batch and _floats(a) and k and 1 in (m, n):
-        if m == 1: return _row(a.reshape((k,)), b, bias, activation, out.reshape((n,)))
-        if bias is None: return _row(b.reshape((k,)), a.T, None, activation, out.reshape((m,)))
-    a, b, c = _operand(a, batch), _operand(b, batch), out if len(out.shape) == 2 else out.reshape((prod(batch), m, n))
-    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c.reshape((m, n))
+    if views and not batch and _floats(a) and k and 1 in (m, n):
+        if m == 1: return _row(a.reshape((k,)), b, bias, activation, out[0])
+        if bias is None: return _row(b.reshape((k,)), a.T, None, activation, out[:, 0])
+    if len(batch) > 1 and not _dense(out):                                         # axes that do not merge: a result of its own, copied
+        result = empty(out)
+        _launch(a, b, bias, activation, result)
+        out[...] = result
+        return
+    a, b, c = _operand(a, batch), _operand(b, batch), out if len(batch) < 2 else out.reshape((prod(batch), m, n))
+    if views and len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
     work = m * n * k
     a, b = _aligned(a, n, work), _aligned(b, m, work)
     if len(c.shape) == 2 and _floats(a) and (count := _parts(m, n, k)) > 1:
