@@ -175,3 +175,34 @@ def test_every_kind_of_finding_has_a_sentence():
     with pytest.raises(Violation) as caught: level4.run(program(BETWEEN["all blocks the same rows"][0]), data(), (3,), 0, 1)
     message = str(caught.value)
     assert "block 1 (first warp) overwrites what block 0" in message and "argument 1 (o)" in message and "run in any order" in message
+
+
+def message_passing(store_as: str, load_as: str) -> str:
+    """Block 0 stores a row and sets a flag; block 1 waits for the flag and reads the row."""
+    return f"""%flags = tile.pointer %n : ({FLAT}) -> !tile.ptr<i32>
+  %first = tile.eq %p, %zero : i32
+  scf.if %first {{
+    {load('x', '%zero')}
+    {store('o', '%zero')}
+    tile.block_barrier
+    tile.store_pointers %flags, %one{store_as} : (!tile.ptr<i32>, i32)
+  }} else {{
+    %seen = scf.while (%i = %zero) : (i32) -> i32 {{
+      %flag = tile.load_pointers %flags{load_as} : (!tile.ptr<i32>) -> i32
+      %none = tile.eq %flag, %zero : i32
+      scf.condition(%none) %flag : i32
+    }} do {{
+    ^bb0(%j: i32):
+      scf.yield %j : i32
+    }}
+    tile.block_barrier
+    {load('o', '%zero', name='w')}
+    {store('o', '%width', name='w')}
+  }}"""
+
+
+@pytest.mark.parametrize("store_as, load_as, kinds", [
+    (' {semantics = "release"}', ' {semantics = "acquire"}', {"clean"}), (' {semantics = "relaxed"}', ' {semantics = "acquire"}', {"order"}),
+    (' {semantics = "release"}', ' {semantics = "relaxed"}', {"order"}), ("", "", {"order"})])
+def test_a_flag_orders_blocks_if_it_is_released_and_acquired(store_as, load_as, kinds):
+    assert found(program(message_passing(store_as, load_as)), data(2), (2,), 2) == kinds

@@ -208,20 +208,24 @@ def _place(m, op): return level0.live_pointers(m, op) if isinstance(op, (tile.Lo
 
 
 def global_access(kind: str, rule):
-    """An ordinary access: each warp those elements that it holds; the values move when the leader gets there."""
+    """Each warp those elements that it holds; the values move when the leader gets there. A load or store with semantics is atomic."""
+    reads = kind == READS
+
     def step(m, op):
         pointers, live = _place(m, op)
-        t, out = (op.result if kind == READS else op.value).type, []
+        t, out = (op.result if reads else op.value).type, []
+        how = UPDATES if getattr(op, "semantics", None) is not None else kind
         held = t.register_layout if isinstance(t, TileType) else None
 
         def changed() -> np.ndarray:
             new = np.broadcast_to(level0.stored(m, t, m[op.value]), live.shape)
-            return (m.memory.load(pointers, live, new.dtype).view(np.uint8) != np.ascontiguousarray(new).view(np.uint8)).reshape(live.size, -1).any(1)
+            old, new = (np.ascontiguousarray(x).reshape(live.size, 1).view(np.uint8) for x in (m.memory.load(pointers, live, new.dtype), new))
+            return (old != new).any(1)
 
         def action(agent: Agent) -> Generator:
             yield None
             first = agent is m.leader
-            m.ordered(kind, agent.access(op), op, pointers, live, elements_of(held, agent.part, kind != READS, m.block.rank, 0), changed if kind == WRITES else None, first or kind == READS)
+            m.ordered(how, agent.access(op), op, pointers, live, elements_of(held, agent.part, not reads, m.block.rank, 0), changed if how == WRITES else None, first or how == READS)
             if first: out.append(rule(m, op))
         yield from m.both(op, action)
         return out[0]

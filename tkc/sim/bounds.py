@@ -98,7 +98,13 @@ def cast(m, op, out, x):
 def inline(m, op, out, *x): return np.inf if any(np.any(error_of(v)) for v in x) else 0.0
 
 
-ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.Select: select, ew.Cast: cast, ew.InlinePtx: inline, tile.Dot: dot, tile.Reduce: reduce, tile.Scan: reduce,
+def bitcast(m, op, out, x):
+    """What was a number is bits: they may be any where it was not exact."""
+    error = error_of(x)
+    return np.where(np.broadcast_to(error, np.shape(x)) > 0, np.inf, 0.0) if np.shape(out) == np.shape(x) else np.inf if np.any(error) else 0.0
+
+
+ERRORS = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.Select: select, ew.Cast: cast, ew.Bitcast: bitcast, ew.InlinePtx: inline, tile.Dot: dot, tile.Reduce: reduce, tile.Scan: reduce,
                                                            tile.Sort: lambda m, op, out, x: np.broadcast_to(error_of(x), x.shape).max()}
 
 
@@ -108,25 +114,33 @@ class BoundMemory(GlobalMemory):
     def __init__(self):
         super().__init__()
         self.errors: dict[int, np.ndarray] = {}
+        self.first: dict[int, int] = {}
+
+    def same(self, number: int) -> int:
+        """The first buffer with the same bytes: an array may be given twice."""
+        span = lambda b: (b.host + b.low, b.data.size)
+        if number not in self.first: self.first[number] = next(i for i, b in enumerate(self.buffers, 1) if span(b) == span(self.buffers[number - 1]))
+        return self.first[number]
 
     def note(self, pointers: np.ndarray, live: np.ndarray, error, dtype: np.dtype) -> None:
         error = np.broadcast_to(error, pointers.shape)
         for number in np.unique(pointers[live] >> SHIFT).tolist():
             b, which = self.buffers[number - 1], live & (pointers >> SHIFT == number)
-            if number not in self.errors: self.errors[number] = np.zeros(b.data.size // dtype.itemsize + 1)
-            self.errors[number][self.places(pointers[which], number, dtype)] = error[which]
+            errors = self.errors.setdefault(self.same(number), np.zeros(b.data.size // dtype.itemsize + 1))
+            errors[self.places(pointers[which], number, dtype)] = error[which]
 
     def noted(self, pointers: np.ndarray, live: np.ndarray, dtype: np.dtype) -> np.ndarray:
         out = np.zeros(pointers.shape)
-        for number, errors in self.errors.items():
-            which = live & (pointers >> SHIFT == number)
-            out[which] = errors[self.places(pointers[which], number, dtype)]
+        for number in np.unique(pointers[live] >> SHIFT).tolist():
+            if 0 < number <= len(self.buffers) and (errors := self.errors.get(self.same(number))) is not None:
+                which = live & (pointers >> SHIFT == number)
+                out[which] = errors[self.places(pointers[which], number, dtype)]
         return out
 
     def of_array(self, number: int, array: np.ndarray) -> np.ndarray:
         """The errors of the elements of the array that was registered as this number."""
-        if number not in self.errors: return np.zeros(array.shape)
-        whole, size = self.errors[number], array.itemsize
+        if self.same(number) not in self.errors: return np.zeros(array.shape)
+        whole, size = self.errors[self.same(number)], array.itemsize
         return np.array(np.ndarray(array.shape, whole.dtype, whole, -self.buffers[number - 1].low // size * whole.itemsize, [s // size * whole.itemsize for s in array.strides]))
 
     def places(self, pointers, number: int, dtype: np.dtype) -> np.ndarray: return (pointers - (number << SHIFT) - MIDDLE - self.buffers[number - 1].low) // dtype.itemsize
@@ -139,7 +153,8 @@ def load(m, op, out, *_):
 
 def store(m, op, out, *_):
     place = level0.live_pointers(m, op) if isinstance(op, tile.StorePointers) else level0.block(m, op)
-    if is_float(element_of(op.value.type)): m.memory.note(*place, error_of(m[op.value]), dtype_of(op.value.type))
+    error = error_of(m[op.value])
+    if is_float(element_of(op.value.type)) or np.any(error) or m.memory.errors: m.memory.note(*place, error, dtype_of(op.value.type))
 
 
 def atomic(m, op, out, *_):

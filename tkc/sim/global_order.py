@@ -90,7 +90,7 @@ class GlobalOrder:
                 if self._check(traffic, new, places.among(live), foreign, b.name, dry=True):
                     self._check(traffic, new, places.among(live if changed is None else live & changed()), foreign, b.name)
             self._record(traffic, new)
-            if kind == UPDATES and others: self._meet(traffic, cluster)
+            if kind == UPDATES and others: self._meet(traffic, cluster, semantics_of(op))
 
     def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
         """Numbers of the arrays that are touched; of what lies in none the access itself will complain."""
@@ -115,11 +115,18 @@ class GlobalOrder:
         traffic.writes.append(new)
         traffic.last[new.places.cells] = len(traffic.writes)
 
-    def _meet(self, traffic: Traffic, cluster: Cluster) -> None:
-        """An atomic operation publishes what its cluster did and knows, and sees what others have published."""
+    def _meet(self, traffic: Traffic, cluster: Cluster, semantics: str) -> None:
+        """An atomic operation publishes what its cluster did and knows (where it releases), and sees what others have published (where it acquires)."""
         cluster.tick += 1
-        for other, tick in traffic.seen.items(): cluster.seen[other] = max(cluster.seen.get(other, 0), tick)
-        traffic.seen |= cluster.seen | {cluster: cluster.tick}
+        if semantics in ("acquire", "acq_rel"):
+            for other, tick in traffic.seen.items(): cluster.seen[other] = max(cluster.seen.get(other, 0), tick)
+        if semantics in ("release", "acq_rel"): traffic.seen |= cluster.seen | {cluster: cluster.tick}
+
+
+def semantics_of(op: Operation) -> str:
+    """Of an atomic operation: acq_rel unless it says otherwise; reductions of the tensor memory accelerator are relaxed."""
+    if not hasattr(op, "semantics"): return "relaxed"
+    return op.semantics.data if op.semantics is not None else "acq_rel"
 
 
 def ordered(earlier: Access, later: Access) -> bool:
