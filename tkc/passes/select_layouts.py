@@ -43,7 +43,7 @@ from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, erase_dead, replace
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
 from tkc.passes.mapped import of_block
