@@ -5,11 +5,12 @@ import pytest
 from benchmarks.harness import example
 from tkc.errors import CompileError
 
-NAMES = ("vector_add", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "quantized_linear", "matmul_steps")
+NAMES = ("vector_add", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "quantized_linear", "matmul_steps", "attention_steps")
 SIZES = {"vector_add": [{"n": n} for n in (1, 7, 1024, 1025, 2500)],
          "softmax": [{"rows": r, "columns": c} for r, c in ((1, 1), (3, 7), (5, 100), (2, 1024), (1, 1031))],
          "matmul": [{"size": n} for n in (1, 64, 129, 211)],
          "matmul_steps": [{"size": n} for n in (1, 64, 150)],
+         "attention_steps": [{"heads": h, "sequence": s, "d": d} for h, s, d in ((1, 1, 16), (2, 129, 32), (1, 150, 64))],
          "float8_matmul": [{"size": n} for n in (1, 64, 129, 150)],
          "quantized_linear": [{"size": n} for n in (1, 64, 129, 150)],
          "layer_norm": [{"rows": r, "columns": c} for r, c in ((1, 1), (3, 7), (5, 100), (2, 1031))],

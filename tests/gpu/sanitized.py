@@ -24,7 +24,7 @@ def numbers(shape, dtype: str = "float32", seed: int = 0, low: int | None = None
 def examples(device: str) -> dict[str, Callable[[], list[dict]]]:
     """The examples' own cases, small, with edges that no block fits."""
     sizes = {"vector_add": {"n": 10_007}, "softmax": {"rows": 37, "columns": 1000}, "layer_norm": {"rows": 37, "columns": 1000}, "matmul": {"size": 264}, "attention": {"batch": 1, "heads": 2, "sequence": 200},
-             "matmul_steps": {"size": 264, "k": 192}, "float8_matmul": {"size": 272}, "quantized_linear": {"size": 272}}
+             "matmul_steps": {"size": 264, "k": 192}, "attention_steps": {"heads": 2, "sequence": 200}, "float8_matmul": {"size": 272}, "quantized_linear": {"size": 272}}
     made = lambda name, given: [case for case in example(name).cases(device, **given) if "autotune" not in case["name"]]          # which times the same kernels again and again
     return {name: lambda name=name, given=given: made(name, given) for name, given in sizes.items()}
 
@@ -62,6 +62,12 @@ def products(give: Give):
         for m, n, k in ((1, 33, 65), (130, 200, 96), (264, 256, 128)): yield kernels.matmul(give((m, k), dtype), give((k, n), dtype, 1), give((n,), dtype, 2), "gelu")
 
 
+def attentions(give: Give):
+    from tkc import kernels
+    for heads, shared, queries, keys, d, options in ((2, 2, 200, 264, 64, {}), (4, 2, 130, 130, 128, {"causal": True}), (2, 1, 70, 70, 64, {"causal": True, "window": 30, "softcap": 4.0})):
+        yield kernels.attention(give((1, heads, queries, d), "bfloat16"), *(give((1, shared, keys, d), "bfloat16", i) for i in (1, 2)), **options)
+
+
 def library() -> dict[str, Callable[[Give], object]]:
     """Function of tkc.kernels -> a call of it; `+` joins names that one call covers."""
     from tkc import kernels as t
@@ -79,6 +85,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "cumsum": lambda g: (t.cumsum(g((5, 31))), t.cumsum(g((2, 8193)), reverse=True)), "sum": lambda g: t.sum(g((7, 1025))), "topk": lambda g: t.topk(g((3, 1025)), 7), "histogram": lambda g: t.histogram(g((4097,)), 10, -3.0, 3.0),
         "transpose": lambda g: t.transpose(g((65, 131))), "embedding": lambda g: t.embedding(g((50, 70)), g((3, 33), "int64", 1, low=0, high=50)),
         "embedding_backward": lambda g: t.embedding_backward(g((3, 33, 70)), g((3, 33), "int64", 1, low=0, high=50), 50), "matmul": lambda g: tuple(products(g)),
+        "attention": lambda g: tuple(attentions(g)), "attention_decode": lambda g: t.attention_decode(g((2, 4, 1, 64), "bfloat16"), *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)), g((2,), "int32", 3, low=1, high=600)),
     }
 
 
