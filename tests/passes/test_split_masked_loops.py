@@ -65,7 +65,7 @@ def results(module, run, rows: int, n: int, window: int) -> np.ndarray:
 def test_values_stay(name, rows, n, window):
     module = module_of((KNOWN | UNKNOWN)[name], n)
     want = results(module, level0.run, rows, n, window)
-    through(module, "split-masked-loops")
+    through(module, "split-masked-loops", context(num_warps=4))
     assert show(parse(show(module))) == show(module)
     np.testing.assert_array_equal(results(module, level0.run, rows, n, window), want)
 
@@ -73,7 +73,7 @@ def test_values_stay(name, rows, n, window):
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_mask_is_branched_round(name):
     module = module_of(KNOWN[name], 300)
-    given = through(module, "split-masked-loops")
+    given = through(module, "split-masked-loops", context(num_warps=4))
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
     assert count(loop, scf.IfOp) == 1 and not any(isinstance(op, ew.Select) for op in loop.body.block.ops)
     branch = next(op for op in loop.walk() if isinstance(op, scf.IfOp))
@@ -84,13 +84,13 @@ def test_a_known_mask_is_branched_round(name):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_any_other_mask_stays(name):
     module = module_of(UNKNOWN[name], 300)
-    given = through(module, "split-masked-loops")
+    given = through(module, "split-masked-loops", context(num_warps=4))
     assert not count(module, scf.IfOp) and any("its ends are not known" in d for d in given.decisions)
 
 
 def test_what_only_the_mask_needs_goes_with_it_and_what_no_loop_changes_comes_before_it():
     module = module_of(KNOWN["window"], 300)
-    through(module, "split-masked-loops")
+    through(module, "split-masked-loops", context(num_warps=4))
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
     inside = [op for op in loop.body.block.ops if isinstance(op, ew.Elementwise) and op.result.type != ew.i1]
     assert not any(getattr(op.result.type, "rank", 0) == 2 and op.fn.truth for op in inside)
@@ -99,7 +99,7 @@ def test_what_only_the_mask_needs_goes_with_it_and_what_no_loop_changes_comes_be
 
 def test_small_tiles_are_not_worth_a_branch():
     module = traced(masked, f2, f2, i32(), MASK=KNOWN["causal"], N=300, BM=8, BN=16)
-    through(module, "split-masked-loops")
+    through(module, "split-masked-loops", context(num_warps=4))
     assert not count(module, scf.IfOp)
 
 
@@ -109,7 +109,7 @@ def test_infinities_and_nan_pass_as_they_did():
     x[:, :64] = inf
     want, got = blank(128, 1), blank(128, 1)
     level0.run(module, [x, want, 0], (2,))
-    through(module, "split-masked-loops")
+    through(module, "split-masked-loops", context(num_warps=4))
     level0.run(module, [x, got, 0], (2,))
     np.testing.assert_array_equal(got, want)
 
@@ -128,5 +128,5 @@ def test_nothing_changes_in_other_kernels(name):
 def test_later_levels_agree():
     module = module_of(KNOWN["window of 100"], 300)
     want = results(module, level0.run, 130, 300, 0)
-    through(module, "pipeline-async-copies")
+    through(module, "pipeline-async-copies", context(num_warps=4))
     np.testing.assert_allclose(results(module, dataflow.run, 130, 300, 0), want, rtol=1e-5)
