@@ -7,7 +7,7 @@ import operator
 import numpy as np
 
 import tkc
-from tests.operations.case import BOOL, DTYPES, E4M3, E5M2, EXTENTS, F32, F64, FLOATS, INTEGERS, LARGEST, NAMES, Case, Near, is_float, rubbish, special, values
+from tests.operations.case import BOOL, DTYPES, EXTENTS, F32, F64, FLOATS, INTEGERS, LARGEST, Case, Near, is_float, rubbish, special, values
 
 OPERATORS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "div": operator.truediv, "neg": operator.neg,
              "and": operator.and_, "or": operator.or_, "xor": operator.xor, "invert": operator.invert, "shl": operator.lshift, "shr": operator.rshift,

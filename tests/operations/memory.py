@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 
 import tkc
-from tests.operations.case import BF16, BOOL, DTYPES, F16, F32, F64, I32, I64, INTEGERS, U32, U64, Case, Near, is_float, rubbish, values
+from tests.operations.case import BF16, DTYPES, F16, F32, F64, I32, I64, INTEGERS, U32, U64, Case, is_float, rubbish, values
 
 
 # ------------------------------------------------------------------------------------------------------------- strides

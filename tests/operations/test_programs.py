@@ -95,6 +95,19 @@ def test_extents_of_wide_arrays_are_64_bits(target):
     assert ("shape", "u32") in {(p.kind, p.type) for p in beyond.compile("i8[5000]", "i8[65]", "i32", target=target).interface.parameters}
 
 
+def test_code_for_wide_arrays_does_the_same_for_short_ones():
+    """The PTX of the specialization for long arrays, on the machine of tkc.sim.ptx."""
+    from tkc.sim.ptx import run
+    class Program:
+        compiled = beyond.compile("i8[5000000000]", "i8[65]", "i64", target="sm_90a")
+        text, interface = compiled.ptx, compiled.interface
+    x, out = np.zeros(100, np.int8), np.zeros(65, np.int8)
+    x[80:] = last = np.arange(1, 21)
+    x, out = run(Program, [x, out, 80])
+    np.testing.assert_array_equal(out, np.concatenate([last, np.zeros(12), last, np.zeros(12), [20]]))
+    np.testing.assert_array_equal(x[80:], [1] + [9] * 19)
+
+
 # Random123's known answer: philox4x32-10 of counter 0 and key 0, and of a counter of ones
 KNOWN = {(0, 0): (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)}
 

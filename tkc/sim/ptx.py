@@ -272,7 +272,8 @@ class Machine:
                 "div": divide, "rem": lambda: x[0] - divide() * x[1], "ex2": lambda: np.exp2(wide(x[0])), "lg2": lambda: np.log2(wide(x[0])), "rcp": lambda: 1 / x[0], "sqrt": lambda: np.sqrt(x[0]),
                 "rsqrt": lambda: 1 / np.sqrt(wide(x[0])), "tanh": lambda: np.tanh(wide(x[0])), "sin": lambda: np.sin(wide(x[0])), "cos": lambda: np.cos(wide(x[0]))}
         if head == "fma":
-            found = wide(x[0]) * wide(x[1]) + wide(x[2])
+            wider = wide if kind == "f32" else lambda v: v.astype(np.longdouble)                 # of float64 as near to one rounding as NumPy has it
+            found = wider(x[0]) * wider(x[1]) + wider(x[2])
             if "rm" in parts:
                 rounded = found.astype(np.float32)
                 found = np.where(rounded > found, np.nextafter(rounded, np.float32(-np.inf)), rounded)
