@@ -63,7 +63,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     registers = LARGE_SUM if each > LARGE else REGISTERS
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
-    columns = widest(leaving, each)
+    columns = widest(leaving, each * min(2, parts_of_k))
     slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
     # two slabs in turn unless the second one costs a stage
     (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))

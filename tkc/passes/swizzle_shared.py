@@ -153,7 +153,7 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
     buffers = [[before(anchor, shared.Alloc(SharedType(1, (rows, columns), op.value.type.element, memory))).result for _ in range(in_turn)] for op in stores]
     layout, _ = t.register_layout.slice((0, 0), (rows, columns))
     places = [(row, column) for column in range(0, t.extents[1], columns) for row in range(0, t.extents[0], rows)]
-    ahead = t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4 <= REGISTERS - BUSY
+    ahead = plan.split_k == 1 and t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4 <= REGISTERS - BUSY
     for i, at in enumerate(places):
         for place in places[i:i + 1 + ahead]:
             for op in stores: parts.fetch(op.value, (place, (rows, columns)), anchor)
