@@ -208,6 +208,9 @@ class Machine:
             return self.write(ops[0], np.full(self.n, value), mask)
         if head in ("ld", "st"): return self.move_memory(head, name, parts, ops, mask)
         if head == "mov": return self.mov(kind, ops, mask)
+        if name.startswith("bar.red"):                             # all threads of the block, of which those that wait elsewhere are none
+            everyone = {"and": np.all, "or": np.any}[parts[2]](self.predicate(ops[2])[mask])
+            return self.write(ops[0], np.full(self.n, everyone), mask)
         if name.startswith(("bar", "fence", "membar", "cp.async.commit")): return None
         if name.startswith("cp.async.wait"): return None
         if name.startswith("cp.async"): return self.cp_async(ops, mask)
