@@ -26,7 +26,7 @@ def stages_of(kernel, *arguments, target="sm_90a", **keywords):
 
 
 # ---- choices -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("columns, target, warps, blocks", [(512, "sm_90a", 4, 1), (4096, "sm_90a", 8, 1), (131072, "sm_90a", 16, 8), (4096, "sm_80", 8, 1)])
+@pytest.mark.parametrize("columns, target, warps, blocks", [(512, "sm_90a", 4, 1), (8192, "sm_90a", 8, 1), (32768, "sm_90a", 32, 1), (131072, "sm_90a", 8, 8), (4096, "sm_80", 4, 1)])
 def test_warps_and_blocks_follow_the_row(columns, target, warps, blocks):
     rows = max(1, 2048 // columns)
     found, compiled = plan_of(_softmax, f"bf16[64, {columns}]", f"bf16[64, {columns}]", LOG=False, ROWS=rows, COLUMNS=columns, target=target)
@@ -146,3 +146,34 @@ def test_scans_of_runs_mean_the_same(shape, dtype, reverse):
         out[...] = 0
         run(stages[stage], [x, out], [], (shape[0],), 0)
         np.testing.assert_array_equal(out, want)
+
+
+# ---- reading ahead -------------------------------------------------------------------------------------------------------
+@tkc.jit
+def _total(x, y, out, N: tkc.constexpr):
+    total = tkc.zeros((N,))
+    for i in tkc.range(tkc.program_id(0) * N, x.shape[0], tkc.num_programs(0) * N):
+        values = tkc.load(x, (i,), (N,))
+        total = total + values * tkc.load(y, (i // 2,), (N,))
+        tkc.store(out, (i,), total)
+
+
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 1000])
+def test_loops_read_one_iteration_ahead(n):
+    x, y = np.arange(n, dtype=np.float32) % 7, np.arange(n, dtype=np.float32) % 5
+    out = np.full(n, np.nan, np.float32)
+    stages, results = stages_of(_total, x, y, out, N=128), []
+    text = str(level0.kernel_of(stages["prefetch-loads"]))
+    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["schedule-programs"])).count("tile.load") == 2
+    for stage in "plan", "prefetch-loads", "assign-registers":
+        out[...] = np.nan
+        run(stages[stage], [x, y, out], [], (2,), 0)
+        results.append(out.copy())
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_what_a_loop_writes_is_not_read_ahead():
+    x = np.zeros(512, np.float32)
+    assert "prefetch-loads" in " ".join(_total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions)
+    assert "prefetch-loads: 1 load " in " ".join(_total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions)        # out is x: only y is read ahead

@@ -60,6 +60,7 @@ class Plan:
     programs: int = 1                               # at once in a block (2: ping-pong between programs)
     cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
     spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them
+    prefetch: bool = False                          # loops without dots read one iteration ahead
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
     persistent: bool = False                        # a block takes one program after the other
     queue: bool = False                             # blocks claim their programs one by one; else they are dealt out

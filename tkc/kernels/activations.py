@@ -7,7 +7,7 @@
 """
 from __future__ import annotations
 
-from math import pi, sqrt
+from math import e, log2, pi, sqrt
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, flat, same_shape
@@ -21,14 +21,17 @@ def _gelu(x, derivative: bool):
     return below + x * tkc.exp(-0.5 * x * x) * (1 / sqrt(2 * pi)) if derivative else x * below
 
 
+def _sigmoid(x): return 1 / (1 + tkc.exp2(x * -log2(e)))
+
+
 def _gelu_tanh(x, derivative: bool):
     c, cube = sqrt(2 / pi), 0.044715
-    t = tkc.tanh(c * x * (1 + cube * x * x))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * cube * x * x) if derivative else 0.5 * x * (1 + t)
+    s = _sigmoid(2 * c * x * (1 + cube * x * x))                # (1 + tanh u) / 2 = sigmoid(2 u)
+    return s * (1 + 2 * c * x * (1 - s) * (1 + 3 * cube * x * x)) if derivative else x * s
 
 
 def _silu(x, derivative: bool):
-    s = 1 / (1 + tkc.exp(-x))
+    s = _sigmoid(x)
     return s * (1 + x * (1 - s)) if derivative else x * s
 
 

@@ -28,6 +28,11 @@ def columns_block(rows: int, columns: int) -> tuple[int, int]:
     return min(power(max(rows, 1)), 64), min(power(max(columns, 1)), 64)
 
 
+def parts(rows: int) -> list[slice]:
+    """Rows in parts that the second axis of a grid can count."""
+    return [slice(i, min(i + 65535, rows)) for i in range(0, rows, 65535)]
+
+
 def strip(n: int) -> int:
     """Elements of a program of an element-by-element kernel."""
     return min(ELEMENTS, max(128, power(n)))

@@ -22,22 +22,25 @@ def _cross_entropy(logits, target, loss, lse, grad, scale, IGNORE: tkc.constexpr
     row = tkc.program_id(0) * ROWS
     values = tkc.load(logits, (row, 0), (ROWS, COLUMNS), other=-inf).to(tkc.float32)
     wanted = tkc.load(target, (row,), (ROWS,), other=IGNORE)
-    here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
+    inside = (wanted >= 0) & (wanted < logits.shape[1])
+    if ROWS == 1: scores = logits[row, target[row]]
+    else: scores = tkc.load(logits.ptr + ((row + tkc.arange(ROWS)) * logits.strides[0] + wanted * logits.strides[1]), mask=inside & (row + tkc.arange(ROWS) < logits.shape[0]))
     top = tkc.max(values, axis=1)
     powers = tkc.exp2((values - top[:, None]) * LOG2E)
     total = tkc.sum(powers, axis=1)
     whole = tkc.log2(total) * LN2 + top
     counts = wanted != IGNORE
-    tkc.store(loss, (row,), tkc.where(counts, whole - tkc.sum(tkc.where(here, values, 0), axis=1), 0).to(loss.dtype))
+    tkc.store(loss, (row,), tkc.where(counts, tkc.where(inside, whole - scores.to(tkc.float32), inf), 0).to(loss.dtype))
     if lse is not None: tkc.store(lse, (row,), whole)
     if grad is not None:
-        factor = tkc.where(counts, scale, 0.0)[:, None]
-        tkc.store(grad, (row, 0), ((powers * (1 / total)[:, None] - tkc.where(here, 1.0, 0.0)) * factor).to(grad.dtype))
+        factor = tkc.where(counts, scale, 0.0)
+        here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
+        tkc.store(grad, (row, 0), (powers * (factor / total)[:, None] - tkc.where(here, factor[:, None], 0.0)).to(grad.dtype))
 
 
 @tkc.jit
 def _cross_entropy_backward(logits, target, lse, grads, out, IGNORE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    row, column = tkc.program_id(1) * ROWS, tkc.program_id(0) * COLUMNS
+    row, column = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
     values = tkc.load(logits, (row, column), (ROWS, COLUMNS)).to(tkc.float32)
     wanted = tkc.load(target, (row,), (ROWS,), other=IGNORE)
     here = column + tkc.arange(COLUMNS)[None, :] == wanted[:, None]
@@ -59,7 +62,7 @@ def _launch(logits, target, loss, lse, grad, scale, ignore_index) -> None:
 @operator
 def cross_entropy(logits: Array, target: Array, ignore_index: int = -100) -> tuple[Array, Array]:
     """The loss of each row, float32, for logits [..., classes] and integer targets [...], and log sum exp of each row, which the gradient needs.
-    Rows whose target is ignore_index have loss 0 and no gradient; targets are not checked: outside of the classes they count as an infinite score."""
+    Rows whose target is ignore_index have loss 0 and no gradient; a target outside of the classes gives an infinite loss."""
     _shapes(logits, target)
     loss, lse = empty(logits, logits.shape[:-1], "float32"), empty(logits, logits.shape[:-1], "float32")
     yield loss, lse
@@ -87,7 +90,7 @@ def cross_entropy_backward(grad: Array, logits: Array, target: Array, lse: Array
     x, result = matrix(contiguous(logits)), matrix(out)
     rows, block = row_block(x.shape[0], min(x.shape[1], 4096))
     each = [v.reshape((-1,)) for v in (target, lse, contiguous(grad))]
-    _cross_entropy_backward[tkc.cdiv(x.shape[1], block), tkc.cdiv(x.shape[0], rows)](x, *each, result, IGNORE=ignore_index, ROWS=rows, COLUMNS=block)
+    _cross_entropy_backward[tkc.cdiv(x.shape[0], rows), tkc.cdiv(x.shape[1], block)](x, *each, result, IGNORE=ignore_index, ROWS=rows, COLUMNS=block)
 
 
 @cross_entropy.backward(saves="logits target result ignore_index")

@@ -16,14 +16,14 @@ def _transpose(x, out, TILE: tkc.constexpr):
 
 @tkc.jit
 def _embedding(table, indices, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    row, column = tkc.program_id(1) * ROWS, tkc.program_id(0) * COLUMNS
+    row, column = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
     which = tkc.load(indices, (row,), (ROWS,), other=-1)
     tkc.store(out, (row, column), tkc.load(table, (which, column), (ROWS, COLUMNS)))
 
 
 @tkc.jit
 def _embedding_backward(grad, order, indices, out, padding, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    column, start = tkc.program_id(0) * COLUMNS, tkc.program_id(1)
+    column, start = tkc.program_id(1) * COLUMNS, tkc.program_id(0)
     which = indices[start]
     first = which >= 0 and which < out.shape[0] and which != padding
     if start > 0: first = first and indices[start - 1] != which
@@ -59,7 +59,7 @@ def embedding(table: Array, indices: Array, padding: int = -1) -> Array:
     which, target = flat(contiguous(indices)), matrix(out)
     width = min(COLUMNS, power(table.shape[1]))
     height = min(power(which.shape[0]), max(1, ROWS * COLUMNS // 4 // width))
-    _embedding[tkc.cdiv(table.shape[1], width), tkc.cdiv(which.shape[0], height)](table, which, target, ROWS=height, COLUMNS=width)
+    _embedding[tkc.cdiv(which.shape[0], height), tkc.cdiv(table.shape[1], width)](table, which, target, ROWS=height, COLUMNS=width)
 
 
 @operator
@@ -71,7 +71,7 @@ def embedding_backward(grad: Array, indices: Array, rows: int, padding: int = -1
     order = which.argsort(stable=True) if library(which) in ("torch", "jax") else which.argsort(kind="stable")
     columns = grad.shape[-1]
     width, n = min(512, power(columns)), which.shape[0]
-    _embedding_backward[tkc.cdiv(columns, width), n](matrix(contiguous(grad)), order, which[order], out, padding, ROWS=min(4, power(n)), COLUMNS=width)
+    _embedding_backward[n, tkc.cdiv(columns, width)](matrix(contiguous(grad)), order, which[order], out, padding, ROWS=min(4, power(n)), COLUMNS=width)
 
 
 @transpose.backward()

@@ -44,7 +44,7 @@ def _quantize(x, top, out, scale, MOST: tkc.constexpr, N: tkc.constexpr):
 
 @tkc.jit
 def _dequantize(q, scales, out, WHOLE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    row, column = tkc.program_id(1) * ROWS, tkc.program_id(0) * COLUMNS
+    row, column = (0, tkc.program_id(0) * COLUMNS) if WHOLE else (tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS)
     factor = scales[0] if WHOLE else tkc.load(scales, (row,), (ROWS,))[:, None]
     tkc.store(out, (row, column), (tkc.load(q, (row, column), (ROWS, COLUMNS)).to(tkc.float32) * factor).to(out.dtype))
 
@@ -88,4 +88,5 @@ def dequantize(q: Array, scales: Array, dtype: str = "bfloat16") -> Array:
     whole = tuple(scales.shape) == (1,)
     source, target = (matrix(contiguous(q)), matrix(out)) if not whole else (flat(contiguous(q)).reshape((1, -1)), flat(out).reshape((1, -1)))
     rows, block = row_block(source.shape[0], min(source.shape[1], 4096))
-    _dequantize[tkc.cdiv(source.shape[1], block), tkc.cdiv(source.shape[0], rows)](source, flat(scales), target, WHOLE=whole, ROWS=rows, COLUMNS=block)
+    across, down = tkc.cdiv(source.shape[1], block), tkc.cdiv(source.shape[0], rows)
+    _dequantize[(across, down) if whole else (down, across)](source, flat(scales), target, WHOLE=whole, ROWS=rows, COLUMNS=block)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, zeros
-from tkc.kernels.blocks import PROGRAMS, power, row_block
+from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
 LONG, GROUP = 8192, 256                         # elements of a program that shares its row with others; programs of a group
@@ -76,12 +76,13 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
     source, target = matrix(contiguous(turned)), matrix(out)
     rows, columns = source.shape
     if columns <= LONG:
-        height, block = row_block(rows, columns)
+        block = power(max(columns, 1))                          # a scan over warps takes whole runs
+        height = max(1, min(power(rows), ELEMENTS // block))
         _cumsum_rows[tkc.cdiv(rows, height)](source, target, REVERSE=reverse, ROWS=height, COLUMNS=block)
     elif rows:
         blocks = tkc.cdiv(columns, LONG)
         words = [zeros(x, (rows, n), "uint64") for n in (blocks, tkc.cdiv(blocks, GROUP))]
-        _cumsum[blocks, rows](source, target, *words, REVERSE=reverse, N=LONG, GROUP=GROUP)
+        for part in parts(rows): _cumsum[blocks, part.stop - part.start](*(a[part] for a in (source, target, *words)), REVERSE=reverse, N=LONG, GROUP=GROUP)
 
 
 @operator

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, power, zeros
-from tkc.kernels.blocks import PROGRAMS
+from tkc.kernels.blocks import PROGRAMS, parts
 from tkc.kernels.operator import operator
 
 MOST, BLOCK = 1024, 1024                        # k at most; elements that a program sorts, at least
@@ -78,7 +78,7 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     while kernel is _first_round or source.shape[1] > k:
         blocks = tkc.cdiv(source.shape[1], n)
         found = empty(x, (rows, blocks * k), "int64")
-        kernel[blocks, rows](source, found, K=k, N=min(n, max(power(source.shape[1]), power(k))))
+        for part in parts(rows): kernel[blocks, part.stop - part.start](source[part], found[part], K=k, N=min(n, max(power(source.shape[1]), power(k))))
         source, kernel = found, _next_round
     height = max(1, 1024 // power(k))
     _unpack[tkc.cdiv(rows, height)](source, matrix(values), matrix(indices), ROWS=height, K=k)

@@ -47,9 +47,10 @@ class Access:
         return n
 
     @staticmethod
-    def of(op: Operation, ranges: Ranges) -> Access:
+    def of(op: Operation, ranges: Ranges, ragged: bool = False) -> Access:
+        """ragged: the emitter takes apart vectors at a ragged end, so that the array's extent need not be a multiple of them."""
         t = tile_of(op)
-        order, vector = _of_block(op, ranges) if isinstance(op, BLOCKS) else _of_pointers(op, ranges)
+        order, vector = _of_block(op, ranges, ragged) if isinstance(op, BLOCKS) else _of_pointers(op, ranges)
         return Access(t.extents, bits(element_of(t)), order, max(1, vector))
 
     def layout(self, warps: int, reduced: tuple[int, ...] = (), share: bool = True, spread: tuple[int, int] = (1, 0)) -> Layout:
@@ -114,7 +115,7 @@ def _idle(layout: Layout, axis: int) -> bool:
 def _floor_power(n: int) -> int: return 1 << n.bit_length() - 1 if n > 0 else 1
 
 
-def _of_block(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
+def _of_block(op: Operation, ranges: Ranges, ragged: bool = False) -> tuple[tuple[int, ...], int]:
     facts, extents = op.array.type.facts, op.extents.get_values()
     kept = [axis for axis, n in enumerate(extents) if n >= 0]
     position = {axis: i for i, axis in enumerate(kept)}
@@ -128,7 +129,8 @@ def _of_block(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
     element = bits(op.array.type.element) // 8
     most = max(1, 16 // element)
     if isinstance(op.offsets[fast].type, TileType): return order, 1
-    divisors = [facts.align // element if facts.align % element == 0 else 1, ranges.of(op.offsets[fast]).divisor, _divisor(facts.shape[fast]), extents[fast] & -extents[fast]]
+    divisors = [facts.align // element if facts.align % element == 0 else 1, ranges.of(op.offsets[fast]).divisor, extents[fast] & -extents[fast]]
+    if not ragged or op.mask is not None or isinstance(op, tile.AtomicBlock): divisors.append(_divisor(facts.shape[fast]))
     divisors += [_divisor(facts.strides[a]) for a in range(len(extents)) if a != fast]
     return order, _floor_power(gcd(most, *divisors))
 

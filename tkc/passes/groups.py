@@ -113,7 +113,7 @@ class Groups:
                 if isinstance(op, (tile.Load, tile.Store)) and in_workspace(op):         # what is put aside comes back as it was
                     block = op.value if isinstance(op, tile.Store) else op.result
                     self.tie(self.aside.setdefault(op.array, block), block)
-                self.accesses[op] = Access.of(op, self.ranges)
+                self.accesses[op] = Access.of(op, self.ranges, not self.plan.dots)
                 for v in (*op.results, *op.operands):
                     if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents: self.anchors.setdefault(v, []).append(op)
                 if isinstance(op, BLOCKS): self._gathers(op)

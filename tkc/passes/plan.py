@@ -215,6 +215,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
     warps, spread = (num_warps or _warps(program, loads, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
+    prefetch = not program.dots and streaming.ahead(program.kernel, warps, spread[0], say)
     if num_warps and program.dots: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
@@ -225,7 +226,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)

@@ -2,11 +2,12 @@
 
     registers a thread = 32-bit registers of all tiles that are live together / threads          (at level 0, where every tile is whole)
 
-The fewest warps with which that stays below HELD: then several blocks fit a multiprocessor, and while one waits for memory another computes.
+The fewest warps with which that stays below HELD: a thread then has several vectors on their way at once, a barrier waits for few, and several blocks fit a multiprocessor: while
+one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192, 32 for 32768.
 A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
 reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
 
-    row of 131072 bfloat16, softmax        8 blocks of 16 warps; a thread holds 32 elements from the load to the store
+    row of 131072 bfloat16, softmax        a thread holds 64 elements from the load to the store
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tkc.ir.types import TileType, bits, element_of, is_bool
 from tkc.passes import PassContext
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
 
-WARPS, HELD, MOST, BLOCKS = (4, 8, 16), 48, 72, (2, 4, 8)
+WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
+ELEMENTS, HELD, LOOPED, SPREAD, FULL = 32, 72, 90, 128, 144       # of the largest tile a thread (half without reductions); registers of tiles a thread: at most, in a loop, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
@@ -30,17 +32,29 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
     """(warps, spread) of a program without dots; `largest`: elements of its largest tile. The user's num_warps and num_ctas narrow the choice."""
     words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
     each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
-    warps = asked or next((w for w in WARPS if each(w) <= HELD and largest <= 32 * w * 16), None) or next((w for w in WARPS if each(w) <= HELD), WARPS[-1])
-    told = f"{each(warps)} registers of tiles a thread"
-    if (each(warps) > MOST or ctas > 1) and context.target.clusters and (extent := row_of(kernel)):
-        possible = [b for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * warps * 8) == 0]
-        if possible:
-            blocks = next((b for b in possible if each(warps, b) <= HELD), possible[-1])
+    most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
+    elements = ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
+    fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
+    if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
+        limit = most if most is LOOPED else SPREAD
+        possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
+        good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
+        if good:
+            warps, blocks = min(good, key=(lambda x: x[::-1]) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
             return warps, (blocks, extent)
-    if not asked and each(warps) > MOST: warps = 32
-    say(f"{warps} warps{', as asked' if asked else ''}: {told if asked or warps != 32 else f'{each(warps)} registers of tiles a thread'}")
+    warps = asked or fit or WARPS[-1]
+    say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0)
+
+
+def ahead(kernel: tile.Kernel, warps: int, blocks: int, say: Callable[[str], None]) -> bool:
+    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers."""
+    loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and isinstance(op.parent_op(), scf.ForOp)]
+    more = -(-sum(op.result.type.size * bits(element_of(op.result.type)) // 32 for op in loads) // (32 * warps * blocks))
+    if not loads or more + -(-pressure(kernel) // (32 * warps * blocks)) > FULL or warps == WARPS[-1]: return False
+    say(f"loops read one iteration ahead, into {more} registers a thread")
+    return True
 
 
 # ---- what is live together ---------------------------------------------------------------------------------------------
@@ -86,7 +100,7 @@ def _peak(block: Block, live: frozenset[SSAValue], size: Callable[[SSAValue], in
 def row_of(kernel: tile.Kernel) -> int:
     """The extent of the axis that the blocks of a cluster could share: reduced, in every large tile, once in each; 0 if there is none."""
     ops = list(kernel.walk())
-    if not all(isinstance(op, PLAIN) for op in ops): return 0
+    if not all(isinstance(op, PLAIN) or isinstance(op, tile.Extract) and op.arg.type.size == 1 for op in ops): return 0
     extent = max((op.args[0].type.extents[op.axis.value.data] for op in ops if isinstance(op, tile.Reduce)), default=0)
     if extent < 1024: return 0
     for op in ops:

@@ -76,6 +76,12 @@ class Block:
         self._proven = {axis: self._always_inside(axis) for axis in range(len(self.extents))}
         if e.debug: self._doubt()
 
+    def unbounded(self, axis: int) -> Block:
+        """The same block where it is known to lie inside the array along an axis of the tile."""
+        other = Block(self.e, self.op, self.layout)
+        other._proven[self.axes[axis]] = True
+        return other
+
     # ---- vectors ------------------------------------------------------------------------------------------------
     def vector(self, most: int = WIDEST, mask: SSAValue | None = None) -> int:
         """Elements that one access may move."""
@@ -89,6 +95,22 @@ class Block:
         whole = lambda n: self._divisor(fast, n) and (self._proven[fast] or a.facts.shape[fast].divisible(n))
         while v > 1 and not (aligned(v) and whole(v)): v //= 2
         return vector_of_mask(e, mask, axis, v)
+
+    def ragged(self, mask: SSAValue | None = None) -> int:
+        """Elements that one access may move where the whole block lies inside the array along its fastest axis: more than `vector` where the array's
+        extent is no multiple of them; else 0."""
+        e, a, axis = self.e, self.array, fast_axis(self.layout)
+        if axis is None or mask is not None or e.debug or self.axes[axis] in self.sources: return 0
+        fast, v = self.axes[axis], self.vector()
+        if a.facts.strides[fast].exact != 1 or self._proven[fast]: return 0
+        n = self.layout.vector(axis, WIDEST // a.itemsize)
+        while n > v and not (self._divisor(fast, n) and a.facts.align % (n * a.itemsize) == 0 and all(self._multiple(i, n) for i in range(len(self.extents)) if i != fast)): n //= 2
+        return n if n > v and n * a.itemsize >= 4 else 0
+
+    def reaches(self) -> Operand:
+        """Whether all that this thread holds lies inside the array along the fastest axis."""
+        axis = fast_axis(self.layout)
+        return self._test(self.axes[axis], int(self.constants[:, axis].max()))
 
     def _divisor(self, axis: int, n: int) -> bool:
         """Whether the offset along an axis is a multiple of n."""
@@ -185,7 +207,7 @@ class Block:
             for t, axis in enumerate(self.axes):
                 if axis not in self.sources: at = displaced(e, at, thread_offset(e, self.layout, {t: 1}), a.stride(axis), size)
             return at
-        key = "thread part", self.op.array, e.instance, self.layout.lanes, self.layout.warps, tuple(self.axes), tuple(self.sources)
+        key = "thread part", self.op.array, e.instance, self.layout.lanes, self.layout.warps, self.layout.blocks, tuple(self.axes), tuple(self.sources)
         at = e.w.hoist(key, thread_part) if a.argument >= 0 else e.w.memo(key, thread_part)
         for axis, v in enumerate(self.op.offsets):
             if axis not in self.sources: at = displaced(e, at, e.operand(v), a.stride(axis), size)

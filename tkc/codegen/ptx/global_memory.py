@@ -12,13 +12,13 @@ from tkc.codegen.ptx.coordinates import inside, is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
 from tkc.codegen.ptx.traps import guarded
-from tkc.codegen.ptx.values import Tile, compute_class
+from tkc.codegen.ptx.values import Tile, compute_class, registers_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.layout import Layout
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import TileType, bits, is_bool
 
 SCOPES = {"block": "cta", "gpu": "gpu", "system": "sys", None: "gpu"}
 
@@ -89,6 +89,17 @@ def remark(e: Emitter, op, layout: Layout, v: int, size: int) -> int:
 def size_of(element) -> int: return max(bits(element) // 8, 1)
 
 
+def in_two(e: Emitter, whole: str, inside: Callable[[], object], at_the_end: Callable[[], object]) -> None:
+    """Emits `inside` for the threads whose elements all lie in the array, `at_the_end` for those of a ragged end."""
+    w, ragged, end = e.w, e.w.label("ragged"), e.w.label("end")
+    w.raw(f"\t@!{whole} bra {ragged};")
+    with w.scope(): inside()
+    w.raw(f"\tbra {end};")
+    w.place(ragged)
+    with w.scope(): at_the_end()
+    w.place(end)
+
+
 # ---- blocks ---------------------------------------------------------------------------------------------------------
 @emitter(tile.Load)
 def load(e: Emitter, op: tile.Load) -> None:
@@ -97,7 +108,15 @@ def load(e: Emitter, op: tile.Load) -> None:
         group = guarded(e, lambda r: Block(e, op, None).group(0, op.mask), size_of(t), "reads", op.array)(0)
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
     block = Block(e, op, t.register_layout)
-    v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
+    v, wide = block.vector(mask=op.mask), 0 if is_bool(t.element) else block.ragged(op.mask)
+    remark(e, op, block.layout, max(v, wide), block.array.itemsize)
+    if wide and isinstance(whole := block.reaches(), str):
+        kind, count = registers_of(t)
+        into = e.free_home(op.result, *op.operands) or e.w.many(kind, count)
+        inner, ragged = block.unbounded(fast_axis(block.layout)), Block(e, op, t.register_layout)
+        in_two(e, whole, lambda: load_tile(e, t, wide, inner.group, otherwise(e, op.other), "global", into=into),
+               lambda: load_tile(e, t, v, ragged.group, otherwise(e, op.other), "global", into=into))
+        return e.set(op.result, Tile.of(t, into))
     group = guarded(e, lambda r: block.group(r, op.mask), v * block.array.itemsize, "reads", op.array)
     e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
 
@@ -108,7 +127,12 @@ def store(e: Emitter, op: tile.Store) -> None:
     if not isinstance(t, TileType):
         return store_element(e, guarded(e, lambda r: Block(e, op, None).group(0, op.mask, one_thread(e)), size_of(t), "writes", op.array)(0), t, e.operand(op.value), "global")
     block, once = Block(e, op, t.register_layout), stores_once(e, t.register_layout)
-    v = remark(e, op, block.layout, block.vector(mask=op.mask), block.array.itemsize)
+    v, wide = block.vector(mask=op.mask), 0 if is_bool(t.element) else block.ragged(op.mask)
+    remark(e, op, block.layout, max(v, wide), block.array.itemsize)
+    if wide and isinstance(whole := block.reaches(), str):
+        inner, ragged, value = block.unbounded(fast_axis(block.layout)), Block(e, op, t.register_layout), e.tile(op.value)
+        return in_two(e, whole, lambda: store_tile(e, value, wide, lambda r: inner.group(r, None, once(r)), "global"),
+                      lambda: store_tile(e, value, v, lambda r: ragged.group(r, None, once(r)), "global"))
     store_tile(e, e.tile(op.value), v, guarded(e, lambda r: block.group(r, op.mask, once(r)), v * block.array.itemsize, "writes", op.array), "global")
 
 
