@@ -52,7 +52,7 @@ def ahead(kernel: tile.Kernel, warps: int, blocks: int, say: Callable[[str], Non
     """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers."""
     loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and isinstance(op.parent_op(), scf.ForOp)]
     more = -(-sum(op.result.type.size * bits(element_of(op.result.type)) // 32 for op in loads) // (32 * warps * blocks))
-    if not loads or more + -(-pressure(kernel) // (32 * warps * blocks)) > FULL or warps == WARPS[-1]: return False
+    if not loads or more + -(-pressure(kernel) // (32 * warps * blocks)) > min(FULL, 1600 // warps): return False           # 16 warps have 128 registers a thread
     say(f"loops read one iteration ahead, into {more} registers a thread")
     return True
 
