@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, library, matrix, power, zeros
+from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, power, zeros
 from tkc.kernels.operator import operator
 
 TILE, ROWS, COLUMNS = 64, 16, 1024              # of a transposed block; rows gathered together; columns of them

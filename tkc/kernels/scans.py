@@ -16,7 +16,7 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
-LONG, GROUP = 8192, 256                         # elements of a program that shares its row with others; programs of a group
+LONG, GROUP = 16384, 512                        # elements of a program that shares its row with others; programs of a group
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
 

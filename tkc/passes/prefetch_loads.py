@@ -26,7 +26,7 @@ from tkc.passes import PassContext
 
 def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None or not context.plan.prefetch: return
-    overlaps = dict(context.options.extra).get("overlaps", ())
+    overlaps = dict(getattr(context.options, "extra", ())).get("overlaps", ())
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _can_be_early(op, loop, kernel, overlaps)]
@@ -51,7 +51,7 @@ def _can_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps)
     for other in loop.walk():
         if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
         if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
-        if isinstance(other, (tile.Store, tile.AtomicBlock)) and (written := root(other.array)) in (*alike, None): return False
+        if isinstance(other, (tile.Store, tile.AtomicBlock)) and root(other.array) in (*alike, None): return False
     return all(_follows(v, loop.body.block) for v in (op.array, *op.offsets, *([op.other] if op.other is not None else [])))
 
 

@@ -8,17 +8,15 @@ other threads wrote comes first too.
 """
 from __future__ import annotations
 
-from math import prod
-
 from xdsl.ir import Attribute
 
-from tkc.codegen.ptx.access import Group, both, load_tile, store_element
+from tkc.codegen.ptx.access import Group, both
 from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.blocks import Block, mask_of
-from tkc.codegen.ptx.coordinates import is_first_copy, number, thread_offset
+from tkc.codegen.ptx.coordinates import is_first_copy
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.global_memory import SCOPES, broadcast, one_thread, pointer_group, stores_once
+from tkc.codegen.ptx.global_memory import SCOPES, broadcast, one_thread, pointer_group, shared_out, stores_once
 from tkc.codegen.ptx.traps import guarded
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
@@ -116,20 +114,6 @@ def atomic(e: Emitter, op: tile.Atomic) -> None:
     old = [update(e, kind, element, group(r), e.element(value, r), e.element(e.tile(op.expected), r) if op.expected is not None else None, scope, wanted) for r in range(value.count)]
     ordered(e, semantics, scope, before=False)
     if wanted: e.set(op.result, shared_out(e, op.result.type, once, old))
-
-
-def shared_out(e: Emitter, t: TileType, once, old: list[Operand]) -> Tile:
-    """Old values from the threads that made the updates, for all that hold copies: through shared memory, if there are any."""
-    layout, size = t.register_layout, max(bits(t.element) // 8, 1)
-    if is_first_copy(e, layout) is True and layout.register_replication == 1: return e.build(t, old)
-    steps = {a: size * prod(layout.padded_shape[a + 1:]) for a in range(layout.rank)}
-    slot = e.scratch(size * prod(layout.padded_shape))
-    base = e.w.op("add.s32", "b32", e.shared_base(), thread_offset(e, layout, steps))
-    place = lambda r: slot + sum(number(layout, r, a) * step for a, step in steps.items())
-    meet(e)
-    for r in range(layout.num_registers): store_element(e, Group(base, place(r), once(r)), t.element, old[r], "shared")
-    meet(e)
-    return load_tile(e, t, 1, lambda r: Group(base, place(r)), None, "shared")
 
 
 @emitter(tile.AtomicBlock)

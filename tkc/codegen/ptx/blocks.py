@@ -102,15 +102,19 @@ class Block:
         e, a, axis = self.e, self.array, fast_axis(self.layout)
         if axis is None or mask is not None or e.debug or self.axes[axis] in self.sources: return 0
         fast, v = self.axes[axis], self.vector()
-        if a.facts.strides[fast].exact != 1 or self._proven[fast]: return 0
+        found = e.ranges.of(self.op.offsets[fast])
+        if a.facts.strides[fast].exact != 1 or self._proven[fast] or found is None or found.lo < 0: return 0
         n = self.layout.vector(axis, WIDEST // a.itemsize)
         while n > v and not (self._divisor(fast, n) and a.facts.align % (n * a.itemsize) == 0 and all(self._multiple(i, n) for i in range(len(self.extents)) if i != fast)): n //= 2
         return n if n > v and n * a.itemsize >= 4 else 0
 
     def reaches(self) -> Operand:
-        """Whether all that this thread holds lies inside the array along the fastest axis."""
-        axis = fast_axis(self.layout)
-        return self._test(self.axes[axis], int(self.constants[:, axis].max()))
+        """Whether the whole block ends inside the array along the fastest axis: the same for all threads."""
+        axis = self.axes[fast_axis(self.layout)]
+        offset, extent, n, w = self.e.operand(self.op.offsets[axis]), self.array.extent(axis), self.extents[axis], self.e.w
+        if not isinstance(offset, str) and not isinstance(extent, str): return offset + n <= extent
+        if not self._narrow(offset): return w.op("setp.le.s64", "pred", add(self.e, offset, n, "s64"), wide(self.e, extent))
+        return w.op("setp.ge.s32", "pred", w.op("sub.s32", "b32", w.register(extent), offset), n)
 
     def _divisor(self, axis: int, n: int) -> bool:
         """Whether the offset along an axis is a multiple of n."""

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from xdsl.ir import SSAValue
 
 from tkc.codegen.ptx.access import WIDEST, Group, both, load_element, load_tile, store_element, store_tile
 from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.blocks import Block, fast_axis, mask_of, vector_of_mask
-from tkc.codegen.ptx.coordinates import inside, is_first_copy
+from tkc.codegen.ptx.coordinates import inside, is_first_copy, number, thread_offset
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
 from tkc.codegen.ptx.traps import guarded
@@ -60,6 +61,20 @@ def broadcast(e: Emitter, x: Operand, kind: str, giver: Operand | None = None) -
     return w.op("setp.ne.b32", "pred", found, 0) if kind == "pred" else found
 
 
+def shared_out(e: Emitter, t: TileType, once, old: list[Operand]) -> Tile:
+    """What the first of the threads that hold an element found in memory, for all that hold copies: through shared memory, if there are any."""
+    layout, size = t.register_layout, max(bits(t.element) // 8, 1)
+    if is_first_copy(e, layout) is True and layout.register_replication == 1: return e.build(t, old)
+    steps = {a: size * prod(layout.padded_shape[a + 1:]) for a in range(layout.rank)}
+    slot = e.scratch(size * prod(layout.padded_shape))
+    base = e.w.op("add.s32", "b32", e.shared_base(), thread_offset(e, layout, steps))
+    place = lambda r: slot + sum(number(layout, r, a) * step for a, step in steps.items())
+    meet(e)
+    for r in range(layout.num_registers): store_element(e, Group(base, place(r), once(r)), t.element, old[r], "shared")
+    meet(e)
+    return load_tile(e, t, 1, lambda r: Group(base, place(r)), None, "shared")
+
+
 def displaced_slot(e: Emitter) -> str:
     return e.w.op("mad.lo.s32", "b32", e.w.register(e.instance.first), 8, e.shared_base())
 
@@ -90,11 +105,11 @@ def size_of(element) -> int: return max(bits(element) // 8, 1)
 
 
 def in_two(e: Emitter, whole: str, inside: Callable[[], object], at_the_end: Callable[[], object]) -> None:
-    """Emits `inside` for the threads whose elements all lie in the array, `at_the_end` for those of a ragged end."""
+    """Emits `inside` for blocks that lie in the array, `at_the_end` for the one at a ragged end."""
     w, ragged, end = e.w, e.w.label("ragged"), e.w.label("end")
-    w.raw(f"\t@!{whole} bra {ragged};")
+    w.raw(f"\t@!{whole} bra{e.uniform} {ragged};")
     with w.scope(): inside()
-    w.raw(f"\tbra {end};")
+    w.raw(f"\tbra{e.uniform} {end};")
     w.place(ragged)
     with w.scope(): at_the_end()
     w.place(end)
@@ -165,9 +180,13 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         at = guarded(e, lambda r: Group(e.register(op.pointers), 0, held), size_of(t), "reads", op.pointers)(0)
         found = load_element(e, at, t, otherwise(e, op.other)(0), "global", how)
         return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
-    v = 1 if acquire else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
+    if acquire:                                    # others write meanwhile: copies must hold what one thread saw
+        once, seen = stores_once(e, t.register_layout), pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
+        found = load_tile(e, t, 1, guarded(e, seen, size_of(t.element), "reads", op.pointers), otherwise(e, op.other), "global", how)
+        return e.set(op.result, shared_out(e, t, once, [e.element(found, r) for r in range(t.register_layout.num_registers)]))
+    v = remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
     group = guarded(e, pointer_group(e, op.pointers, op.mask), v * size_of(t.element), "reads", op.pointers)
-    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", how, into=e.free_home(op.result, *op.operands)))
+    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
 
 
 @emitter(tile.StorePointers)
