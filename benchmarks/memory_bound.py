@@ -153,6 +153,18 @@ def quantize(normal, r, c):
     return 3 * r * c, 0.93, lambda: kernels.quantize_rows(x)[0].view(torch.int8), theirs, None
 
 
+def total(normal, n):
+    from tkc import kernels
+    x = normal(n)
+    return 2 * n, 0.97, lambda: kernels.sum(x).reshape(1), lambda: x.sum().reshape(1), None
+
+
+def cumsum(normal, n):
+    from tkc import kernels
+    x = normal(n)
+    return 4 * n, 0.85, lambda: kernels.cumsum(x), lambda: x.cumsum(0), None
+
+
 def transpose(normal, r, c):
     from tkc import kernels
     x = normal(r, c)
@@ -165,5 +177,5 @@ OPERATIONS = (
     ("cross_entropy", ((4096, 32768), (2048, 131072), (2039, 50257)), cross_entropy),
     ("rotary", ((4, 4096, 32, 128), (8, 2048, 16, 64), (3, 4093, 13, 128)), rotary),
     ("swiglu", ((16384, 8192), (8192, 14336), (8191, 4099)), swiglu), ("adam", ((16384, 8192), (8192, 8192), (8191, 4099)), adam),
-    ("quantize", THREE, quantize), ("transpose", ((16384, 8192), (8192, 8192), (8191, 4099)), transpose),
+    ("quantize", THREE, quantize), ("sum", ((1 << 30,),), total), ("cumsum", ((1 << 30,),), cumsum), ("transpose", ((16384, 8192), (8192, 8192), (8191, 4099)), transpose),
 )

@@ -5,8 +5,10 @@ import pytest
 from benchmarks.harness import example
 from tkc.errors import CompileError
 
-NAMES = ("vector_add", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "quantized_linear", "matmul_steps", "attention_steps")
+NAMES = ("vector_add", "dropout", "histogram", "cumulative_sum", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "quantized_linear", "matmul_steps", "attention_steps")
 SIZES = {"vector_add": [{"n": n} for n in (1, 7, 1024, 1025, 2500)],
+         "dropout": [{"n": n} for n in (1, 7, 4097)], "histogram": [{"n": n} for n in (1, 4097, 9000)],
+         "cumulative_sum": [{"n": n, "block": 128, "group": 4} for n in (1, 127, 1300)],
          "softmax": [{"rows": r, "columns": c} for r, c in ((1, 1), (3, 7), (5, 100), (2, 1024), (1, 1031))],
          "matmul": [{"size": n} for n in (1, 64, 129, 211)],
          "matmul_steps": [{"size": n} for n in (1, 64, 150)],

@@ -59,8 +59,8 @@ def test_bad_shapes():
     with pytest.raises(tkc.LaunchError, match="x of .* and residual of"): kernels.add_rms_norm(numbers((3, 5)), numbers((5, 3)))
 
 
-@pytest.mark.parametrize("columns", [64, 1000, 4096, 8192, 16384, 131072])
+@pytest.mark.parametrize("columns", [64, 1000, 4096, 8192, 65536, 131072])
 def test_on_gpus(columns):
     x, targets = np.empty((64, columns), numbers((), "bfloat16").dtype), ("sm_90a",) if columns > 8192 else TARGETS
     assembles(lambda: (kernels.layer_norm(x, x[0], x[0]), kernels.add_rms_norm(x, x, x[0])), targets)
-    assembles(lambda: (kernels.layer_norm_backward(x, x, x[0]), kernels.rms_norm_backward(x, x, None)), targets)
+    if columns <= 65536: assembles(lambda: (kernels.layer_norm_backward(x, x, x[0]), kernels.rms_norm_backward(x, x, None)), targets)

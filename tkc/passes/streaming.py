@@ -23,7 +23,7 @@ from tkc.passes import PassContext
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
-ELEMENTS, HELD, LOOPED, SPREAD, FULL = 32, 72, 90, 128, 144       # of the largest tile a thread (half without reductions); registers of tiles a thread: at most, in a loop, of a block of a cluster, with what is read ahead
+ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
@@ -43,7 +43,7 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
             warps, blocks = min(good, key=(lambda x: x[::-1]) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
             return warps, (blocks, extent)
-    warps = asked or fit or WARPS[-1]
+    warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0)
 

@@ -153,7 +153,7 @@ class Machine:
 
     def trapped(self, thread: int) -> Trapped:
         """What the record would say, in place of the code that writes it."""
-        text = "\n".join(line for line, *_ in self.code)
+        text = "\n".join(line for line, *_ in self.code[self.labels["$trap"]:])             # a kernel's own stores look alike
         site, *numbers = (re.search(rf"st\.global\.b\d+ \[%d\d+\+{at}\], (%\w+);", text)[1] for at in (RECORD["site"], RECORD["numbers"], RECORD["numbers"] + 8))
         given = [int(self.registers[r][thread].astype(np.int64)) if r in self.registers else 0 for r in numbers]
         return Trapped(self.sites[int(self.registers[site][thread])], thread, given)
