@@ -26,7 +26,6 @@ from tkc.sim.level0 import dtype_of, rounded
 from tkc.sim.memory import ALL, Part, cells_of, elements_of
 from tkc.sim.report import Violation
 
-
 SCALAR, FIRST = SharedLayout((1,), 32), np.arange(1)            # a scalar at the start of a buffer, and its cells
 
 

@@ -242,8 +242,7 @@ class Machine:
             return self.write(ops[0], out.astype(np.uint32), mask)
         if head in ("shl", "shr"):
             a, by, bits = self.read(ops[1], kind), self.read(ops[2], "u32").astype(np.int64), np.dtype(TYPES[kind]).itemsize * 8
-            a, lost = a.astype(object), by >= bits
-            found = np.array([int(x) << int(s) if head == "shl" else int(x) >> int(s) for x, s in zip(a, np.minimum(by, bits))], object)
+            found = np.array([int(x) << int(s) if head == "shl" else int(x) >> int(s) for x, s in zip(a.astype(object), np.minimum(by, bits))], object)
             return self.write(ops[0], np.array([int(v) & (1 << bits) - 1 for v in found], np.uint64), mask)
         if head == "bfe":
             x, shift, width = (self.read(o, "u32") for o in ops[1:])
