@@ -59,7 +59,6 @@ def _ours_float8(exact: bool):
 
 
 def _ours_blocks(given, block, options):
-    import torch
 
     import tkc
     module, (bm, bn, bk), (a, b, sa, sb, c) = harness.example("float8_matmul"), block, given

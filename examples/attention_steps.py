@@ -18,7 +18,6 @@ None of this is in the source, and none of it knows that this is attention.
 """
 from math import e, inf, log2
 
-import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device
 from attention import attention
 from attention import grid as final_grid

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import tkc
-
 from tkc.ir import elementwise, shared, threads, tile
 from tkc.ir.text import parse, show
 from tkc.ir.verify import verify

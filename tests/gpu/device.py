@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 import tkc
-from tkc.language.signature import ArrayArgument, ConstantArgument, Options, ScalarArgument, Signature
+from tkc.language.signature import ConstantArgument, Options, ScalarArgument, Signature
 
 BITS = {ml_dtypes.bfloat16: np.int16, ml_dtypes.float8_e4m3fn: np.uint8, ml_dtypes.float8_e5m2: np.uint8}
 

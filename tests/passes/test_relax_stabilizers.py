@@ -7,7 +7,7 @@ import pytest
 from xdsl.dialects.builtin import i1
 
 import tkc
-from tests.language.kernels import LOG2E, array, attention, f32, i32, inf, paged_decode, traced, window_sinks
+from tests.language.kernels import LOG2E, array, attention, f32, inf, paged_decode, traced, window_sinks
 from tests.passes.kernels import BF16, context, through
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile

@@ -11,7 +11,7 @@ from tests.passes.test_roles import Form, array, check, compiled, count, integer
 from tests.sim.test_validate import validated
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import threads, tile
+from tkc.ir import tile
 from tkc.ir.target import target
 from tkc.passes.pipeline import PIPELINE
 from tkc.runtime.launch import workspaces

@@ -58,7 +58,6 @@ class FakeDriver:
     def cuMemAlloc(self, size):
         address, self.memory = self.memory, self.memory + (1 << 20)
         return self._did("cuMemAlloc", size, gives=(address,))
-    def cuStreamIsCapturing(self, stream): return self._did("cuStreamIsCapturing", stream, gives=(self.capturing,))
     def cuEventCreate(self, flags): return self._did("cuEventCreate", gives=(len(self.named("cuEventCreate")),))
     def cuEventRecord(self, event, stream): return self._did("cuEventRecord", event, stream)
     def cuEventElapsedTime(self, begin, end): return self._did("cuEventElapsedTime", begin, end, gives=(0.5,))

@@ -105,7 +105,6 @@ def rebuild_for(loop: scf.ForOp, keep: Sequence[int], extra: Sequence[SSAValue] 
     caller's to complete (it yields the kept values; the extra block arguments come last). Results are replaced; a dropped
     carried value must have no use left."""
     body, old = loop.body.block, list(loop.iter_args)
-    n = 1 + len(old)
     for value in extra:
         argument = body.insert_arg(value.type, len(body.args))
         argument.name_hint = value.name_hint

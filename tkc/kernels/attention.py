@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import e, inf, log, log2, prod
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)

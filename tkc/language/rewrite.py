@@ -85,7 +85,6 @@ def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     if tree is None: return None
     if code.co_name == "<lambda>":
         found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
-        at = next((p for p in code.co_positions() if p[0] is not None and p[2] is not None and p[1] is not None), None)
         if len(found) > 1: return None
     else: found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name
                    and min([n.lineno, *(d.lineno for d in n.decorator_list)]) == code.co_firstlineno]

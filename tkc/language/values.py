@@ -69,7 +69,7 @@ def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DTy
     if a.kind == b.kind: return a if a.bits > b.bits else b
     signed, unsigned = (a, b) if a.kind == "int" else (b, a)
     if signed.bits > unsigned.bits: return signed
-    if unsigned.bits == 64: fail(f"int64 and uint64 have no common integer type; cast one of them with .to()")
+    if unsigned.bits == 64: fail("int64 and uint64 have no common integer type; cast one of them with .to()")
     return dtypes.BY_NAME[f"int{unsigned.bits * 2}"]
 
 

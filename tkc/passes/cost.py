@@ -28,7 +28,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
-from tkc.ir.types import ArrayType, TileType, bits, element_of
+from tkc.ir.types import ArrayType, bits, element_of
 from tkc.passes.access import tile_of
 from tkc.passes.folding import _COMPARE, _INTEGER
 from tkc.passes.values import LOADS, dots_fed

@@ -351,7 +351,6 @@ def _whole_axis(op: Operation, context: PassContext) -> None:
         _convert(convert, context)
     if isinstance(op, tile.Reduce): return
     for old, arg in zip(list(op.results), op.args):
-        wanted = old.type
         new = type(op).build(operands=[list(op.args)], properties=dict(op.properties), result_types=[[a.type for a in op.args]],
                              regions=[[r.clone() for r in op.regions]])
     before(op, new)

@@ -20,7 +20,6 @@ Arrays that a kernel both reads and writes are put back after measuring. TKC_AUT
 """
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence

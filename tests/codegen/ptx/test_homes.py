@@ -35,7 +35,8 @@ def test_rescaled_sums_stay():
         tkc.store(o, (0,), acc)
     case = Case(decay, [array(tkc.float32, 2), array(tkc.float32), i32()], dict(N=1024), list, (1,))
     body, = loops(emitted(case.module()).text)
-    assert moves_in(body) == 0, body
+    loaded = set(re.findall(r"%r\d+", " ".join(re.findall(r"ld\.global\S* (\{[^}]*\}|%r\d+),", body))))
+    assert all(source in loaded for _, source in re.findall(r"\tmov\.b32 (%r\d+), (%r\d+);", body)), body          # only what was asked for one iteration ahead takes its place
     check(decay, [np.ones((5, 64), np.float32), np.zeros(64, np.float32), 5], 1e-6, N=64)
 
 

@@ -13,12 +13,11 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.access import Group, both
 from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.blocks import Block, mask_of
-from tkc.codegen.ptx.coordinates import is_first_copy
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import SCOPES, broadcast, one_thread, pointer_group, shared_out, stores_once
 from tkc.codegen.ptx.traps import guarded
-from tkc.codegen.ptx.values import Tile, compute_class, compute_type
+from tkc.codegen.ptx.values import compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
 from tkc.ir.types import TileType, bf16, bits, element_of, f16, is_float

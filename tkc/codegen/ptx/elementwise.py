@@ -67,7 +67,7 @@ def function(e: Emitter, name: str, t: Attribute, args: Sequence[Operand], value
         if not is_float(t) and name in _FOLD: return _folded(name, t, args)
         if not is_float(t) and name in ("floordiv", "mod") and args[1]: return wrapped(args[0] // args[1] if name == "floordiv" else args[0] % args[1], t)
         args = [e.w.register(a, compute_class(t)) if i == 0 else a for i, a in enumerate(args)]
-    kind, cls, w = compute_type(t), compute_class(t), e.w
+    kind, w = compute_type(t), e.w
     if kind == "pred": return _boolean(e, name, args)
     if kind[0] == "f" and name in mathematics.FUNCTIONS: return mathematics.FUNCTIONS[name](e, t, *args)
     if name in COMPARISONS:

@@ -131,7 +131,7 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
     for loop in loops:
         for argument, result, yielded, initial in carried(loop):
             if tile_of(argument) is None: continue
-            tied = ties.tie(argument, initial)
+            ties.tie(argument, initial)
             if ties.root(argument) is not ties.root(yielded) and registers_of(tile_of(argument))[1] >= 8: e.notes.append(f"a carried {argument.type} is copied at the end of each iteration: its old value is needed beside the new")
     for root in dict.fromkeys(ties.root(v) for v in strong):            # in order: the same program, the same text
         members = ties.of(root)

@@ -84,7 +84,7 @@ class Addresses:
         self.found: dict[tuple[int, int], str] = {}
 
     def __call__(self, i: int) -> tuple[str, int]:
-        p, e = self.places[i], self.e
+        p = self.places[i]
         return self._base(p.base, p.flip), self.view.offset + p.step
 
     def _base(self, base: int, flip: int) -> str:
