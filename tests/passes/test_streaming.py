@@ -177,3 +177,22 @@ def test_what_a_loop_writes_is_not_read_ahead():
     x = np.zeros(512, np.float32)
     assert "prefetch-loads" in " ".join(_total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions)
     assert "prefetch-loads: 1 load " in " ".join(_total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions)        # out is x: only y is read ahead
+
+
+@tkc.jit
+def _of_views(x, out, N: tkc.constexpr):
+    """Sums matrices, each a view that the counter chooses: behind the last there is none to read ahead of."""
+    total = tkc.zeros((N,))
+    for i in tkc.range(x.shape[0]): total = total + tkc.load(x[i], (0,), (N,))
+    tkc.store(out, (0,), total)
+
+
+def test_a_view_that_the_counter_chooses_is_not_read_ahead():
+    x, out = np.arange(3 * 100, dtype=np.float32).reshape(3, 100), np.zeros(100, np.float32)
+    compiled = _of_views.compile(x, out, N=128, target="sm_90a")
+    assert not any(line.startswith("prefetch-loads") for line in compiled.decisions)
+    for stage in "plan", "prefetch-loads", "assign-registers":
+        out[...] = np.nan
+        module = parse(compiled.ir(stage))
+        (level4 if stage == "assign-registers" else dataflow).run(module, [x, out], (1,))
+        np.testing.assert_array_equal(out, x.sum(0))

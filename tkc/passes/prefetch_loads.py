@@ -8,7 +8,8 @@
                                                        }
 
 Loads of blocks whose offsets follow from the counter, of arrays that the loop does not write (nor one that overlaps them). The values are the same; the last iteration asks
-for a block that nobody uses, mostly outside of the array, where nothing is read.
+for a block that nobody uses, mostly outside of the array, where nothing is read. A view that the counter chooses (`x[i]`) has no such outside: past the last there is none, so its
+loads stay where they are.
 """
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ def root(value: SSAValue) -> SSAValue | None:
 
 def _can_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps) -> bool:
     array = root(op.array)
+    if isinstance(op.array.owner, Operation) and _inside(op.array.owner, loop.body.block): return False
     if array is None or not isinstance(op.result.type, TileType) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets): return False
     arguments = list(kernel.body.block.args)
     alike = {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
