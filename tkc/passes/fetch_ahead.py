@@ -12,7 +12,7 @@ old one, in whose registers it then arrives:
                                                      yield s1
 
 Loads of blocks read zeros outside of their array, so the one before a loop that never runs is harmless. Only loads that are small, unmasked, always
-done and computed from the loop's counter move; not where the loop writes to memory, nor those that a tensor map makes.
+done and computed from the loop's counter move (through no view that it chooses: where the loop never runs there may be none); not where the loop writes to memory, nor those that a tensor map makes.
 """
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def _moves(op: tile.Load, loop: scf.ForOp, plan) -> bool:
     body = loop.body.block
     if any(isinstance(inner, (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)) or isinstance(inner, tile.LoadPointers) and inner.semantics is not None for inner in loop.walk()): return False
     needed = defining_slice(op.operands, body)
+    if any(isinstance(inner, tile.View) for inner in needed): return False
     inputs = {v for inner in needed for v in inner.operands} | set(op.operands)
     return all(is_side_effect_free(inner) and not inner.regions for inner in needed) and not any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in inputs) \
         and any(v is body.args[0] for v in inputs)
