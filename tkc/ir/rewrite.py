@@ -50,6 +50,16 @@ def erase(op: Operation) -> None:
     op.detach(); op.erase()
 
 
+def is_inside(value: SSAValue, round_it: Operation) -> bool:
+    """Whether a value is defined in a region of an operation."""
+    block = value.owner if isinstance(value.owner, Block) else value.owner.parent
+    while block is not None:
+        op = block.parent_op()
+        if op is round_it: return True
+        block = op.parent if op is not None else None
+    return False
+
+
 def erase_dead(block: Block) -> bool:
     """Erases operations without effect whose results nobody uses, here and in the regions inside. True if any went."""
     changed = False

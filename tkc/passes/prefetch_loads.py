@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, erase, rebuild_for
+from tkc.ir.rewrite import before, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
 
@@ -46,7 +46,7 @@ def root(value: SSAValue) -> SSAValue | None:
 
 def _can_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps) -> bool:
     array = root(op.array)
-    if isinstance(op.array.owner, Operation) and _inside(op.array.owner, loop.body.block): return False
+    if is_inside(op.array, loop): return False
     if array is None or not isinstance(op.result.type, TileType) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets): return False
     arguments = list(kernel.body.block.args)
     alike = {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
@@ -54,19 +54,14 @@ def _can_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps)
         if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
         if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
         if isinstance(other, (tile.Store, tile.AtomicBlock)) and root(other.array) in (*alike, None): return False
-    return all(_follows(v, loop.body.block) for v in (op.array, *op.offsets, *([op.other] if op.other is not None else [])))
+    return all(_follows(v, loop) for v in (op.array, *op.offsets, *([op.other] if op.other is not None else [])))
 
 
-def _follows(value: SSAValue, body: Block) -> bool:
+def _follows(value: SSAValue, loop: scf.ForOp) -> bool:
     """Whether a value can be computed from the loop's counter and what stands before the loop."""
-    if isinstance(value, BlockArgument): return value.block is not body or value.index == 0
-    if not _inside(value.owner, body): return True
-    return not value.owner.regions and is_side_effect_free(value.owner) and all(_follows(v, body) for v in value.owner.operands)
-
-
-def _inside(op: Operation, body: Block) -> bool:
-    while op is not None and op.parent is not body: op = op.parent_op()
-    return op is not None
+    if isinstance(value, BlockArgument): return value.block is not loop.body.block or value.index == 0
+    if not is_inside(value, loop): return True
+    return not value.owner.regions and is_side_effect_free(value.owner) and all(_follows(v, loop) for v in value.owner.operands)
 
 
 def _ask_ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
@@ -90,7 +85,7 @@ def _at(op: tile.Load, counter: SSAValue, loop: scf.ForOp, anchor: Operation) ->
 
     def made(value: SSAValue) -> SSAValue:
         if value in known: return known[value]
-        if isinstance(value, BlockArgument) or not _inside(value.owner, loop.body.block): return value
+        if isinstance(value, BlockArgument) or not is_inside(value, loop): return value
         new = value.owner.clone({v: made(v) for v in value.owner.operands})
         before(anchor, new)
         known[value] = new.results[value.index]

@@ -27,7 +27,7 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.rewrite import erase, rebuild_for, rebuild_if, replace
+from tkc.ir.rewrite import erase, is_inside, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext
 from tkc.passes.folding import constant, fold
@@ -109,16 +109,6 @@ def _may_leave(op: Operation, loop: Operation) -> bool:
 def _words(value: SSAValue) -> int:
     t = value.type
     return t.size * bits(element_of(t)) // 32 if isinstance(t, TileType) else 1
-
-
-def is_inside(value: SSAValue, round_it: Operation) -> bool:
-    """Whether a value is defined in a region of an operation."""
-    block = value.owner if isinstance(value.owner, Block) else value.owner.parent
-    while block is not None:
-        op = block.parent_op()
-        if op is round_it: return True
-        block = op.parent if op is not None else None
-    return False
 
 
 def _unchanged(kernel: tile.Kernel) -> bool:

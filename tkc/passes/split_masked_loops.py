@@ -29,7 +29,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges, bounds
-from tkc.ir.rewrite import before, stamp
+from tkc.ir.rewrite import before, is_inside, stamp
 from tkc.ir.types import TileType, element_of, is_integer, is_unsigned
 from tkc.passes import PassContext
 
@@ -154,14 +154,5 @@ class Question:
     def _make(self, kind, *args) -> SSAValue:
         """An operation, before the outermost loop that does not change its operands."""
         op, place = kind(*args), self.anchor
-        while (loop := place.parent_op()) is not None and isinstance(loop, (scf.ForOp, scf.WhileOp)) and not any(_inside(v, loop) for v in op.operands): place = loop
+        while (loop := place.parent_op()) is not None and isinstance(loop, (scf.ForOp, scf.WhileOp)) and not any(is_inside(v, loop) for v in op.operands): place = loop
         return before(place, op).results[0]
-
-
-def _inside(value: SSAValue, loop: Operation) -> bool:
-    block = value.owner if isinstance(value.owner, Block) else value.owner.parent
-    while block is not None:
-        op = block.parent_op()
-        if op is loop: return True
-        block = op.parent if op is not None else None
-    return False
