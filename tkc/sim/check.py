@@ -1,7 +1,7 @@
 """The happens-before check of a compiled kernel: a few programs of its launch, over random schedules.
 
-Which programs: the first and the last of the grid, its middle, and some at random, each with the one after it, so that neighbours run at once. A persistent kernel is launched with
-half as many clusters as it has programs, so that each takes two, one after the other. Products of matrices, which cost the most and order nothing, are left out.
+Which programs: the first and the last of the grid, its middle, and some at random, each with the one after it, so that neighbours run at once; the first few, in order, where
+programs wait for those before them. A persistent kernel is launched with half as many clusters as it has programs, so that each takes two, one after the other. Products of matrices, which cost the most and order nothing, are left out.
 """
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 
+from tkc.ir import tile
 from tkc.sim import level0, level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones
@@ -34,8 +37,22 @@ class Checked:
                           *(f"  {f}" for f in self.findings)])
 
 
-def sample(n: int, seed: int = 0, most: int = 6) -> list[int]:
-    """Numbers below n: the corners, then others at random."""
+def waits_for_programs(kernel: tile.Kernel) -> bool:
+    """Whether a program may wait for what another writes: a loop without a count reads memory and is ordered by it."""
+    loops = (op for op in kernel.walk() if isinstance(op, scf.WhileOp))
+    return any(_acquires(op) for loop in loops for op in loop.walk())
+
+
+def _acquires(op: Operation) -> bool:
+    match op:
+        case tile.LoadPointers(): return op.semantics is not None and op.semantics.data == "acquire"
+        case tile.Atomic(): return op.semantics is None or op.semantics.data in ("acquire", "acq_rel")
+    return False
+
+
+def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = 6) -> list[int]:
+    """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones where programs wait for those before them."""
+    if waits_for_programs(kernel): return list(range(min(n, most)))
     corners = sorted({0, n - 1, n // 2})
     rest = random.Random(seed).sample(range(n), min(n, most))
     return [*dict.fromkeys([*corners, *rest])][:min(n, most)]
@@ -47,10 +64,11 @@ def check(module: ModuleOp, arguments: Sequence, grid: Sequence[int], seed: int 
     launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
     needed = -(-prod(grid) // launch.size)
     launched = -(-needed // 2) if launch.persistent else launch.clusters
-    chosen, found, ran, done = sample(launched, seed), {}, [], 0
+    chosen, found, ran, done = sample(kernel, launched, seed), {}, [], 0
+    together = waits_for_programs(kernel)
     for number in range(runs if launched else 0):
         if number and time.perf_counter() - began > seconds: break
-        pair = [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]
+        pair = chosen if together else [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]
         try: level4.run(module, clones(arguments), grid, seed + number, launched if launch.persistent else 2, only=pair, products=False, out=lambda text: None)
         except SimulationError as e:
             report = report_of(e)

@@ -40,7 +40,7 @@ def numbers_of(pointers: np.ndarray) -> list[int]:
 class GlobalMemory:
     """Buffers by address."""
 
-    def __init__(self) -> None: self.buffers, self.workspaces = [], {}
+    def __init__(self) -> None: self.buffers, self.workspaces, self.stores = [], {}, 0
 
     def register(self, array: np.ndarray, name: str = "") -> int:
         """The pointer to the array's first element; the array's own bytes are used, in place."""
@@ -93,4 +93,6 @@ class GlobalMemory:
 
     def store(self, pointers: np.ndarray, live: np.ndarray, values: np.ndarray) -> None:
         """One element to each live pointer; of two to one address the last wins."""
-        for elements, at, which in self._parts(pointers, live, values.dtype, True): elements[at] = values[which]
+        for elements, at, which in self._parts(pointers, live, values.dtype, True):
+            elements[at] = values[which]
+            self.stores += 1

@@ -35,7 +35,7 @@ NUMPY = {t: np.dtype(d) for t, d in {
     i1: np.bool_, i8: np.int8, i16: np.int16, i32: np.int32, i64: np.int64, ui8: np.uint8, ui16: np.uint16, ui32: np.uint32, ui64: np.uint64, f16: np.float16,
     bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2}.items()}
 LARGEST = {f8e4m3: 448.0, f8e5m2: 57344.0}
-MOST_ROUNDS = 10_000_000
+MOST_ROUNDS = 1_000_000
 ONE_THREAD = 1 << 18                    # multiplications that OpenBLAS does without its threads
 
 
@@ -276,7 +276,8 @@ def update(m, kind, pointers, live, value, expected, t) -> np.ndarray:
     for i in [...] if len(set(pointers[live].tolist())) == live.sum() else np.ndindex(pointers.shape):
         at, on = np.asarray(pointers[i]), np.asarray(live[i])
         old[i] = before = m.memory.load(at, on, dtype_of(t))
-        new = np.where(before == expected[i], value[i], before) if kind == "compare" else rounded(UPDATES[kind](widened(before), widened(value[i])), t)
+        if kind == "compare": on, new = on & (before == expected[i]), value[i]
+        else: new = rounded(UPDATES[kind](widened(before), widened(value[i])), t)
         m.memory.store(at, on, np.asarray(new))
     return old
 
@@ -315,11 +316,18 @@ def for_(m, op, low, high, step, *carried):
 def if_(m, op, condition): return m.region(op.true_region if condition else op.false_region, ())
 
 
+def repeats(m, entered: Sequence, carried: Sequence, stores: int) -> bool:
+    """Whether the next round of a loop does what the last did, for all that it carries and all of memory are as they were."""
+    return m.memory.stores == stores and all(np.array_equal(a, b, np.asarray(a).dtype.kind == "f") for a, b in zip(entered, carried))
+
+
 def while_(m, op, *carried):
     for _ in range(MOST_ROUNDS):
-        goes_on, *carried = m.region(op.before_region, carried)
+        entered, stores = carried, m.memory.stores
+        goes_on, *carried = m.region(op.before_region, entered)
         if not goes_on: return tuple(carried)
         carried = m.region(op.after_region, carried)
+        if repeats(m, entered, carried, stores): raise SimulationError("a while loop waits for what no program before this one writes")
     raise SimulationError(f"a while loop that does not end within {MOST_ROUNDS} rounds")
 
 

@@ -14,7 +14,7 @@ from tkc.sim.clocks import GENERIC, INIT
 from tkc.sim.engine import Wait
 from tkc.sim.errors import SimulationError
 from tkc.sim.instance import WARP, Agent, Instance
-from tkc.sim.level0 import rounded
+from tkc.sim.level0 import repeats, rounded
 from tkc.sim.report import Violation
 
 WORDS = np.arange(2)                # the cells of an mbarrier
@@ -36,11 +36,13 @@ def if_(m, op): return (yield from m.enter(op.true_region if m[op.cond] else op.
 
 def while_(m, op):
     carried = [m[v] for v in op.operands]
+    memory = m.launch.memory
     while True:
-        goes_on, *carried = yield from m.enter(op.before_region, carried)
+        entered, stores = carried, memory.stores
+        goes_on, *carried = yield from m.enter(op.before_region, entered)
         if not goes_on: return tuple(carried)
         carried = yield from m.enter(op.after_region, carried)
-        yield None
+        yield Wait(lambda: memory.stores != stores, lambda: "somebody to write to global memory", op) if repeats(m, entered, carried, stores) else None
 
 
 def roles(m, op):

@@ -3,9 +3,9 @@
     ring    floats as integers modulo 2ʷ (ring.py): equal to the last bit, in whatever order a pass sums
     ieee    floats as they are: equal within twice the rounding error that bounds.py derives at level 0; later than that, where no sum is taken apart any more, equal
 
-A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which programs run: corners of the grid and some at random; all programs of a small grid where
-the pass changes which block is which program (a raster, clusters, a persistent loop). The first pass that changes what an array holds is named, with a directory
-that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the command.
+A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which programs run: corners of the grid and some at random (the first few where programs
+wait for one another); all programs of a small grid where the pass changes which block is which program (a raster, clusters, a persistent loop). The first pass that changes what an
+array holds is named, with a directory that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the command.
 """
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Validator:
         self.outputs: dict[Run, list] = {}
         total, kernel = prod(self.grid), level0.kernel_of(module)
         began = time.perf_counter()
-        if total: self.run(module, Run(self.grid, tuple(self._numbered(sample(total, self.seed, 1))), "ieee"), unordered)
+        if total: self.run(module, Run(self.grid, tuple(self._numbered(sample(kernel, total, self.seed, 1))), "ieee"), unordered)
         each = max(1e-4, time.perf_counter() - began)
         most = max(1, min(5, int(self.seconds / each / 60)))                   # ten passes, two arithmetics, level 4 thrice as slow
-        self.programs = tuple(self._numbered(sample(total, self.seed, most)))
+        self.programs = tuple(self._numbered(sample(kernel, total, self.seed, most)))
         self.arithmetics = ["ieee", "ring"]
         self.bounded = kernel.level == 0
         if any(isinstance(op, scf.WhileOp) for op in module.walk()): self._without_ring("a while loop may not end there")
