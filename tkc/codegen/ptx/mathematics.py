@@ -168,10 +168,9 @@ def tanh(e, t: Attribute, x: Operand) -> Operand:
 def erf(e, t: Attribute, x: Operand) -> Operand:
     if bits(t) == 64: return _erf64(e, x)
     F = Floats(e)
-    a, s = F.op("min", F.abs(x), 4.0), F.mul(x, x)
+    a, s = F.op("min.NaN", F.abs(x), 4.0), F.mul(x, x)
     tail = F.sub(1.0, F.op("ex2.approx.ftz", F.op("neg", F.polynomial(_ERFC, a))))
-    found = F.select(F.test("lt", a, 1.0), F.mul(F.polynomial(_ERF, s), a), tail)
-    return _nan_stays(F, x, F.signed_as(found, x))
+    return F.select(F.test("lt", a, 1.0), F.mul(F.polynomial(_ERF, s), x), F.signed_as(tail, x))
 
 
 def _sine(shift: int):
