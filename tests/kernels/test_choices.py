@@ -1,0 +1,62 @@
+"""What tkc.kernels.matmul takes without measuring, held to what was measured on an H200: the plans of benchmarks/results, shape by shape."""
+import csv
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.sweep import read, spelled
+from tests.passes.kernels import context
+from tests.passes.test_cost import product
+from tkc.kernels.matmul import TABLES, _grid, _product
+from tkc.passes import plan as planning
+from tkc.runtime.tuning import Config, Table
+
+SWEEP = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-product-plans.csv"
+LOSS, MODEL = 1.03, 1.05                       # over the best plan measured: of what is shipped; of the model alone, for shapes that no table has. More where the sweep itself is less sure
+
+
+@cache
+def measured() -> dict[str, dict[str, float]]:
+    """Microseconds by shape and plan."""
+    found: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(SWEEP.open()):
+        if row["us"] and not row["plan"].startswith("cuBLAS"): found.setdefault(row["shape"], {})[spelled(read(row["plan"]))] = float(row["us"])
+    return found
+
+
+@cache
+def program(text: str) -> str:
+    """What a plan's keywords come to: some clusters are refused, and two plans are one program."""
+    options = read(text)
+    (bm, bn, bk) = options.pop("block")
+    return f"{bm}x{bn}x{bk} {planning.plan(product(bm, bn, bk), context('sm_90a', **options)).to_text()}"
+
+
+def doubt(shape: str) -> float:
+    """How far apart the sweep has one program, measured twice."""
+    times: dict[str, list[float]] = {}
+    for text, us in measured()[shape].items(): times.setdefault(program(text), []).append(us)
+    return max(max(t) / min(t) for t in times.values())
+
+
+def plan(config: Config) -> str:
+    """A configuration as the sweep spells it."""
+    c = dict(config.items)
+    return spelled(dict(block=(c["BM"], c["BN"], c["BK"]), programs=c.get("programs", 1), cluster=c.get("cluster", (1, 1))) | ({"raster": c["raster"]} if c.get("raster", 8) != 8 else {}))
+
+
+@pytest.mark.parametrize("shape", measured())
+def test_the_table_has_what_was_measured_best(shape):
+    found = Table.read(TABLES).get("NVIDIA H200", "_product", f"bfloat16 {shape} nn")
+    times, chosen = measured()[shape], plan(found.config)
+    assert times.get(chosen, 0) <= max(LOSS, doubt(shape)) * min(times.values()), f"{chosen} took {times[chosen]} us"
+    assert chosen in times or found.seconds * 1e6 < min(times.values()), f"{chosen} was never measured"
+
+
+@pytest.mark.parametrize("shape", [s for s in measured() if s != "16x14336x4096"])               # there, blocks of fewer rows than the sweep has
+def test_the_model_alone_is_not_far_off(shape):
+    m, n, k = map(int, shape.split("x"))
+    values, options = _product.bound(f"bf16[{m}, {k}]", f"bf16[{k}, {n}]", None, f"bf16[{m}, {n}]", ACTIVATION=None)
+    chosen, times = plan(_product.candidates(values, options, _grid, "sm_90a")[0][0].config), measured()[shape]
+    assert times[chosen] <= max(MODEL, doubt(shape)) * min(times.values()), f"{chosen} took {times[chosen]} us"
