@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,15 @@ def room(path: Path) -> str:
     return "public" if parts == ("__init__.py",) else parts[0].removesuffix(".py")
 
 
+@cache
+def tree(path: Path) -> ast.Module: return ast.parse(path.read_text())
+
+
+@cache
 def modules(path: Path) -> set[str]:
     """Every module a file imports, in functions and under TYPE_CHECKING too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative imports hide the room; write tkc.…"
@@ -97,7 +103,7 @@ def test_no_file_is_over_600_lines():
 
 
 def test_every_module_says_what_it_is():
-    mute = [p for p in WRITTEN if "tests" not in p.relative_to(ROOT).parts and p.read_text() and not ast.get_docstring(ast.parse(p.read_text()))]
+    mute = [p for p in WRITTEN if "tests" not in p.relative_to(ROOT).parts and p.read_text() and not ast.get_docstring(tree(p))]
     assert not mute, f"no docstring: {', '.join(map(str, mute))}"
 
 
@@ -137,7 +143,7 @@ def test_every_environment_variable_is_documented():
 def test_every_pass_is_written_and_says_what_it_does():
     for name in generator().pipeline.PIPELINE:
         path = ROOT / "tkc" / "passes" / f"{name.replace('-', '_')}.py"
-        assert ast.get_docstring(ast.parse(path.read_text())).startswith(f"{name}: ")
+        assert ast.get_docstring(tree(path)).startswith(f"{name}: ")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)

@@ -1,4 +1,5 @@
 """The command line, called in this process; bad input is one line and exit 2."""
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +62,10 @@ def test_opt_resumes_a_product_after_any_pass(machine):
     from tkc.ir.text import show
     text = show(CASES["product"].module())
     final = ok("opt", "--target", machine, text=text)
+    printed = dict(zip(PIPELINE, re.split(r"^// after \S+\n", ok("opt", "--target", machine, "--print", text=text), flags=re.M)[1:]))
     for before, behind in zip(PIPELINE, PIPELINE[1:]):
-        half = ok("opt", "--target", machine, "--stop-after", before, text=text)
+        half = printed[before]
+        if before != PIPELINE[0] and half == printed[PIPELINE[PIPELINE.index(before) - 1]]: continue               # the pass changes nothing: the last one went on from here
         given = () if PIPELINE.index(behind) > PIPELINE.index("plan") else ("--target", machine)
         assert ok("opt", "--resume-from", behind, *given, text=half) == final, behind
     other = "sm_89" if machine == "sm_80" else "sm_80"
