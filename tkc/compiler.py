@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from tkc.language.signature import Signature
+    from tkc.passes.predict import Prediction
 
 Observer = Callable[[str, "ModuleOp"], None]                                    # called with a step's name and the IR after it
 
@@ -151,10 +152,23 @@ class Compiled:
         from tkc.codegen.ptx.ptxas import disassemble
         return disassemble(self.resources.cubin)
 
-    def report(self) -> str:
-        """A page for people: time of each step, decisions, resources."""
+    def report(self, prediction: Prediction | None = None) -> str:
+        """A page for people: time of each step, decisions, resources; of a kernel with roles the timeline of one iteration, or with `prediction` (what `kernel.predict` gives) of a launch."""
         from tkc.codegen.report import page
-        return page(self)
+        return page(self, prediction or self.prediction)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """Who uses which engine when, in an iteration of a kernel with roles (tkc.passes.predict), without the sizes of a launch; None of other kernels, and without the source."""
+        if self.again is None or self.interface is None or not self.interface.persistent: return None
+        from tkc.ir.target import TARGETS
+        from tkc.passes.cost import Work
+        from tkc.passes.plan import kernel_of
+        from tkc.passes.predict import predict
+        seen: dict[str, Any] = {}
+        self.again(lambda step, module: seen.update({"work": Work.of(kernel_of(module))} if step == "trace" else {"module": module}))
+        try: return predict(seen["module"], seen["work"], TARGETS[self.target])
+        except CompileError: return None
 
     # ------------------------------------------------------------------------------------------------ for the disk cache
     @property

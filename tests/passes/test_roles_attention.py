@@ -141,3 +141,24 @@ def test_every_mutant_is_found():
             except (Violation, AssertionError): break
         else: missed.add(label)
     assert len(changed) > 100 and missed <= RELEASED | IMPLIED, missed - RELEASED - IMPLIED
+
+
+# ------------------------------------------------------------------------------------------------------ one dot, of a block that stays
+def weights(q, k, o, scale, D: tkc.constexpr):
+    m = tkc.program_id(0) * 128
+    rows, total = tkc.load(q, (m, 0), (128, D)), tkc.zeros((128,))
+    for n in tkc.range(0, k.shape[0], 128): total = total + tkc.sum(tkc.exp2(tkc.dot(rows, tkc.load(k, (n, 0), (128, D)).T) * scale), axis=1)
+    tkc.store(o, (m,), total)
+
+
+def test_one_dot_whose_left_factor_is_loaded_before_the_loop():
+    """It has no copy that a cluster could share."""
+    array = lambda dtype, rank: ArrayArgument(dtype, ArrayFacts((Fact(),) * (rank - 1) + (Fact(16),), (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))
+    module = traced(weights, array(tkc.bfloat16, 2), array(tkc.bfloat16, 2), array(tkc.float32, 1), f32(), D=64)
+    given = through(module, PIPELINE[-1], context("sm_90a"))
+    assert given.plan.roles == "cooperative" and given.plan.cluster == (1, 1)
+    rng = np.random.default_rng(0)
+    q, k, o = rng.standard_normal((160, 64)).astype(ml_dtypes.bfloat16), rng.standard_normal((256, 64)).astype(ml_dtypes.bfloat16), np.full(160, np.nan, np.float32)
+    for seed in range(2):
+        level4.run(module, [q, k, o, 0.1], (2, 1, 1), seed=seed)
+        assert np.allclose(o, np.exp2(np.float64(q) @ np.float64(k).T * 0.1).sum(1), rtol=1e-4)

@@ -183,3 +183,12 @@ def test_opt_compares_two_files(level_0, tmp_path):
     assert "differ" in refused("opt", str(tmp_path / "a.mlir"), "--against", str(tmp_path / "b.mlir"))
     (tmp_path / "bad.npz").write_bytes(b"PK nothing")
     assert "bad.npz" in refused("opt", str(tmp_path / "a.mlir"), "--validate", "--inputs", str(tmp_path / "bad.npz"))
+
+
+def test_report_with_a_picture(tmp_path):
+    """Of a product for a launch: time, timeline, picture."""
+    product = (f"{ROOT / 'examples' / 'matmul.py'}:matmul", "a=bf16[4096,512]", "b=bf16[512,4096]", "c=bf16[4096,4096]")
+    text = ok("report", *product, "--picture", str(tmp_path / "a.svg"))
+    assert "us for 1024 programs" in text and "consumer 0 dots" in text and (tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert "is no grid" in refused("report", *product, "--grid", "1,x")
+    assert "times are predicted for GPUs" in refused("report", *product, "--target", "cpu")

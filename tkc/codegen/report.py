@@ -22,8 +22,8 @@ def bug(error: Exception, level_0: str, target: str) -> Error:
     return (type(error) if isinstance(error, Error) else CompileError)(f"the compiler failed, which is a bug of tkc: {what}; please report it with the output of: {again}")
 
 
-def page(c, width: int = 120) -> str:
-    """As text."""
+def page(c, prediction=None, width: int = 120) -> str:
+    """As text; with the timeline of a tkc.passes.predict.Prediction where there is one."""
     from rich.console import Console
     from rich.table import Table
     out = Console(file=io.StringIO(), width=width)
@@ -38,6 +38,7 @@ def page(c, width: int = 120) -> str:
     if c.ptx is not None:
         try: out.print(_resources(c))
         except CompileError as e: out.print(f"resources: {e}", markup=False)
+    if prediction is not None: out.print(timeline(prediction), markup=False, highlight=False)
     return out.file.getvalue()
 
 
@@ -50,3 +51,30 @@ def _launch(c) -> str:
 def _resources(c) -> str:
     r = c.resources
     return "\n".join([f"{r.registers} registers a thread, spills {r.spill_stores} bytes out and {r.spill_loads} in, stack {r.stack}, {r.barriers} named barriers", *r.notes])
+
+
+LETTERS = {"tensor": "T", "mufu": "M", "fma": "F", "alu": "A", "lsu": "L", "shared": "S", "copy": "C", "wait": "."}
+
+
+def timeline(p, columns: int = 84) -> str:
+    """A prediction: the launch in a sentence, and one steady iteration with a line for each warpgroup's dots, work and copies."""
+    line, said = p.timeline, []
+    if p.seconds is not None:
+        said.append(f"predicted: {p.seconds * 1e6:.1f} us for {p.programs} programs, {p.rounds:.1f} for each place; {p.clocks:.0f} clocks of the busiest multiprocessor at {p.clock:.2f} GHz (tensor cores {p.tensor:.0%} of the time), "
+                    f"memory {p.memory * 1e6:.1f} us")
+    said.append(f"predicted: {p.fixed:.0f} clocks of a program and {p.step:.0f} of each iteration of its dots")
+    period = line.steady[1] - line.steady[0]
+    if period <= 0: return "\n".join(said)
+    said.append("busy in an iteration: " + ", ".join(f"{engine} {share:.0%}" for engine, share in line.shares().items() if share >= 0.01))
+    segments, widest = line.window(), max(map(len, line.agents))
+    for agent in line.agents:
+        for kind, engines in ("dots", ("tensor",)), ("work", ("mufu", "fma", "alu", "lsu", "shared", "wait")), ("copies", ("copy",)):
+            here = [s for s in segments if s.agent == agent and s.engine in engines]
+            if not here: continue
+            cells = [" "] * columns
+            for s in sorted(here, key=lambda s: s.engine != "wait"):
+                first, last = int(s.begin / period * columns), max(int(s.begin / period * columns) + 1, round(s.end / period * columns))
+                cells[first:min(last, columns)] = LETTERS[s.engine] * (min(last, columns) - first)
+            said.append(f"  {agent:{widest}} {kind:6} |{''.join(cells)}|")
+    said.append(f"  one iteration, {period:.0f} clocks; " + ", ".join(f"{letter} {engine}" for engine, letter in LETTERS.items() if any(s.engine == engine for s in segments)))
+    return "\n".join(said)

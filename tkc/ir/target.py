@@ -5,6 +5,33 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Engines:
+    """What a multiprocessor's engines do, for timelines (tkc/passes/timeline.py). Clocks are its own; a *quarter* of a multiprocessor has one warp of each warpgroup.
+
+    Defaults are Hopper's. Sources: [G] CUDA C++ programming guide, table of arithmetic throughput (results a clock and multiprocessor); [A] ../shared/prototypes/ATTENTION.md, clocks
+    read inside kernels on an H200; [C] calibrated with benchmarks/results of 2026-11-21, one number for all rows.
+    """
+    fma: float = 1.0             # clocks of a quarter for a warp's float32 add, multiply or multiply-add [G: 128 a clock]
+    alu: float = 2.0             # … integer, logic, comparison, selection, minimum, conversion to 16 bits of a pair [G: 64]
+    mufu: float = 8.2            # … exp2, log2, reciprocal, square root, tanh, sine [G: 16, which is 8; A: 64 of them take 524]
+    lsu: float = 4.0             # … shuffle, or an instruction to shared or global memory [G: 32]
+    shared: float = 128.0        # bytes a clock that shared memory moves
+    crowding: float = 1.5        # vector work takes so much longer while the tensor cores run: they share the ports of the registers [A: 1.4 to 1.7]
+    lead: float = 400.0          # clocks of dots that may wait for the tensor core when issuing the next one must wait too [A: issue returns 400 before the end]
+    result: float = 60.0         # clocks from a dot's end on the tensor core to its registers [A: a lone warpgroup takes 1100 for dots of 1024]
+    turn: float = 40.0           # … from one side of a barrier, full or empty, to the other
+    wait: float = 50.0           # … of setting up a wait for a copy [A: 50 of chain]
+    copy: float = 700.0          # … from asking for a copy to having it, out of the L2 cache
+    atomic: float = 700.0        # … of claiming a program
+    drain: float = 500.0         # … until a copy out has read its source
+    kernel: float = 6000.0       # … before a block's first operation and after its last [C: as in cost.py]
+    begin: float = 1.5e-6        # seconds round a kernel
+    top: float = 1.98            # GHz of a cool multiprocessor;
+    heat: float = 2.12           # under power's limit, 700 W, this / cube root of (1 + `work` · the tensor cores' share of the time): power grows with the cube of the clock, as the voltage
+    work: float = 2.7            # goes with it, and dots of normal numbers draw 2.7 times what the rest does [A: 1.45 GHz at 0.80 busy, 1.39 at 0.95]
+
+
+@dataclass(frozen=True)
 class Target:
     """Limits and engines of a GPU architecture."""
     name: str                    # "sm_90a"
@@ -23,6 +50,7 @@ class Target:
     fabric: float = 46.0         # bytes a clock from the L2 cache to each multiprocessor, all of them busy,
     memory: float = 900.0        # GB/s of the device's memory that a long read reaches,
     cache: int = 32 << 20        # bytes of L2 that one kernel may count on
+    engines: Engines = Engines()
 
 
 TARGETS = {t.name: t for t in (

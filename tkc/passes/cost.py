@@ -100,8 +100,8 @@ class Work:
         for i, op in enumerate(dots): place(op)[0].append(Dot(i, (*op.acc.type.extents[-2:], op.a.type.extents[-1] * prod(op.acc.type.extents[:-2])), bits(element_of(op.a.type))))
         for i, op in enumerate(loads):
             if tile_of(op) is None: continue
-            around = [v for loop in _loops(op) if isinstance(loop, scf.ForOp) for v in (loop.lb, loop.ub)]
-            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around])), bool(dots_fed(op)), _cut(op)))
+            around = [loop.lb for loop in _loops(op) if isinstance(loop, scf.ForOp)]
+            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), _cut(op)))
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
         for op in stores: place(op)[1].append(Moved(-1, _bytes(op), _bytes(op), frozenset(), False))
         made = tuple(Part(prod(known.trips(loop) for loop in (_loops(loop) + [loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
@@ -121,9 +121,32 @@ class Cost:
 
 
 def cost(work: Work, plan: Plan, target: Target) -> Cost:
-    cluster, clocks, exposed, limit, longest, traffic = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0, 0.0
+    cluster, clocks, exposed, limit, longest = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0
     per_block = max(1, plan.programs)
-    resident, whole = _resident(work, plan, target), target.multiprocessors // cluster * cluster
+    memory, programs, resident, places = memory_of(work, plan, target)
+    for part in work.parts:
+        trips = part.trips / plan.split_k if part.dots else part.trips
+        step, why = _step(part, plan, target, resident)
+        if part.trips == 1 and not part.dots: exposed += step
+        else: clocks += trips * step
+        if trips * step > longest and part.dots: longest, limit = trips * step, why
+    parallel = programs * plan.split_k
+    waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
+    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
+    exposed += out
+    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
+    total = waves * per_block * each + (exposed if per_block > 1 else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
+    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + OUTSIDE
+    if target.wgmma and plan.roles == "one": seconds *= OLDER
+    scale = 1 / (target.clock * 1e9)
+    return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
+
+
+def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
+    """Seconds of the memory; programs of the launch, blocks that a multiprocessor holds, and places for programs on the device."""
+    per_block, traffic = max(1, plan.programs), 0.0
+    whole = target.multiprocessors // (plan.cluster[0] * plan.cluster[1]) * plan.cluster[0] * plan.cluster[1]
+    resident = _resident(work, plan, target)
     programs = _up(work.grid[0], plan.cluster[0]) * work.grid[1] * work.grid[2] if work.grid else 64 * whole * resident
     resident = min(resident, max(1, ceil(programs / whole)))
     places = whole * resident
@@ -133,27 +156,13 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     columns = ceil(shared / max(rows, 1))
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
-        step, why = _step(part, plan, target, resident)
-        if part.trips == 1 and not part.dots: exposed += step
-        else: clocks += trips * step
-        if trips * step > longest and part.dots: longest, limit = trips * step, why
         for m in part.moved:
-            distinct = {frozenset({0}): rows, frozenset({1}): columns, frozenset(): 1}.get(m.axes, shared)
+            distinct = rows if m.axes == {0} else 1 if not m.axes else shared if 0 in m.axes else columns       # axis 0 moves on first
             if m.number >= 0: traffic += trips * m.inside * distinct / shared
-    parallel = programs * plan.split_k
-    waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
-    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
-    exposed += out
-    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
-    total = waves * per_block * each + (exposed if per_block > 1 else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
     read = traffic * programs
     if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
     written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
-    memory = (read + written) / (target.memory * 1e9)
-    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + OUTSIDE
-    if target.wgmma and plan.roles == "one": seconds *= OLDER
-    scale = 1 / (target.clock * 1e9)
-    return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
+    return (read + written) / (target.memory * 1e9), programs, resident, places
 
 
 def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float, str]:
@@ -182,13 +191,18 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
         each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
-        tensor *= min((1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY))
+        tensor *= slowed(each)
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
     times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident, "cut sectors": copies * resident}
     why = max(times, key=times.get)
     return times[why], why
+
+
+def slowed(each: float) -> float:
+    """How much longer wgmma takes where so many bytes a clock go into and out of shared memory."""
+    return min((1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY))
 
 
 def _resident(work: Work, plan: Plan, target: Target) -> int:

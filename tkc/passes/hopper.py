@@ -145,8 +145,9 @@ def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
     if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}
-    cut = {}
-    for load in [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]:
+    cut, loads = {}, [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]
+    if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}       # blocks share the stages of one ring
+    for load in loads:
         around = load.parent_op()
         if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
         extents = [n for n in load.extents.get_values() if n >= 0]

@@ -9,8 +9,8 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 
 
-def program_axes(values: Iterable[SSAValue]) -> set[int]:
-    """The grid axes on which values depend."""
+def program_axes(values: Iterable[SSAValue], ends: bool = True) -> set[int]:
+    """The grid axes on which values depend. Without `ends`, a loop's counter depends on where the loop begins alone: what it walks over is the same, of whatever length."""
     found, seen, work = set(), set(), list(values)
     while work:
         v = work.pop()
@@ -18,5 +18,6 @@ def program_axes(values: Iterable[SSAValue]) -> set[int]:
         seen.add(v)
         if isinstance(v.owner, tile.ProgramId): found.add(v.owner.axis.value.data)
         elif isinstance(v.owner, Operation): work += [o for op in v.owner.walk() for o in op.operands]
+        elif not ends and isinstance(v.owner.parent_op(), scf.ForOp) and v.index == 0: work += [v.owner.parent_op().lb, v.owner.parent_op().step]
         elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)): work += v.owner.parent_op().operands
     return found

@@ -12,13 +12,15 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
+
+if TYPE_CHECKING: from tkc.passes.predict import Prediction
 
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
@@ -96,6 +98,16 @@ class JitFunction:
         values, options = self._bind(*args, **kwargs)
         launch = self._prepare(values, options, Launcher(self, grid).extents(values), grid, target)
         return Prepared(launch, values)
+
+    def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
+        """How long a launch would take on a GPU, and who uses which engine when: a tkc.passes.predict.Prediction, without a GPU. Arguments as of `compile`, but with every number.
+
+        `compiled.report(prediction)` shows it, `tkc report --picture` draws it. Raises CompileError where its timeline depends on what the kernel computes.
+        """
+        from tkc.runtime.prediction import predicted
+        values, options = self._bind(*args, **kwargs)
+        infos = self._describe(values)
+        return predicted(self, infos, tuple(options.items()), Launcher(self, grid).extents([i if isinstance(i, ArrayInfo) else i.value for i in infos]), target or target_for(infos, self.__name__))
 
     def _describe(self, values: Sequence) -> list:
         return [argument(v, f"argument {name} of {self.__name__}", c) for v, name, c in zip(values, self.names, self.constexpr)]

@@ -82,6 +82,26 @@ def compile_(kernel, arguments, target, options, emit, stage, output) -> None:
     write(text, output)
 
 
+@main.command()
+@click.argument("kernel", metavar="FILE.py:NAME")
+@click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+@click.option("--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives.")
+@click.option("--target", default="sm_90a", show_default=True)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
+@click.option("--picture", metavar="FILE", help="Also draw the timeline (.svg, .png, .pdf); needs matplotlib.")
+def report(kernel, arguments, grid, target, options, picture) -> None:
+    """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU needed."""
+    function = find(kernel)
+    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    grid = grid_of(grid) or function.fn.__globals__.get("grid")
+    if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
+    prediction = function.predict(**given, grid=grid, target=target)
+    click.echo(function.compile(**given, target=target).report(prediction))
+    if picture:
+        from tkc.codegen.picture import draw
+        draw(prediction, f"{function.__name__} for {target}", picture)
+
+
 def find(spec: str):
     """The kernel NAME of FILE.py. Raises tkc.Error."""
     from tkc.runtime.jit import JitFunction

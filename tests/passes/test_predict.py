@@ -1,0 +1,139 @@
+"""The timeline and the time that it predicts: against what was measured on an H200 (benchmarks/results), and against what a few clocks must be."""
+import csv
+import json
+import re
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import tkc
+from benchmarks import harness
+from tkc.errors import CompileError
+from tkc.ir.target import TARGETS
+from tkc.ir.text import parse
+from tkc.kernels.attention import _attention
+from tkc.passes.cost import Sizes, Work
+from tkc.passes.plan import kernel_of
+from tkc.passes.predict import predict
+from tkc.runtime.simulate import level4_of
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+H200 = TARGETS["sm_90a"]
+
+
+@cache
+def compiled(kernel, options: tuple, *arguments):
+    """(level 4, level 0) of a kernel; sizes are not in its code."""
+    values, _ = kernel._bind(**dict(arguments))
+    seen = {}
+    module = level4_of(kernel, kernel._describe(values), options, H200, lambda step, m: seen.setdefault(step, m.clone() if step == "trace" else None))
+    return module, seen["trace"]
+
+
+def predicted(kernel, options: dict, grid, shapes, **arguments):
+    module, traced = compiled(kernel, tuple(options.items()), *arguments.items())
+    sizes = Sizes(grid, tuple(shapes))
+    return predict(module, Work.of(kernel_of(traced), sizes), H200, sizes)
+
+
+# ---------------------------------------------------------------------------------------------------- against an H200
+def attention(d: int, causal: bool, s: int):
+    """A row of RIVALS: bfloat16, B·S = 16384, heads · D = 2048."""
+    heads, bn = 2048 // d, 128 if d <= 128 else 64
+    q, any_ = (16384 // s, heads, s, d), f"bf16[8, {heads}, 2048, {d}]"
+    return predicted(_attention, {}, (tkc.cdiv(s, 128), heads, 16384 // s), (q, q, q, q, 0.1, 0.0, 0), q=any_, k=any_, v=any_, o=any_, lse=None, begins=None, scale=0.1, cap=0.0, window=0,
+                     GROUP=1, CAUSAL=causal, WINDOW=False, CAP=False, D=d, DV=d, BM=128, BN=bn)
+
+
+def measured() -> dict[tuple[int, bool, int], float]:
+    """Seconds of the rows that were measured: the races' medians; causal of D = 128 from the shorter run, of its sections that the compiler now takes where there were several."""
+    found = {}
+    for path in RESULTS.glob("2026-11-21-attention-*.json"):
+        if (name := re.fullmatch(r"2026-11-21-attention-(?:d(\d+)-)?(full|causal)-(\d+)", path.stem)) is None: continue
+        found[int(name[1] or 128), name[2] == "causal", int(name[3])] = median(json.loads(path.read_text())["seconds"]["tkc"])
+    for s, tflops in re.findall(r"^c (\d+) D 128 .*?(?:100M|relax) (\d+)", (RESULTS / "2026-11-21-attention-causal-short.txt").read_text(), re.M):
+        if int(s) in (1024, 2048, 4096, 8192, 16384): found[128, True, int(s)] = 2 * 16384 * 2048 * int(s) / (int(tflops) * 1e12)
+    return found
+
+
+def test_all_rows_were_measured():
+    assert {(d, c) for d, c, _ in measured()} == {(d, c) for d in (64, 96, 128, 192, 256) for c in (False, True)} and len(measured()) == 21
+
+
+@pytest.mark.parametrize("d", [64, 96, 128, 192, 256])
+def test_attention_is_predicted_within_15_percent(d):
+    wrong = {(c, s): round(ratio, 3) for (each, c, s), seconds in sorted(measured().items()) if each == d and not 0.85 <= (ratio := attention(d, c, s).seconds / seconds) <= 1.15}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("plan", ["128x128x64:programs=2:cluster=1x1", "128x256x64:programs=1:cluster=1x1"])
+def test_long_products_are_predicted_within_15_percent(plan):
+    """By the same model, which has no number for products."""
+    from benchmarks.sweep import read
+    bm, bn, bk = read(plan)["block"]
+    options = {name: value for name, value in read(plan).items() if name != "block"}
+    with open(RESULTS / "2026-11-21-product-plans.csv") as file: rows = {r["shape"]: float(r["us"]) for r in csv.DictReader(file) if r["plan"] == plan}
+    for shape in ("16384x16384x16384", "8192x8192x8192", "4096x4096x4096", "8192x14336x4096", "8192x4096x14336"):
+        m, n, k = map(int, shape.split("x"))
+        found = predicted(harness.example("matmul").matmul, options, (-(-m // bm), -(-n // bn), 1), ((m, k), (k, n), (m, n)), a="bf16[4096, 4096]", b="bf16[4096, 4096]", c="bf16[4096, 4096]", RELU=False, BM=bm, BN=bn, BK=bk)
+        assert 0.85 <= found.seconds * 1e6 / rows[shape] <= 1.15, (shape, found.seconds * 1e6, rows[shape])
+        assert abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step                    # the tensor cores never wait
+
+
+# ---------------------------------------------------------------------------------------------------- the timeline
+def test_a_steady_iteration_of_attention():
+    p = attention(64, False, 4096)
+    t, period = p.timeline, p.timeline.steady[1] - p.timeline.steady[0]
+    assert t.agents == ["producer", "consumer 0", "consumer 1"] and period == pytest.approx(p.step, rel=0.01) and p.programs == 4096
+    dots = {a: [s for s in t.window(2) if s.agent == a and s.engine == "tensor"] for a in t.agents}
+    assert not dots["producer"] and all(len(d) >= 4 for a, d in dots.items() if a != "producer")
+    spans = sorted((s.begin, s.end) for found in dots.values() for s in found)
+    assert all(b[0] >= a[1] - 1e-3 for a, b in zip(spans, spans[1:]))                           # one dot at a time
+    shares = t.shares()
+    assert shares["tensor"] == pytest.approx(1024 / period, rel=0.02)                           # two warpgroups, two dots of 256 clocks each
+    assert shares["mufu"] == pytest.approx(2 * 64 * 8.2 / period, rel=0.05)
+    assert max(shares.values()) <= 1
+
+
+def test_longer_loops_cost_iterations():
+    short, long = attention(64, False, 4096), attention(64, False, 16384)
+    assert long.step == pytest.approx(short.step) and long.fixed == pytest.approx(short.fixed, rel=0.02)
+    assert long.clocks - short.clocks == pytest.approx(4096 / 132 * 96 * short.step, rel=0.04)         # 96 more steps of 4096 programs, the last round not full
+
+
+LITTLE = """builtin.module {
+  tile.kernel @little(%x : !tile.array<?xf32, "shape 4 strides =1 align 16">) {level = 4 : i64, warps = 4 : i64, shared_bytes = 200000 : i64, target = "sm_90a", argument_names = ["x"]} {
+    %full = tile.mbarriers 0 : !tile.barriers<1>
+    tile.mbarrier_init %full {count = 1 : i64} : (!tile.barriers<1>)
+    tile.roles {
+      tile.role producer {warps = 4 : i64, copies = 1 : i64, single} { ^bb0(%p : i32):
+        %zero = tile.constant 0 : i32
+        ARRIVE
+      }
+      tile.role consumer {warps = 4 : i64, copies = 1 : i64} { ^bb0(%c : i32):
+        %zero = tile.constant 0 : i32
+        tile.mbarrier_wait %full[%zero] %zero : (!tile.barriers<1>, i32, i32)
+        %y = tile.constant 1.000000e+00 : !tile.tile<128x64xf32, "128x64: 64:1@1 | 32:1@0 | 4:32@0">
+        %z = tile.exp2 %y : !tile.tile<128x64xf32, "128x64: 64:1@1 | 32:1@0 | 4:32@0">
+      }
+    }
+    tile.return
+  }
+}"""
+
+
+def little(arrive: str):
+    module = parse(LITTLE.replace("ARRIVE", arrive))
+    return predict(module, Work.of(kernel_of(module)), H200)
+
+
+def test_vector_work_waits_for_an_arrival():
+    t = little("tile.mbarrier_arrive %full[%zero] : (!tile.barriers<1>, i32)").timeline
+    (work,) = (s for s in t.segments if s.engine == "mufu")
+    assert work.end - work.begin == pytest.approx(64 * 8.2 + 20) and work.begin >= H200.engines.wait and dict(work.clocks)["issue"] == 64
+
+
+def test_who_waits_for_ever_is_named():
+    with pytest.raises(CompileError, match="does not end: consumer 0 waits for full"): little("")
