@@ -18,3 +18,10 @@ def test_the_programs(tmp_path, monkeypatch):
     (shown,) = re.findall(r"```text\n(.*?)```", README, re.S)
     missing = set(shown.splitlines()) - set(space["compiled"].decisions)
     assert not missing, f"the README shows decisions that are no longer made: {missing}"
+
+
+def test_its_figures_are_those_of_the_results():
+    results = (Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "README.md").read_text()
+    rows = re.findall(r"^\| .* \| ([\d.]+) (?:TFLOP/s|GB/s) \| ([\d.]+) x \w", README.partition("## How fast")[2], re.M)
+    assert len(rows) >= 5
+    for rate, ratio in rows: assert [line for line in results.splitlines() if re.search(rf"\b{rate}\b", line) and re.search(rf"(?<!\d){re.escape(ratio)}(?!\d)", line)], f"the results do not have {rate} and {ratio} in one line"
