@@ -2,6 +2,7 @@
 # make test     the tests; those that need a GPU are skipped where there is none
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
+# make measure  the GPU tests, then every race against its rivals, into out/measured (half an hour on a GPU)
 # make sanitize compute-sanitizer over the examples and the library, on a GPU
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 100,000 broken texts of IR, every mutant; goes on where it was stopped
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: demo test trials test-gpu sanitize fuzz lint clean
+.PHONY: demo test trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -22,6 +23,9 @@ trials: $(VENV)/.installed
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m gpu
+
+measure: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.campaign --out out/measured
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m tests.gpu.sanitize
