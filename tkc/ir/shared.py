@@ -57,6 +57,22 @@ class ReducePartial(TileOperation):
         super().__init__(operands=[arg], properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)}, result_types=[result])
 
 
+@irdl_op_definition
+class ScanTotal(TileOperation):
+    """A tile.scan along an axis that lies in one warp, and what the axis comes to: what a scan over warps is made of."""
+    name = "tile.scan_total"
+    __form__ = "@kind arg"
+    arg, result, total = operand_def(), result_def(), result_def()
+    kind = prop_def(StringAttr)
+    axis = prop_def(IntegerAttr)
+    reverse = opt_prop_def(UnitAttr)
+    traits = traits_def(Pure())
+
+    def __init__(self, kind: str, arg: SSAValue, axis: int, total: Attribute, reverse: bool = False):
+        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | ({"reverse": UnitAttr()} if reverse else {})
+        super().__init__(operands=[arg], properties=properties, result_types=[arg.type, total])
+
+
 # ---------------------------------------------------------------------------------------------------------- buffers
 @irdl_op_definition
 class Alloc(TileOperation):
@@ -209,4 +225,4 @@ class NoToken(TileOperation):
     def __init__(self): super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (Convert, ReducePartial, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)
+OPERATIONS = (Convert, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)

@@ -147,7 +147,7 @@ class Fetch(_Box):
 class Vote(TileOperation):
     """Whether every element of truth values is true, as far as whoever asks can see: all of the block (scope "block", where all its threads meet), or the elements that a
     warp holds (scope "warp"), so that warps may answer differently. Which it is nobody may notice: only branches ask, and where all that a warp holds is true, both of their
-    sides yield it the same; of scope "warp", nothing in them leaves the warp."""
+    sides yield it the same; of scope "warp", nothing in them leaves the warp. What the block found (scope "block") is one number like any other."""
     name = "tile.vote"
     __form__ = "arg"
     arg, result = operand_def(TileType), result_def(i1)
@@ -158,7 +158,8 @@ class Vote(TileOperation):
     def verify_(self) -> None:
         if self.arg.type.element != i1: raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
         if self.scope is not None and self.scope.data not in ("warp", "block"): raise VerifyException(f"'tile.vote' has no scope {self.scope.data!r}; there are warp and block")
-        if any(use.operation.name != "scf.if" for use in self.result.uses): raise VerifyException("only branches ask 'tile.vote'")
+        block = self.scope is not None and self.scope.data == "block"
+        if not block and any(use.operation.name != "scf.if" for use in self.result.uses): raise VerifyException("only branches ask 'tile.vote'")
         for inner in (inner for use in self.result.uses for region in use.operation.regions for inner in region.walk()) if self.scope is not None and self.scope.data == "warp" else ():
             crossing = isinstance(inner, Reduce) and any(a.type.register_layout is not None and a.type.register_layout.warps_along(inner.axis.value.data) > 1 for a in inner.args)
             if crossing or not inner.regions and inner.name != "scf.yield" and not is_side_effect_free(inner): raise VerifyException(f"a branch that each warp takes for itself holds '{inner.name}', which is for all warps together")

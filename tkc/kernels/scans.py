@@ -1,13 +1,15 @@
 """Sums: of everything, and cumulative along an axis in a single pass over memory.
 
 cumsum is a look-back scan (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016), with two levels so that the order of
-additions, and with it every bit, is the same in every run. Program i scans its block, publishes its sum, and adds
+additions, and with it every bit, is the same in every run. Program i scans its block, and publishes one word: the sum of its block, or, as the last of a group of
+GROUP programs, the sum of everything up to its end. What comes before a block is then the sum of neighbouring words, asked for at once:
 
-    the sums of its predecessors in its group of GROUP programs      all published at about the same time: one wait
-    the prefix of the group before                                   published by that group's last program: one short step a group
+    program       0     1     2     3  |  4     5     6     7  |  8        groups of 4
+    word         s0    s1    s2    S3     s4    s5    s6    S7             S7 = S3 + s4 + … + s7
+    program 6 adds                 S3  +  s4  + s5
 
 Programs that wait are run by tkc in launch order, so that nobody waits for one that has not begun. Number and status share a word of 64 bits, and no
-fence is needed: word = 1 << 32 | the number's bits, or 0 where there is nothing yet.
+access is ordered after another: word = READY | the number's bits, or 0 where there is nothing yet.
 """
 from __future__ import annotations
 
@@ -16,36 +18,30 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
-LONG, GROUP = 16384, 512                        # elements of a program that shares its row with others; programs of a group
+LONG, GROUP, READY = 8192, 256, 1 << 32         # elements of a program that shares its row with others; programs of a group; a word that has a number
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
 
-def _publish(at, number): tkc.store(at, (number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | (1 << 32)), sem="release")
+def _publish(at, number): tkc.store(at, number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | READY, sem="relaxed")
 
 
-def _wait_for(at, like, mask=None):
-    """The numbers that others publish; 0 where the mask is false."""
-    words = tkc.load(at, mask=mask, other=1 << 32, sem="acquire")
-    lowest = words if mask is None else tkc.min(words)
-    while lowest < 1 << 32:
-        words = tkc.load(at, mask=mask, other=1 << 32, sem="acquire")
-        lowest = words if mask is None else tkc.min(words)
-    return words.to(tkc.uint32).to(like, bitcast=True)
+def _sum_of_words(at, wanted, kind):
+    """The sum of the numbers that others publish, once all that are wanted are there."""
+    words = tkc.load(at, mask=wanted, other=READY, sem="relaxed")
+    while not tkc.all(words >= READY): words = tkc.load(at, mask=words < READY, other=words, sem="relaxed")
+    return tkc.sum(words.to(tkc.uint32).to(kind, bitcast=True))
 
 
 @tkc.jit
-def _cumsum(x, out, sums, prefixes, REVERSE: tkc.constexpr, N: tkc.constexpr, GROUP: tkc.constexpr):
-    block, row = tkc.program_id(0), tkc.program_id(1)
-    x, out, sums, prefixes = x[row], out[row], sums[row], prefixes[row]
-    kind = tkc.float32 if x.dtype.is_float else tkc.int32
-    start = (tkc.num_programs(0) - 1 - block if REVERSE else block) * N
-    values = tkc.load(x, (start,), (N,)).to(kind)
-    own, group, scanned = tkc.sum(values), block // GROUP, tkc.cumsum(values, reverse=REVERSE)
-    _publish(sums.ptr + block, own)
-    lanes = tkc.arange(GROUP)
-    before = tkc.sum(_wait_for(sums.ptr + (group * GROUP + lanes), kind, lanes < block % GROUP))
-    if group > 0: before = before + _wait_for(prefixes.ptr + (group - 1), kind)
-    if block % GROUP == GROUP - 1: _publish(prefixes.ptr + group, before + own)
+def _cumsum(x, out, words, REVERSE: tkc.constexpr, N: tkc.constexpr, GROUP: tkc.constexpr):
+    block, row, back = tkc.program_id(0), tkc.program_id(1), tkc.arange(GROUP)
+    x, out, words = x[row], out[row], words[row]
+    start, place = (tkc.num_programs(0) - 1 - block if REVERSE else block) * N, block % GROUP
+    values = tkc.load(x, (start,), (N,)).to(tkc.float32 if x.dtype.is_float else tkc.int32)
+    scanned, own = tkc.cumsum(values, reverse=REVERSE), tkc.sum(values)
+    if place < GROUP - 1: _publish(words.ptr + block, own)
+    before = _sum_of_words(words.ptr + (block - 1 - back), (back <= place) & (back < block), values.dtype)
+    if place == GROUP - 1: _publish(words.ptr + block, before + own)
     tkc.store(out, (start,), (scanned + before).to(out.dtype))
 
 
@@ -81,8 +77,8 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
         _cumsum_rows[tkc.cdiv(rows, height)](source, target, REVERSE=reverse, ROWS=height, COLUMNS=block)
     elif rows:
         blocks = tkc.cdiv(columns, LONG)
-        words = [zeros(x, (rows, n), "uint64") for n in (blocks, tkc.cdiv(blocks, GROUP))]
-        for part in parts(rows): _cumsum[blocks, part.stop - part.start](*(a[part] for a in (source, target, *words)), REVERSE=reverse, N=LONG, GROUP=GROUP)
+        words = zeros(x, (rows, blocks), "uint64")
+        for part in parts(rows): _cumsum[blocks, part.stop - part.start](source[part], target[part], words[part], REVERSE=reverse, N=LONG, GROUP=GROUP)
 
 
 @operator

@@ -79,7 +79,7 @@ def load(source, offsets=None, shape=None, *, mask=None, other=None, sem: str | 
     load(array, offsets, shape, mask=, other=0): the block that starts at these element offsets. One offset and one extent an
     axis; an extent of None drops the axis; an offset may be a rank-1 integer tile (a gather). What lies outside the
     array, or is masked, reads as `other`.
-    load(pointers, mask=, other=0): one element an address. sem="acquire" orders later loads after it.
+    load(pointers, mask=, other=0): one element an address. sem="relaxed" reads what others write meanwhile, anew each time; sem="acquire" also orders later loads after it.
     Raises CompileError for a wrong number of offsets or extents, a mask that is not of bool, a shape not known.
     """
     t = tracer()

@@ -16,7 +16,8 @@ Any other conversion between warps becomes a write and a read. A reduction whose
     %q = tile.read %b                                   the axis now in the registers of every thread
     %r = tile.reduce sum[%q] {axis = 1}
 
-A scan whose axis runs over warps is that of each warp's run, plus what the runs before come to: their totals go the same way.
+A scan whose axis runs over warps is that of each warp's run, plus what the runs before come to: their totals (`tile.scan_total`) go the same way. A reduction of what is
+scanned, asked for after the scan, is one of those totals.
 
 Of the layouts a buffer may have, the one with the fewest bank conflicts over all its accesses is taken; the degree of each
 access is recorded on it (`conflicts`, 1 is none).  Buffers are plain (one stage) and every copy is complete when it returns.
@@ -59,7 +60,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
-                case tile.Reduce(): _reduce(op, context)
+                case tile.Reduce() if op.parent is not None: _reduce(op, context)
                 case tile.Scan(): _scan(op, context)
                 case tile.Extract(): _extract(op, context)
         for op in list(kernel.walk()):
@@ -313,11 +314,29 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
     if count == 1: return
     if op.kind.data in ("argmax", "argmin", "combine"): return _whole_axis(op, context)
     t = op.args[0].type
+    if op.kind.data in ("any", "all") and not isinstance(op.result.type, TileType) and not far and (context.plan is None or context.plan.roles == "one"): return _ask(op)
     partial = TileType([count if a == axis else n for a, n in enumerate(t.extents)], t.element, _one_per_warp(layout, axis))
     part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
     gathered = _axis_in_registers(partial.register_layout, axis)
     read = _through_shared(part, gathered, op, context, far)
     replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
+
+
+def _ask(op: tile.Reduce) -> None:
+    """Whether all, or any, of a block's truth values hold: a vote at a barrier, or one that was."""
+    negated, values = op.kind.data == "any", op.args[0]
+    if negated: values = before(op, CLASSES["not"](values)).result
+    votes = (use.operation for use in values.uses if isinstance(use.operation, Vote) and use.operation.scope.data == "block")
+    if (found := next((vote for vote in votes if _stands_before(vote, op)), None)) is None:
+        found = before(op, Vote(values))
+        found.properties["scope"] = StringAttr("block")
+    replace(op, [before(op, CLASSES["not"](found.result)).result if negated else found.result])
+
+
+def _stands_before(first: Operation, op: Operation) -> bool:
+    """Whether an operation stands in front of another, or of what that is in."""
+    while op is not None and op.parent is not first.parent: op = op.parent_op()
+    return op is not None and first.is_before_in_block(op)
 
 
 def _one_per_warp(layout: Layout, axis: int) -> Layout:
@@ -398,14 +417,24 @@ def _scan(op: tile.Scan, context: PassContext) -> None:
     x, back, extents = op.args[0], op.reverse is not None, op.args[0].type.extents
     runs = make(tile.Reshape(x, typed(layout.reshape((*extents[:axis], count, run, *extents[axis + 1:])))))
     own = runs.type.register_layout.drop(axis + 1)                              # a run's number is its warp's
-    total = _through_shared(make(tile.Reduce(kind, runs, axis + 1, [typed(own)])), _axis_in_registers(own, axis), op, context)
+    scan = before(op, shared.ScanTotal(kind, runs, axis + 1, typed(own), back))
+    total = _through_shared(scan.total, _axis_in_registers(own, axis), op, context)
+    _sums_of_runs(op, total)
     pairs = own.expand(axis + 1).broadcast(axis + 1, count)                     # of each run, in registers: all of them
     others = make(tile.Broadcast(make(tile.Reshape(total, typed(total.type.register_layout.expand(axis)))), typed(pairs)))
     nothing = make(tile.Constant(_neutral(kind, element), typed(pairs)))
     earlier = make(CLASSES["gt" if back else "lt"](_numbers(pairs, axis + 1, make), _numbers(pairs, axis, make)))
     carried = make(tile.Reduce(kind, make(Select(earlier, others, nothing)), axis + 1, [typed(own)]))
     carried = make(tile.Broadcast(make(tile.Reshape(carried, typed(own.expand(axis + 1)))), runs.type))
-    replace(op, [make(tile.Reshape(make(CLASSES[COMBINE[kind]](carried, make(tile.Scan(kind, [runs], axis + 1, back)))), x.type))])
+    replace(op, [make(tile.Reshape(make(CLASSES[COMBINE[kind]](carried, scan.result)), x.type))])
+
+
+def _sums_of_runs(scan: tile.Scan, total: SSAValue) -> None:
+    """What the same tile comes to along the same axis, where that is asked for after the scan, is what its runs come to."""
+    later, op = [], scan
+    while (op := op.next_op) is not None:
+        if isinstance(op, tile.Reduce) and (op.kind, op.axis) == (scan.kind, scan.axis) and list(op.args) == list(scan.args): later.append(op)
+    for reduce in later: replace(reduce, [before(reduce, tile.Reduce(scan.kind.data, total, scan.axis.value.data, [reduce.result.type])).result])
 
 
 def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: PassContext, everywhere: bool = False) -> SSAValue:

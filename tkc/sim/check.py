@@ -38,14 +38,14 @@ class Checked:
 
 
 def waits_for_programs(kernel: tile.Kernel) -> bool:
-    """Whether a program may wait for what another writes: a loop without a count reads memory and is ordered by it."""
+    """Whether a program may wait for what another writes: a loop without a count reads memory that others write meanwhile."""
     loops = (op for op in kernel.walk() if isinstance(op, scf.WhileOp))
-    return any(_acquires(op) for loop in loops for op in loop.walk())
+    return any(_watches(op) for loop in loops for op in loop.walk())
 
 
-def _acquires(op: Operation) -> bool:
+def _watches(op: Operation) -> bool:
     match op:
-        case tile.LoadPointers(): return op.semantics is not None and op.semantics.data == "acquire"
+        case tile.LoadPointers(): return op.semantics is not None
         case tile.Atomic(): return op.semantics is None or op.semantics.data in ("acquire", "acq_rel")
     return False
 

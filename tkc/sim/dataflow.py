@@ -103,6 +103,11 @@ def reduce_partial(m, op, x):
     return rounded(np.stack(parts, axis), op.result.type)
 
 
+def scan_total(m, op, x):
+    prefixes = level0.scan(m, op, x)
+    return prefixes, np.take(prefixes, 0 if op.reverse else -1, op.axis.value.data)
+
+
 def ring_next(m, op, stage, parity, steps=1):
     wraps, stage = divmod(int(stage) + int(steps), op.stages.value.data)
     return np.int32(stage), np.int32(int(parity) ^ wraps & 1)
@@ -123,7 +128,7 @@ def copy_out(m, op, *_):
 RULES = level0.RULES | {
     tile.Dot: dot, shared.CopyOut: copy_out,
     shared.Convert: lambda m, op, x: x,
-    shared.ReducePartial: reduce_partial,
+    shared.ReducePartial: reduce_partial, shared.ScanTotal: scan_total,
     shared.Alloc: alloc, shared.Stage: stage, shared.SharedSlice: shared_slice,
     shared.SharedTranspose: lambda m, op, b: np.transpose(b, (0, *(p + 1 for p in op.permutation.get_values()))),
     shared.Read: lambda m, op, b, *_: np.array(b[0]).reshape(shape_of(op.result.type)),

@@ -504,7 +504,7 @@ def run(module: ModuleOp | tile.Kernel, arguments: Sequence, grid: Sequence[int]
     with np.errstate(all="ignore"):
         persistent, order = "persistent" in kernel.attributes, programs if programs is not None else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
         cluster, code = kernel.attributes.get("cluster"), {}
-        for program in order if not persistent else range(cluster.data[0].value.data if cluster is not None else 1):
+        for program in order if not persistent else range(cluster.data[0].value.data if cluster is not None and "spread" not in kernel.attributes else 1):
             m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out, code)
             if persistent: m.rank = program
             m.assign(kernel.arguments, values)

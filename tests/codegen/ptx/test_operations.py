@@ -166,6 +166,36 @@ def test_acquire_and_release():
     check(relay, [np.array([1, 0], np.int32), numbers(64, np.int32), np.zeros(64, np.int32)], N=64)
 
 
+def test_relaxed_accesses_are_made_each_time():
+    """A word that others write is asked for again in each turn of a loop, by one thread for all that hold it, and nothing is ordered round it."""
+    def relay(word, o, N: tkc.constexpr):
+        at = word.ptr + tkc.arange(N) // 4
+        found = tkc.load(at, sem="relaxed")
+        while not tkc.all(found >= 5): found = tkc.load(at, mask=found < 5, other=found, sem="relaxed")
+        tkc.store(o.ptr + tkc.arange(N), found + tkc.load(word.ptr + 3, sem="relaxed"), sem="relaxed")
+        tkc.store(word.ptr, 1, sem="relaxed")
+    given = [np.array([7, 5, 9, 6], np.int32), np.zeros(16, np.int32)]
+    check(relay, given, N=16)
+    case = Case(relay, [array(BY_NUMPY[x.dtype], 1) for x in given], {"N": 16}, lambda: given, (1,))
+    text = emitted(case.module(), "sm_80").text
+    assert text.count("ld.relaxed.gpu.global.b32") == 3 and text.count("st.relaxed.gpu.global.b32") == 2 and "fence" not in text and "ld.global" not in text
+
+
+def test_truth_of_many_warps():
+    """Of a whole block by one vote at a barrier, of rows by votes of warps."""
+    def truths(x, rows, o, M: tkc.constexpr, N: tkc.constexpr):
+        v = tkc.load(x, (0, 0), (M, N))
+        tkc.store(rows, (0, 0), tkc.any(v > 50, axis=1)[None, :])
+        tkc.store(rows, (1, 0), tkc.all(v > 50, axis=1)[None, :])
+        flat = v.reshape(M * N)
+        tkc.store(o, (0,), tkc.any(flat > 50).to(tkc.int32))
+        tkc.store(o, (1,), tkc.all(flat > 50).to(tkc.int32))
+    for fill, place in (0, None), (0, 77), (60, None), (60, 77), (60, 4099):
+        x = np.full((5, 1024), fill, np.int32)
+        if place is not None: x.flat[place] = 60 - fill
+        check(truths, [x, np.zeros((2, 5), bool), np.zeros(2, np.int32)], M=5, N=1024)
+
+
 def test_scan_with_a_combine():
     """Prefixes of compositions, which do not commute; back to front the later one is met first."""
     def combined(a, b, o, p, N: tkc.constexpr, BACK: tkc.constexpr):

@@ -107,6 +107,17 @@ for scope in ("gpu", "sys"):
 messages("control_without_acquire", "@%p0 st.release.gpu.global.b32 [%a1], %r5;", POLL.format(scope="gpu"), [])
 messages("membar_of_the_gpu", "membar.gl; @%p0 st.relaxed.gpu.global.b32 [%a1], %r5;", POLL.format(scope="gpu") + " membar.gl;", ["membar.gl"])
 
+belief("words_that_carry_their_own_numbers", f"""
+    // block 0 writes 64 bits at once, the round above and a number below; block 1 asks until the round is there, and needs no order to have the number
+    mul.wide.u32 %d1, %t, 8; add.u64 %d1, %d1, %a0; mov.u32 %r3, 0; setp.ne.u32 %p1, %block, 0; @%p1 bra READER;
+    {repeat('%r4', MESSAGES, 'add.u32 %r5, %r4, 1; mad.lo.u32 %r6, %r5, 77777, %t; mov.b64 %d2, {%r6, %r5}; st.relaxed.gpu.global.b64 [%d1], %d2;', 'ANSWER: ld.relaxed.gpu.global.b32 %r6, [%a1]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER; bar.warp.sync -1;')}
+    bra END;
+READER:
+    setp.eq.u32 %p0, %t, 0;
+    {repeat('%r4', MESSAGES, 'add.u32 %r5, %r4, 1; mad.lo.u32 %r6, %r5, 77777, %t;', 'SEEN: ld.relaxed.gpu.global.b64 %d2, [%d1]; mov.b64 {%r7, %r8}, %d2; setp.ne.u32 %p2, %r8, %r5; @%p2 bra SEEN;',
+            'setp.ne.u32 %p3, %r7, %r6; @%p3 add.u32 %r3, %r3, 1; bar.warp.sync -1; @%p0 st.relaxed.gpu.global.b32 [%a1], %r5;')}
+    {put(2, '%t', '%r3')}""", [np.zeros(32, np.uint64), zeros(64), zeros(32) + 9], [None, None, zeros(32)], ["st.relaxed.gpu.global.b64", "ld.relaxed.gpu.global.b64"], blocks=2)
+
 for name, publish, notice, confirms in (
         ("release_and_acquire_cta", "st.release.cta.global.b32 [%a0+256], %r5;", "ld.acquire.cta.global.b32", ["st.release.cta.global.b32", "ld.acquire.cta.global.b32"]),
         ("fences_of_the_block", "fence.acq_rel.cta; st.relaxed.cta.global.b32 [%a0+256], %r5;", "ld.relaxed.cta.global.b32", ["fence.acq_rel.cta", "ld.relaxed.cta.global.b32"]),

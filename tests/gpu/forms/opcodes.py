@@ -14,7 +14,7 @@ FORMS: tuple[str, ...] = (
     r"bar\.sync", r"bar\.arrive", r"bar\.warp\.sync", r"elect\.sync", r"setmaxnreg\.inc\.sync\.aligned\.u32", r"setmaxnreg\.dec\.sync\.aligned\.u32",
     r"barrier\.cluster\.arrive\.aligned", r"barrier\.cluster\.arrive\.relaxed\.aligned", r"barrier\.cluster\.wait\.aligned", r"mapa\.shared::cluster\.u32",
     rf"fence\.acq_rel\.{SCOPE}", r"membar\.cta", r"membar\.gl", r"fence\.proxy\.async\.shared::cta", r"fence\.proxy\.async\.global", r"fence\.mbarrier_init\.release\.cluster",
-    rf"ld\.acquire\.{SCOPE}\.global\.(b8|u8|b16|b32|b64)", rf"st\.release\.{SCOPE}\.global\.(b8|b16|b32|b64)", rf"ld\.relaxed\.{SCOPE}\.global\.(b32|b64)",
+    rf"ld\.acquire\.{SCOPE}\.global\.(b8|u8|b16|b32|b64)", rf"st\.release\.{SCOPE}\.global\.(b8|b16|b32|b64)", rf"ld\.relaxed\.{SCOPE}\.global\.(b8|u8|b16|b32|b64)", rf"st\.relaxed\.{SCOPE}\.global\.(b8|b16|b32|b64)",
     r"mbarrier\.init\.shared::cta\.b64", r"mbarrier\.arrive\.shared::cta\.b64", r"mbarrier\.arrive\.shared::cluster\.b64", r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64",
     r"mbarrier\.try_wait\.parity\.shared::cta\.b64", r"mbarrier\.test_wait\.parity\.shared::cta\.b64",
     r"cp\.async\.ca\.shared\.global", r"cp\.async\.cg\.shared\.global", r"cp\.async\.commit_group", r"cp\.async\.wait_group", r"cp\.async\.wait_all",

@@ -171,16 +171,21 @@ def pointer_group(e: Emitter, pointers: SSAValue, mask: SSAValue | None, extra: 
     return group
 
 
+def ordering(op: tile.LoadPointers | tile.StorePointers) -> str:
+    """What an access says that other programs look at too: nothing, or its semantics and scope."""
+    return "" if op.semantics is None else f".{op.semantics.data}.{SCOPES[op.scope and op.scope.data]}"
+
+
 @emitter(tile.LoadPointers)
 def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
-    t, acquire = op.result.type, op.semantics is not None and op.semantics.data == "acquire"
-    how = f".acquire.{SCOPES[op.scope and op.scope.data]}" if acquire else ""
+    t, atomic = op.result.type, op.semantics is not None
+    how = ordering(op)
     if not isinstance(t, TileType):
-        held = both(e, mask_of(e, op.mask, 0), one_thread(e) if acquire else True)
+        held = both(e, mask_of(e, op.mask, 0), one_thread(e) if atomic else True)
         at = guarded(e, lambda r: Group(e.register(op.pointers), 0, held), size_of(t), "reads", op.pointers)(0)
         found = load_element(e, at, t, otherwise(e, op.other)(0), "global", how)
-        return e.set(op.result, broadcast(e, found, compute_class(t)) if acquire else found)
-    if acquire:                                    # others write meanwhile: copies must hold what one thread saw
+        return e.set(op.result, broadcast(e, found, compute_class(t)) if atomic else found)
+    if atomic:                         # others write meanwhile: copies must hold what one thread saw
         once, seen = stores_once(e, t.register_layout), pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout))
         found = load_tile(e, t, 1, guarded(e, seen, size_of(t.element), "reads", op.pointers), otherwise(e, op.other), "global", how)
         return e.set(op.result, shared_out(e, t, once, [e.element(found, r) for r in range(t.register_layout.num_registers)]))
@@ -191,12 +196,11 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
 
 @emitter(tile.StorePointers)
 def store_pointers(e: Emitter, op: tile.StorePointers) -> None:
-    t, release = op.value.type, op.semantics is not None and op.semantics.data == "release"
-    how = f".release.{SCOPES[op.scope and op.scope.data]}" if release else ""
-    if release: meet(e)                           # what the others wrote comes first
+    t, how = op.value.type, ordering(op)
+    if op.semantics is not None and op.semantics.data == "release": meet(e)                           # what the others wrote comes first
     if not isinstance(t, TileType):
         at = guarded(e, lambda r: Group(e.register(op.pointers), 0, both(e, mask_of(e, op.mask, 0), one_thread(e))), size_of(t), "writes", op.pointers)(0)
         return store_element(e, at, t, e.operand(op.value), "global", how)
-    v = 1 if release else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
+    v = 1 if how else remark(e, op, t.register_layout, pointer_vector(e, op.pointers, op.mask, bits(t.element) // 8), bits(t.element) // 8)
     group = guarded(e, pointer_group(e, op.pointers, op.mask, stores_once(e, t.register_layout)), v * size_of(t.element), "writes", op.pointers)
     store_tile(e, e.tile(op.value), v, group, "global", how)

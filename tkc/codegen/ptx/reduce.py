@@ -23,7 +23,7 @@ from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile
-from tkc.ir.layout import Layout, register_map
+from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
 BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
@@ -113,10 +113,21 @@ class Folder:
             take = e.w.op("or.pred", "pred", e.w.register(take, "pred"), tie)
         return select(e, self.elements[0], take, b[0], a[0]), select(e, i32, take, b[1], a[1])
 
+    def nothing(self, like: Values) -> Values:
+        """What changes no bit of what follows it: of sums −0, for 0 + −0 is 0; of a combine what does not count."""
+        if self.kind == "combine": return (*like[:-1], 0)
+        return (-0.0,) if self.kind == "sum" and is_float(self.elements[0]) else (neutral(self.kind, self.elements[0]),)
+
     # ---- over registers and lanes -------------------------------------------------------------------------------
     def tree(self, items: list[Values]) -> Values:
         while len(items) > 1: items = [self(*items[i:i + 2]) if i + 1 < len(items) else items[i] for i in range(0, len(items), 2)]
         return items[0]
+
+    def asked(self, x: Values) -> Values:
+        """Truth values of all lanes, by a vote: there is any unless all are not."""
+        if not isinstance(x[0], str): return x
+        turned = (lambda v: self.e.w.op("not.pred", "pred", v)) if self.kind == "any" else lambda v: v
+        return (turned(self.e.w.op("vote.sync.all.pred", "pred", turned(x[0]), -1, type="b32")),)
 
     def across(self, x: Values, mask: int) -> Values:
         """With the lane on the other side of `mask`; for a region, the lane with the bit comes second."""
@@ -142,7 +153,9 @@ def in_warp(e: Emitter, folder: Folder, layout: Layout, axis: int, item: Callabl
         if folder.kind == "combine": x = _ordered(folder, layout, axis, lanes, [(int(layout.offsets("registers")[r, axis]), item(r)) for r in group])
         else:
             x = folder.tree([item(r) for r in group])
-            for mask, _ in lanes: x = folder.across(x, mask)
+            if folder.kind in ("any", "all") and is_bool(folder.elements[0]) and sum(mask for mask, _ in lanes) == WARP - 1: x = folder.asked(x)
+            else:
+                for mask, _ in lanes: x = folder.across(x, mask)
         answers.append(x)
     return answers
 
@@ -223,66 +236,90 @@ def vote(e: Emitter, op: threads.Vote) -> None:
 
 
 # ---- scans ------------------------------------------------------------------------------------------------------------
-@emitter(tile.Scan)
-def scan(e: Emitter, op: tile.Scan) -> None:
-    """Inclusive prefixes: the registers of a thread one after the other, then lanes by doubling, digit by digit of the axis."""
-    kind, axis, args, back = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args], op.reverse is not None
+@emitter(tile.Scan, shared.ScanTotal)
+def scan(e: Emitter, op: tile.Scan | shared.ScanTotal) -> None:
+    """Inclusive prefixes. Each thread adds up what it holds in one piece; lanes exchange totals alone; what came before is added to each element once."""
+    whole = isinstance(op, shared.ScanTotal)
+    sources = [op.arg] if whole else op.args
+    kind, axis, args, back = op.kind.data, op.axis.value.data, [e.tile(a) for a in sources], op.reverse is not None
     layout = args[0].layout
     if layout.warps_along(axis) > 1: e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
-    folder = Folder(e, kind, [a.element for a in args], op.combine)
-    lanes, at = lanes_along(e, layout, axis), layout.offsets("registers")
+    folder = Folder(e, kind, [a.element for a in args], None if whole else op.combine)
+    at = layout.offsets("registers")
     item = reduced_items(e, op, args, axis, kind)
-    prefix: dict[int, Values] = {r: item(r) for r in range(layout.num_registers)}
-    w = Walk(e, folder, prefix, at[:, axis], lanes, back)
-    for group in lines(layout, axis): w.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), layout.padded_shape[axis])
+    walk = Walk(e, folder, {r: item(r) for r in range(layout.num_registers)}, at[:, axis], back)
+    steps = stretches(lanes_along(e, layout, axis), layout.padded_shape[axis])
+    totals = [walk.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), steps) for group in lines(layout, axis)]
     first = {tuple(place): r for r, place in reversed(list(enumerate(at.tolist())))}
-    for position, result in enumerate(op.results):
-        e.set(result, e.build(result.type, [prefix[first[tuple(place)]][position] for place in at.tolist()]))
+    for position, result in enumerate([op.result] if whole else op.results):
+        e.set(result, e.build(result.type, [walk.prefix[first[tuple(place)]][position] for place in at.tolist()]))
+    if whole: deliver(e, op.total, layout.drop(axis), [x[0] for x in totals])
+
+
+def stretches(lanes: list[tuple[int, int]], extent: int) -> list[tuple[tuple[int, ...], int, int]]:
+    """An axis from the inside out: (masks of the lanes that count, or () for registers; the length of a stretch that is one of these; of all of them)."""
+    found, done = [], 1
+    for mask, stride in lanes:
+        if stride > done: found.append(((), done, stride))
+        if found and found[-1][0]: found[-1] = (*found[-1][0], mask), found[-1][1], 2 * stride
+        else: found.append(((mask,), stride, 2 * stride))
+        done = 2 * stride
+    return [*found, ((), done, extent)] if extent > done else found
 
 
 @dataclass
 class Walk:
-    """The steps of a scan: stretches of the axis that carry their own prefixes, doubled until there is one."""
+    """The steps of a scan: up the stretches of the axis, whose totals are scanned, and down again with what comes before each."""
     e: Emitter
     folder: Folder
     prefix: dict[int, Values]
     at: np.ndarray
-    lanes: list[tuple[int, int]]
     back: bool
 
-    def line(self, order: list[int], extent: int) -> None:
-        done = 1
-        for mask, stride in [*self.lanes, (0, extent)]:
-            if stride > done: self.registers(order, done, stride); done = stride
-            if mask: self.lane(order, mask, stride); done = 2 * stride
+    def line(self, order: list[int], steps: list[tuple[tuple[int, ...], int, int]]) -> Values:
+        """Prefixes of the registers of a line; its total, in every lane."""
+        total, carry = self.up(order, steps)
+        carry(None)
+        return total
 
-    def stretches(self, order: list[int], length: int) -> list[list[int]]:
-        return [list(part) for _, part in groupby(order, key=lambda r: int(self.at[r]) // length)]
+    def up(self, order: list[int], steps) -> tuple[Values, Callable[[Values | None], None]]:
+        """The total of a stretch, and what puts that before it which comes before."""
+        if not steps: return self.serial(order)
+        *inner, (masks, low, _) = steps
+        if masks:
+            total, carry = self.up(order, inner)
+            before, total = self.lanes(total, masks)
+            return total, lambda outer: carry(self.join(outer, before))
+        if not inner: return self.serial(order)
+        total, parts = None, []
+        for _, part in groupby(order, key=lambda r: int(self.at[r]) // low):
+            own, carry = self.up(list(part), inner)
+            parts.append((carry, total))
+            total = self.join(total, own)
 
-    def registers(self, order: list[int], done: int, stride: int) -> None:
-        """Each stretch of `done` takes the total of the one before it, within stretches of `stride`."""
-        for stretch in self.stretches(order, stride):
-            total = None
-            for part in self.stretches(stretch, done):
-                if total is not None:
-                    for r in part: self.prefix[r] = self.folder(total, self.prefix[r])
-                total = self.total(self.prefix[part[-1]], done)
+        def down(outer: Values | None) -> None:
+            for carry, before in parts: carry(self.join(outer, before))
+        return total, down
 
-    def lane(self, order: list[int], mask: int, stride: int) -> None:
-        """Lanes whose bit comes second take the total of the lane that comes first."""
-        e, w = self.e, self.e.w
-        bit = w.hoist(("bit", mask), lambda: w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", e.lane(), mask), 0), root=True)
-        later = w.memo(("no bit", mask), lambda: w.op("not.pred", "pred", bit)) if self.back else bit
-        for part in self.stretches(order, stride):
-            total = self.total(self.prefix[part[-1]], stride)
-            before = tuple(shuffle(e, v, mask, c) for v, c in zip(total, self.folder.classes))
-            for r in part:
-                joined = self.folder(before, self.prefix[r])
-                self.prefix[r] = tuple(select(e, t, later, j, p) for t, j, p in zip(self.folder.elements, joined, self.prefix[r]))
+    def serial(self, order: list[int]) -> tuple[Values, Callable[[Values | None], None]]:
+        total = None
+        for r in order: total = self.prefix[r] = self.join(total, self.prefix[r])
 
-    def total(self, x: Values, length: int) -> Values:
-        """x of the lane that comes last in its stretch of `length`."""
-        e, below = self.e, sum(mask for mask, stride in self.lanes if stride < length)
-        if not below: return x
-        last = e.w.memo(("last", below, self.back), lambda: e.w.op("and.b32", "b32", e.lane(), 31 & ~below) if self.back else e.w.op("or.b32", "b32", e.lane(), below))
-        return tuple(shuffle(e, v, last, c, "idx") for v, c in zip(x, self.folder.classes))
+        def down(outer: Values | None) -> None:
+            for r in order: self.prefix[r] = self.join(outer, self.prefix[r])
+        return total, down
+
+    def join(self, a: Values | None, b: Values | None) -> Values | None: return b if a is None else a if b is None else self.folder(a, b)
+
+    def lanes(self, total: Values, masks: tuple[int, ...]) -> tuple[Values, Values]:
+        """Of totals of lanes: what the lanes before come to, and all of them. By doubling: both halves know their own, and the other's."""
+        e, w, folder = self.e, self.e.w, self.folder
+        before = folder.nothing(total)
+        for mask in masks:
+            bit = w.hoist(("bit", mask), lambda: w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", e.lane(), mask), 0), root=True)
+            later = w.memo(("no bit", mask), lambda: w.op("not.pred", "pred", bit)) if self.back else bit
+            other = tuple(shuffle(e, v, mask, c) for v, c in zip(total, folder.classes))
+            choose = lambda yes, no: tuple(select(e, t, later, a, b) for t, a, b in zip(folder.elements, yes, no))
+            before = choose(other if mask == masks[0] else folder(other, before), before)
+            total = folder(choose(other, total), choose(total, other)) if folder.kind == "combine" else folder(total, other)
+        return before, total
