@@ -9,7 +9,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.text import parse
 from tkc.kernels.losses import _cross_entropy
 from tkc.kernels.norms import _norm, _norm_backward
-from tkc.kernels.scans import _cumsum_rows
+from tkc.kernels.scans import _cumsum, _cumsum_rows
 from tkc.kernels.softmax import _softmax
 from tkc.sim import dataflow, level0, level4
 from tkc.sim.report import Violation
@@ -196,3 +196,59 @@ def test_a_view_that_the_counter_chooses_is_not_read_ahead():
         module = parse(compiled.ir(stage))
         (level4 if stage == "assign-registers" else dataflow).run(module, [x, out], (1,))
         np.testing.assert_array_equal(out, x.sum(0))
+
+
+# ---- a block takes one program after the other ----------------------------------------------------------------------------
+def many(data, programs):
+    """The same arrays with so many rows."""
+    kernel, given, constants, _, _ = data
+    rows = lambda a: np.resize(a, (programs, a.shape[1])) if isinstance(a, np.ndarray) and a.ndim == 2 else a
+    return kernel, tuple(map(rows, given)), constants
+
+
+@pytest.mark.parametrize("name, options", [("norm", {"num_warps": 2}), ("softmax", {"num_warps": 2, "num_ctas": 2})])
+def test_a_persistent_program_means_the_same(name, options):
+    """Of five programs each of two blocks (or clusters) takes two or three, and reads the next one's row while it computes."""
+    kernel, given, constants = many(norm_data(1024) if name == "norm" else softmax_data(1021, 1024), 5)
+    compiled = kernel.compile(*given, **constants, target="sm_90a", persistent=True, **options)
+    assert compiled.interface.persistent and any(line.startswith("prefetch-loads: ") for line in compiled.decisions) and compiled.resources.clean
+    want = [a.copy() for a in given if isinstance(a, np.ndarray)]
+    run(parse(compiled.ir("trace")), want, [1e-5] * (name == "norm"), (5,), 0)
+    for stage in "schedule-programs", "prefetch-loads", "assign-registers":
+        for seed in range(2) if stage == "assign-registers" else (0,):
+            arrays = [a.copy() for a in given if isinstance(a, np.ndarray)]
+            run(parse(compiled.ir(stage)), arrays, [1e-5] * (name == "norm"), (5,), seed)
+            for got, right in zip(arrays, want): np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
+
+
+def test_what_all_programs_read_is_kept_where_there_is_room():
+    arguments = "bf16[64, 1024]", None, "bf16[1024]", "bf16[1024]", "bf16[64, 1024]", None, "f32"
+    found, compiled = plan_of(_norm, *arguments, CENTRE=True, ROWS=1, COLUMNS=1024, persistent=True)
+    assert found.persistent and found.prefetch and found.keep and compiled.resources.clean
+    loop = next(op for op in level0.kernel_of(parse(compiled.ir("select-layouts"))).walk() if op.name == "scf.for")
+    assert sum(op.name == "tile.load" for op in loop.walk()) == 1                              # the next row: weight and bias were read before
+    found, compiled = plan_of(_norm, *(a and a.replace("1024", "32768") for a in arguments), CENTRE=True, ROWS=1, COLUMNS=32768, persistent=True)
+    assert found.persistent and not found.keep and compiled.resources.clean
+    in_place, _ = plan_of(_norm, "bf16[64, 1024]", None, None, None, "bf16[64, 1024]", None, "f32", CENTRE=True, ROWS=1, COLUMNS=1024)
+    assert not in_place.persistent                                                              # unasked, until it is measured
+
+
+@tkc.jit
+def _two_axes(x, out, N: tkc.constexpr):
+    row, column = tkc.program_id(1), tkc.program_id(0) * N
+    tkc.store(out, (row, column), tkc.load(x, (row, column), (1, N)) * (tkc.program_id(1) + 10 * tkc.program_id(0)))
+
+
+def test_persistent_programs_of_two_axes_in_place():
+    x = np.ones((3, 700), np.float32)
+    compiled = _two_axes.compile(x, x, N=256, target="sm_90a", persistent=True)
+    assert not any(line.startswith("prefetch-loads: ") for line in compiled.decisions)          # a program may write what another reads
+    module = parse(compiled.ir("assign-registers"))
+    level4.run(module, [x, x], (3, 3), 0, 2)
+    np.testing.assert_array_equal(x, np.arange(3)[:, None] + 10 * (np.arange(700) // 256)[None, :])
+
+
+def test_programs_that_wait_for_one_another_run_one_a_block():
+    compiled = _cumsum.compile("f32[1, 65536]", "f32[1, 65536]", "u64[1, 8]", REVERSE=False, N=8192, GROUP=4, target="sm_90a", persistent=True)
+    assert not compiled.interface.persistent
+    assert any("one program: programs wait" in line for line in compiled.decisions) and any("persistent = True is not used" in line for line in compiled.decisions)

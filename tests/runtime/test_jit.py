@@ -235,6 +235,7 @@ def test_running_maxima_are_exact_where_asked():
     relaxed = lambda **options: any("only keeps powers small" in text for text in tkc.jit(k).compile("f32[8, 640]", "f32[8]", target="sm_80", **options).decisions)
     assert relaxed() and relaxed(relax=True) and not relaxed(relax=False)
     with pytest.raises(LaunchError, match="relax is expected to be True or False, got 3"): relaxed(relax=3)
+    with pytest.raises(LaunchError, match="persistent is expected to be True or False, got 1"): relaxed(persistent=1)
 
 
 def test_a_result_says_what_it_has():

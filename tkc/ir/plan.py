@@ -63,6 +63,7 @@ class Plan:
     prefetch: bool = False                          # loops without dots read one iteration ahead
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
     persistent: bool = False                        # a block takes one program after the other
+    keep: bool = False                              # persistent: blocks that all programs read are read once and kept in registers
     queue: bool = False                             # blocks claim their programs one by one; else they are dealt out
     split_k: int = 1                                # programs that share one output block, each a part of k
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills

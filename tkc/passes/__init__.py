@@ -23,6 +23,7 @@ class LaunchOptions(Protocol):
     programs: int | None
     raster: int | None
     split_k: int | None
+    persistent: bool | None
     relax: bool | None
 
 
@@ -38,6 +39,7 @@ class Free:
     programs: int | None = None
     raster: int | None = None
     split_k: int | None = None
+    persistent: bool | None = None
     relax: bool | None = None
 
 

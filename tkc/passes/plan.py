@@ -86,7 +86,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     program, options = Program.of(kernel_of(module)), context.options
     first, work = _legally(program, context), Work.of(program.kernel, sizes)
     if first.roles == "one":
-        found = [first, *_realised(program, context, _narrowed(first, options, ORDINARY))]
+        found = [first, *_realised(program, context, _narrowed(first, options, ORDINARY if program.dots else STREAMING))]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     parts = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
     found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | parts))], work, context.target)]
@@ -105,6 +105,7 @@ def _legally(program: Program, context: PassContext) -> Plan:
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
+STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True)}                 # of programs without dots
 
 
 def _parts(work: Work, target: Target) -> list[int]:
@@ -135,13 +136,13 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "roles": plan.roles}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "persistent": plan.persistent, "roles": plan.roles}
 
 
 def forcing(plan: Plan) -> dict:
     """The fewest options that tell a plan from the other candidates."""
     said = keywords(plan)
-    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else [])) if plan.roles != "one" else (*ORDINARY, "roles")
+    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else [])) if plan.roles != "one" else (*ORDINARY, "roles") if plan.dots else (*STREAMING, "roles")
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
 
 
@@ -215,7 +216,8 @@ def _plan(program: Program, context: PassContext) -> Plan:
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
     warps, spread = (num_warps or _warps(program, loads, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
-    prefetch = not program.dots and streaming.ahead(program.kernel, warps, spread[0], say)
+    persistent = not program.dots and streaming.persistent(program.kernel, context, say)
+    prefetch, keep = streaming.ahead(program.kernel, warps, spread[0], persistent, context, say) if not program.dots else (False, False)
     if num_warps and program.dots: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
@@ -226,7 +228,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, persistent=persistent, keep=keep, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
@@ -241,7 +243,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part"}
+           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block"}
     return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 

@@ -14,7 +14,8 @@ The kernel's own ids are those of the logical grid. Blocks start roughly in orde
 The map is a bijection of the grid onto itself, so every program still runs once.
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
-a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing:
+a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing (a cluster that shares each program, `spread`,
+counts as one block):
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -41,7 +42,7 @@ from functools import reduce
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
@@ -49,7 +50,7 @@ from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.types import bits
+from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.program_axes import program_axes
 from tkc.passes.split_k import divide
@@ -120,7 +121,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
     block, size = kernel.body.block, plan.cluster[0]
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
-    inside = _dependent(block)
+    inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, dict(getattr(context.options, "extra", ())).get("overlaps", ()))
     if not inside: return
     uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb])), None)
     deep = any(op.axis.value.data == 2 for op in ids)
@@ -185,6 +186,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
         kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])
     kernel.attributes["persistent"] = UnitAttr()
+    if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])
 
 
 def _claiming(first: SSAValue, total: SSAValue, place: list[SSAValue]) -> tuple[scf.WhileOp, list[SSAValue]]:
@@ -214,3 +216,27 @@ def _dependent(block: Block) -> list[Operation]:
         if isinstance(op, tile.Return): continue
         if isinstance(op, tile.ProgramId) or op.regions or not is_side_effect_free(op) or any(v.owner in moved for v in op.operands): moved.add(op)
     return [op for op in block.ops if op in moved]
+
+
+def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
+    """The same for programs without dots, whose tiles fill the registers: indices, masks and what is computed of blocks that all programs share are made anew in each; the
+    blocks themselves are read once where the plan keeps them."""
+    kernel = block.parent_op()
+    written = [origin(op.array) for op in kernel.walk() if isinstance(op, (tile.Store, tile.AtomicBlock))]
+    if any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in kernel.walk()): written.append(None)
+    arguments = list(kernel.body.block.args)
+    near = lambda array: {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
+
+    def shared(op: Operation) -> bool:
+        if isinstance(op, tile.Load): return keep and (array := origin(op.array)) is not None and None not in written and near(array).isdisjoint(written)
+        return is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)
+    moved: set[Operation] = set()
+    for op in block.ops:
+        if not isinstance(op, tile.Return) and (isinstance(op, tile.ProgramId) or op.regions or not shared(op) or any(v.owner in moved for v in op.operands)): moved.add(op)
+    return [op for op in block.ops if op in moved]
+
+
+def origin(array: SSAValue) -> SSAValue | None:
+    """The kernel's argument that an array is a view of, if it is one."""
+    while isinstance(array.owner, tile.View): array = array.owner.array
+    return array if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel) else None

@@ -4,6 +4,8 @@
 
 The fewest warps with which that stays below HELD: a thread then has several vectors on their way at once, a barrier waits for few, and several blocks fit a multiprocessor: while
 one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192, 32 for 32768.
+With `persistent=True` a block takes one program after the other: those of a launch are a loop like any other, and reading ahead in it keeps memory busy while the rows that are
+there are reduced, by as many blocks as Little's law asks for (latency x bandwidth / multiprocessors bytes on their way). Not run on an H200 yet, so no plan chooses it unasked.
 A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
 reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
 
@@ -18,13 +20,16 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits, element_of, is_bool
 from tkc.passes import PassContext
+from tkc.passes.program_axes import program_axes
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
+LATENCY = 1000                                           # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
 
@@ -48,13 +53,39 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
     return warps, (1, 0)
 
 
-def ahead(kernel: tile.Kernel, warps: int, blocks: int, say: Callable[[str], None]) -> bool:
-    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers."""
-    loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and isinstance(op.parent_op(), scf.ForOp)]
-    more = -(-sum(op.result.type.size * bits(element_of(op.result.type)) // 32 for op in loads) // (32 * warps * blocks))
-    if not loads or more + -(-pressure(kernel) // (32 * warps * blocks)) > min(FULL, 1600 // warps): return False           # 16 warps have 128 registers a thread
-    say(f"loops read one iteration ahead, into {more} registers a thread")
+def persistent(kernel: tile.Kernel, context: PassContext, say: Callable[[str], None]) -> bool:
+    """Whether a block takes one program after the other, as asked: not where programs wait for one another, for then all of those before must run at the same time."""
+    if not context.options.persistent: return False
+    if any(_watches(inner) for loop in kernel.walk() if isinstance(loop, scf.WhileOp) for inner in loop.walk()):
+        say("a block runs one program: programs wait for one another")
+        return False
+    say("persistent: a block takes one program after the other, as asked")
     return True
+
+
+def _watches(op: Operation) -> bool: return isinstance(op, tile.Atomic) or isinstance(op, tile.LoadPointers) and op.semantics is not None
+
+
+def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, context: PassContext, say: Callable[[str], None]) -> tuple[bool, bool]:
+    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers. Programs that a block takes in turn are a loop too;
+    of those, whether what they share fits as well."""
+    loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
+    own = [op for op in loads if isinstance(op.parent_op(), scf.ForOp) or persistent and op.parent_op() is kernel and program_axes(op.operands)]
+    size = lambda ops: sum(op.result.type.size * bits(element_of(op.result.type)) // 32 for op in ops)
+    each = lambda words: -(-words // (32 * warps * blocks))
+    room = min(FULL, 1600 // warps) - each(pressure(kernel))                           # 16 warps have 128 registers a thread
+    more, kept = each(size(own)), each(size([op for op in loads if op not in own]))
+    reads, keeps = bool(own) and more <= room, persistent and bool(kept) and more + kept <= room
+    if reads: say(f"loops read one iteration ahead, into {more} registers a thread")
+    if reads and persistent: say(_in_flight(4 * size(own) // blocks, context.target))
+    if keeps: say(f"what all programs read stays in {kept} registers a thread")
+    return reads, keeps
+
+
+def _in_flight(each: int, target: Target) -> str:
+    """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency x bandwidth / multiprocessors."""
+    needed = LATENCY * target.memory / 2 / target.multiprocessors
+    return f"{each} bytes of the next program are asked for while one computes: {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way, half of the memory's rate for {LATENCY} ns"
 
 
 # ---- what is live together ---------------------------------------------------------------------------------------------
