@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tests.passes.test_roles import NUMPY, array, count, integers, role
@@ -69,7 +70,7 @@ def compiled(block, epilogue, options: tuple = (), known: bool = False):
     return stages, given
 
 
-def check(module, block, epilogue, m, n, k, **how) -> None:
+def check(module, block, epilogue, m, n, k, run=None, **how) -> None:
     a, b, r, c, d = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n))))
     bias, scale = integers(n, dtype=tkc.bfloat16, seed=7), integers(m, dtype=tkc.float32, seed=8)
     if any(word in epilogue for word in ("tanh", "erf", "silu")): a[...] = (np.float32(a) / 8).astype(a.dtype)
@@ -79,7 +80,7 @@ def check(module, block, epilogue, m, n, k, **how) -> None:
     wanted = expected(a, b, bias, scale, r, c, block, epilogue)
     sums = sums[:, :n] if "columns" in epilogue else sums[:m, :grid[1]]
     if "in place" not in epilogue: c[...] = np.nan
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [a, b, bias, scale, r, c, d, sums], grid, **how)
     for got, want in zip((c, d, sums), wanted):
         if want is not None: np.testing.assert_allclose(np.float64(got), want, rtol=2 ** -8 if got.dtype == NUMPY[tkc.bfloat16] else 1e-5, atol=1e-3 if got.dtype == NUMPY[tkc.bfloat16] else 1e-2)
@@ -94,6 +95,12 @@ def test_every_level(epilogue, plan):
     for module in stages.values():
         if module.body.block.first_op.level < 4: check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
     for seed in range(2): check(stages[PIPELINE[-1]], block, epilogue, 4 * block[0] - 5, block[1] + 9, 3 * block[2] - 7, seed=seed)
+
+
+@pytest.mark.parametrize("plan, epilogue", [("ping-pong", "scale bias residual second"), ("ping-pong in a cluster", "bias tanh"), ("cooperative", "rows"), ("cooperative", "columns residual")])
+def test_what_the_text_computes(plan, epilogue):
+    block, options = PLANS[plan]
+    check(compiled(block, epilogue, tuple(options.items()))[0][PIPELINE[-1]], block, epilogue, block[0] + 5, block[1] + 9, 3 * block[2] - 7, run=machine.run, resident=1)
 
 
 @pytest.mark.parametrize("plan", PLANS)

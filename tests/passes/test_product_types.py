@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tkc.codegen.ptx import ptxas
@@ -110,9 +111,9 @@ def integers(shape, dtype, seed: int, turned: bool = False) -> np.ndarray:
     return around[:rows, :columns].T if turned else around[:rows, :columns]
 
 
-def simulated(module, **how):
+def simulated(module, run=None, **how):
     """A function that runs a kernel's arrays and grid through the module."""
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     return lambda arrays, grid: run(module, arrays, grid, **how)
 
 
@@ -147,6 +148,13 @@ def test_every_level(case):
     for name, module in compiled(case)[0].items():
         if module.body.block.first_op.level < 4: check(module, case, BM + 5, BN - 7, 2 * BK - 7)
     check(last(case), case, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+
+
+SPELLED = [c for c in CASES if c.options == ALONE or "blocks" in c.form or c.a in (tkc.int8, E5) and c.b in (tkc.int8, E4)]
+
+
+@pytest.mark.parametrize("case", SPELLED, ids=lambda c: c.name)
+def test_what_the_text_computes(case): check(last(case), case, case.block[0] + 5, case.block[1] // 2 + 9, 3 * case.block[2] - 7, run=machine.run, resident=1)
 
 
 @EVERY

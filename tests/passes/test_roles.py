@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes.kernels import context, through
 from tkc.codegen.ptx import ptxas
@@ -89,13 +90,13 @@ def integers(*shape, dtype, seed) -> np.ndarray:
     return around[front]
 
 
-def check(module, form: Form, m: int, n: int, k: int, **how) -> None:
+def check(module, form: Form, m: int, n: int, k: int, run=None, **how) -> None:
     turned = lambda shape, major: shape[::-1] if major == "t" else shape
     a, b = (integers(*turned(shape, major), dtype=form.dtype, seed=i) for i, (shape, major) in enumerate(zip(((m, k), (k, n)), form.majors)))
     bias = integers(n, dtype=form.dtype, seed=2)
     c, d = (integers(m, n, dtype=t, seed=3) for t in (form.out or form.dtype, form.dtype))
     c[...] = d[...] = np.nan
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [a, b, bias, c, d], (-(-m // form.block[0]), -(-n // form.block[1]), 1), **how)
     sums = np.float64(a.T if form.majors[0] == "t" else a) @ np.float64(b.T if form.majors[1] == "t" else b)
     if "second" in form.epilogue: np.testing.assert_array_equal(d, sums.astype(d.dtype))
@@ -141,6 +142,17 @@ def test_trip_counts(form, steps):
 @pytest.mark.parametrize("resident", [1, 2])
 def test_ragged_shapes_and_odd_grids(form, shape, resident):
     for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+
+
+SPELLED = [*SMALL.values(), Form((64, 64, 32), options=(("split_k", 3), ("num_stages", 2))), Form((128, 256, 64), "nt"), Form((128, 192, 64), epilogue="bias relu"), Form((16, 64, 128), "tn", options=ALONE),
+           Form((128, 128, 64), "tt", tkc.float16, tkc.float32, options=TOGETHER), Form((64, 24, 64), "nt")]
+
+
+@pytest.mark.parametrize("form", SPELLED, ids=lambda f: f.name)
+def test_what_the_text_computes(form):
+    """The PTX itself, on the machine of tkc.sim.ptx: ragged extents, several programs of a block, fewer steps than stages and more."""
+    BM, BN, BK = form.block
+    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
 
 
 def test_what_lies_beyond_an_extent_is_zero():

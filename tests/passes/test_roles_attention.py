@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import attention, f32, traced
 from tests.passes.kernels import context, through
 from tkc.codegen.ptx import ptxas
@@ -54,11 +55,11 @@ def last(form: Form): return compiled(form)[0][PIPELINE[-1]]
 def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
 
 
-def check(module, form: Form, queries: int, keys: int, heads: int = 1, **how) -> None:
+def check(module, form: Form, queries: int, keys: int, heads: int = 1, run=None, **how) -> None:
     rng, dtype = np.random.default_rng(queries + keys), NUMPY[form.dtype]
     q, k, v = (rng.standard_normal((1, heads, max(n, 1), form.d)).astype(dtype)[:, :, :n] for n in (queries, keys, keys))
     o, scale = np.full_like(q, np.nan), form.d**-0.5
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [q, k, v, o, scale], (-(-queries // form.block[0]), heads, 1), **how)
     q, k, v = (np.float64(x) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) * scale
@@ -79,8 +80,16 @@ def test_every_level(form):
     check(last(form), form, form.block[0] + 3, 2 * form.block[1] + 5, seed=1)
 
 
+@pytest.mark.parametrize("form", FORMS[:4], ids=lambda f: f.name)
+def test_what_the_text_computes(form): check(last(form), form, 131, 261, run=machine.run)
+
+
 SMALL = [Form(block=(64, 64)), Form(block=(64, 64), causal=True)]
 BOTH = pytest.mark.parametrize("form", SMALL, ids=["full", "causal"])
+
+
+@BOTH
+def test_what_the_text_computes_in_another_order(form): check(last(form), form, 70, 133, run=machine.run, seed=1)
 
 
 @BOTH

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.passes.kernels import BF16
 from tkc.ir import shared, threads
 from tkc.ir.plan import Plan
@@ -107,6 +108,15 @@ def test_every_stage_of_a_spread_program_means_the_same(name):
                 run(stages[stage], arrays, scalars, grid, seed)
                 for got, right in zip(arrays, want):
                     if right is not None: np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_what_the_text_of_a_spread_program_computes(name):
+    kernel, given, constants, want, grid = DATA[name]()
+    arrays, scalars = [a.copy() for a in given if isinstance(a, np.ndarray)], [a for a in given if isinstance(a, float)]
+    machine.run(stages_of(kernel, *given, **constants, num_ctas=2, num_warps=4)["assign-registers"], [*arrays, *scalars], grid, seed=1)
+    for got, right in zip(arrays, want):
+        if right is not None: np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
 
 
 def test_every_barrier_of_the_cluster_is_needed():

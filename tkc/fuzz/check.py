@@ -122,7 +122,7 @@ class Ways:
             from tkc.codegen.ptx.emit import emit
             program = emit(module, TARGETS[target])
         except Exception as e: yield _broken(label("emit"), e); return
-        if level0.kernel_of(module).attributes.keys().isdisjoint(("persistent", "cluster")) and (found := self.run(label("PTX"), lambda a: self._ptx(program, a))): yield found
+        if found := self.run(label("PTX"), lambda a: self._ptx(program, a)): yield found
 
     def _ptx(self, program, arguments: list) -> None:
         """Runs a program on the arguments in place; one beyond the machine leaves what level 0 says."""
