@@ -68,6 +68,14 @@ def attentions(give: Give):
         yield kernels.attention(give((1, heads, queries, d), "bfloat16"), *(give((1, shared, keys, d), "bfloat16", i) for i in (1, 2)), **options)
 
 
+def experts(give: Give):
+    from tkc import kernels
+    ends = kernels.cumsum(give((3,), "int32", 3, low=30, high=75))
+    a = give((200, 72), "bfloat16")
+    c = kernels.grouped_matmul(a, give((3, 72, 40), "bfloat16", 1), ends)
+    return c, kernels.grouped_outer(a, c, ends)
+
+
 def library() -> dict[str, Callable[[Give], object]]:
     """Function of tkc.kernels -> a call of it; `+` joins names that one call covers."""
     from tkc import kernels as t
@@ -84,7 +92,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "quantize + dequantize": lambda g: quantized(g, False), "quantize_rows": lambda g: quantized(g, True), "rotary": lambda g: t.rotary(g((2, 5, 3, 64)), g((5, 32), seed=1), g((5, 32), seed=2)),
         "cumsum": lambda g: (t.cumsum(g((5, 31))), t.cumsum(g((2, 8193)), reverse=True)), "sum": lambda g: t.sum(g((7, 1025))), "topk": lambda g: t.topk(g((3, 1025)), 7), "histogram": lambda g: t.histogram(g((4097,)), 10, -3.0, 3.0),
         "transpose": lambda g: t.transpose(g((65, 131))), "embedding": lambda g: t.embedding(g((50, 70)), g((3, 33), "int64", 1, low=0, high=50)),
-        "embedding_backward": lambda g: t.embedding_backward(g((3, 33, 70)), g((3, 33), "int64", 1, low=0, high=50), 50), "matmul": lambda g: tuple(products(g)),
+        "embedding_backward": lambda g: t.embedding_backward(g((3, 33, 70)), g((3, 33), "int64", 1, low=0, high=50), 50), "matmul": lambda g: tuple(products(g)), "grouped_matmul + grouped_outer": experts,
         "attention": lambda g: tuple(attentions(g)), "attention_decode": lambda g: t.attention_decode(g((2, 4, 1, 64), "bfloat16"), *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)), g((2,), "int32", 3, low=1, high=600)),
     }
 

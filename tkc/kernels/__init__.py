@@ -12,6 +12,7 @@ import sys
 
 from tkc.kernels.activations import dropout, geglu, geglu_backward, gelu, gelu_backward, silu, silu_backward, swiglu, swiglu_backward
 from tkc.kernels.attention import attention, attention_decode
+from tkc.kernels.grouped import grouped_matmul, grouped_outer
 from tkc.kernels.losses import cross_entropy, cross_entropy_, cross_entropy_backward
 from tkc.kernels.matmul import matmul
 from tkc.kernels.movement import embedding, embedding_backward, transpose
@@ -24,7 +25,7 @@ from tkc.kernels.selection import histogram, topk
 from tkc.kernels.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 __all__ = """adam_ add_layer_norm add_rms_norm attention attention_decode cross_entropy cross_entropy_ cross_entropy_backward cumsum dequantize dropout embedding embedding_backward geglu
-    geglu_backward gelu gelu_backward histogram layer_norm layer_norm_backward log_softmax log_softmax_backward matmul quantize quantize_rows rms_norm rms_norm_backward rotary
+    geglu_backward gelu gelu_backward grouped_matmul grouped_outer histogram layer_norm layer_norm_backward log_softmax log_softmax_backward matmul quantize quantize_rows rms_norm rms_norm_backward rotary
     silu silu_backward softmax softmax_backward sum swiglu swiglu_backward topk transpose""".split()
 
 if "torch" in sys.modules:                      # so that torch.compile meets ops that are registered

@@ -224,7 +224,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     stages = _stages(program, loads, warps, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
-    raster = (context.options.raster or 8) if program.dots and _swept(program) else 1
+    raster = 1 if not program.dots or not _unordered(program) else context.options.raster or (8 if _swept(program) else 1)
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
@@ -351,11 +351,13 @@ def _stages(program: Program, loads: tuple[LoadPlan, ...], warps: int, asked: in
     return chosen
 
 
+def _unordered(program: Program) -> bool:
+    """Whether nobody can observe the order of programs."""
+    return not any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in program.kernel.walk())
+
+
 def _swept(program: Program) -> bool:
-    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another for all of axis 1, and nobody can
-    observe the order of programs."""
-    ops = list(program.kernel.walk())
-    if any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in ops): return False
+    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another for all of axis 1."""
     axes = [program_axes(op.operands) for op in program.loads if loop_of(op) is not None and dots_fed(op)]
     return {0} in axes and {1} in axes
 

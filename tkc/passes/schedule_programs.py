@@ -34,6 +34,8 @@ fewer:
       yield tile.next_program %programs
     }
 
+Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
+
 With `split_k` parts, so many programs in turn share a block of the output (split_k.py).
 """
 from __future__ import annotations
@@ -52,7 +54,7 @@ from tkc.ir.rewrite import before, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.program_axes import program_axes
+from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.split_k import divide
 
 
@@ -123,7 +125,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, dict(getattr(context.options, "extra", ())).get("overlaps", ()))
     if not inside: return
-    uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb])), None)
+    uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) and not from_memory([op.ub])), None)
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Builder(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
