@@ -96,6 +96,10 @@ BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 
        (lambda q, k, v: kernels.attention(q, k, v, window=3), "window is a number of keys from 1 on, with causal=True"),
        (lambda q, k, v: kernels.attention(q, k, v, softcap=-1.0), "soft cap is positive"),
        (lambda q, k, v: kernels.attention(q, k, v, scale=0.0), "scale is positive"),
+       (lambda q, k, v: kernels.attention(q, k, v, rows=96), "rows is one of 64 .*, 256 .*got 96 with D = 16"),
+       (lambda q, k, v: kernels.attention(*(x.repeat(8, 3) for x in (q, k, v)), rows=192), "192 .D up to 96.*got 192 with D = 128"),
+       (lambda q, k, v: kernels.attention(q, k, v, columns=40), "columns is a multiple of 16"),
+       (lambda q, k, v: kernels.attention(q[0], q[0], q[0], begins=np.zeros(2, np.int32), longest=4, rows=128), "not for ragged batches"),
        (lambda q, k, v: kernels.attention(q[0], k[0], v[0]), r"\[batch, heads, queries, D\]"),
        (lambda q, k, v: kernels.attention(q, k[:1].repeat(3, 0), v[:1].repeat(3, 0)), "as many"),
        (lambda q, k, v: kernels.attention(q, k, v, begins=np.zeros(2, np.int32)), "begins and longest come together"),
@@ -119,14 +123,17 @@ FORMS = {
     "256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256)] * 3, causal=True),
     "192 and 128": lambda: kernels.attention(*[zeros(1, 8, 2048, 192)] * 2, zeros(1, 8, 2048, 128), causal=True),
     "96": lambda: kernels.attention(*[zeros(1, 8, 2048, 96)] * 3),
+    "three warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=192),
+    "three warpgroups, causal, wide": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=192, columns=128),
+    "three warpgroups, 96": lambda: kernels.attention(*[zeros(1, 8, 1024, 96)] * 3, causal=True, rows=192),
+    "four warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=256),
     "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
     "ragged": lambda: kernels.attention(*[zeros(3000, 8, 128)] * 3, causal=True, begins=np.zeros(4, np.int32), longest=1500),
 }
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name, target", [(name, target) for name in FORMS for target in ("sm_90a", "sm_80") if target == "sm_90a" or "warpgroups" not in name])
 def test_it_assembles(name, target, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
     with launches() as found: FORMS[name]()
@@ -134,6 +141,11 @@ def test_it_assembles(name, target, monkeypatch):
         compiled = kernel.compile(*args, target=target, **kwargs)
         assert compiled.resources.clean, compiled.resources.log
         assert target != "sm_90a" or "wgmma" in compiled.ptx and "setmaxnreg" in compiled.ptx, [d for d in compiled.decisions if "one role" in d]
+
+
+def test_many_warpgroups_are_refused_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_80", raising=False)
+    with pytest.raises(tkc.LaunchError, match="rows = 192 of bfloat16 is not for sm_80"): FORMS["three warpgroups"]()
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
@@ -153,6 +165,18 @@ def test_on_a_gpu(shape, options):
     moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
     out, sums = kernels.attention(*moved, with_lse=True, **options)
     near((out.float().cpu().numpy(), sums.cpu().numpy()), attention(*arrays, **options), "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d, rows, columns", [(64, 192, 96), (64, 192, 128), (64, 256, 64), (96, 192, 64), (32, 192, 112), (32, 256, 64)])
+def test_three_and_four_warpgroups_on_a_gpu(d, rows, columns, causal):
+    torch = pytest.importorskip("torch")
+    for queries, keys in (512, 512), (1000, 777), (64, 3000):
+        arrays = operands(2, 4, 2, queries, keys, d, d, "bfloat16")
+        moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
+        out, sums = kernels.attention(*moved, causal=causal, with_lse=True, rows=rows, columns=columns)
+        near((out.float().cpu().numpy(), sums.cpu().numpy()), attention(*arrays, causal=causal), "bfloat16")
 
 
 @pytest.mark.gpu

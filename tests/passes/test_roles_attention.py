@@ -152,6 +152,32 @@ def test_every_mutant_is_found():
     assert len(changed) > 100 and missed <= RELEASED | IMPLIED, missed - RELEASED - IMPLIED
 
 
+# ------------------------------------------------------------------------------------------------------ three and four warpgroups
+MANY = [Form(block=(192, 64)), Form(32, True, (192, 64)), Form(32, block=(256, 32), options=(("num_warps", 16),))]
+
+
+@pytest.mark.parametrize("form", MANY, ids=lambda f: f.name)
+def test_three_and_four_warpgroups(form):
+    """Rows shared out among them, turns from one to the next, all registers of the multiprocessor; right, and free of races."""
+    groups = form.block[0] // 64
+    module, given = last(form), compiled(form)[1]
+    kernel = module.body.block.first_op
+    producer, consumer = (next(op for op in kernel.walk() if isinstance(op, threads.Role) and op.sym_name.data == name) for name in ("producer", "consumer"))
+    assert given.plan.warps == consumer.warps.value.data == 4 * groups and count(consumer, threads.Turn) == 3
+    assert 128 * (groups * consumer.registers.value.data + producer.registers.value.data) == given.target.registers
+    check(module, form, form.block[0] + 67, 3 * form.block[1] + 5, seed=1)
+    check(module, form, 1, 1, seed=2)
+    check(module, form, form.block[0] + 5, 3 * form.block[1] + 1, run=machine.run)                # with the hardware barriers of the turns
+    text = emit(module, given.target).text
+    assert "bar.arrive 1, 256" in text and f".reqntid {128 * (groups + 1)}" in text
+    if ptxas.find("ptxas"): assert ptxas.assemble(text, "sm_90a").clean
+
+
+def test_rows_that_do_not_divide_take_one_role():
+    given = compiled(Form(block=(128, 64), options=(("num_warps", 16), ("num_stages", 2))))[1]
+    assert given.plan.roles == "one" and any("128 rows are not shared out among 4 warpgroups" in line for line in given.decisions)
+
+
 # ------------------------------------------------------------------------------------------------------ one dot, of a block that stays
 def weights(q, k, o, scale, D: tkc.constexpr):
     m = tkc.program_id(0) * 128

@@ -190,8 +190,8 @@ class BarrierArrive(TileOperation):
 
 @irdl_op_definition
 class Turn(TileOperation):
-    """Two warpgroups of an instance take turns at the tensor cores: `start` once, before the first; then `begin` waits for one's turn, `end` hands
-    it to the other. A matter of speed alone: it orders no memory, and every thread meets the same turns."""
+    """The warpgroups of an instance take turns at the tensor cores: `start` once, before the first; then `begin` waits for one's turn, `end` hands
+    it to the next. A matter of speed alone: it orders no memory, and every thread meets the same turns."""
     name = "tile.turn"
     __form__ = "@what"
     what = prop_def(StringAttr)

@@ -20,6 +20,7 @@ from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
+WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
 
@@ -106,11 +107,19 @@ def _width(d: int) -> int:
     return max(16, -(-d // 16) * 16)
 
 
-def _blocks(q: Array, queries: int, d: int) -> tuple[int, int]:
-    """Rows of Q and of K in a block: as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers."""
-    if dtype_of(q) == "float32": return 64, 32 if d > 64 else 64
-    if tkc.target_of(q) == "sm_90a": return 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-    return 64 if queries <= 64 or d > 128 else 128, 64
+def _blocks(q: Array, queries: int, d: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+    """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers."""
+    if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
+    if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
+    elif tkc.target_of(q) == "sm_90a": bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
+    else: bm, bn = 64 if queries <= 64 or d > 128 else 128, 64
+    return rows or bm, columns or bn
+
+
+def _check_block(d: int, rows: int | None, columns: int | None) -> None:
+    """Raises LaunchError where no program has such a block."""
+    if rows is not None and (rows not in WIDEST or d > WIDEST[rows]): raise tkc.LaunchError(f"attention: rows is one of {', '.join(f'{n} (D up to {most})' for n, most in WIDEST.items())}, or None; got {rows} with D = {d}")
+    if columns is not None and not (16 <= columns <= 256 and columns % 16 == 0): raise tkc.LaunchError(f"attention: columns is a multiple of 16 from 16 to 256, or None; got {columns}")
 
 
 def _check(q: Array, k: Array, v: Array) -> None:
@@ -137,7 +146,8 @@ def _options(causal: bool, window: int | None, softcap: float, scale: float | No
 
 
 @operator(name="attention")
-def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True) -> tuple[Array, Array]:
+def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
+             rows: int | None = None, columns: int | None = None) -> tuple[Array, Array]:
     """attention's result, in memory as q is, and its log-sum-exp."""
     _check(q, k, v)
     if len(q.shape) != 4: raise tkc.LaunchError(f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}")
@@ -147,12 +157,16 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     (batch, heads, queries, d), keys = q.shape, k.shape[2]
     if k.shape[0] != batch: raise tkc.LaunchError(f"attention: q has {batch} batches and k {k.shape[0]}; they must be as many")
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
+    _check_block(max(d, v.shape[-1]), rows, columns)
     lse = empty(q, (batch, heads, queries), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"])
-    (bm, bn), dv = _blocks(q, queries, max(d, v.shape[-1])), v.shape[-1]
-    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn, **options)
+    bm, bn = _blocks(q, queries, max(d, v.shape[-1]), rows, columns)
+    if bm > 128 and (target := tkc.target_of(q)) != "cpu":
+        if target != "sm_90a" or dtype_of(q) == "float32": raise tkc.LaunchError(f"attention: rows = {bm} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
+        options["num_warps"] = bm // 16
+    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, GROUP=group, D=_width(d), DV=_width(v.shape[-1]), BM=bm, BN=bn, **options)
 
 
 def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float) -> None:
@@ -197,17 +211,20 @@ def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = No
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
-              begins: Array | None = None, longest: int | None = None, with_lse: bool = False) -> Array | tuple[Array, Array]:
+              begins: Array | None = None, longest: int | None = None, with_lse: bool = False, rows: int | None = None, columns: int | None = None) -> Array | tuple[Array, Array]:
     """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16 or float32).
 
     q: [batch, heads, queries, D]; k: [batch, shared heads, keys, D]; v: [batch, shared heads, keys, DV], with heads a multiple of the shared heads (grouped queries); with
     heads_first=False [batch, queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the last of the keys' positions, and see what is not
     after them; window: only the last so many. softcap: scores s become softcap · tanh(s / softcap). begins, longest: ragged batches, arrays of [tokens, heads, D], where the
     sequences begin (int32, their number + 1) and the length of the longest. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads, tokens]).
+    rows, columns: of Q and of K in a program's block, which the shapes choose otherwise (not for ragged batches): on Hopper 192 or 256 rows are three or four warpgroups that take turns at
+    the tensor cores.
     A row that sees nothing gives zeros, and −inf. Raises LaunchError where shapes, types or options do not fit.
     """
     if (begins is None) != (longest is None): raise tkc.LaunchError("attention: begins and longest come together")
-    out = _forward(q, k, v, causal, scale, window, softcap, heads_first) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap)
+    if begins is not None and (rows or columns): raise tkc.LaunchError("attention: rows and columns are not for ragged batches; leave them out")
+    out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap)
     return out if with_lse else out[0]
 
 

@@ -3,7 +3,7 @@
 A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply straight from shared memory.
 `roles(program, context, plan)` returns the plan, or says why this program does not take one:
 
-  every dot     of element types that wgmma takes (factors.py), in a loop; m a multiple of 64 that the warpgroups share, n a multiple of 8 up to
+  every dot     of element types that wgmma takes (factors.py), in a loop; m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
                 256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
                 loop, or it is computed: then it stays in registers
   every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
@@ -30,9 +30,10 @@ from tkc.passes.rotate_loops import late_dot
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
 from tkc.passes.split_k import undivided
 
-REGISTERS = 40, 232                          # of a thread of the producer and of a consumer, up to two warpgroups of consumers
-LARGE, LARGE_SUM = 176, (24, 240)            # where a thread holds a sum of more than so many
-ACCUMULATORS = 208                           # of those, at most for sums and left factors
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 120)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: all of a multiprocessor's
+LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
+SLACK = 12                                   # registers by which scores kept beside sums and left factors may exceed a consumer's: they are not all alive at once (172 of 160 assemble without a spill, 176 do not)
+ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 88}                                  # of those, at most for sums and left factors
 BARRIERS, STAGES = 1024, 16
 
 
@@ -41,7 +42,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     options, dots = context.options, program.dots
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
     if options.roles == "one": return None, "roles = 'one', as asked"
-    if options.num_warps not in (None, 4, 8): return None, f"num_warps = {options.num_warps}: roles have 4 or 8 compute warps"
+    if options.num_warps not in (None, 4, 8, 12, 16): return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
     if any(reason := unfit(dot) for dot in dots): return None, reason
@@ -52,15 +53,18 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if len(loops) > 1: return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
     alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 else "")
-    groups = 1 if not alone or m % 128 or options.num_warps == 4 else 2
+    groups = 1 if not alone else _warpgroups(m, len(dots), options)
+    if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
     late = late_dot(loops[0])
-    parts = [parts_of(d, groups, ACCUMULATORS) if partial(d) and late is None else (1, 1) for d in dots]
+    parts = [parts_of(d, groups, ACCUMULATORS[groups]) if partial(d) and late is None else (1, 1) for d in dots]
     each = held(dots, late, parts, groups)
-    if each > ACCUMULATORS: return None, f"sums and left factors of {each} registers a thread do not fit {LARGE_SUM[1]}"
+    if each > ACCUMULATORS[groups]: return None, f"sums and left factors of {each} registers a thread do not fit {max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
+    relax = plan.relax
+    if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots)
     cluster, cut = _cluster(program, dots, context) if parts_of_k == 1 else ((1, 1), {})
-    registers = LARGE_SUM if each > LARGE else REGISTERS
+    registers = LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2]
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
     columns = widest(leaving, each * min(2, parts_of_k))
@@ -77,6 +81,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     for i, dot in enumerate(dots):
         said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot).swapped}, left factor in {'shared memory' if source(Sides.of(dot).left) else 'registers'}"
                     + (", one iteration late, beside the next one's first dot" if dot is late else ""))
+    if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
@@ -85,17 +90,30 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(Sides.of(dot).left) else "registers", "shared", swap=Sides.of(dot).swapped, parts=p) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, relax=relax, decisions=tuple(said)), ""
+
+
+def _warpgroups(m: int, dots: int, options) -> int:
+    """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so, three where a loop of several dots has 192; 0 where they do not divide as asked."""
+    asked = (options.num_warps or 0) // 4
+    if asked > 2: return asked if m % (64 * asked) == 0 else 0
+    if dots > 1 and m == 192 and not asked: return 3
+    return 1 if m % 128 or asked == 1 else 2
+
+
+def _scores(dots, late, groups: int) -> int:
+    """Registers of a thread for what the late dot's factor is computed from."""
+    return max((d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups) for d in dots if d is not late), default=0)
 
 
 def _split(program, dots, m: int, options) -> tuple[int, str]:
     """Into how many parts k is divided, and why not as asked."""
     asked = options.split_k or 1
     if asked == 1: return 1, ""
-    each = dots[0].acc.type.size // (128 if m % 128 or options.num_warps == 4 else 256)
+    each = dots[0].acc.type.size // (128 * max(1, _warpgroups(m, len(dots), options)))
     reason = undivided(program.kernel, dots)
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]): reason = "the number of steps differs between programs"
-    if not reason and 2 * each > ACCUMULATORS: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
+    if not reason and 2 * each > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
     return (1, reason) if reason else (asked, "")
 
 
@@ -103,16 +121,16 @@ def _together(program, dots, options) -> str:
     """Why the consumers of a block share a program; empty where each of two warpgroups can have a program of its own, in turns. It can if its
     registers hold the sum and every program has the same number of steps, so that it knows which stages are the other's."""
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
-    if options.num_warps == 8: return "8 compute warps, as asked"
+    if options.num_warps in (8, 12, 16): return f"{options.num_warps} compute warps, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
     loop, each = dots[0].parent_op(), held(dots, None, [(1, 1)], 1)
     if source(Sides.of(dots[0]).left) is None: return "a factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
-    if each > ACCUMULATORS: return f"a sum of {each} registers a thread does not fit one warpgroup"
+    if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
     stores = results(program, dots[0].acc.type.extents[0], 1)
     whole = {v for op in program.kernel.walk() if isinstance(op, tile.Reduce) and op.parent_op() is not loop for v in op.args} - {*loop.results}
-    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
+    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
 
 

@@ -366,7 +366,7 @@ def _swept(program: Program) -> bool:
 def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
     """What a plan breaks, as sentences with a way out; nothing if it is legal."""
     found = []
-    if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1): found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
+    if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1) and plan.roles == "one": found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
     if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
     if plan.roles != "one":                                # hopper.py checks its own
         asked = context.options.num_stages

@@ -87,7 +87,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     stamp(producer.parent_op(), first)
     if plan.queue: _share_claims(producer, consumer)
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
-    _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps == 8)
+    _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
     if plan.programs == 2: alternate(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())

@@ -14,7 +14,7 @@ def meet(e: Emitter) -> None:
     e.w.emit(f"bar.sync {e.instance.barrier}" + ("" if whole else f", {e.instance.threads}"))
 
 
-WARPGROUP, APART = 4, 3                       # barriers 1 and 2 are for turns; from 3 up, those on which a warpgroup of an instance meets alone
+WARPGROUP = 4                                  # barriers from 1 up are for turns, one for each warpgroup of an instance, two at least; behind them those on which it meets alone
 
 
 def warpgroup(e: Emitter) -> Operand:
@@ -28,7 +28,7 @@ def by_warpgroups(e: Emitter, op) -> bool: return getattr(op, "each", None) is n
 @emitter(threads.BlockBarrier)
 def block_barrier(e: Emitter, op: threads.BlockBarrier) -> None:
     if not by_warpgroups(e, op): return meet(e)
-    mine = e.w.hoist(("apart", e.instance), lambda: e.w.op("add.u32", "b32", warpgroup(e), APART))
+    mine = e.w.hoist(("apart", e.instance), lambda: e.w.op("add.u32", "b32", warpgroup(e), 1 + max(2, e.instance.warps // WARPGROUP)))
     e.w.emit(f"bar.sync {mine}, {32 * WARPGROUP}")
 
 

@@ -39,15 +39,22 @@ def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
 
 @emitter(threads.Turn)
 def turn(e: Emitter, op: threads.Turn) -> None:
-    """Two hardware barriers: a warpgroup waits at its own, the other arrives there when it is done."""
-    if e.instance.warps != 2 * WARPGROUP: return
-    w, both = e.w, 64 * WARPGROUP
+    """A hardware barrier for each warpgroup: it waits at its own, the one before it arrives there when it is done; the last one arrives for the first turn."""
+    groups = e.instance.warps // WARPGROUP
+    if groups < 2: return
+    w, both, last = e.w, 64 * WARPGROUP, groups - 1
     group = warpgroup(e)
     match op.what.data:
         case "start":
-            with w.predicated(w.op("setp.eq.u32", "pred", group, 1)): w.emit(f"bar.arrive 1, {both}")
+            with w.predicated(w.op("setp.eq.u32", "pred", group, last)): w.emit(f"bar.arrive 1, {both}")
         case "begin": w.emit(f"bar.sync {w.hoist(('mine', e.instance), lambda: w.op('add.u32', 'b32', group, 1))}, {both}")
-        case "end": w.emit(f"bar.arrive {w.hoist(('other', e.instance), lambda: w.op('sub.u32', 'b32', 2, group))}, {both}")
+        case "end": w.emit(f"bar.arrive {w.hoist(('other', e.instance), lambda: _after(w, group, last))}, {both}")
+
+
+def _after(w, group, last: int):
+    """The barrier of the warpgroup that follows."""
+    if last == 1: return w.op("sub.u32", "b32", 2, group)
+    return w.op("selp.u32", "b32", 1, w.op("add.u32", "b32", group, 2), w.op("setp.eq.u32", "pred", group, last))
 
 
 @emitter(threads.Roles)

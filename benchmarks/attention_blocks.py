@@ -1,0 +1,42 @@
+"""Rows of Q and of K that a program of tkc.kernels.attention has, beside what it takes by default and cuDNN: two, three and four warpgroups. bfloat16, B·S = 16384, heads·D = 2048.
+
+Three and four warpgroups are keywords until this has run on an H200: `.predict` has them at 0.86 to 0.90 of the time of two for D = 64.
+"""
+from __future__ import annotations
+
+from benchmarks import harness
+from benchmarks.harness import Contest, Contestant, Runner
+
+BLOCKS = {32: ((192, 112), (192, 128), (256, 64)), 64: ((192, 96), (192, 112), (192, 128), (256, 64)), 96: ((192, 64),)}
+CASES = [(64, s, causal) for causal in (False, True) for s in (1024, 4096, 16384)] + [(d, 4096, causal) for d in (32, 96) for causal in (False, True)]
+
+
+def contests(seed: int):
+    for case in CASES: yield contest(seed, *case)
+
+
+def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Contest:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from tkc import kernels
+    batch, heads = 16384 // s, 2048 // d
+    generator = torch.Generator("cuda").manual_seed(seed)
+    q, k, v = (torch.randn(batch, heads, s, d, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(3))
+
+    def ours(**block):
+        def make() -> Runner: return Runner(lambda: kernels.attention(q, k, v, causal=causal, **block), None)
+        return make
+
+    def cudnn() -> Runner:
+        def run():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(q, k, v, is_causal=causal)
+        return Runner(run, None)
+
+    def reference():
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(q.float(), k.float(), v.float(), is_causal=causal)
+    kind = "causal" if causal else "full"
+    forced = tuple(Contestant(f"tkc {rows} x {columns}", ours(rows=rows, columns=columns), "ours", risky=True) for rows, columns in BLOCKS[d])
+    return Contest(f"attention-blocks-d{d}-{kind}-{s}", f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16", (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
+                   harness.gpu_timer, harness.GPU_TIMING, reference, amount=4 * batch * heads * s * s * d * (0.5 if causal else 1) / 1e12, unit="TFLOP/s")
