@@ -1,5 +1,6 @@
-"""Kernels of the language, for tests: plain functions, traced with `arguments` below."""
+"""Kernels of the language, for tests: plain functions, which `traced` traces for given arguments."""
 import tkc
+from tkc.fuzz.kernels import attention  # noqa: F401 (a kernel like those below)
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument, ConstantArgument, Options, ScalarArgument, Signature
 from tkc.language.trace import trace
@@ -40,26 +41,6 @@ def matmul(a, b, c, BM: tkc.constexpr = 128, BN: tkc.constexpr = 256, BK: tkc.co
     for k in tkc.range(0, a.shape[1], BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
-
-
-def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
-    m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
-    q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
-    c, shift = scale * LOG2E, k.shape[0] - q.shape[0]
-    rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (m, 0), (BM, D))
-    top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, D))
-    for n in tkc.range(0, tkc.minimum(k.shape[0], m + BM + shift) if CAUSAL else k.shape[0], BN):
-        cols = n + tkc.arange(BN)
-        keep = cols[None, :] < k.shape[0]
-        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
-        s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
-        new = tkc.maximum(top, tkc.max(s, axis=1) * c)
-        base = tkc.where(new == -inf, 0, new)
-        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(top - base)
-        total = total * shrink + tkc.sum(p, axis=1)
-        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
-        top = new
-    tkc.store(o, (m, 0), tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype))
 
 
 # --------------------------------------------------------------------- harder ones: what else must be expressible

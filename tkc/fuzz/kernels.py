@@ -1,4 +1,4 @@
-"""Kernels whose loops the passes pipeline, as users write them; `programs` launches them."""
+"""Kernels whose loops the passes pipeline, as users write them: `programs` launches them; tests compile them too."""
 from math import e, inf, log2
 
 import tkc
@@ -19,7 +19,7 @@ def matmul_nt(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
     c, shift = scale * log2(e), k.shape[0] - q.shape[0]

@@ -10,6 +10,7 @@ Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propa
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,19 @@ FUNCTIONS: dict[str, Function] = {f.name: f for f in [
     *_table(2, "any", "eq ne lt le gt ge", truth=True),
     *_table(3, "float", "fma"),
 ]}
+
+COMPARISONS: dict[str, Callable] = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+"""The functions that compare two numbers, of any kind."""
+
+_INTEGERS: dict[str, Callable] = COMPARISONS | {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "max": max, "min": min, "and": operator.and_, "or": operator.or_, "xor": operator.xor, "neg": operator.neg, "abs": abs,
+    "not": operator.invert, "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0}
+
+
+def of_integers(name: str, *args: int) -> int | None:
+    """The value of a function of integers before a type wraps it (a comparison: 0 or 1); None for functions that a width is part of."""
+    function = _INTEGERS.get(name)
+    return None if function is None else int(function(*args))
 
 
 class Elementwise(TileOperation):

@@ -25,12 +25,11 @@ from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import Cast, Elementwise, Select
+from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
 from tkc.ir.types import ArrayType, bits, element_of
 from tkc.passes.access import tile_of
-from tkc.passes.folding import _COMPARE, _INTEGER
 from tkc.passes.values import LOADS, dots_fed
 
 STEPS = 64                          # of a loop whose length nobody knows
@@ -253,9 +252,9 @@ class Numbers:
             case Select():
                 chosen = self.of(op.operands[0])
                 return None if chosen is None else self.of(op.operands[1 if chosen else 2])
-            case Elementwise() if op.fn.name in _INTEGER or op.fn.name in _COMPARE:
+            case Elementwise():
                 numbers = [self.of(v) for v in op.operands]
-                return None if None in numbers else int((_INTEGER.get(op.fn.name) or _COMPARE[op.fn.name])(*numbers))
+                return None if None in numbers else of_integers(op.fn.name, *numbers)
         return None
 
     def _extent(self, op: tile.Dim) -> int | None:

@@ -23,9 +23,6 @@ from tkc.ir.ranges import Ranges
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"}
 _MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-_COMPARE = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b}
-_INTEGER = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "max": max, "min": min, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
-            "xor": lambda a, b: a ^ b, "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0, "neg": lambda a: -a, "abs": abs, "not": lambda a: ~a}
 _FLOAT = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a: -a, "abs": abs, "max": lambda a, b: np.maximum(a, b), "min": lambda a, b: np.minimum(a, b)}
 
 
@@ -79,11 +76,11 @@ def wrapped(n: int, t: Attribute) -> int:
 def _number(name: str, args: list[int | float], t: Attribute) -> int | float | None:
     """The value of a function of constants of element type t (a truth value where it compares); None: not folded."""
     if not is_float(t):
-        if name in _COMPARE: return int(_COMPARE[name](*args))
         if name in ("shl", "shr") and 0 <= args[1] < bits(t): return wrapped(args[0] << args[1] if name == "shl" else args[0] >> args[1], t)
-        return wrapped(_INTEGER[name](*args), t) if name in _INTEGER else None
+        found = ew.of_integers(name, *args)
+        return None if found is None else wrapped(found, t)
     if t not in FLOATS or any(math.isnan(a) for a in args): return None
-    if name in _COMPARE: return int(_COMPARE[name](*args))
+    if name in ew.COMPARISONS: return int(ew.COMPARISONS[name](*args))
     if name not in _FLOAT: return None
     wide = np.float64 if t == f64 else np.float32
     with np.errstate(all="ignore"): found = float(FLOATS[t](_FLOAT[name](*map(wide, args))))
@@ -124,7 +121,7 @@ def _identity(name: str, args: list[SSAValue], right, t: Attribute, number) -> S
     if x is args[1]:
         if name in ("and", "or", "max", "min"): return [x]
         if name in ("sub", "xor"): return number(0)
-        if name in _COMPARE: return number(int(name in ("eq", "le", "ge")))
+        if name in ew.COMPARISONS: return number(int(name in ("eq", "le", "ge")))
     return None
 
 
@@ -132,12 +129,12 @@ def _associated(op, name: str, args, right, t) -> Sequence[SSAValue] | None:
     """(x + 2) + 3 and (x · 2) · 3, where nothing wraps in between that did not before: both are sums modulo 2ⁿ."""
     inner = args[0].owner
     if right is None or name not in ("add", "mul") or not isinstance(inner, ew.CLASSES[name]) or (c := constant(inner.args[1])) is None: return None
-    combined = before(op, tile.Constant(wrapped(_INTEGER[name](c, right), t), op.result.type)).result
+    combined = before(op, tile.Constant(wrapped(ew.of_integers(name, c, right), t), op.result.type)).result
     return [before(op, ew.CLASSES[name](inner.args[0], combined)).results[0]]
 
 
 def _by_range(op, name: str, args, ranges: Ranges, number) -> Sequence[SSAValue] | None:
-    if name in _COMPARE:
+    if name in ew.COMPARISONS:
         known = ranges.always(op.result)
         return None if known is None else number(int(known))
     if name in ("max", "min", "mod"):

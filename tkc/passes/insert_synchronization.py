@@ -30,7 +30,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import PointerAdd
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import before, is_inside
 from tkc.ir.text import location_of
 from tkc.passes import PassContext
 
@@ -104,7 +104,7 @@ def _flow(block: Block, state: State) -> State:
     """The accesses in flight after the block; raises _Conflict at the first operation that needs a barrier before it."""
     for op in block.ops:
         match op:
-            case scf.ForOp(): state = _loop(op, op.body.block, list(op.iter_args), state)
+            case scf.ForOp(): state = _loop(op, state)
             case scf.WhileOp(): state = _while(op, state)
             case scf.IfOp(): state = _flow(op.true_region.block, state) | (_flow(op.false_region.block, state) if op.false_region.blocks else state)
             case threads.BlockBarrier(): state = frozenset(a for a in state if a.age is not None and not a.waited or _is_far(a.place))
@@ -152,73 +152,59 @@ def _bytes_meet(a: shared.Alloc, b: shared.Alloc) -> bool:
     return x < y + b.result.type.bytes and y < x + a.result.type.bytes
 
 
-def _loop(op: Operation, body: Block, initial: list[SSAValue], state: State) -> State:
+def _loop(loop: scf.ForOp, state: State) -> State:
     """To the fixed point: accesses on entry and those that come round the back edge."""
-    arguments = list(body.args[1:])
-    into = frozenset(_enter(a, body, arguments, initial) for a in state)
+    into = frozenset(_enter(a, loop) for a in state)
     while True:
-        out = _flow(body, into)
-        around = frozenset(_again(a, body, arguments, list(body.last_op.operands)) for a in out)
+        out = _flow(loop.body.block, into)
+        around = frozenset(_again(a, loop) for a in out)
         if around <= into: break
         into |= around
-    return state | frozenset(_leave(a, body) for a in out)
+    return state | frozenset(_leave(a, loop) for a in out)
 
 
-def _enter(access: Access, body: Block, arguments: list[BlockArgument], initial: list[SSAValue]) -> Access:
+def _enter(access: Access, loop: scf.ForOp) -> Access:
     """An access from before a loop, its constant stage re-expressed by the carried value that the loop's stages start from."""
     stage = access.place.stage
     if access.place.is_global or stage is None: return access
-    for argument, value in zip(arguments, initial):
-        start = _stage_of(value)
-        if start is not None and start[0] is stage[0] and _is_base(argument, access.place.space, body):
-            return replace(access, place=replace(access.place, stage=(argument, stage[1] - start[1])))
+    for argument, value in zip(loop.body.block.args[1:], loop.iter_args):
+        base, step = _stage_of(value)
+        if base is stage[0] and _is_base(argument, access.place.space): return replace(access, place=replace(access.place, stage=(argument, stage[1] - step)))
     return access if stage[0] is not None else replace(access, place=replace(access.place, stage=None))
 
 
-def _is_base(argument: BlockArgument, alloc: Operation, body: Block) -> bool:
+def _is_base(argument: BlockArgument, alloc: Operation) -> bool:
     """Whether the stages of a ring are counted from this carried value in the loop."""
-    return any(isinstance(use.operation, shared.Stage) and (key := _stage_of(use.operation.index[0])) is not None and key[0] is argument for use in alloc.result.uses)
+    return any(isinstance(use.operation, shared.Stage) and _stage_of(use.operation.index[0])[0] is argument for use in alloc.result.uses)
 
 
-def _again(access: Access, body: Block, arguments: list[BlockArgument], yielded: list[SSAValue]) -> Access:
+def _again(access: Access, loop: scf.ForOp) -> Access:
     """An access as the next iteration sees it."""
-    own = access.own if access.own is None or not any(isinstance(v, SSAValue) and _inside(v, body) for v in access.own) else None
-    stage = access.place.stage
-    if stage is not None and isinstance(stage[0], SSAValue) and _inside(stage[0], body):
-        key = _stage_of(yielded[arguments.index(stage[0])]) if stage[0] in arguments else None
-        stage = (stage[0], stage[1] - key[1]) if key is not None and key[0] is stage[0] else None
-        if stage is not None: stage = (stage[0], stage[1] % access.place.space.result.type.stages)
-    return replace(access, own=own, place=replace(access.place, stage=stage))
+    left, stage, body = _leave(access, loop), access.place.stage, loop.body.block
+    if stage is None or stage[0] not in body.args[1:]: return left
+    base, step = _stage_of(body.last_op.operands[stage[0].index - 1])
+    if base is not stage[0]: return left
+    return replace(left, place=replace(access.place, stage=(base, (stage[1] - step) % access.place.space.result.type.stages)))
 
 
-def _leave(access: Access, body: Block) -> Access:
+def _leave(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
     """An access as what follows the loop sees it."""
-    own = access.own if access.own is None or not any(isinstance(v, SSAValue) and _inside(v, body) for v in access.own) else None
+    own = access.own if access.own is None or not any(isinstance(v, SSAValue) and is_inside(v, loop) for v in access.own) else None
     stage = access.place.stage
-    if stage is not None and isinstance(stage[0], SSAValue) and _inside(stage[0], body): stage = None
+    if stage is not None and stage[0] is not None and is_inside(stage[0], loop): stage = None
     return replace(access, own=own, place=replace(access.place, stage=stage))
 
 
-def _while(op: scf.WhileOp, state: State) -> State:
-    first, second = op.before_region.block, op.after_region.block
+def _while(loop: scf.WhileOp, state: State) -> State:
     into = state
     while True:
-        out = _flow(first, into)
-        around = frozenset(_leave(_leave(a, first), second) for a in _flow(second, out))
-        if around <= into: return state | frozenset(_leave(a, first) for a in out)
+        out = _flow(loop.before_region.block, into)
+        around = frozenset(_leave(a, loop) for a in _flow(loop.after_region.block, out))
+        if around <= into: return state | frozenset(_leave(a, loop) for a in out)
         into |= around
 
 
-def _inside(value: SSAValue, body: Block) -> bool:
-    block = value.block if isinstance(value, BlockArgument) else value.owner.parent
-    while block is not None:
-        if block is body: return True
-        parent = block.parent_op()
-        block = parent.parent if parent is not None else None
-    return False
-
-
-def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int] | None:
+def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
     """A stage index as base and step."""
     owner = value.owner
     if isinstance(owner, tile.Constant) and value.type == i32: return None, int(owner.number)
