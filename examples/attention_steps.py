@@ -19,9 +19,8 @@ None of this is in the source, and none of it knows that this is attention.
 from math import e, inf, log2
 
 from _arrays import blank, largest_error, main, normal, on_device
-from attention import attention
+from attention import attention, reference
 from attention import grid as final_grid
-from attention import reference
 
 import tkc
 from tkc import kernels as library

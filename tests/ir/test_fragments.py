@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import tkc.ir.fragments
-from tkc.ir.fragments import (MMA_INSTRUCTIONS, instructions_for, matrix_access, mma_a, mma_accumulator, mma_b, permuted_k,
-                              wgmma_a, wgmma_a_permuted, wgmma_accumulator)
+from tkc.ir.fragments import MMA_INSTRUCTIONS, instructions_for, matrix_access, mma_a, mma_accumulator, mma_b, permuted_k, wgmma_a, wgmma_a_permuted, wgmma_accumulator
 from tkc.ir.layout import Layout, LayoutError, blocked, movement, register_map
 from tkc.ir.shared_layout import SharedLayout
 

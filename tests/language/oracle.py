@@ -2,8 +2,8 @@
 import numpy as np
 
 import tkc
-from tkc.sim.level0 import run
 from tests.language.kernels import array, i32, traced
+from tkc.sim.level0 import run
 
 SIZE = 64
 

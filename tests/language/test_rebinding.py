@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
-
 import tkc
 from tests.language import state_of_a_module
 from tests.language.oracle import agrees

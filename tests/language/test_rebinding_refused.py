@@ -238,6 +238,7 @@ def test_no_traced_values_stay_in_globals():
 
 def test_threads_do_not_share_a_trace():
     from concurrent.futures import ThreadPoolExecutor
+
     from tkc.ir.text import show
 
     def f(out, n, c):

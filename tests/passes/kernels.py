@@ -9,10 +9,10 @@ import tkc
 from tests.language.kernels import add, array, attention, f32, i32, inf, mamba2, matmul, traced
 from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
+from tkc.ir.verify import verify
 from tkc.language.signature import ArrayArgument
 from tkc.passes import Free, PassContext
 from tkc.passes.pipeline import PIPELINE, module_of
-from tkc.ir.verify import verify
 from tkc.sim import dataflow
 
 BF16 = ml_dtypes.bfloat16

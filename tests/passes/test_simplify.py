@@ -8,7 +8,8 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import bf16, f16, f32, f64, i1, i8, i32, i64
 
 import tkc
-from tests.language.kernels import array, i32 as i32_argument, traced
+from tests.language.kernels import array, traced
+from tests.language.kernels import i32 as i32_argument
 from tests.passes.kernels import CASES, Case, blank, context, f1, f2, normal, same
 from tests.sim.building import kernel, put
 from tkc.ir import elementwise as ew

@@ -173,9 +173,9 @@ def test_loops_read_one_iteration_ahead(n):
     x, y = np.arange(n, dtype=np.float32) % 7, np.arange(n, dtype=np.float32) % 5
     out = np.full(n, np.nan, np.float32)
     stages, results = stages_of(_total, x, y, out, N=128), []
-    text = str(level0.kernel_of(stages["prefetch-loads"]))
-    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["schedule-programs"])).count("tile.load") == 2
-    for stage in "plan", "prefetch-loads", "assign-registers":
+    text = str(level0.kernel_of(stages["fetch-ahead"]))
+    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["split-sums"])).count("tile.load") == 2
+    for stage in "plan", "fetch-ahead", "assign-registers":
         out[...] = np.nan
         run(stages[stage], [x, y, out], [], (2,), 0)
         results.append(out.copy())
@@ -185,8 +185,8 @@ def test_loops_read_one_iteration_ahead(n):
 
 def test_what_a_loop_writes_is_not_read_ahead():
     x = np.zeros(512, np.float32)
-    assert "prefetch-loads" in " ".join(_total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions)
-    assert "prefetch-loads: 1 load " in " ".join(_total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions)        # out is x: only y is read ahead
+    assert "fetch-ahead" in " ".join(_total.compile(x, x.copy(), x.copy(), N=128, target="sm_90a").decisions)
+    assert "fetch-ahead: 1 load " in " ".join(_total.compile(x, x.copy(), x, N=128, target="sm_90a").decisions)        # out is x: only y is read ahead
 
 
 @tkc.jit
@@ -200,8 +200,8 @@ def _of_views(x, out, N: tkc.constexpr):
 def test_a_view_that_the_counter_chooses_is_not_read_ahead():
     x, out = np.arange(3 * 100, dtype=np.float32).reshape(3, 100), np.zeros(100, np.float32)
     compiled = _of_views.compile(x, out, N=128, target="sm_90a")
-    assert not any(line.startswith("prefetch-loads") for line in compiled.decisions)
-    for stage in "plan", "prefetch-loads", "assign-registers":
+    assert not any(line.startswith("fetch-ahead") for line in compiled.decisions)
+    for stage in "plan", "fetch-ahead", "assign-registers":
         out[...] = np.nan
         module = parse(compiled.ir(stage))
         (level4 if stage == "assign-registers" else dataflow).run(module, [x, out], (1,))

@@ -18,8 +18,8 @@ from xdsl.ir import Block, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
-from tkc.ir.types import PointerType, TileType, bits, element_of
 from tkc.ir.ranges import Ranges
+from tkc.ir.types import PointerType, TileType, bits, element_of
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
-
 # ---- fragments of whole tiles -------------------------------------------------------------------------------------
 
 def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layout:

@@ -78,8 +78,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from tkc.ir.digits import (Digit, LayoutError, canonical, copies, digits_text, divide, matching_axes, offset_table, parse_digit,
-                            parse_shape, shape_text, total)
+from tkc.ir.digits import Digit, LayoutError, canonical, copies, digits_text, divide, matching_axes, offset_table, parse_digit, parse_shape, shape_text, total
 
 WARP = 32
 SECTIONS = ("registers", "lanes", "warps", "blocks")

@@ -1,7 +1,7 @@
 """A plan: every choice the compiler makes about a kernel, as frozen data. The plan pass makes it; later passes realise it.
 
-Dots and loads are counted in the order in which they stand in the program (a walk, outside in). That order is the same until
-select-layouts has realised them, so a number is name enough.
+Dots and loads are counted in the order in which they stand in the program (a walk, outside in). The plan pass writes its number on each, and passes
+that move or copy one keep it.
 
     Plan(warps=8, stages=3,
          dots=(DotPlan("mma", (4, 2)),),                  mma.sync, 4 warps along m and 2 along n
@@ -74,6 +74,14 @@ class Plan:
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 
+    def dot(self, op) -> DotPlan | None:
+        """The choice for a dot, by the number that the plan pass wrote on it; None where it has none."""
+        return _numbered(self.dots, op)
+
+    def load(self, op) -> LoadPlan:
+        """The choice for a load, straight to registers where none was made."""
+        return _numbered(self.loads, op) or LoadPlan()
+
     def to_text(self) -> str:
         """What differs from the defaults, as a Python literal (decisions left out); `from_text` reads it back."""
         return repr(_changed(self))
@@ -87,6 +95,16 @@ class Plan:
                 if name in data: data[name] = tuple(cls(**d) for d in data[name])
             return Plan(**data)
         except (SyntaxError, TypeError, ValueError) as error: raise ValueError(f"not a plan: {text!r}") from error
+
+
+def number_of(op) -> int | None:
+    """The number of a dot or load, which the plan pass writes on it; None where none was."""
+    return op.attributes["number"].value.data if "number" in op.attributes else None
+
+
+def _numbered(choices: tuple, op):
+    number = number_of(op)
+    return choices[number] if number is not None and number < len(choices) else None
 
 
 def _changed(part) -> dict:

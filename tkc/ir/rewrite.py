@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir.text import is_unknown
@@ -60,6 +60,19 @@ def is_inside(value: SSAValue, round_it: Operation) -> bool:
     return False
 
 
+def loops_of(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
+    """The loops round an operation, inside out."""
+    found = []
+    while (op := op.parent_op()) is not None:
+        if isinstance(op, (scf.ForOp, scf.WhileOp)): found.append(op)
+    return found
+
+
+def loop_of(op: Operation) -> scf.ForOp | scf.WhileOp | None:
+    """The innermost loop round an operation."""
+    return next(iter(loops_of(op)), None)
+
+
 def erase_dead(block: Block) -> bool:
     """Erases operations without effect whose results nobody uses, here and in the regions inside. True if any went."""
     changed = False
@@ -85,6 +98,15 @@ def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
             wanted.add(op)
             work += [v.owner for inner in op.walk() for v in inner.operands]
     return [op for op in block.ops if op in wanted]
+
+
+def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp) -> list[Operation] | None:
+    """The operations of a loop's body that the values are computed from, if all follows from the loop's counter and from what stands before the loop:
+    `clone_slice` then makes them for another iteration. None where something is carried, or has effects."""
+    body, values = loop.body.block, list(values)
+    ops = defining_slice(values, body)
+    carried = any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in {*values, *(v for op in ops for v in op.operands)})
+    return None if carried or not all(is_side_effect_free(op) and not op.regions for op in ops) else ops
 
 
 def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:

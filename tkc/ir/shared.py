@@ -27,7 +27,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.layout import Layout
 from tkc.ir.syntax import TileOperation
-from tkc.ir.tile import SEGMENTED, ints, _Shape
+from tkc.ir.tile import SEGMENTED, _Shape, ints
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.dialects.builtin import (
     ArrayAttr, BFloat16Type, Float8E4M3FNType, Float8E5M2Type, Float16Type, Float32Type, Float64Type, IntAttr, IntegerType, NoneAttr, Signedness, StringAttr,
@@ -113,10 +114,9 @@ class _Shaped(ParametrizedAttribute):
     @property
     def rank(self) -> int: return len(self.shape)
     @property
-    def size(self) -> int:
-        n = 1
-        for extent in self.extents: n *= extent
-        return n
+    def size(self) -> int: return prod(self.extents)
+    @property
+    def bytes(self) -> int: return self.size * bits(self.element) // 8
 
 
 @irdl_attr_definition
@@ -351,8 +351,6 @@ class MapType(_Shaped, TypeAttribute):
     def panel(self) -> int:
         """Elements of the last axis in one panel (the whole box where there is no swizzle)."""
         return min(self.extents[-1], self.swizzle * 8 // bits(self.element)) if self.swizzle else self.extents[-1]
-    @property
-    def bytes(self) -> int: return self.size * bits(self.element) // 8
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser):

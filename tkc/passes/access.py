@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from xdsl.ir import Operation
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import copies
 from tkc.ir.layout import Layout, blocked
-from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.ranges import Ranges
+from tkc.ir.types import TileType, bits, element_of
 
 BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
 POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
@@ -30,6 +30,17 @@ def tile_of(op: Operation) -> TileType | None:
     """The type of what an access moves, None where that is a scalar."""
     moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
     return moved.type if isinstance(moved.type, TileType) else None
+
+
+def bytes_of(op: Operation) -> int:
+    """What an access moves."""
+    return tile_of(op).bytes
+
+
+def argument_of(array: SSAValue) -> SSAValue | None:
+    """The array argument that an array is a view of; None where that is made in the kernel."""
+    while isinstance(array.owner, tile.View): array = array.owner.array
+    return array if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel) else None
 
 
 @dataclass(frozen=True)

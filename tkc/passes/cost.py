@@ -27,9 +27,11 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
 from tkc.ir.plan import Plan
+from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
-from tkc.ir.types import ArrayType, bits, element_of
-from tkc.passes.access import tile_of
+from tkc.ir.types import bits, element_of
+from tkc.passes.access import argument_of, bytes_of, tile_of
+from tkc.passes.program_axes import program_axes
 from tkc.passes.values import LOADS, dots_fed
 
 STEPS = 64                          # of a loop whose length nobody knows
@@ -92,20 +94,19 @@ class Work:
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
-        from tkc.passes.program_axes import program_axes
         known, parts, order = Numbers(kernel, sizes), {}, list(kernel.walk())
         dots, loads = [op for op in order if isinstance(op, tile.Dot)], [op for op in order if isinstance(op, LOADS)]
-        place = lambda op: parts.setdefault(_loop(op), ([], []))
+        place = lambda op: parts.setdefault(loop_of(op), ([], []))
         for i, op in enumerate(dots): place(op)[0].append(Dot(i, (*op.acc.type.extents[-2:], op.a.type.extents[-1] * prod(op.acc.type.extents[:-2])), bits(element_of(op.a.type))))
         for i, op in enumerate(loads):
             if tile_of(op) is None: continue
-            around = [loop.lb for loop in _loops(op) if isinstance(loop, scf.ForOp)]
-            place(op)[1].append(Moved(i, _bytes(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), _cut(op)))
+            around = [loop.lb for loop in loops_of(op) if isinstance(loop, scf.ForOp)]
+            place(op)[1].append(Moved(i, bytes_of(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), _cut(op)))
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
-        for op in stores: place(op)[1].append(Moved(-1, _bytes(op), _bytes(op), frozenset(), False))
-        made = tuple(Part(prod(known.trips(loop) for loop in (_loops(loop) + [loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
-        read = {_argument(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
-        return Work(None if sizes is None else sizes.grid, made, sum(map(_bytes, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)))
+        for op in stores: place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
+        made = tuple(Part(prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
+        read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
+        return Work(None if sizes is None else sizes.grid, made, sum(map(bytes_of, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)))
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,8 @@ class Numbers:
     def inside(self, op: Operation) -> int:
         """Bytes of a block that are inside its array, which may be smaller than the block."""
         shape = self.arguments.get(op.array) if isinstance(op, tile.Load) else None
-        if not isinstance(shape, tuple): return _bytes(op)
-        return int(_bytes(op) * prod(min(1, n / e) for n, e in zip(shape, op.extents.get_values()) if e > 0))
+        if not isinstance(shape, tuple): return bytes_of(op)
+        return int(bytes_of(op) * prod(min(1, n / e) for n, e in zip(shape, op.extents.get_values()) if e > 0))
 
     def of(self, value: SSAValue) -> int | None:
         """The number, None where it is not known."""
@@ -275,25 +276,6 @@ def _cut(op: Operation) -> bool:
     if not isinstance(op, tile.Load): return False
     size, extents = bits(op.array.type.element) // 8, op.extents.get_values()
     return any(s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1 for s, n in zip(op.array.type.facts.strides, extents))
-
-
-def _loops(op: Operation) -> list[Operation]:
-    """The loops round an operation, inside out."""
-    found = []
-    while (op := op.parent_op()) is not None:
-        if isinstance(op, (scf.ForOp, scf.WhileOp)): found.append(op)
-    return found
-
-
-def _loop(op: Operation) -> Operation | None: return next(iter(_loops(op)), None)
-
-
-def _argument(array: SSAValue) -> SSAValue | None:
-    while isinstance(array.owner, tile.View): array = array.owner.array
-    return array if isinstance(array, BlockArgument) and isinstance(array.type, ArrayType) else None
-
-
-def _bytes(op: Operation) -> int: return tile_of(op).size * bits(element_of(tile_of(op))) // 8
 
 
 def _up(n: int, step: int) -> int: return -(-n // step) * step

@@ -1,8 +1,22 @@
-"""fetch-ahead: what a loop with dots loads into registers is loaded one iteration early, so that nothing waits for global memory.
+"""fetch-ahead: what a loop loads into registers is asked for one iteration early, so that nothing waits for global memory.
 
-A scale or a bias that a loop reads beside its dots comes straight from global memory: hundreds of clocks in which the next dot is not even issued,
-for instructions wait in order. The value for the next iteration is asked for under the dots of this one, when what is small has been computed of the
-old one, in whose registers it then arrives:
+    for %r = %lo to %hi step %s {                      %a = tile.load %x[%lo, 0]
+      %v = tile.load %x[%r, 0]                         for %r = %lo to %hi step %s iter(%v = %a) {
+      … %v …                                     ->      %b = tile.load %x[%r + %s, 0]
+    }                                                    … %v …
+                                                         yield %b
+                                                       }
+
+A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a loop that never runs as behind the last iteration. The array must be
+there all the same: a view that the counter chooses (`x[i]`) is not. What is read follows from the counter and from what stands before the loop, and nothing in the loop
+writes to it (nor to an array that overlaps it), or waits for others.
+
+Which loads, and when, is the plan's choice:
+
+`prefetch`    in a program without dots every block, first thing in an iteration: memory is busy while the iteration computes
+roles         beside dots what is small, a scale or a bias. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
+              instructions wait in order. The next one is asked for under the dots of this iteration, when what is small has been computed of the old one, in whose registers
+              it then arrives; the last iteration asks for its own again, which is in the cache:
 
     for k:                                         s0 = load(scales, k_first)
       s = load(scales, k / 128)                    for k, carrying s = s0:
@@ -10,78 +24,92 @@ old one, in whose registers it then arrives:
                                                      s1 = load(scales, next(k) / 128)       next(k): k + step, in the last iteration k
                                                      acc = acc + d · s
                                                      yield s1
-
-Loads of blocks read zeros outside of their array, so the one before a loop that never runs is harmless. Only loads that are small, unmasked, always
-done and computed from the loop's counter move (through no view that it chooses: where the loop never runs there may be none); not where the loop writes to memory, nor those that a tensor map makes.
 """
 from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Select
-from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, rebuild_for
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.plan import Plan
+from tkc.ir.rewrite import before, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
+from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
+from tkc.passes.access import argument_of
 
-MOST = 1024                    # bytes of a tile that registers hold through an iteration
+MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     plan = context.plan
-    if plan is None or plan.roles == "one": return
+    if plan is None: return
+    overlaps = dict(getattr(context.options, "extra", ())).get("overlaps", ())
     for kernel in module.body.block.ops:
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.body.block.ops)]:
-            loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _moves(op, loop, plan)]
+        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
+            dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
+            if not (plan.prefetch or dots and plan.roles != "one"): continue
+            loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _wanted(op, plan) and _may_be_early(op, loop, kernel, overlaps)]
             if not loads: continue
-            _ahead(loop, loads)
-            context.decisions.append(f"fetch-ahead: {len(loads)} small loads of a loop made one iteration early")
+            _ahead(loop, loads, dots[-1] if dots else None)
+            context.decisions.append(f"fetch-ahead: {len(loads)} load{'s'[:len(loads) > 1]} of a loop one iteration early")
 
 
-def _moves(op: tile.Load, loop: scf.ForOp, plan) -> bool:
-    number = op.attributes["number"].value.data if "number" in op.attributes else len(plan.loads)
-    if number >= len(plan.loads) or plan.loads[number].path != "registers" or op.mask is not None or op.other is not None: return False
-    size = op.result.type.size if isinstance(op.result.type, TileType) else 1
-    if size * bits(element_of(op.result.type)) > 8 * MOST: return False
+# ---- which loads -------------------------------------------------------------------------------------------------------
+def _wanted(op: tile.Load, plan: Plan) -> bool:
+    """Whether the plan has a load made early: beside dots what goes straight to registers, few of them; without dots, what is not a scalar."""
+    if plan.prefetch: return isinstance(op.result.type, TileType)
+    return "number" in op.attributes and plan.load(op).path == "registers" and _bytes(op.result) <= MOST
+
+
+def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
+
+
+def _may_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps) -> bool:
+    """Whether the block of another iteration may be read in this one."""
+    array = argument_of(op.array)
+    if array is None or is_inside(op.array, loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets): return False
+    arguments = list(kernel.body.block.args)
+    alike = {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
+    for other in loop.walk():
+        if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
+        if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
+        if isinstance(other, (tile.Store, tile.AtomicBlock)) and argument_of(other.array) in (*alike, None): return False
+    return counted_slice(op.operands, loop) is not None
+
+
+# ---- one iteration early -----------------------------------------------------------------------------------------------
+def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> None:
+    """`dot`: the last one of the loop, None in a loop without."""
     body = loop.body.block
-    if any(isinstance(inner, (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)) or isinstance(inner, tile.LoadPointers) and inner.semantics is not None for inner in loop.walk()): return False
-    needed = defining_slice(op.operands, body)
-    if any(isinstance(inner, tile.View) for inner in needed): return False
-    inputs = {v for inner in needed for v in inner.operands} | set(op.operands)
-    return all(is_side_effect_free(inner) and not inner.regions for inner in needed) and not any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in inputs) \
-        and any(v is body.args[0] for v in inputs)
+    count, counter, needed = len(loop.iter_args), body.args[0], defining_slice([v for op in loads for v in op.operands], body)
 
+    def asked(at: SSAValue, anchor: Operation) -> list[SSAValue]:
+        """The loads, and what their offsets need, made again for another value of the counter."""
+        mapping = {counter: at}
+        clone_slice([*needed, *loads], mapping, anchor)
+        return [mapping[op.result] for op in loads]
 
-def _ahead(loop: scf.ForOp, loads: list[tile.Load]) -> None:
-    body = loop.body.block
-    needed = defining_slice([v for op in loads for v in op.operands], body)
-    count, mapping = len(loop.iter_args), {body.args[0]: loop.lb}
-    clone_slice([*needed, *loads], mapping, loop)
-    loop = rebuild_for(loop, range(count), [mapping[op.result] for op in loads])
-    arguments, counter = body.args[-len(loads):], body.args[0]
-    for op, argument in zip(loads, arguments): op.result.replace_all_uses_with(argument)
-    _used_early(body, set(arguments))
-    first = next(op for op in reversed(list(body.ops)) if isinstance(op, tile.Dot)).next_op                    # under the dots
-    after_ = before(first, CLASSES["add"](counter, loop.step)).result
-    following = before(first, Select(before(first, CLASSES["lt"](after_, loop.ub)).result, after_, counter)).result
-    ahead: dict = {counter: following}
-    clone_slice([*needed, *loads], ahead, first)
-    body.last_op.operands = [*body.last_op.operands, *(ahead[op.result] for op in loads)]
+    loop = rebuild_for(loop, range(count), asked(loop.lb, loop))
+    arguments = body.args[1 + count:]
     for op, argument in zip(loads, arguments):
+        op.result.replace_all_uses_with(argument)
         argument.name_hint = op.result.name_hint
-        erase(op)
+    if dot is not None: _used_early(body, set(arguments))
+    anchor = body.first_op if dot is None else dot.next_op
+    following = before(anchor, CLASSES["add"](counter, loop.step)).result
+    if dot is not None: following = before(anchor, Select(before(anchor, CLASSES["lt"](following, loop.ub)).result, following, counter)).result
+    body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
+    for op in loads: erase(op)
 
 
 def _used_early(body: Block, fetched: set[SSAValue]) -> None:
     """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones."""
     start, known = None, set(fetched)
     for op in list(body.ops):
-        if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op: continue
-        t = op.results[0].type
-        if isinstance(t, TileType) and t.size * bits(element_of(t)) > 8 * MOST: continue
+        if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op or _bytes(op.results[0]) > MOST: continue
         if not any(v in known for v in op.operands) or any(v not in known and v.owner is not body and isinstance(v.owner, Operation) and v.owner.parent is body for v in op.operands): continue
         known.add(op.results[0])
         op.detach()

@@ -16,9 +16,9 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
-from tkc.ir.ranges import Ranges
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"}

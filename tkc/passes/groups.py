@@ -13,11 +13,12 @@ from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import Layout
 from tkc.ir.plan import DotPlan, Plan
+from tkc.ir.ranges import Ranges
+from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
-from tkc.ir.ranges import Ranges
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
 
 
@@ -34,13 +35,6 @@ class Relation:
     source: SSAValue
     target: SSAValue
     derive: Callable[[Layout], Layout]
-
-
-def depth(op: Operation) -> int:
-    """Loops around an operation."""
-    found = 0
-    while (op := op.parent_op()) is not None: found += isinstance(op, (scf.ForOp, scf.WhileOp))
-    return found
 
 
 class Groups:
@@ -90,8 +84,7 @@ class Groups:
                 for i, a in enumerate(before.args): self._carried(a, op.arguments[i], after.last_op.operands[i])
                 for i, r in enumerate(op.results): self._carried(r, after.args[i], before.last_op.operands[1 + i])
             case tile.Dot():
-                number = op.attributes["number"].value.data if "number" in op.attributes else len(self.dots)
-                plan = self.plan.dots[number] if number < len(self.plan.dots) else DotPlan("fma", (self.plan.warps, 1), chunk=4)
+                plan = self.plan.dot(op) or DotPlan("fma", (self.plan.warps, 1), chunk=4)
                 self.dots[op] = Chosen(plan, of_dot(op, plan))
                 self.tie(op.result, op.acc)
                 self._relate(op.result, op.acc)
@@ -162,7 +155,7 @@ class Groups:
             except LayoutError: return
         elif self.kinds.sunk(value):
             for v in op.operands: self._follow_sunk(v, layout, whole)
-        elif isinstance(op, LOADS) and value.has_one_use() and value.type.size < whole and value.type.size * bits(element_of(value.type)) <= 8 * SMALL:
+        elif isinstance(op, LOADS) and value.has_one_use() and value.type.size < whole and value.type.bytes <= SMALL:
             self.wanted.append((value, layout))
 
     # ---- deciding ------------------------------------------------------------------------------------------------------
@@ -213,13 +206,13 @@ class Groups:
 
     def _depth(self, root: SSAValue) -> int:
         """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""
-        return max((depth(op) for op in self.anchors.get(root, ())), default=-1)
+        return max((len(loops_of(op)) for op in self.anchors.get(root, ())), default=-1)
 
     def _own(self, root: SSAValue) -> Layout:
         """By the views it is made of, if that is in a loop deeper than any load or store it meets; by those; or blocked."""
         ops, t, deepest = self.anchors.get(root, []), root.type, self._depth(root)
         for v in self.members:
-            if self.find(v) is root and isinstance(v.owner, POINTWISE) and depth(v.owner) > deepest:
+            if self.find(v) is root and isinstance(v.owner, POINTWISE) and len(loops_of(v.owner)) > deepest:
                 for operand in tiles(v.owner.operands):
                     if self.kinds.view(operand) and (seen := self._image(operand)) is not None: return seen
         if not ops: return self._default(t, self.reductions.get(root, ()))

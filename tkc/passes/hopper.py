@@ -21,7 +21,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, staged, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
@@ -144,7 +144,7 @@ def _rings(dots) -> list[list[tile.Load]]:
     return rings
 
 
-def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.size * bits(element_of(load.result.type)) // 8 for load in ring)
+def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for load in ring)
 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple[tuple[int, ...], str]:

@@ -6,19 +6,12 @@ as it would any other major.
 """
 from __future__ import annotations
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
-
-
-def argument_of(array: SSAValue) -> SSAValue | None:
-    """The array argument that an array is a view of, if the view only fixes some of its axes."""
-    while isinstance(array.owner, tile.View):
-        if any(kind.data == "slice" for kind in array.owner.kinds): return None
-        array = array.owner.array
-    return array if isinstance(array, BlockArgument) and isinstance(array.block.parent_op(), tile.Kernel) else None
+from tkc.passes.access import argument_of
 
 
 def dense_axis(array: SSAValue) -> int:
@@ -44,11 +37,16 @@ def of_block(op: tile.Load) -> SharedLayout:
     return SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
 
 
+def _is_part(array: SSAValue) -> bool:
+    """Whether a view does more than to fix some of the axes of its array."""
+    return isinstance(array.owner, tile.View) and (any(kind.data == "slice" for kind in array.owner.kinds) or _is_part(array.owner.array))
+
+
 def unmapped(op: tile.Load | tile.Store) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
     extents, element, argument = op.extents.get_values(), bits(op.array.type.element) // 8, argument_of(op.array)
     if op.mask is not None or getattr(op, "other", None) is not None: return "a mask"
-    if argument is None: return "an array made in the kernel, or part of one"
+    if argument is None or _is_part(op.array): return "an array made in the kernel, or part of one"
     if any(isinstance(o.type, TileType) for o in op.offsets): return "a gather"
     facts, dense = argument.type.facts, dense_axis(op.array)
     array, inner = op.array, dense

@@ -15,7 +15,7 @@ from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
     "simplify", "plan", "swap-dots", "split-sums", "fetch-ahead",            # level 0
-    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs", "prefetch-loads",
+    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",
     "select-layouts", "defer-reductions",                                    # level 1
     "swizzle-shared",                                                        # level 2
     "pipeline-async-copies",                                                 # level 3

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
-from xdsl.traits import is_side_effect_free
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
+from tkc.ir.plan import number_of
+from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
 
@@ -41,22 +41,17 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         for ring in _rings(kernel, context): ring.thread(kernel.body.block, ring.start(kernel))
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop.body.block)]
+            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop)]
             stages = _stages(copies, kernel, context)
             if stages > 1: _pipeline(loop, copies, stages, context)
         for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]: _at_once(op)
         kernel.set_integer("level", 3)
 
 
-def _runs_ahead(copy: shared.Copy, body: Block) -> bool:
-    """Whether the copy's operands of a later iteration can be computed now: from the induction variable and what is outside,
-    by operations without effect; and whether its buffer is the loop's own."""
-    if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not body: return False
-    needed = [v for v in copy.operands if v is not copy.buffer]
-    ops = defining_slice(needed, body)
-    inside = {v for op in ops for v in op.operands} | set(needed)
-    carried = any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in inside)
-    return not carried and all(is_side_effect_free(op) and not op.regions for op in ops)
+def _runs_ahead(copy: shared.Copy, loop: scf.ForOp) -> bool:
+    """Whether the copy's operands of a later iteration can be computed now, and its buffer is the loop's own."""
+    if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not loop.body.block: return False
+    return counted_slice([v for v in copy.operands if v is not copy.buffer], loop) is not None
 
 
 def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext) -> int:
@@ -135,7 +130,7 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
     """The plan's rings with the copies that fill them."""
     copies: dict[int, list[shared.Copy]] = {}
     for op in kernel.walk():
-        if isinstance(op, shared.Copy) and op.engine is not None: copies.setdefault(context.plan.loads[op.attributes["number"].value.data].ring, []).append(op)
+        if isinstance(op, shared.Copy) and op.engine is not None: copies.setdefault(context.plan.load(op).ring, []).append(op)
     return [Ring(context.plan.rings[number], found) for number, found in sorted(copies.items())]
 
 
@@ -148,8 +143,8 @@ class Ring:
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
         """Before everything: a buffer for each load, and the first stage."""
         anchor = next(op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk()))
-        for copy in sorted(self.copies, key=lambda c: c.attributes["number"].value.data):
-            number, t = copy.attributes["number"], copy.buffer.type
+        for copy in sorted(self.copies, key=number_of):
+            number, t = number_of(copy), copy.buffer.type
             if number in self.buffers: continue
             self.buffers[number] = before(anchor, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))).result
             self.buffers[number].name_hint = copy.buffer.name_hint or "ring"
@@ -201,7 +196,7 @@ class Ring:
         for copy in copies:
             self.copies.discard(copy)
             alloc = copy.buffer.owner
-            view = before(alloc, shared.Stage(self.buffers[copy.attributes["number"]], stage)).result
+            view = before(alloc, shared.Stage(self.buffers[number_of(copy)], stage)).result
             alloc.result.replace_all_uses_with(view)
             new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
             new.properties |= {k: copy.properties[k] for k in ("engine", "cut", "tf32") if k in copy.properties}

@@ -31,16 +31,17 @@ from tkc.errors import CompileError, VerifyError
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
+from tkc.ir.ranges import Ranges
+from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes import PassContext, streaming
-from tkc.passes.access import Access, tile_of
+from tkc.passes.access import Access, bytes_of, tile_of
 from tkc.passes.cost import Cost, Sizes, Work, cost
 from tkc.passes.factors import partial
 from tkc.passes.hopper import roles
 from tkc.passes.program_axes import program_axes
-from tkc.ir.ranges import Ranges
 from tkc.passes.stabilizers import is_running_maximum
 from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
 
@@ -58,7 +59,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def number(kernel: tile.Kernel) -> None:
-    """Writes on every dot and load its number in the plan: passes that move or copy operations keep it."""
+    """Writes on every dot and load its number in the plan."""
     for kinds in (tile.Dot,), LOADS:
         for i, op in enumerate(op for op in kernel.walk() if isinstance(op, kinds)): op.attributes["number"] = IntegerAttr(i, i64)
 
@@ -176,12 +177,6 @@ class Program:
         return max((t.size for t in moved if t is not None), default=1)
 
 
-def loop_of(op: Operation) -> Operation | None:
-    """The innermost loop round an operation."""
-    while (op := op.parent_op()) is not None and not isinstance(op, (scf.ForOp, scf.WhileOp)): pass
-    return op
-
-
 def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
     """The tensor-core instruction for a dot, or None with the reason."""
     a, b, acc = (element_of(v.type) for v in (dot.a, dot.b, dot.acc))
@@ -250,7 +245,7 @@ def _unused(plan: Plan, options) -> list[str]:
 def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
-        staged = sum(_bytes(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
+        staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
         if each <= ACCUMULATORS and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
@@ -259,7 +254,7 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
 def _accumulators(program: Program, warps: int) -> int:
     """Registers of a thread that hold the results of the dots that are alive together (those of one loop), and what a loop adds partial ones to."""
     sums: dict[Operation | None, int] = {}
-    each = lambda t: -(-t.size * bits(element_of(t)) // (32 * 32 * warps))
+    each = lambda t: -(-t.bytes // (4 * 32 * warps))
     for d in program.dots:
         if (loop := loop_of(d)) not in sums: sums[loop] = 0
         sums[loop] += each(d.acc.type) + (max((each(v.type) for v in loop.iter_args if v.type == d.acc.type), default=0) if partial(d) else 0)
@@ -293,7 +288,7 @@ def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int) -> s
     while isinstance(value.owner, VIEWS): value = value.owner.arg
     if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop or not value.has_one_use(): return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges())): return "registers"
-    held = value.type.size * bits(element_of(value.type)) // (32 * 32 * parts)
+    held = value.type.bytes // (4 * 32 * parts)
     return "shared" if accumulators + held > HELD else "registers"
 
 
@@ -327,15 +322,12 @@ def _only_dots(value: SSAValue) -> bool:
                or isinstance(u.operation, POINTWISE) and value.has_one_use() and _only_dots(u.operation.results[0]) for u in value.uses)
 
 
-def _bytes(op: Operation) -> int: return tile_of(op).size * bits(element_of(tile_of(op))) // 8
-
-
 def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
     stages: dict[Operation, int] = {}
     for op, load in zip(program.loads, loads):
-        if load.path == "async": stages[loop_of(op)] = stages.get(loop_of(op), 0) + _bytes(op)
-    return max(stages.values(), default=0), sum(_bytes(op) for op, load in zip(program.loads, loads) if load.path == "shared")
+        if load.path == "async": stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
+    return max(stages.values(), default=0), sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared")
 
 
 def _stages(program: Program, loads: tuple[LoadPlan, ...], warps: int, asked: int | None, context: PassContext, say) -> int:

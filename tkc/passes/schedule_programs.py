@@ -57,7 +57,6 @@ from tkc.passes import PassContext
 from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.split_k import divide
 
-
 SECTION = 5                                          # halves of the cache
 
 

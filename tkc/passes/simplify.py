@@ -27,11 +27,11 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.traits import Pure, is_side_effect_free
 
 from tkc.ir import shared, threads, tile
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import erase, is_inside, rebuild_for, rebuild_if, replace
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.folding import constant, fold
-from tkc.ir.ranges import Ranges
 
 MOST_ROUNDS, LIGHT = 10, 2048           # 32-bit words of a tile that may stay in registers all through a loop
 REAL = True                             # constants of floats are folded
@@ -108,7 +108,7 @@ def _may_leave(op: Operation, loop: Operation) -> bool:
 
 def _words(value: SSAValue) -> int:
     t = value.type
-    return t.size * bits(element_of(t)) // 32 if isinstance(t, TileType) else 1
+    return t.bytes // 4 if isinstance(t, TileType) else 1
 
 
 def _unchanged(kernel: tile.Kernel) -> bool:

@@ -20,6 +20,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
+from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, erase, rebuild_for
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
@@ -29,11 +30,9 @@ from tkc.passes.values import POINTWISE
 def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None: return
     for kernel in module.body.block.ops:
-        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot) and "number" in op.attributes]:
-            number = dot.attributes["number"].value.data
-            parts, together = context.plan.dots[number].parts if number < len(context.plan.dots) else (1, 1)
-            if parts == 1: continue
-            axis = axis_of(dot, context.plan.dots[number].warps[0])
+        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
+            if not (chosen := context.plan.dot(dot)) or chosen.parts[0] == 1: continue
+            (parts, together), axis, number = chosen.parts, axis_of(dot, chosen.warps[0]), number_of(dot)
             Split(dot, axis, parts, together > 1).run()
             context.decisions.append(f"split-sums: dot {number} in {parts} parts of its {('rows', 'columns')[axis]}, {'all in flight at once' if together > 1 else 'one after the other'}")
 

@@ -21,7 +21,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.target import Target
-from tkc.ir.types import TileType, bits, element_of, is_bool
+from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
 from tkc.passes.program_axes import program_axes
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
@@ -71,7 +71,7 @@ def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, contex
     of those, whether what they share fits as well."""
     loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
     own = [op for op in loads if isinstance(op.parent_op(), scf.ForOp) or persistent and op.parent_op() is kernel and program_axes(op.operands)]
-    size = lambda ops: sum(op.result.type.size * bits(element_of(op.result.type)) // 32 for op in ops)
+    size = lambda ops: sum(op.result.type.bytes // 4 for op in ops)
     each = lambda words: -(-words // (32 * warps * blocks))
     room = min(FULL, 1600 // warps) - each(pressure(kernel))                           # 16 warps have 128 registers a thread
     more, kept = each(size(own)), each(size([op for op in loads if op not in own]))
@@ -97,7 +97,7 @@ def pressure(kernel: tile.Kernel) -> int:
     def size(value: SSAValue) -> int:
         t = value.type
         if not isinstance(t, TileType) or is_bool(element_of(t)) or not kinds.data(value): return 0
-        return -(-t.size * bits(element_of(t)) // 32)
+        return -(-t.bytes // 4)
     return _peak(kernel.body.block, frozenset(), size, kinds)
 
 

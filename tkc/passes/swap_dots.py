@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, erase, rebuild_for
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
@@ -25,11 +26,10 @@ from tkc.passes.values import POINTWISE
 def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None: return
     for kernel in module.body.block.ops:
-        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot) and "number" in op.attributes]:
-            number = dot.attributes["number"].value.data
-            if number >= len(context.plan.dots) or not context.plan.dots[number].swap: continue
+        for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
+            if not (chosen := context.plan.dot(dot)) or not chosen.swap: continue
             _swap(dot)
-            context.decisions.append(f"swap-dots: dot {number} is computed as its transpose")
+            context.decisions.append(f"swap-dots: dot {number_of(dot)} is computed as its transpose")
 
 
 def _swap(dot: tile.Dot) -> None:

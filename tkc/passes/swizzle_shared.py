@@ -105,9 +105,7 @@ def _reads_tf32(value: SSAValue) -> bool:
     return any(_reads_tf32(use.operation.results[0]) if isinstance(use.operation, (tile.Transpose, tile.Slice)) else isinstance(use.operation, tile.Dot) and use.operation.precision.data == "tf32" for use in value.uses)
 
 
-def _planned(op: tile.Load, context: PassContext) -> LoadPlan:
-    number = op.attributes["number"].value.data if "number" in op.attributes and context.plan is not None else 1 << 30
-    return context.plan.loads[number] if context.plan is not None and number < len(context.plan.loads) else LoadPlan()
+def _planned(op: tile.Load, context: PassContext) -> LoadPlan: return context.plan.load(op) if context.plan is not None else LoadPlan()
 
 
 def _view(value: SSAValue, buffer: SSAValue) -> None:

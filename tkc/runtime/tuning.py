@@ -111,9 +111,9 @@ def _candidates(kernel, values: Sequence, options: dict, config: Config, extents
 # ------------------------------------------------------------------------------------------------- what a kernel writes
 def changed(kernel, infos: Sequence, options: dict) -> list[ArrayInfo]:
     """The array arguments that a kernel both reads and writes: launching it twice is not launching it once."""
-    from tkc.language.trace import trace
     from tkc.ir import tile
     from tkc.ir.types import ArrayType
+    from tkc.language.trace import trace
     (body,) = trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))).body.block.ops
     read, written = set(), set()
 

@@ -16,9 +16,8 @@ from tests.language.kernels import array as described
 from tests.language.kernels import attention, traced
 from tests.language.kernels import f32 as number
 from tests.sim.building import ELEMENTS, integer, kernel
-from tkc.codegen.cpu import CpuProgram, compile, unpack
+from tkc.codegen.cpu import CpuProgram, compile, running, unpack
 from tkc.codegen.cpu import program as program_module
-from tkc.codegen.cpu import running
 from tkc.errors import CompileError, DeviceError, LaunchError
 from tkc.ir import elementwise as ew
 from tkc.ir import tile

@@ -1,10 +1,10 @@
 """tile.assert and tile.print."""
 from __future__ import annotations
 
+from tkc.codegen.ptx.access import both
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread, stores_once
-from tkc.codegen.ptx.access import both
 from tkc.codegen.ptx.traps import check as check_site
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile

@@ -1,9 +1,8 @@
 """Constants, program ids, extents and views of arrays: what gives scalars, and costs little or nothing."""
 from __future__ import annotations
 
-
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import Array, Tile, registers_of, packing, to_bits
+from tkc.codegen.ptx.values import Array, Tile, packing, registers_of, to_bits
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
