@@ -6,18 +6,15 @@ import pytest
 
 import tkc
 from tests.language.kernels import traced
-from tests.passes.kernels import BF16, context, through
-from tkc.codegen.ptx import ptxas
-from tkc.codegen.ptx.emit import emit
+from tests.passes import stages
+from tests.passes.kernels import BF16
+from tests.passes.stages import LAST, assembler, assembles_clean, count, level, role, run, survivors, without_threads
 from tkc.ir import threads
-from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.pipeline import PIPELINE
-from tkc.sim import dataflow, level0, level4
+from tkc.sim import level0, level4
 from tkc.sim.mutants import mutants
-from tkc.sim.report import Violation
 
 
 def triangular(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
@@ -30,13 +27,12 @@ def triangular(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr)
 
 @cache
 def compiled(block=(64, 64, 32), **options):
-    stages, array = {}, ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
+    array = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
     module = traced(triangular, array, array, array, **dict(zip(("BM", "BN", "BK"), block)))
-    given = through(module, PIPELINE[-1], context("sm_90a", cluster=(1, 1), **options), lambda name, module: stages.setdefault(name, module.clone()))
-    return stages, given
+    return stages.compiled(module, cluster=(1, 1), **options)
 
 
-def check(module, m: int, n: int, run=level4.run, block=(64, 64, 32), **how) -> None:
+def check(module, m: int, n: int, run=run, block=(64, 64, 32), **how) -> None:
     rng = np.random.default_rng(m + n)
     a, b = np.tril(rng.integers(-3, 4, (m, m))).astype(BF16), rng.integers(-3, 4, (m, n)).astype(BF16)
     c = np.full((m, n), np.nan, BF16)
@@ -48,44 +44,38 @@ SHAPES = (8, 8), (64, 64), (72, 200), (264, 136), (328, 64)
 
 
 def test_it_is_planned():
-    stages, given = compiled()
+    modules, given = compiled()
     assert given.plan.queue and given.plan.roles == "cooperative" and any("claim" in d for d in given.decisions)
-    kernel = stages[PIPELINE[-1]].body.block.first_op
-    producer, consumer = (next(op for op in kernel.walk() if isinstance(op, threads.Role) and op.sym_name.data == name) for name in ("producer", "consumer"))
-    has = lambda role, kind: sum(isinstance(op, kind) for op in role.walk())
-    assert has(producer, threads.NextProgram) == 1 and not has(consumer, threads.NextProgram)
-    assert has(producer, threads.Post) == has(consumer, threads.Fetch) >= 3, "the number and the two ids"
+    producer, consumer = (role(modules[LAST], name) for name in ("producer", "consumer"))
+    assert count(producer, threads.NextProgram) == 1 and not count(consumer, threads.NextProgram)
+    assert count(producer, threads.Post) == count(consumer, threads.Fetch) >= 3, "the number and the two ids"
 
 
 @pytest.mark.parametrize("m, n", SHAPES)
 def test_every_level(m, n):
-    stages, _ = compiled()
-    for name, module in stages.items():
-        level = module.body.block.first_op.level
-        assert show(parse(show(module))) == show(module)
-        if level < 4: check(module, m, n, level0.run if level == 0 else dataflow.run)
-    for seed, resident in enumerate((1, 2, 3)): check(stages[PIPELINE[-1]], m, n, seed=seed, resident=resident)
+    modules, _ = compiled()
+    for module in modules.values(): assert show(parse(show(module))) == show(module)
+    for module in without_threads(modules): check(module, m, n, level0.run if level(module) == 0 else run)
+    for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, seed=seed, resident=resident)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 5])
-def test_stages(stages):
-    for seed in range(3): check(compiled(num_stages=stages)[0][PIPELINE[-1]], 264, 136, seed=seed, resident=2)
+@pytest.mark.parametrize("deep", [2, 3, 5])
+def test_stages(deep):
+    for seed in range(3): check(compiled(num_stages=deep)[0][LAST], 264, 136, seed=seed, resident=2)
 
 
-def test_two_warpgroups(): check(compiled((128, 64, 32))[0][PIPELINE[-1]], 264, 72, block=(128, 64, 32), resident=2)
+def test_two_warpgroups(): check(compiled((128, 64, 32))[0][LAST], 264, 72, block=(128, 64, 32), resident=2)
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 def test_it_assembles_clean():
-    program = emit(compiled()[0][PIPELINE[-1]], target("sm_90a"))
+    program = assembles_clean(compiled()[0][LAST])
     assert any(p.kind == "workspace" and p.bytes == 4 for p in program.interface.parameters)
-    assembled = ptxas.assemble(program.text, "sm_90a")
-    assert assembled.clean, assembled.log
 
 
 def test_the_counter_is_zero_again():
     """Blocks claim each program once, whatever the order: as often as there are programs, and then the counter starts over."""
-    kernel = compiled()[0][PIPELINE[-1]]
+    kernel = compiled()[0][LAST]
     for m, n, resident in ((264, 136, 2), (64, 64, 3), (200, 200, 7)):
         launches = []
         start, level4.Launch.fill = level4.Launch.fill, lambda self: (launches.append(self), start(self))[1]
@@ -96,14 +86,9 @@ def test_the_counter_is_zero_again():
 
 def test_every_mutant_of_the_claims_is_found():
     """With programs of one step and more stages than programs in flight nothing but the ring of the claims holds the producer back."""
-    module, block = compiled((64, 64, 64), num_stages=5)[0][PIPELINE[-1]], (64, 64, 64)
-    found, missed = 0, set()
-    for label, mutant in claims_of(module):
-        for seed in range(16):
-            try: check(mutant, 64, 392, block=block, seed=seed)
-            except (Violation, AssertionError): found += 1; break
-        else: missed.add(label)
-    assert found >= 8 and not missed, missed
+    module, block = compiled((64, 64, 64), num_stages=5)[0][LAST], (64, 64, 64)
+    number, missed = survivors(claims_of(module), *(lambda m, seed=seed: check(m, 64, 392, block=block, seed=seed) for seed in range(16)))
+    assert number >= 8 and not missed, missed
 
 
 def claims_of(module):

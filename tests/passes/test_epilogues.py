@@ -8,16 +8,12 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
-from tests.passes.kernels import context, through
-from tests.passes.test_roles import NUMPY, array, count, integers, role
-from tkc.codegen.ptx import ptxas
-from tkc.codegen.ptx.emit import emit
+from tests.passes import stages
+from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, without_threads
+from tests.passes.test_roles import NUMPY, array, integers
 from tkc.ir import shared, threads, tile
-from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.pipeline import PIPELINE
-from tkc.sim import dataflow, level4
 
 
 def fused(a, b, bias, scale, r, c, d, sums, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, EPILOGUE: tkc.constexpr):
@@ -65,12 +61,10 @@ def compiled(block, epilogue, options: tuple = (), known: bool = False):
     BM, BN, BK = block
     make = (lambda t, rank=2: ArrayArgument(t, ArrayFacts((Fact(16),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))) if known else array
     kinds = [(tkc.bfloat16, 2), (tkc.bfloat16, 2), (tkc.bfloat16, 1), (tkc.float32, 1), *[(tkc.bfloat16, 2)] * 3, (tkc.float32, 2)]
-    stages = {}
-    given = through(traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue), PIPELINE[-1], context("sm_90a", **dict(options)), lambda name, m: stages.setdefault(name, m.clone()))
-    return stages, given
+    return stages.compiled(traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue), **dict(options))
 
 
-def check(module, block, epilogue, m, n, k, run=None, **how) -> None:
+def check(module, block, epilogue, m, n, k, run=run, **how) -> None:
     a, b, r, c, d = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n))))
     bias, scale = integers(n, dtype=tkc.bfloat16, seed=7), integers(m, dtype=tkc.float32, seed=8)
     if any(word in epilogue for word in ("tanh", "erf", "silu")): a[...] = (np.float32(a) / 8).astype(a.dtype)
@@ -80,7 +74,6 @@ def check(module, block, epilogue, m, n, k, run=None, **how) -> None:
     wanted = expected(a, b, bias, scale, r, c, block, epilogue)
     sums = sums[:, :n] if "columns" in epilogue else sums[:m, :grid[1]]
     if "in place" not in epilogue: c[...] = np.nan
-    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [a, b, bias, scale, r, c, d, sums], grid, **how)
     for got, want in zip((c, d, sums), wanted):
         if want is not None: np.testing.assert_allclose(np.float64(got), want, rtol=2 ** -8 if got.dtype == NUMPY[tkc.bfloat16] else 1e-5, atol=1e-3 if got.dtype == NUMPY[tkc.bfloat16] else 1e-2)
@@ -90,25 +83,24 @@ def check(module, block, epilogue, m, n, k, run=None, **how) -> None:
 @EVERY
 def test_every_level(epilogue, plan):
     block, options = PLANS[plan]
-    stages, given = compiled(block, epilogue, tuple(options.items()))
+    modules, given = compiled(block, epilogue, tuple(options.items()))
     assert given.plan.roles == "pingpong" if "ping" in plan and epilogue != "columns residual" else given.plan.roles in ("pingpong", "cooperative")
-    for module in stages.values():
-        if module.body.block.first_op.level < 4: check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
-    for seed in range(2): check(stages[PIPELINE[-1]], block, epilogue, 4 * block[0] - 5, block[1] + 9, 3 * block[2] - 7, seed=seed)
+    for module in without_threads(modules): check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
+    for seed in range(2): check(modules[LAST], block, epilogue, 4 * block[0] - 5, block[1] + 9, 3 * block[2] - 7, seed=seed)
 
 
 @pytest.mark.parametrize("plan, epilogue", [("ping-pong", "scale bias residual second"), ("ping-pong in a cluster", "bias tanh"), ("cooperative", "rows"), ("cooperative", "columns residual")])
 def test_what_the_text_computes(plan, epilogue):
     block, options = PLANS[plan]
-    check(compiled(block, epilogue, tuple(options.items()))[0][PIPELINE[-1]], block, epilogue, block[0] + 5, block[1] + 9, 3 * block[2] - 7, run=machine.run, resident=1)
+    check(compiled(block, epilogue, tuple(options.items()))[0][LAST], block, epilogue, block[0] + 5, block[1] + 9, 3 * block[2] - 7, run=machine.run, resident=1)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @EVERY
 def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan):
     block, options = PLANS[plan]
-    stages, given = compiled(block, epilogue, tuple(options.items()))
-    consumer = role(stages[PIPELINE[-1]].body.block.first_op, "consumer")
+    modules, given = compiled(block, epilogue, tuple(options.items()))
+    consumer = role(modules[LAST], "consumer")
     assert count(consumer, threads.TmaStore) >= 1 + ("second" in epilogue) and not any(isinstance(op, tile.Store) and op.value.type.extents[0] > 1 and op.value.type.extents[1] > 1 for op in consumer.walk())
     if "columns" in epilogue: return                                  # a tile that is reduced is whole
     slab = given.plan.columns
@@ -116,10 +108,7 @@ def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan)
     assert count(consumer, (shared.Read,)) == 0
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @pytest.mark.parametrize("block", [(128, 192, 64), (128, 256, 64), (128, 128, 64)], ids=str)
 @pytest.mark.parametrize("epilogue", ["bias", "residual", "bias tanh", "bias erf", "bias silu gate", "scale bias residual second", "rows"])
-def test_no_register_is_spilled(epilogue, block):
-    stages, _ = compiled(block, epilogue, (), True)
-    assembled = ptxas.assemble(emit(stages[PIPELINE[-1]], target("sm_90a")).text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_no_register_is_spilled(epilogue, block): assembles_clean(compiled(block, epilogue, (), True)[0][LAST])

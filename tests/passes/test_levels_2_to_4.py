@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 from xdsl.dialects import scf
 
+from tests.passes.stages import count
 from tkc.errors import CompileError, VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
@@ -63,9 +64,6 @@ def lower(text: str, stages: int = 3, machine: str = "sm_80", stop: str | None =
         assert show(parse(show(module))) == show(module)
         if name == stop: break
     return module, context
-
-
-def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

@@ -3,7 +3,7 @@
 Numbers are small integers: their sums are exact in any accumulator, and every result has one right value.
 """
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -12,18 +12,13 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
-from tests.passes.kernels import context, through
-from tkc.codegen.ptx import ptxas
-from tkc.codegen.ptx.emit import emit
+from tests.passes import stages
+from tests.passes.stages import LAST, assembler, assembles_clean, count, run, survivors, without_threads
 from tkc.ir import shared, threads, tile
-from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.pipeline import PIPELINE
-from tkc.sim import dataflow, level4
 from tkc.sim.mutants import mutants
-from tkc.sim.report import Violation
 
 NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32, tkc.float8_e4m3: ml_dtypes.float8_e4m3fn, tkc.float8_e5m2: ml_dtypes.float8_e5m2,
          tkc.int8: np.int8, tkc.uint8: np.uint8, tkc.int32: np.int32}
@@ -95,12 +90,10 @@ def array(dtype, turned: bool = False, exact: bool = True) -> ArrayArgument:
 
 @cache
 def compiled(case: Case):
-    """(the text after every pass, the decisions)."""
-    stages, (BM, BN, BK) = {}, case.block
+    BM, BN, BK = case.block
     loose = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 4))
     module = traced(product, array(case.a, "a" in case.turned), array(case.b, "b" in case.turned), loose, loose, array(case.out), BM=BM, BN=BN, BK=BK, FORM=case.form, PRECISION=case.precision)
-    given = through(module, PIPELINE[-1], context("sm_90a", **dict(case.options)), lambda name, module: stages.setdefault(name, module.clone()))
-    return stages, given
+    return stages.compiled(module, **dict(case.options))
 
 
 def integers(shape, dtype, seed: int, turned: bool = False) -> np.ndarray:
@@ -111,13 +104,7 @@ def integers(shape, dtype, seed: int, turned: bool = False) -> np.ndarray:
     return around[:rows, :columns].T if turned else around[:rows, :columns]
 
 
-def simulated(module, run=None, **how):
-    """A function that runs a kernel's arrays and grid through the module."""
-    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
-    return lambda arrays, grid: run(module, arrays, grid, **how)
-
-
-def check(module, case: Case, m: int, n: int, k: int, **how) -> None: compare(case, m, n, k, simulated(module, **how))
+def check(module, case: Case, m: int, n: int, k: int, run=run, **how) -> None: compare(case, m, n, k, partial(run, module, **how))
 
 
 def compare(case: Case, m: int, n: int, k: int, launch) -> None:
@@ -137,16 +124,14 @@ def compare(case: Case, m: int, n: int, k: int, launch) -> None:
     np.testing.assert_array_equal(c, want.astype(c.dtype))
 
 
-def last(case: Case): return compiled(case)[0][PIPELINE[-1]]
-def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
+def last(case: Case): return compiled(case)[0][LAST]
 
 
 @EVERY
 def test_every_level(case):
     """Level 0 against what the passes make of it, down to threads under the happens-before check."""
     BM, BN, BK = case.block
-    for name, module in compiled(case)[0].items():
-        if module.body.block.first_op.level < 4: check(module, case, BM + 5, BN - 7, 2 * BK - 7)
+    for module in without_threads(compiled(case)[0]): check(module, case, BM + 5, BN - 7, 2 * BK - 7)
     check(last(case), case, BM + 5, BN + 9, 3 * BK - 7, seed=1)
 
 
@@ -159,8 +144,8 @@ def test_what_the_text_computes(case): check(last(case), case, case.block[0] + 5
 
 @EVERY
 def test_trip_counts(case):
-    (BM, BN, BK), stages = case.block, compiled(case)[1].plan.stages
-    for steps in sorted({0, 1, 2, stages - 1, stages + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
+    (BM, BN, BK), deep = case.block, compiled(case)[1].plan.stages
+    for steps in sorted({0, 1, 2, deep - 1, deep + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.options and c.block in ((128, 128, 128), HALF, (128, 128, 32))], ids=lambda c: c.name)
@@ -179,12 +164,12 @@ def test_ragged(case, shape): check(last(case), case, *shape, seed=3)
 @EVERY
 def test_the_engines_are_used(case):
     """No copy of a factor, no other instruction than wgmma; the sums of a loop in one accumulator unless the kernel asks for partial ones."""
-    stages, given = compiled(case)
+    modules, given = compiled(case)
     kernel = last(case).body.block.first_op
     assert given.plan.roles in ("cooperative", "pingpong"), given.decisions
     assert count(kernel, threads.DotAsync) == given.plan.dots[0].parts[0] and not count(kernel, (tile.Dot, shared.Read, shared.Convert))
     assert (given.plan.dots[0].parts == (1, 1)) == (case.a.bits > 8 or "fast" in case.form or case.block[1] < 128 and case.block[0] < 256)
-    for module in stages.values(): assert show(parse(show(module))) == show(module)
+    for module in modules.values(): assert show(parse(show(module))) == show(module)
 
 
 @pytest.mark.parametrize(("case", "said"), [(Case(E4, E4, form="fast"), "K-major only"), (Case(E4, E4, turned="a"), "K-major only"), (Case(E4, E4, turned="b"), "K-major only"),
@@ -195,12 +180,9 @@ def test_other_majors_of_8_and_32_bits_have_one_role(case, said):
     assert given.plan.roles == "one" and any(said in line for line in given.decisions), given.decisions
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @EVERY
-def test_it_assembles_clean(case):
-    program = emit(last(case), target("sm_90a"))
-    assembled = ptxas.assemble(program.text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_it_assembles_clean(case): assembles_clean(last(case))
 
 
 # ------------------------------------------------------------------------------------------------------ computed factors
@@ -245,13 +227,13 @@ EVERY_COMPUTED = pytest.mark.parametrize("case", COMPUTED + WEIGHTS, ids=lambda 
 
 @cache
 def compiled_factor(case: Computed):
-    stages, (BM, BN, BK) = {}, case.block
+    BM, BN, BK = case.block
     loose = ArrayArgument(tkc.float32, ArrayFacts((Fact(),) * 2, (Fact(), Fact(exact=1)), 4))
     module = traced(computed, array(case.a, "a" in case.turned), array(case.b, "b" in case.turned), loose, array(BF), BM=BM, BN=BN, BK=BK, FORM=case.form)
-    return stages, through(module, PIPELINE[-1], context("sm_90a", **dict(case.options)), lambda name, module: stages.setdefault(name, module.clone()))
+    return stages.compiled(module, **dict(case.options))
 
 
-def check_factor(module, case: Computed, m: int, n: int, k: int, **how) -> None: compare_factor(case, m, n, k, simulated(module, **how))
+def check_factor(module, case: Computed, m: int, n: int, k: int, **how) -> None: compare_factor(case, m, n, k, partial(run, module, **how))
 
 
 def compare_factor(case: Computed, m: int, n: int, k: int, launch) -> None:
@@ -269,19 +251,18 @@ def compare_factor(case: Computed, m: int, n: int, k: int, launch) -> None:
     np.testing.assert_array_equal(c, (x @ y).astype(c.dtype))
 
 
-def last_factor(case): return compiled_factor(case)[0][PIPELINE[-1]]
+def last_factor(case): return compiled_factor(case)[0][LAST]
 
 
 @EVERY_COMPUTED
 def test_computed_factors_at_every_level(case):
-    stages, given = compiled_factor(case)
+    modules, given = compiled_factor(case)
     assert given.plan.roles == "cooperative", given.decisions
     BM, BN, BK = case.block
-    for name, module in stages.items():
-        assert show(parse(show(module))) == show(module)
-        if module.body.block.first_op.level < 4: check_factor(module, case, BM + 5, BN - 7, 2 * BK - 7)
-    for steps in sorted({0, 1, 2, given.plan.stages - 1, given.plan.stages + 1}): check_factor(stages[PIPELINE[-1]], case, 2 * BM, BN + 9, steps * BK, seed=steps)
-    for shape in (1, 1, 1), (7, 13, 31), (129, 65, 133): check_factor(stages[PIPELINE[-1]], case, *shape, seed=1)
+    for module in modules.values(): assert show(parse(show(module))) == show(module)
+    for module in without_threads(modules): check_factor(module, case, BM + 5, BN - 7, 2 * BK - 7)
+    for steps in sorted({0, 1, 2, given.plan.stages - 1, given.plan.stages + 1}): check_factor(last_factor(case), case, 2 * BM, BN + 9, steps * BK, seed=steps)
+    for shape in (1, 1, 1), (7, 13, 31), (129, 65, 133): check_factor(last_factor(case), case, *shape, seed=1)
 
 
 @EVERY_COMPUTED
@@ -291,11 +272,9 @@ def test_computed_factors_stay_in_registers(case):
     assert compiled_factor(case)[1].plan.dots[0].swap == ("weights" in case.form)
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @EVERY_COMPUTED
-def test_computed_factors_assemble_clean(case):
-    assembled = ptxas.assemble(emit(last_factor(case), target("sm_90a")).text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_computed_factors_assemble_clean(case): assembles_clean(last_factor(case))
 
 
 # ------------------------------------------------------------------------------------------------------ mutants
@@ -309,11 +288,6 @@ MUTATED = [(Case(E4, E4, (64, 128, 32), "exact b.T", options=SMALL), LEADER), (C
 @pytest.mark.parametrize(("case", "equivalent"), MUTATED, ids=lambda x: getattr(x, "name", ""))
 def test_every_mutant_is_found(case, equivalent):
     module, check_one = (last(case), check) if isinstance(case, Case) else (last_factor(case), check_factor)
-    (BM, BN, BK), missed, number = case.block, set(), 0
-    for label, mutant in mutants(module):
-        number += 1
-        for seed, steps in enumerate((4, 5, 7)):
-            try: check_one(mutant, case, 4 * BM, BN, steps * BK, seed=seed, resident=1)
-            except (Violation, AssertionError): break
-        else: missed.add(label)
+    BM, BN, BK = case.block
+    number, missed = survivors(mutants(module), *(lambda m, seed=seed, steps=steps: check_one(m, case, 4 * BM, BN, steps * BK, seed=seed, resident=1) for seed, steps in enumerate((4, 5, 7))))
     assert number > 50 and missed <= equivalent

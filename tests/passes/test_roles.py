@@ -12,18 +12,14 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
+from tests.passes import stages
 from tests.passes.kernels import context, through
-from tkc.codegen.ptx import ptxas
-from tkc.codegen.ptx.emit import emit
+from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, survivors, without_threads
 from tkc.ir import shared, threads, tile
-from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.pipeline import PIPELINE
-from tkc.sim import dataflow, level4
 from tkc.sim.mutants import mutants
-from tkc.sim.report import Violation
 
 NUMPY = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16, tkc.float32: np.float32}
 
@@ -74,12 +70,9 @@ def array(dtype, rank: int = 2) -> ArrayArgument:
 
 @cache
 def compiled(form: Form):
-    """(the text after every pass, the decisions)."""
-    stages = {}
     (BM, BN, BK), out = form.block, form.out or form.dtype
     module = traced(product, *(array(form.dtype) for _ in "ab"), array(form.dtype, 1), array(out), array(form.dtype), BM=BM, BN=BN, BK=BK, MAJORS=form.majors, EPILOGUE=form.epilogue)
-    given = through(module, PIPELINE[-1], context("sm_90a", **dict(form.options)), lambda name, module: stages.setdefault(name, module.clone()))
-    return stages, given
+    return stages.compiled(module, **dict(form.options))
 
 
 def integers(*shape, dtype, seed) -> np.ndarray:
@@ -90,13 +83,12 @@ def integers(*shape, dtype, seed) -> np.ndarray:
     return around[front]
 
 
-def check(module, form: Form, m: int, n: int, k: int, run=None, **how) -> None:
+def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
     turned = lambda shape, major: shape[::-1] if major == "t" else shape
     a, b = (integers(*turned(shape, major), dtype=form.dtype, seed=i) for i, (shape, major) in enumerate(zip(((m, k), (k, n)), form.majors)))
     bias = integers(n, dtype=form.dtype, seed=2)
     c, d = (integers(m, n, dtype=t, seed=3) for t in (form.out or form.dtype, form.dtype))
     c[...] = d[...] = np.nan
-    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [a, b, bias, c, d], (-(-m // form.block[0]), -(-n // form.block[1]), 1), **how)
     sums = np.float64(a.T if form.majors[0] == "t" else a) @ np.float64(b.T if form.majors[1] == "t" else b)
     if "second" in form.epilogue: np.testing.assert_array_equal(d, sums.astype(d.dtype))
@@ -106,17 +98,14 @@ def check(module, form: Form, m: int, n: int, k: int, run=None, **how) -> None:
     np.testing.assert_array_equal(c, sums.astype(c.dtype))
 
 
-def last(form: Form): return compiled(form)[0][PIPELINE[-1]]
-def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
-def role(module, name: str): return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)
+def last(form: Form): return compiled(form)[0][LAST]
 
 
 # ------------------------------------------------------------------------------------------------------ values
 @EVERY
 def test_every_level(form):
     BM, BN, BK = form.block
-    for name, module in compiled(form)[0].items():
-        if module.body.block.first_op.level < 4: check(module, form, BM + 5, BN - 7, 2 * BK - 7)
+    for module in without_threads(compiled(form)[0]): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
     check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
 
 
@@ -164,8 +153,7 @@ def test_what_lies_beyond_an_extent_is_zero():
 # ------------------------------------------------------------------------------------------------------ structure
 @EVERY
 def test_the_roles(form):
-    stages, given = compiled(form)
-    plan, kernel = given.plan, last(form).body.block.first_op
+    plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
     groups, shares = plan.warps // 4, any(load.multicast >= 0 for load in plan.loads)
     BM, BN, BK = form.block
     alone = BM * BN // 128 <= 208 and dict(form.options).get("roles") is None
@@ -199,18 +187,14 @@ def test_every_text_parses_back(form):
 @pytest.mark.parametrize("machine", ["sm_80", "sm_89"])
 def test_machines_without_the_engines_have_one_role(machine):
     given = context(machine)
-    through(traced(product, *(array(tkc.bfloat16) for _ in "ab"), array(tkc.bfloat16, 1), *(array(tkc.bfloat16) for _ in "cd"), BM=128, BN=128, BK=64, MAJORS="nn", EPILOGUE=""), PIPELINE[-1], given)
+    through(traced(product, *(array(tkc.bfloat16) for _ in "ab"), array(tkc.bfloat16, 1), *(array(tkc.bfloat16) for _ in "cd"), BM=128, BN=128, BK=64, MAJORS="nn", EPILOGUE=""), LAST, given)
     assert given.plan.roles == "one" and not given.plan.persistent
 
 
 # ------------------------------------------------------------------------------------------------------ the assembler
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @EVERY
-def test_it_assembles_clean(form):
-    """No spill, no stack, and wgmma neither serialised nor repaired."""
-    program = emit(last(form), target("sm_90a"))
-    assembled = ptxas.assemble(program.text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_it_assembles_clean(form): assembles_clean(last(form))
 
 
 # ------------------------------------------------------------------------------------------------------ mutants
@@ -223,12 +207,7 @@ EQUIVALENT = {"alone": RELEASED, "cluster": RELEASED | DRAIN, "ping-pong": RELEA
 
 @pytest.mark.parametrize(("name", "form"), SMALL.items(), ids=SMALL.keys())
 def test_every_mutant_is_found(name, form):
-    (BM, BN, BK), missed, number = form.block, set(), 0
+    BM, BN, BK = form.block
     programs = 7 * compiled(form)[1].plan.cluster[0] if "ping" in name else 3                # three each, and one more
-    for label, mutant in mutants(last(form)):
-        number += 1
-        for seed, steps in enumerate((4, 5, 7)):
-            try: check(mutant, form, programs * BM, BN, steps * BK, seed=seed)
-            except (Violation, AssertionError): break
-        else: missed.add(label)
+    number, missed = survivors(mutants(last(form)), *(lambda m, seed=seed, steps=steps: check(m, form, programs * BM, BN, steps * BK, seed=seed) for seed, steps in enumerate((4, 5, 7))))
     assert number > 50 and missed <= EQUIVALENT[name], missed - EQUIVALENT[name]

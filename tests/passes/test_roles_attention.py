@@ -9,18 +9,13 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import attention, f32, traced
-from tests.passes.kernels import context, through
-from tkc.codegen.ptx import ptxas
-from tkc.codegen.ptx.emit import emit
+from tests.passes import stages
+from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, survivors, without_threads
 from tkc.ir import threads, tile
-from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.pipeline import PIPELINE
-from tkc.sim import dataflow, level4
 from tkc.sim.mutants import mutants
-from tkc.sim.report import Violation
 
 NUMPY, HALF_ULP = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16}, {tkc.bfloat16: 2.0**-8, tkc.float16: 2.0**-11}
 
@@ -44,22 +39,18 @@ EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 
 @cache
 def compiled(form: Form):
-    """(the module after every pass, the context)."""
-    stages, array = {}, ArrayArgument(form.dtype, ArrayFacts((Fact(),) * 3 + (Fact(16),), (Fact(8),) * 3 + (Fact(exact=1),), 16))
+    array = ArrayArgument(form.dtype, ArrayFacts((Fact(),) * 3 + (Fact(16),), (Fact(8),) * 3 + (Fact(exact=1),), 16))
     module = traced(attention, *(array,) * 4, f32(), CAUSAL=form.causal, D=form.d, BM=form.block[0], BN=form.block[1])
-    given = through(module, PIPELINE[-1], context("sm_90a", **dict(form.options)), lambda name, module: stages.setdefault(name, module.clone()))
-    return stages, given
+    return stages.compiled(module, **dict(form.options))
 
 
-def last(form: Form): return compiled(form)[0][PIPELINE[-1]]
-def count(where, kind) -> int: return sum(isinstance(op, kind) for op in where.walk())
+def last(form: Form): return compiled(form)[0][LAST]
 
 
-def check(module, form: Form, queries: int, keys: int, heads: int = 1, run=None, **how) -> None:
+def check(module, form: Form, queries: int, keys: int, heads: int = 1, run=run, **how) -> None:
     rng, dtype = np.random.default_rng(queries + keys), NUMPY[form.dtype]
     q, k, v = (rng.standard_normal((1, heads, max(n, 1), form.d)).astype(dtype)[:, :, :n] for n in (queries, keys, keys))
     o, scale = np.full_like(q, np.nan), form.d**-0.5
-    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [q, k, v, o, scale], (-(-queries // form.block[0]), heads, 1), **how)
     q, k, v = (np.float64(x) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) * scale
@@ -75,8 +66,7 @@ def check(module, form: Form, queries: int, keys: int, heads: int = 1, run=None,
 # ------------------------------------------------------------------------------------------------------ values
 @EVERY
 def test_every_level(form):
-    for name, module in compiled(form)[0].items():
-        if module.body.block.first_op.level < 4: check(module, form, form.block[0] + 3, 2 * form.block[1] + 5)
+    for module in without_threads(compiled(form)[0]): check(module, form, form.block[0] + 3, 2 * form.block[1] + 5)
     check(last(form), form, form.block[0] + 3, 2 * form.block[1] + 5, seed=1)
 
 
@@ -112,10 +102,9 @@ def test_no_keys_at_all(): check(last(SMALL[0]), SMALL[0], 5, 0, 2)
 # ------------------------------------------------------------------------------------------------------ structure
 @EVERY
 def test_the_roles(form):
-    stages, given = compiled(form)
-    kernel = last(form).body.block.first_op
-    assert given.plan.roles == "cooperative" and given.plan.persistent
-    producer, consumer = (next(op for op in kernel.walk() if isinstance(op, threads.Role) and op.sym_name.data == name) for name in ("producer", "consumer"))
+    plan = compiled(form)[1].plan
+    assert plan.roles == "cooperative" and plan.persistent
+    producer, consumer = (role(last(form), name) for name in ("producer", "consumer"))
     assert not count(producer, (tile.Dot, threads.DotAsync, threads.TmaStore)) and not any(isinstance(v.type, tile.TileType) for op in producer.walk() for v in op.results)
     assert not count(consumer, (tile.Dot, tile.Load, threads.TmaLoad, threads.MbarrierExpect))
     assert count(producer, threads.TmaLoad) == count(producer, threads.MbarrierExpect) >= 3
@@ -126,11 +115,9 @@ def test_every_text_parses_back(form):
     for module in compiled(form)[0].values(): assert show(parse(show(module))) == show(module)
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @EVERY
-def test_it_assembles_clean(form):
-    assembled = ptxas.assemble(emit(last(form), target("sm_90a")).text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_it_assembles_clean(form): assembles_clean(last(form))
 
 
 # ------------------------------------------------------------------------------------------------------ mutants
@@ -142,14 +129,9 @@ IMPLIED = {"drop: mbarrier_wait 5", "later: mbarrier_wait 5", "earlier: mbarrier
 
 
 def test_every_mutant_is_found():
-    form, missed = Form(block=(64, 64), options=(("num_stages", 2),)), set()
-    runs, changed = [(shape, seed) for seed in range(4) for shape in SHAPES], list(mutants(last(form)))
-    for label, mutant in changed:
-        for shape, seed in runs:
-            try: check(mutant, form, *shape, seed=seed)
-            except (Violation, AssertionError): break
-        else: missed.add(label)
-    assert len(changed) > 100 and missed <= RELEASED | IMPLIED, missed - RELEASED - IMPLIED
+    form = Form(block=(64, 64), options=(("num_stages", 2),))
+    number, missed = survivors(mutants(last(form)), *(lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed) for seed in range(4) for shape in SHAPES))
+    assert number > 100 and missed <= RELEASED | IMPLIED, missed - RELEASED - IMPLIED
 
 
 # ------------------------------------------------------------------------------------------------------ three and four warpgroups
@@ -190,10 +172,10 @@ def test_one_dot_whose_left_factor_is_loaded_before_the_loop():
     """It has no copy that a cluster could share."""
     array = lambda dtype, rank: ArrayArgument(dtype, ArrayFacts((Fact(),) * (rank - 1) + (Fact(16),), (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))
     module = traced(weights, array(tkc.bfloat16, 2), array(tkc.bfloat16, 2), array(tkc.float32, 1), f32(), D=64)
-    given = through(module, PIPELINE[-1], context("sm_90a"))
+    modules, given = stages.compiled(module)
     assert given.plan.roles == "cooperative" and given.plan.cluster == (1, 1)
     rng = np.random.default_rng(0)
     q, k, o = rng.standard_normal((160, 64)).astype(ml_dtypes.bfloat16), rng.standard_normal((256, 64)).astype(ml_dtypes.bfloat16), np.full(160, np.nan, np.float32)
     for seed in range(2):
-        level4.run(module, [q, k, o, 0.1], (2, 1, 1), seed=seed)
+        run(modules[LAST], [q, k, o, 0.1], (2, 1, 1), seed=seed)
         assert np.allclose(o, np.exp2(np.float64(q) @ np.float64(k).T * 0.1).sum(1), rtol=1e-4)

@@ -11,6 +11,7 @@ import tkc
 from tests.language.kernels import array, traced
 from tests.language.kernels import i32 as i32_argument
 from tests.passes.kernels import CASES, Case, blank, context, f1, f2, normal, same
+from tests.passes.stages import count
 from tests.sim.building import kernel, put
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -30,7 +31,6 @@ def simplified(module):
     return module
 
 
-def count(module, *classes): return sum(isinstance(op, classes) for op in module.walk())
 def body(fn, *signature, **constants): return simplified(traced(fn, *signature, **constants))
 
 

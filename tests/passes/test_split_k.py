@@ -5,11 +5,11 @@ import pytest
 import tkc
 from tests.language.kernels import traced
 from tests.passes.kernels import context, product, through
+from tests.passes.stages import LAST, assembler, assembles_clean, count, role, survivors, without_threads
 from tests.passes.test_epilogues import check as check_fused
 from tests.passes.test_epilogues import compiled as compiled_fused
-from tests.passes.test_roles import Form, array, check, compiled, count, integers, last, role
+from tests.passes.test_roles import Form, array, check, compiled, integers, last
 from tests.sim.test_validate import validated
-from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.target import target
@@ -17,7 +17,6 @@ from tkc.passes.pipeline import PIPELINE
 from tkc.runtime.launch import workspaces
 from tkc.sim import level4
 from tkc.sim.mutants import mutants
-from tkc.sim.report import Violation
 
 FORMS = [Form(block, options=(("split_k", parts), ("num_stages", 3))) for block, parts in (((64, 64, 32), 2), ((64, 64, 32), 3), ((128, 64, 32), 4), ((64, 32, 64), 8))] + [
     Form((64, 64, 32), "tt", options=(("split_k", 2),)), Form((64, 64, 32), out=tkc.float32, options=(("split_k", 2),)), Form((64, 64, 32), epilogue="second bias relu", options=(("split_k", 3),))]
@@ -28,8 +27,7 @@ ONE = FORMS[1]
 @EVERY
 def test_every_level(form):
     BM, BN, BK = form.block
-    for name, module in compiled(form)[0].items():
-        if module.body.block.first_op.level < 4: check(module, form, BM + 5, BN - 7, 5 * BK - 7)
+    for module in without_threads(compiled(form)[0]): check(module, form, BM + 5, BN - 7, 5 * BK - 7)
     for seed in range(4): check(last(form), form, BM + 5, BN + 9, 5 * BK - 7, seed=seed, resident=1 + 2 * seed)
 
 
@@ -47,9 +45,9 @@ def test_ragged_shapes(shape):
 @pytest.mark.parametrize("epilogue", ["bias tanh", "residual", "columns", "scale bias residual second"])
 def test_epilogues_follow_the_whole_sum(epilogue):
     block = (64, 64, 32)
-    stages, given = compiled_fused(block, epilogue, (("split_k", 3),))
+    modules, given = compiled_fused(block, epilogue, (("split_k", 3),))
     assert given.plan.split_k == 3
-    for seed in range(2): check_fused(stages[PIPELINE[-1]], block, epilogue, 2 * 64 - 5, 64 + 9, 5 * 32 - 7, seed=seed, resident=4)
+    for seed in range(2): check_fused(modules[LAST], block, epilogue, 2 * 64 - 5, 64 + 9, 5 * 32 - 7, seed=seed, resident=4)
 
 
 def test_the_same_bits_whoever_is_last():
@@ -74,12 +72,10 @@ def test_the_workspace(form):
     assert [op.kind.data for op in role(kernel, "consumer").walk() if isinstance(op, tile.Atomic)] == ["add", "exchange"] and not count(role(kernel, "producer"), (tile.Atomic, tile.Store))
 
 
-@pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+@assembler
 @pytest.mark.parametrize("block", [(64, 64, 64), (64, 128, 64), (128, 128, 64), (128, 192, 64)], ids=str)
 @pytest.mark.parametrize("parts", [2, 8])
-def test_it_assembles_clean(block, parts):
-    assembled = ptxas.assemble(emit(last(Form(block, options=(("split_k", parts),))), target("sm_90a")).text, "sm_90a")
-    assert assembled.clean, assembled.log
+def test_it_assembles_clean(block, parts): assembles_clean(last(Form(block, options=(("split_k", parts),))))
 
 
 def test_every_pass_is_validated(tmp_path):
@@ -96,20 +92,14 @@ def test_loops_that_are_not_one_sum_are_refused():
             acc = tkc.dot(tkc.load(a, (0, k), (64, 32)), tkc.load(b, (k, 0), (32, 64)), acc)
             scale = scale * 0.5
         tkc.store(c, (0, 0), (acc * scale).to(c.dtype))
-    given = through(traced(scaled, *(array(tkc.bfloat16) for _ in "abc")), PIPELINE[-1], context("sm_90a", split_k=4))
+    given = through(traced(scaled, *(array(tkc.bfloat16) for _ in "abc")), LAST, context("sm_90a", split_k=4))
     assert given.plan.split_k == 1 and any("split_k = 4 is not used: its loop carries more than a sum" in line for line in given.decisions)
     large = compiled(Form((128, 256, 64), options=(("split_k", 2),)))[1]
     assert large.plan.split_k == 1 and any("split_k = 2 is not used: a sum of 128 registers" in line for line in large.decisions)
 
 
 def test_mutants_of_what_the_parts_wait_for_are_found():
-    missed, number = set(), 0
-    for label, mutant in mutants(last(ONE)):
-        if not any(kind in label for kind in ("barrier", "atomic", "store")): continue
-        number += 1
-        for seed in range(4):
-            try: check(mutant, ONE, 130, 64, 7 * 32, seed=seed, resident=1 + seed)
-            except (Violation, AssertionError): break
-        else: missed.add(label)
+    changed = ((label, mutant) for label, mutant in mutants(last(ONE)) if any(kind in label for kind in ("barrier", "atomic", "store")))
+    number, missed = survivors(changed, *(lambda m, seed=seed: check(m, ONE, 130, 64, 7 * 32, seed=seed, resident=1 + seed) for seed in range(4)))
     # A warpgroup's dots are the work of all its warps, and the leader has waited for them; a thread reads again of its own part what it wrote itself.
     assert number >= 5 and not missed - {"leader alone: mbarrier_arrive 0", "leader alone: mbarrier_arrive 1", "drop: block_barrier 4"}, missed

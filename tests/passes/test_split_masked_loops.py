@@ -6,6 +6,7 @@ from xdsl.dialects import scf
 import tkc
 from tests.language.kernels import array, i32, inf, traced
 from tests.passes.kernels import CASES, blank, context, normal, through
+from tests.passes.stages import count
 from tkc.ir import elementwise as ew
 from tkc.ir.text import parse, show
 from tkc.ir.verify import verify
@@ -49,9 +50,6 @@ UNKNOWN = {
 
 
 def module_of(mask, n: int): return traced(masked, f2, f2, i32(), MASK=mask, N=n)
-
-
-def count(module, *kinds) -> int: return sum(isinstance(op, kinds) for op in module.walk())
 
 
 def results(module, run, rows: int, n: int, window: int) -> np.ndarray:

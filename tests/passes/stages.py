@@ -1,0 +1,50 @@
+"""A kernel after every pass: run at any level, taken apart, assembled, broken on purpose. What the tests of plans with roles share."""
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.passes.kernels import context, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.ir import threads
+from tkc.ir.target import target
+from tkc.passes import PassContext
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import dataflow, level4
+from tkc.sim.report import Violation
+
+LAST = PIPELINE[-1]
+assembler = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
+
+
+def compiled(module, machine: str = "sm_90a", **options) -> tuple[dict, PassContext]:
+    """(the module after every pass by the pass's name, the context)."""
+    stages = {}
+    return stages, through(module, LAST, context(machine, **options), lambda name, after: stages.setdefault(name, after.clone()))
+
+
+def level(module) -> int: return module.body.block.first_op.level
+def without_threads(stages: dict) -> list: return [module for module in stages.values() if level(module) < 4]
+def run(module, arrays, grid, **how) -> None: (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
+def count(where, *kinds) -> int: return sum(isinstance(op, kinds) for op in where.walk())
+def role(module, name: str) -> threads.Role: return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)
+
+
+def assembles_clean(module, machine: str = "sm_90a"):
+    """No spill, no stack, and wgmma neither serialised nor repaired. Gives the program."""
+    program = emit(module, target(machine))
+    assembled = ptxas.assemble(program.text, machine)
+    assert assembled.clean, assembled.log
+    return program
+
+
+def survivors(mutants: Iterable[tuple[str, object]], *runs: Callable) -> tuple[int, set[str]]:
+    """How many mutants there are, and the labels of those in which no run finds anything."""
+    number, missed = 0, set()
+    for label, mutant in mutants:
+        number += 1
+        for run_ in runs:
+            try: run_(mutant)
+            except (Violation, AssertionError): break
+        else: missed.add(label)
+    return number, missed
