@@ -75,6 +75,23 @@ def test_imports_run_downward():
     assert not wrong, "\n".join(wrong)
 
 
+def private(path: Path) -> list[str]:
+    """Names with an underscore that a file takes from another module of ours: `from tkc.x import _y`, `x._y` of a module x."""
+    ours, found = set(), []
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tkc"): continue
+        found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
+        ours |= {alias.asname or alias.name for alias in node.names if (ROOT / f"{node.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()}
+    named = lambda node: isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ours
+    return found + [f"{node.value.id}.{node.attr}" for node in ast.walk(tree) if named(node) and node.attr.startswith("_") and not node.attr.startswith("__")]
+
+
+def test_what_is_private_to_a_file_stays_there():
+    wrong = [f"{path.relative_to(ROOT)} takes {name}" for path in SOURCES for name in private(path)]
+    assert not wrong, "\n".join(wrong)
+
+
 def importers(*packages: str) -> list[str]:
     return [str(p.relative_to(ROOT / "tkc")) for p in SOURCES if set(packages) & {m.split(".")[0] for m in modules(p)}]
 

@@ -9,7 +9,7 @@ def gpu(monkeypatch):
     """A machine with one made-up GPU."""
     fake = FakeDriver()
     monkeypatch.setattr(driver, "_api", fake)
-    monkeypatch.setattr(driver, "_poison", None)
+    monkeypatch.setattr(driver, "poison", None)
     monkeypatch.setattr(driver, "_contexts", {})
     monkeypatch.setattr(driver, "_records", [])
     driver._attribute.cache_clear()

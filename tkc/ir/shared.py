@@ -26,13 +26,13 @@ from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, 
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.layout import Layout
-from tkc.ir.syntax import TileOperation
-from tkc.ir.tile import SEGMENTED, _Shape, ints
+from tkc.ir.syntax import OneToOne, TileOperation
+from tkc.ir.tile import SEGMENTED, ints
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
 
 
 @irdl_op_definition
-class Convert(_Shape):
+class Convert(OneToOne):
     """The same tile in another layout."""
     name = "tile.convert"
     __form__ = "arg"
@@ -98,7 +98,7 @@ class Stage(TileOperation):
 
 
 @irdl_op_definition
-class SharedTranspose(_Shape):
+class SharedTranspose(OneToOne):
     """A buffer with its axes permuted (memory stays as it is)."""
     name = "tile.shared_transpose"
     __form__ = "arg"
@@ -144,7 +144,7 @@ class Write(TileOperation):
         super().__init__(operands=[buffer, value], properties={"everywhere": UnitAttr()} if everywhere else {})
 
 
-class _Copy(TileOperation):
+class CopyIn(TileOperation):
     """Operands of a copy from an array's block (as in tile.load) to a buffer."""
     __form__ = "array [offsets] buffer mask? other? after*"
     array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
@@ -164,7 +164,7 @@ class _Copy(TileOperation):
 
 
 @irdl_op_definition
-class Copy(_Copy):
+class Copy(CopyIn):
     """Global to shared memory, complete (for this thread block's next barrier) when it returns."""
     name = "tile.copy"
 
@@ -187,7 +187,7 @@ class CopyOut(TileOperation):
 
 
 @irdl_op_definition
-class CopyAsync(_Copy):
+class CopyAsync(CopyIn):
     """Global to shared memory, in flight until a wait names the token. `after`: tokens of what must be over before."""
     name = "tile.copy_async"
     token = result_def(TokenType)

@@ -18,10 +18,11 @@ from __future__ import annotations
 import re
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Attribute, Operation, Region
-from xdsl.irdl import IRDLOperation, OperandDef, RegionDef, ResultDef
+from xdsl.ir import Attribute, Operation, Region, SSAValue
+from xdsl.irdl import IRDLOperation, OperandDef, RegionDef, ResultDef, operand_def, result_def, traits_def
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.traits import Pure
 
 from tkc.ir.types import bits, is_float
 
@@ -164,6 +165,19 @@ def _group_results(definition, types):
 def _optional_region(parser: Parser) -> list[Region]:
     region = parser.parse_optional_region()
     return [] if region is None else [region]
+
+
+class Source(TileOperation):
+    """Base of operations without operands, with one result."""
+    result = result_def()
+    traits = traits_def(Pure())
+
+
+class OneToOne(TileOperation):
+    """Base of operations that show one operand as one result, and compute nothing."""
+    arg, result = operand_def(), result_def()
+    traits = traits_def(Pure())
+    def __init__(self, arg: SSAValue, result: Attribute, **properties): super().__init__(operands=[arg], properties=properties, result_types=[result])
 
 
 def _print_bare(printer: Printer, value: Attribute) -> None:

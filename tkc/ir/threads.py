@@ -35,9 +35,9 @@ from xdsl.irdl import (
 from xdsl.traits import HasParent, MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure, is_side_effect_free
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.shared import _Copy
-from tkc.ir.syntax import TileOperation
-from tkc.ir.tile import SEGMENTED, Reduce, ints, _Shape, _Source
+from tkc.ir.shared import CopyIn
+from tkc.ir.syntax import OneToOne, Source, TileOperation
+from tkc.ir.tile import SEGMENTED, Reduce, ints
 from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, PointerType, SharedType, TileType
 
 number = lambda value: IntegerAttr(value, i64)
@@ -84,7 +84,7 @@ IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "thread"
 
 
 @irdl_op_definition
-class Identity(_Source):
+class Identity(Source):
     """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster;
     thread and warp within the instance (the two that are not uniform)."""
     name = "tile.identity"
@@ -97,7 +97,7 @@ class Identity(_Source):
 
 
 @irdl_op_definition
-class Workspace(_Source):
+class Workspace(Source):
     """Memory of the launch: `bytes` for every program of the user's grid, aligned to 256, all zero before the kernel's first launch; what one launch
     leaves there the next one finds. Two of these operations have two places."""
     name = "tile.workspace"
@@ -332,7 +332,7 @@ class RingNext(TileOperation):
 
 # ---------------------------------------------------------------------------------------------------------- TMA copies
 @irdl_op_definition
-class TensorMap(_Shape):
+class TensorMap(OneToOne):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter.
     `order`: the array's axes in the map's order, where that is another (the last one is dense in memory). tf32: copies round float32 to tf32."""
     name = "tile.tensor_map"
@@ -404,7 +404,7 @@ class BulkWait(TileOperation):
 
 # ----------------------------------------------------------------------------------------------------- cp.async copies
 @irdl_op_definition
-class CpAsync(_Copy):
+class CpAsync(CopyIn):
     """The instance's threads copy a block by cp.async; part of each thread's current group. Zero fill outside the array."""
     name = "tile.cp_async"
     traits = EFFECT
@@ -456,7 +456,7 @@ class DotAsync(TileOperation):
 
 
 @irdl_op_definition
-class Undefined(_Source):
+class Undefined(Source):
     """An accumulator whose old value nobody will use: registers as they are."""
     name = "tile.undefined"
     def __init__(self, result: PendingType): super().__init__(result_types=[result])

@@ -29,7 +29,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, MemoryReadEffect, MemoryWriteEffect, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from tkc.ir.syntax import TileOperation, number_of_bits, optional_attributes
+from tkc.ir.syntax import OneToOne, Source, TileOperation, number_of_bits, optional_attributes
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float, is_integer, like
 
 ints = lambda values: DenseArrayBase.from_list(i64, list(values))
@@ -88,14 +88,8 @@ class Return(TileOperation):
     traits = traits_def(IsTerminator())
 
 
-class _Source(TileOperation):
-    """An operation with no operands and one result."""
-    result = result_def()
-    traits = traits_def(Pure())
-
-
 @irdl_op_definition
-class Constant(_Source):
+class Constant(Source):
     """A scalar, or a tile with that value everywhere. bool: 0 or 1 of i1."""
     name = "tile.constant"
     value = prop_def(IntegerAttr | FloatAttr)
@@ -135,7 +129,7 @@ class Constant(_Source):
 
 
 @irdl_op_definition
-class ProgramId(_Source):
+class ProgramId(Source):
     """The index of this program along a grid axis: `tile.program_id 0 : i32`."""
     name = "tile.program_id"
     __form__ = "@axis"
@@ -144,7 +138,7 @@ class ProgramId(_Source):
 
 
 @irdl_op_definition
-class NumPrograms(_Source):
+class NumPrograms(Source):
     """The extent of the logical grid along an axis."""
     name = "tile.num_programs"
     __form__ = "@axis"
@@ -153,7 +147,7 @@ class NumPrograms(_Source):
 
 
 @irdl_op_definition
-class Arange(_Source):
+class Arange(Source):
     """start, start + 1, …: a rank-1 tile of integers."""
     name = "tile.arange"
     __form__ = "@start"
@@ -187,15 +181,8 @@ class Assume(TileOperation):
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
-class _Shape(TileOperation):
-    """One operand, one result, nothing computed."""
-    arg, result = operand_def(), result_def()
-    traits = traits_def(Pure())
-    def __init__(self, arg: SSAValue, result: Attribute, **properties): super().__init__(operands=[arg], properties=properties, result_types=[result])
-
-
 @irdl_op_definition
-class Splat(_Shape):
+class Splat(OneToOne):
     """A scalar as a tile."""
     name = "tile.splat"
     __form__ = "arg"
@@ -205,7 +192,7 @@ class Splat(_Shape):
 
 
 @irdl_op_definition
-class Broadcast(_Shape):
+class Broadcast(OneToOne):
     """Extents of 1 stretched (the rank stays)."""
     name = "tile.broadcast"
     __form__ = "arg"
@@ -216,7 +203,7 @@ class Broadcast(_Shape):
 
 
 @irdl_op_definition
-class Reshape(_Shape):
+class Reshape(OneToOne):
     """The same elements in row-major order under other extents; also inserts and drops extents of 1."""
     name = "tile.reshape"
     __form__ = "arg"
@@ -226,7 +213,7 @@ class Reshape(_Shape):
 
 
 @irdl_op_definition
-class Transpose(_Shape):
+class Transpose(OneToOne):
     """Axis i of the result is axis permutation[i] of the operand."""
     name = "tile.transpose"
     __form__ = "arg"
@@ -243,7 +230,7 @@ class Transpose(_Shape):
 
 
 @irdl_op_definition
-class Slice(_Shape):
+class Slice(OneToOne):
     """A static part: starts `offsets`, extents of the result, steps `strides` (1 where absent)."""
     name = "tile.slice"
     __form__ = "arg"
@@ -262,7 +249,7 @@ class Slice(_Shape):
 
 
 @irdl_op_definition
-class Extract(_Shape):
+class Extract(OneToOne):
     """One element at a static index, as a scalar that every thread has."""
     name = "tile.extract"
     __form__ = "arg"
@@ -271,7 +258,7 @@ class Extract(_Shape):
 
 
 @irdl_op_definition
-class Flip(_Shape):
+class Flip(OneToOne):
     """The order of one axis reversed."""
     name = "tile.flip"
     __form__ = "arg"
@@ -363,7 +350,7 @@ class Yield(TileOperation):
 
 
 @irdl_op_definition
-class Sort(_Shape):
+class Sort(OneToOne):
     """Ascending (or descending) along the last axis; NaN last."""
     name = "tile.sort"
     __form__ = "arg"
@@ -409,7 +396,7 @@ class Dot(TileOperation):
 
 # ------------------------------------------------------------------------------------------------------------ arrays
 @irdl_op_definition
-class Dim(_Shape):
+class Dim(OneToOne):
     """An extent of an array: `tile.dim %a, 0`."""
     name = "tile.dim"
     __form__ = "arg @axis"
@@ -418,7 +405,7 @@ class Dim(_Shape):
 
 
 @irdl_op_definition
-class Stride(_Shape):
+class Stride(OneToOne):
     """A stride of an array, in elements."""
     name = "tile.stride"
     __form__ = "arg @axis"
@@ -427,7 +414,7 @@ class Stride(_Shape):
 
 
 @irdl_op_definition
-class Pointer(_Shape):
+class Pointer(OneToOne):
     """The address of an array's first element."""
     name = "tile.pointer"
     __form__ = "arg"

@@ -30,7 +30,7 @@ def _offsets(array: Array, offsets, extents: list[int]) -> list[SSAValue]:
 def _tuple(x) -> tuple: return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
-def _mask(mask, shape: tuple[int, ...]) -> SSAValue | None:
+def mask_of(mask, shape: tuple[int, ...]) -> SSAValue | None:
     if mask is None or mask is True: return None
     mask = check(mask, "mask")
     if isinstance(mask, Value) and mask.dtype is not bool_: fail(f"a mask is made of truth values, got {describe(mask)}; compare, e.g. offsets < n")
@@ -92,10 +92,10 @@ def load(source, offsets=None, shape=None, *, mask=None, other=None, sem: str | 
         extents = [-1 if n is None else _extent(n) for n in shape]
         kept = tuple(n for n in extents if n >= 0)
         fill = _other(other, source.dtype, kept)
-        return wrap(t.emit(tile.Load(source.use(), _offsets(source, offsets, extents), extents, _mask(mask, kept), fill)).result)
+        return wrap(t.emit(tile.Load(source.use(), _offsets(source, offsets, extents), extents, mask_of(mask, kept), fill)).result)
     pointers = _pointers(source, "tkc.load")
     if offsets is not None or shape is not None: fail("tkc.load(pointers) takes no offsets and no shape; add the offsets to the pointers")
-    op = tile.LoadPointers(pointers.use(), _mask(mask, pointers.shape), _other(other, pointers.dtype.element, pointers.shape))
+    op = tile.LoadPointers(pointers.use(), mask_of(mask, pointers.shape), _other(other, pointers.dtype.element, pointers.shape))
     return wrap(t.emit(_order(op, sem, scope, ("relaxed", "acquire"))).result)
 
 
@@ -132,12 +132,12 @@ def store(target, offsets=None, value=None, *args, mask=None, sem: str | None = 
         if value is None or args: fail("tkc.store(array, offsets, value, mask=...) takes an array, offsets and a value")
         if sem is not None: fail("sem= is for stores to pointers; use tkc.store(array.ptr + offset, value, sem=...)")
         places, value, extents = _block(target, offsets, value, "a store")
-        t.emit(tile.Store(target.use(), places, value.use(), extents, _mask(mask, value.shape)))
+        t.emit(tile.Store(target.use(), places, value.use(), extents, mask_of(mask, value.shape)))
         return
     pointers = _pointers(target, "tkc.store")
     if value is not None or offsets is None: fail("tkc.store(pointers, value, mask=...) takes pointers and a value")
     value = _fit(_converted(offsets, pointers.dtype.element, "memory"), pointers.shape, "the value")
-    t.emit(_order(tile.StorePointers(pointers.use(), value.use(), _mask(mask, pointers.shape)), sem, scope, ("relaxed", "release")))
+    t.emit(_order(tile.StorePointers(pointers.use(), value.use(), mask_of(mask, pointers.shape)), sem, scope, ("relaxed", "release")))
 
 
 def _atomic(kind: str, name: str, target, args, mask, sem, scope):
@@ -147,14 +147,14 @@ def _atomic(kind: str, name: str, target, args, mask, sem, scope):
             fail(f"{name} on an array takes offsets and a value" if kind not in ("exchange", "compare") else f"{name} works on pointers: use array.ptr + offset")
         offsets, value, extents = _block(target, *args, name)
         _atomic_type(kind, name, target.dtype)
-        t.emit(tile.AtomicBlock(kind, target.use(), offsets, value.use(), extents, _mask(mask, value.shape)))
+        t.emit(tile.AtomicBlock(kind, target.use(), offsets, value.use(), extents, mask_of(mask, value.shape)))
         return None
     pointers = _pointers(target, name)
     if len(args) != (2 if kind == "compare" else 1): fail(f"{name}(pointers, {'expected, ' if kind == 'compare' else ''}value)")
     dtype = pointers.dtype.element
     _atomic_type(kind, name, dtype)
     values = [_fit(_converted(v, dtype, "memory"), pointers.shape, "the value").use() for v in args]
-    m = _mask(mask, pointers.shape)
+    m = mask_of(mask, pointers.shape)
     op = tile.Atomic.build(operands=[pointers.use(), values[-1], values[:-1], [m] if m is not None else []], properties={"kind": StringAttr(kind)},
                            result_types=[[like(pointers.ssa.type, dtype.ir)]])
     return wrap(t.emit(_order(op, sem, scope)).result)

@@ -420,10 +420,10 @@ def _repeat(count: int, one, carried: tuple[Value, ...]) -> tuple[Value, ...]:
 
 def histogram(x, bins: int, mask=None) -> Tile:
     """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and masked ones, are not counted."""
-    from tkc.language.memory import _mask
+    from tkc.language.memory import mask_of
     x, bins = _tile(x, "tkc.histogram"), static_shape(bins)[0]
     if x.ndim != 1 or not x.dtype.is_int: fail(f"tkc.histogram takes a rank-1 tile of integers, got {describe(x)}")
-    return Tile(tracer().emit(tile.Histogram(x.use(), bins, _mask(mask, x.shape))).result)
+    return Tile(tracer().emit(tile.Histogram(x.use(), bins, mask_of(mask, x.shape))).result)
 
 
 # --------------------------------------------------------------------------------------------------------------- dot

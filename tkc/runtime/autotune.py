@@ -29,7 +29,7 @@ from typing import Any
 from tkc.errors import Error, LaunchError, TuningError
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.jit import READY, JitFunction, _binder, _keyer, normalized, target_for
+from tkc.runtime.jit import READY, JitFunction, binder, key_function, normalized, target_for
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
@@ -70,7 +70,7 @@ class Autotuned:
         for p, fixed in zip(kernel.parameters, kernel.constexpr):
             free = free or fixed or p.default is not p.empty
             parameters.append(p.replace(default=UNSET if fixed else p.default if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY else UNSET))
-        self._bind = _binder(kernel.__name__, parameters, dict(kernel.options))
+        self._bind = binder(kernel.__name__, parameters, dict(kernel.options))
         self._choices: dict[tuple, Choice] = {}
         self._launchers: dict[Any, TunedLauncher] = {}
         self._table, self._path = Table(), table
@@ -303,7 +303,7 @@ class TunedLauncher:
         launch = tuned.kernel._prepare(chosen, options | config.options, tuned._grid(self.grid, chosen), self.grid)
         if getattr(launch, "reusable", False):
             try:
-                keyer, ready = self.ready.setdefault(types, (_keyer(values, tuned.kernel.constexpr), {}))
+                keyer, ready = self.ready.setdefault(types, (key_function(values, tuned.kernel.constexpr), {}))
                 if len(ready) >= READY: ready.clear()
                 ready[keyer(None, options and tuple(options.items()), values)] = launch
             except (TypeError, AttributeError): pass
@@ -337,7 +337,7 @@ class _Restored:
                 ctypes.memmove(a.pointer + low, copy, high - low)
                 continue
             from tkc.runtime import driver
-            if driver._poison: return
+            if driver.poison: return
             with driver.context(self.device):
                 driver.check(driver.api().cuMemcpyDtoD(a.pointer + low, copy, high - low), "putting an array back")
                 driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")

@@ -22,7 +22,7 @@ from tkc.ir.target import TARGETS
 STICKY = {214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 721}        # the context is dead after these
 LOG = 8192                                      # bytes of the driver's own messages
 _api: Any = None                                # cuda.bindings.driver, or what a test puts in its place
-_poison: str | None = None
+poison: str | None = None                      # why the context is dead, once it is
 _contexts: dict[int, Any] = {}                  # device -> primary context
 _records: list[tuple[int, str, tuple[Site, ...]]] = []          # of kernels with checks: address, kernel, what each number of a site says
 _lock = threading.Lock()
@@ -39,7 +39,7 @@ def api():
         except RuntimeError: raise DeviceError("the CUDA driver could not be loaded; install NVIDIA's driver, or pass arrays in host memory") from None
         if int(error): raise DeviceError(f"the CUDA driver cannot be used: {_named(driver, error)}; see `tkc doctor`, or pass arrays in host memory")
         _api = driver
-    if _poison: raise DeviceError(_poison)
+    if poison: raise DeviceError(poison)
     return _api
 
 
@@ -58,14 +58,14 @@ def check(result: tuple, what: str):
 
 def failure(code: int, what: str) -> DeviceError:
     """The exception of a failed call; a sticky one poisons the runtime, and says which check of TKC_DEBUG trapped, if one did."""
-    global _poison
+    global poison
     message = f"{what} failed: {_named(_api, code)}"
     if code in STICKY and (trap := trapped()) is not None:
-        _poison = f"{str(trap).splitlines()[0]}; the GPU's context is dead until the process ends"
+        poison = f"{str(trap).splitlines()[0]}; the GPU's context is dead until the process ends"
         return trap
     if code in STICKY:
-        _poison = f"{message}; the GPU's context is dead until the process ends. Restart, and run the kernel with TKC_INTERPRET=1 on host arrays to find the cause"
-        return DeviceError(_poison)
+        poison = f"{message}; the GPU's context is dead until the process ends. Restart, and run the kernel with TKC_INTERPRET=1 on host arrays to find the cause"
+        return DeviceError(poison)
     return DeviceError(message)
 
 

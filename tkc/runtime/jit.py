@@ -4,7 +4,7 @@ A launch goes through three doors, the first that opens:
     1. the same launch was made before (same addresses, extents, strides, numbers, grid): one look-up, then the driver;
     2. the same specialization was compiled before: check, pack, remember under 1;
     3. compile it (or read it from the disk cache), remember under 2.
-The key of door 1 is made by a function written for the types of the arguments (`_keyer`), so that a launch costs little more than the driver's own call.
+The key of door 1 is made by a function written for the types of the arguments (`key_function`), so that a launch costs little more than the driver's own call.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class JitFunction:
         self.names = tuple(p.name for p in self.parameters)
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
-        self._bind = _binder(fn.__name__, self.parameters, dict(self.options))
+        self._bind = binder(fn.__name__, self.parameters, dict(self.options))
         self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # TKC_DEBUG and types -> (keyer, {key: launch})
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
@@ -226,7 +226,7 @@ class Launcher:
         launch = kernel._prepare(values, options, extents, self.grid)
         if getattr(launch, "reusable", False):
             if types not in kernel._ready:
-                kernel._ready[types] = _keyer(values, kernel.constexpr), {}
+                kernel._ready[types] = key_function(values, kernel.constexpr), {}
                 kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], positional, named) or kernel._launcher.__call__
             keyer, ready = kernel._ready[types]
             try: key = keyer(extents, options and tuple(options.items()), values)
@@ -264,7 +264,7 @@ def _typed(s: Specialization) -> tuple:
 def _types(value): return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
 
 
-def _binder(name: str, parameters, defaults: dict) -> Callable:
+def binder(name: str, parameters, defaults: dict) -> Callable:
     """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
     space, words, bare = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}, [], False
     for i, p in enumerate(parameters):
@@ -291,7 +291,7 @@ def _key_parts(values: Sequence, constexpr: Sequence[bool], names: Sequence[str]
     return parts
 
 
-def _keyer(values: Sequence, constexpr: Sequence[bool]) -> Callable:
+def key_function(values: Sequence, constexpr: Sequence[bool]) -> Callable:
     """A function (extents, options, values) -> key, for values of these types."""
     parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))])
     if parts is None: return lambda extents, options, values: []                        # not hashable: never remembered

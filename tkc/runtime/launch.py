@@ -48,7 +48,7 @@ def load(compiled, device: int) -> driver.Function:
     for image in images[:-1]:
         try: function = driver.load(image, i.entry, device, i.shared_bytes, math.prod(i.cluster))
         except DeviceError:
-            if driver._poison: raise                                            # a driver older than ptxas: it translates the text itself
+            if driver.poison: raise                                            # a driver older than ptxas: it translates the text itself
     function = function or driver.load(images[-1], i.entry, device, i.shared_bytes, math.prod(i.cluster))
     if i.sites: driver.record(function, i.sites)
     return function
@@ -86,7 +86,7 @@ class Launch:
         self.kept, self.epoch = {None: self._pack(0)} if self.grid[0] and not self.varies else {}, function.epoch
 
     def __call__(self) -> None:
-        if driver._poison is not None: raise DeviceError(driver._poison)
+        if driver.poison is not None: raise DeviceError(driver.poison)
         stream = self.stream()
         if self.epoch != self.function.epoch: self._forget()
         call = self.calls.get(stream)

@@ -29,7 +29,7 @@ def measure(launches: Sequence[Callable[[], None]], device: int, budget: float, 
             times[i] = []
             alive.append(i)
         except Exception as e:
-            if driver._poison: raise
+            if driver.poison: raise
             failed(i, e)
     shuffle = random.Random(0)
     for done in range(1, ROUNDS + 1):

@@ -52,7 +52,7 @@ class Collective:
                 return [f.select(take, T, b[0], a[0], w), f.select(take, I, b[1], a[1], w)]
             return [t, "i32"], better
         def simple(a, b, w):
-            if is_float(element): return [functions._float(f, NAMES[kind], t, w, a[0], b[0])]
+            if is_float(element): return [functions.of_floats(f, NAMES[kind], t, w, a[0], b[0])]
             return [functions.elementwise(f, NAMES[kind], element, w, a[0], b[0])]
         return [t], simple
 
@@ -69,7 +69,7 @@ class Collective:
         level, nest.levels[depth].part = nest.levels[depth].part, section
         for op in region.block.ops:
             if isinstance(op, tile.Yield): break
-            local[op.results[0]] = nest._eval(op, ()) if not op.operands else nest.compute(op, [local[v] if v in local else Chunk(self.env[v]) for v in op.operands])
+            local[op.results[0]] = nest.result_of(op, ()) if not op.operands else nest.compute(op, [local[v] if v in local else Chunk(self.env[v]) for v in op.operands])
         out = []
         with self.f.at(section):
             for v in region.block.last_op.operands:

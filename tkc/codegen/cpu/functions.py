@@ -231,7 +231,7 @@ def elementwise(f: Function, name: str, element: Attribute, w: int, *args: str) 
     """One function of ir.elementwise.FUNCTIONS on held values of `element`; gives a held value (i1 for tests)."""
     if name in COMPARE: return _compare(f, name, element, w, *args)
     if not is_float(element): return _integer(f, name, element, w, *args)
-    out = _float(f, name, held(element), w, *args)
+    out = of_floats(f, name, held(element), w, *args)
     if name in ("isnan", "isinf") or not is_short(element) or name in EXACT and not isinstance(element, FLOAT8): return out
     return rounded(f, element, out, w)
 
@@ -243,7 +243,8 @@ def _compare(f, name, element, w, a, b) -> str:
     return f.emit(f"icmp {unsigned if is_unsigned(element) or is_bool(element) or held(element) == 'ptr' else signed} {T} {a}, {b}")
 
 
-def _float(f: Function, name: str, t: str, w: int, *args: str) -> str:
+def of_floats(f: Function, name: str, t: str, w: int, *args: str) -> str:
+    """A function of held floats, as exact as the held type `t`."""
     m, a = Maths(f, w, t), args[0]
     if name in BINARY_FLOAT: return f.op(BINARY_FLOAT[name], m.T, *args)
     if name in ROUNDING: return m.call(ROUNDING[name], a)

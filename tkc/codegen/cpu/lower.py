@@ -166,9 +166,8 @@ class Lowering(Planning, Memory, Collective, Dots):
         match op:
             case tile.ProgramId(): self.env[op.result] = f"%p{op.axis.value.data}"
             case tile.NumPrograms(): self.env[op.result] = f"%n{op.axis.value.data}"
-            case tile.Constant(): self.env[op.result] = Nest(self.f, self.env)._eval(op, ()).base
+            case tile.Constant() | ew.PointerAdd(): self.env[op.result] = Nest(self.f, self.env).result_of(op, ()).base
             case tile.Multiple() | tile.Assume(): self.env.update({r: self.env[op.operands[0]] for r in op.results})
-            case ew.PointerAdd(): self.env[op.result] = Nest(self.f, self.env)._pointer_add(op, ()).base
             case ew.Elementwise() | ew.Select() | ew.Cast() | ew.Bitcast(): self.select(op)
             case tile.Load() | tile.LoadPointers(): self.load(op)
             case tile.Store() | tile.StorePointers(): self.store(op)

@@ -176,7 +176,7 @@ class Nest:
         for level in self.levels:
             if key in level.memo: return level.memo[key]
         saved, self.width = self.width, key[2]
-        out = self._buffer(self.env[v], index, v.type.extents) if v in self.env else self._eval(v.owner, index)
+        out = self._buffer(self.env[v], index, v.type.extents) if v in self.env else self.result_of(v.owner, index)
         self.width = saved
         self.levels[min(out.depth, len(self.levels) - 1)].memo[key] = out
         return out
@@ -186,7 +186,8 @@ class Nest:
         if not isinstance(v.type, TileType): return Chunk(self.env[v])
         return self.eval(v, index[len(index) - v.type.rank:])
 
-    def _eval(self, op, index: tuple[Index, ...]) -> Chunk:
+    def result_of(self, op, index: tuple[Index, ...]) -> Chunk:
+        """The elements of an operation's result at an index."""
         match op:
             case tile.Constant(): return Chunk(literal(numbers.held(element_of(op.result.type)), op.number))
             case tile.Splat(): return Chunk(self.env[op.arg])
