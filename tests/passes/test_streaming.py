@@ -174,7 +174,7 @@ def test_loops_read_one_iteration_ahead(n):
     out = np.full(n, np.nan, np.float32)
     stages, results = stages_of(_total, x, y, out, N=128), []
     text = str(level0.kernel_of(stages["fetch-ahead"]))
-    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["split-sums"])).count("tile.load") == 2
+    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["schedule-programs"])).count("tile.load") == 2
     for stage in "plan", "fetch-ahead", "assign-registers":
         out[...] = np.nan
         run(stages[stage], [x, y, out], [], (2,), 0)
@@ -221,10 +221,10 @@ def test_a_persistent_program_means_the_same(name, options):
     """Of five programs each of two blocks (or clusters) takes two or three, and reads the next one's row while it computes."""
     kernel, given, constants = many(norm_data(1024) if name == "norm" else softmax_data(1021, 1024), 5)
     compiled = kernel.compile(*given, **constants, target="sm_90a", persistent=True, **options)
-    assert compiled.interface.persistent and any(line.startswith("prefetch-loads: ") for line in compiled.decisions) and compiled.resources.clean
+    assert compiled.interface.persistent and any(line.startswith("fetch-ahead: ") for line in compiled.decisions) and compiled.resources.clean
     want = [a.copy() for a in given if isinstance(a, np.ndarray)]
     run(parse(compiled.ir("trace")), want, [1e-5] * (name == "norm"), (5,), 0)
-    for stage in "schedule-programs", "prefetch-loads", "assign-registers":
+    for stage in "schedule-programs", "fetch-ahead", "assign-registers":
         for seed in range(2) if stage == "assign-registers" else (0,):
             arrays = [a.copy() for a in given if isinstance(a, np.ndarray)]
             run(parse(compiled.ir(stage)), arrays, [1e-5] * (name == "norm"), (5,), seed)
@@ -252,7 +252,7 @@ def _two_axes(x, out, N: tkc.constexpr):
 def test_persistent_programs_of_two_axes_in_place():
     x = np.ones((3, 700), np.float32)
     compiled = _two_axes.compile(x, x, N=256, target="sm_90a", persistent=True)
-    assert not any(line.startswith("prefetch-loads: ") for line in compiled.decisions)          # a program may write what another reads
+    assert not any(line.startswith("fetch-ahead: ") for line in compiled.decisions)          # a program may write what another reads
     module = parse(compiled.ir("assign-registers"))
     level4.run(module, [x, x], (3, 3), 0, 2)
     np.testing.assert_array_equal(x, np.arange(3)[:, None] + 10 * (np.arange(700) // 256)[None, :])

@@ -50,3 +50,8 @@ class PassContext:
     options: LaunchOptions = Free()
     plan: Plan | None = None
     decisions: list[str] = field(default_factory=list)
+
+    @property
+    def overlaps(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of array arguments that share memory in this specialization."""
+        return dict(getattr(self.options, "extra", ())).get("overlaps", ())

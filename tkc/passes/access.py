@@ -8,6 +8,7 @@ Everything here is a question about one load, store or atomic (all have the same
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -41,6 +42,12 @@ def argument_of(array: SSAValue) -> SSAValue | None:
     """The array argument that an array is a view of; None where that is made in the kernel."""
     while isinstance(array.owner, tile.View): array = array.owner.array
     return array if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel) else None
+
+
+def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) -> set[BlockArgument]:
+    """An argument, and those that share memory with it."""
+    arguments = list(argument.owner.args)
+    return {argument, *(arguments[i] for pair in overlaps for i in pair if argument.index in pair)}
 
 
 @dataclass(frozen=True)

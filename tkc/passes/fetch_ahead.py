@@ -9,7 +9,7 @@
 
 A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a loop that never runs as behind the last iteration. The array must be
 there all the same: a view that the counter chooses (`x[i]`) is not. What is read follows from the counter and from what stands before the loop, and nothing in the loop
-writes to it (nor to an array that overlaps it), or waits for others.
+writes to it (nor to an array that overlaps it), or waits for others. The programs that a persistent block takes in turn are a loop like any other.
 
 Which loads, and when, is the plan's choice:
 
@@ -38,7 +38,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import before, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.access import argument_of
+from tkc.passes.access import argument_of, overlapping
 
 MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
 
@@ -46,12 +46,11 @@ MOST = 1024                    # bytes of a tile that registers hold through an 
 def run(module: ModuleOp, context: PassContext) -> None:
     plan = context.plan
     if plan is None: return
-    overlaps = dict(getattr(context.options, "extra", ())).get("overlaps", ())
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
             if not (plan.prefetch or dots and plan.roles != "one"): continue
-            loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _wanted(op, plan) and _may_be_early(op, loop, kernel, overlaps)]
+            loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _wanted(op, plan) and _may_be_early(op, loop, context.overlaps)]
             if not loads: continue
             _ahead(loop, loads, dots[-1] if dots else None)
             context.decisions.append(f"fetch-ahead: {len(loads)} load{'s'[:len(loads) > 1]} of a loop one iteration early")
@@ -67,12 +66,11 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
 def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
-def _may_be_early(op: tile.Load, loop: scf.ForOp, kernel: tile.Kernel, overlaps) -> bool:
+def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
     array = argument_of(op.array)
     if array is None or is_inside(op.array, loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets): return False
-    arguments = list(kernel.body.block.args)
-    alike = {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
+    alike = overlapping(array, overlaps)
     for other in loop.walk():
         if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
         if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False

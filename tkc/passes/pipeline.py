@@ -14,8 +14,8 @@ from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "plan", "swap-dots", "split-sums", "fetch-ahead",            # level 0
-    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs",
+    "simplify", "plan", "swap-dots", "split-sums",                           # level 0
+    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs", "fetch-ahead",
     "select-layouts", "defer-reductions",                                    # level 1
     "swizzle-shared",                                                        # level 2
     "pipeline-async-copies",                                                 # level 3

@@ -44,7 +44,7 @@ from functools import reduce
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
-from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
@@ -54,6 +54,7 @@ from tkc.ir.rewrite import before, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
+from tkc.passes.access import argument_of, overlapping
 from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.split_k import divide
 
@@ -122,7 +123,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
     block, size = kernel.body.block, plan.cluster[0]
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
-    inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, dict(getattr(context.options, "extra", ())).get("overlaps", ()))
+    inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
     if not inside: return
     uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) and not from_memory([op.ub])), None)
     deep = any(op.axis.value.data == 2 for op in ids)
@@ -223,21 +224,13 @@ def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
     """The same for programs without dots, whose tiles fill the registers: indices, masks and what is computed of blocks that all programs share are made anew in each; the
     blocks themselves are read once where the plan keeps them."""
     kernel = block.parent_op()
-    written = [origin(op.array) for op in kernel.walk() if isinstance(op, (tile.Store, tile.AtomicBlock))]
+    written = [argument_of(op.array) for op in kernel.walk() if isinstance(op, (tile.Store, tile.AtomicBlock))]
     if any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in kernel.walk()): written.append(None)
-    arguments = list(kernel.body.block.args)
-    near = lambda array: {array, *(arguments[i] for pair in overlaps for i in pair if arguments.index(array) in pair)}
 
     def shared(op: Operation) -> bool:
-        if isinstance(op, tile.Load): return keep and (array := origin(op.array)) is not None and None not in written and near(array).isdisjoint(written)
+        if isinstance(op, tile.Load): return keep and (array := argument_of(op.array)) is not None and None not in written and overlapping(array, overlaps).isdisjoint(written)
         return is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)
     moved: set[Operation] = set()
     for op in block.ops:
         if not isinstance(op, tile.Return) and (isinstance(op, tile.ProgramId) or op.regions or not shared(op) or any(v.owner in moved for v in op.operands)): moved.add(op)
     return [op for op in block.ops if op in moved]
-
-
-def origin(array: SSAValue) -> SSAValue | None:
-    """The kernel's argument that an array is a view of, if it is one."""
-    while isinstance(array.owner, tile.View): array = array.owner.array
-    return array if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel) else None

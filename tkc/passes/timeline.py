@@ -30,12 +30,11 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.errors import CompileError
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import Cast, Elementwise, Select
+from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes import demands
 from tkc.passes.cost import RAGGED, Numbers, Sizes, slowed
-from tkc.passes.folding import _COMPARE, _INTEGER
 
 FEW, STEPS, EVENTS = 10, 16, 400_000            # iterations that a long loop is run for, at least; those of a loop whose length is not known; of a run, at most
 UNKNOWN = 4096                                  # an extent, or programs along an axis, where there is no launch
@@ -163,9 +162,9 @@ class Machine:
                 stage, parity, n, steps = get(op.stage), get(op.parity), op.stages.value.data, 1 if op.steps is None else get(op.steps)
                 if None in (stage, parity, steps): raise CompileError("the timeline of this program depends on what it computes")
                 found = [(stage + steps) % n, parity ^ (((stage + steps) // n) & 1)]
-            case Elementwise() if op.fn.name in _INTEGER or op.fn.name in _COMPARE:
+            case Elementwise():
                 numbers = [get(v) for v in op.operands]
-                found = [None if None in numbers else (_INTEGER.get(op.fn.name) or _COMPARE[op.fn.name])(*numbers)]
+                found = [None if None in numbers else of_integers(op.fn.name, *numbers)]
             case _:
                 known = self.numbers.arguments
                 found = [known.get(r) for r in op.results]
