@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir.text import is_unknown
@@ -33,6 +33,11 @@ def after(anchor: Operation, *ops: Operation) -> Operation:
     for op in ops: stamp(op, anchor)
     anchor.parent.insert_ops_after(ops, anchor)
     return ops[-1]
+
+
+def retype(value: SSAValue, t: Attribute) -> None:
+    """Gives a value another type in place; xDSL would make another value, and lose what is noted of this one."""
+    value._type = t
 
 
 def replace(op: Operation, values: Sequence[SSAValue] | Operation) -> None:

@@ -27,7 +27,7 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout, movement
-from tkc.ir.rewrite import after, before, replace
+from tkc.ir.rewrite import after, before, replace, retype
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, is_bool
 from tkc.passes import PassContext
@@ -179,11 +179,11 @@ class Parts:
             for i in range(len(op.operands)):
                 if isinstance(op, (ew.Select, CLASSES["mul"])) and i == (0 if isinstance(op, ew.Select) else 1 - self.members[value]): op.operands[i] = self._spread(op.operands[i], op)
                 elif not isinstance(op, scf.IfOp): self._zero(op, i)
-            value._type = self._type(getattr(value.type, "element", value.type))
+            retype(value, self._type(getattr(value.type, "element", value.type)))
         self._zero(end, self.index)
         loop.operands[3 + self.index] = self._first(loop.iter_args[self.index], loop)
         result, whole = loop.results[self.index], self.argument.type
-        for value in (self.argument, result): value._type = self._type(getattr(whole, "element", whole))
+        for value in (self.argument, result): retype(value, self._type(getattr(whole, "element", whole)))
         if result.first_use is None: return
         total = after(loop, tile.Reduce("sum", result, self.axis, [whole if not isinstance(whole, TileType) else whole.with_layout(self.layout.drop(self.axis))])).results[0]
         total.name_hint = result.name_hint
@@ -212,7 +212,7 @@ class Parts:
         t = old.type
         compare.operands[1] = self._spread(compare.rhs, compare)
         uses = list(old.uses)
-        old._type = self._type(getattr(t, "element", t))
+        retype(old, self._type(getattr(t, "element", t)))
         for use in uses:
             user = use.operation
             if isinstance(user, Vote): continue

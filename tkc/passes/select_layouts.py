@@ -41,7 +41,7 @@ from tkc.ir import shared, tile
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, erase_dead, replace
+from tkc.ir.rewrite import after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
@@ -90,7 +90,7 @@ class Selection:
     def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
         """Gives a value its layout, in place (xDSL would make another value)."""
         if isinstance(value.type, TileType) and value.type.register_layout is None and value.type.shared_layout is None:
-            value._type = value.type.with_layout(layout or self.groups.layout(value))
+            retype(value, value.type.with_layout(layout or self.groups.layout(value)))
 
     def _layout(self, value: SSAValue) -> Layout:
         """The layout a value has, or is best made in."""
@@ -121,7 +121,7 @@ class Selection:
                 operands = [self.ask(op.arg, source)]
             case _: operands = [self.ask(v, layout) for v in op.operands]
         new = op.clone({old: new for old, new in zip(op.operands, operands)})
-        new.results[0]._type = value.type.with_layout(layout)
+        retype(new.results[0], value.type.with_layout(layout))
         new.results[0].name_hint = value.name_hint
         return after(op, new).results[0]
 
@@ -274,10 +274,10 @@ def _in_shared_memory(factor: SSAValue) -> None:
     views = []
     while isinstance(factor.owner, (tile.Transpose, tile.Slice)): views.append(factor.owner); factor = factor.owner.arg
     memory = of_block(factor.owner)
-    factor._type = factor.type.with_layout(memory)
+    retype(factor, factor.type.with_layout(memory))
     for op in reversed(views):
         memory = memory.transpose(tuple(op.permutation.get_values())) if isinstance(op, tile.Transpose) else memory.slice(op.offsets.get_values(), op.result.type.extents)[0]
-        op.result._type = op.result.type.with_layout(memory)
+        retype(op.result, op.result.type.with_layout(memory))
 
 
 _SCOPES = {"none": "nowhere", "registers": "between registers", "lanes": "between lanes", "warps": "between warps", "blocks": "between blocks"}

@@ -17,7 +17,7 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType, bits, is_float
 from tkc.passes.values import POINTWISE
 
@@ -143,7 +143,7 @@ class Parts:
 
     def _clone(self, op: Operation, operands: list[SSAValue], result: TileType, anchor: Operation) -> SSAValue:
         new = op.clone(dict(zip(op.operands, operands)))
-        new.results[0]._type = result
+        retype(new.results[0], result)
         return before(anchor, new).results[0]
 
     def _load(self, op: tile.Load, area: Area, result: TileType, anchor: Operation) -> SSAValue:

@@ -21,7 +21,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
-from tkc.ir.rewrite import after, before, erase, rebuild_for
+from tkc.ir.rewrite import after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.values import POINTWISE
@@ -98,7 +98,7 @@ class Split:
             return before(anchor, new).result
         if op in self.chain:
             new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
-            new.results[0]._type = cut
+            retype(new.results[0], cut)
             return before(anchor, new).results[0]
         match op:
             case tile.Constant(): return before(anchor, tile.Constant(op.number, cut)).result
@@ -108,7 +108,7 @@ class Split:
             case tile.Load() if vector and op.mask is None and op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets): return self._load(op, j, cut)
             case _ if vector and isinstance(op, POINTWISE) and op.parent is self.dot.parent and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
                 new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
-                new.results[0]._type = cut
+                retype(new.results[0], cut)
                 return before(anchor, new).results[0]
             case _: return self._part(value, j, anchor)
 

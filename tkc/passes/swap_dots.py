@@ -17,7 +17,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.plan import number_of
-from tkc.ir.rewrite import after, before, erase, rebuild_for
+from tkc.ir.rewrite import after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.values import POINTWISE
@@ -65,6 +65,6 @@ def turned(value: SSAValue, anchor: Operation) -> SSAValue:
         case tile.Reshape() if 1 in op.result.type.extents: return before(anchor, tile.Reshape(op.arg, t)).result
         case _ if isinstance(op, POINTWISE) and op.parent is anchor.parent:
             new = op.clone({v: turned(v, anchor) for v in op.operands})
-            new.results[0]._type = t
+            retype(new.results[0], t)
             return before(anchor, new).results[0]
         case _: return before(anchor, tile.Transpose(value, (1, 0))).result

@@ -20,7 +20,8 @@ from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
 
-if TYPE_CHECKING: from tkc.passes.predict import Prediction
+if TYPE_CHECKING:
+    from tkc.passes.predict import Prediction
 
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
