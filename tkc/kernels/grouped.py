@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, zeros
-from tkc.kernels.matmul import BYTES, REMEMBERED, _aligned, _dtype, _facts, _strides
+from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of
 from tkc.kernels.operator import operator
 
 LOWEST = 32                                     # rows of a block, at least
@@ -51,7 +51,7 @@ def _grid(args: dict) -> tuple[int, int]: return _blocks(args["a"], args["b"], a
 def _key(args: dict) -> str:
     """"bfloat16 4096x512x64 of 8 nn"."""
     a, b, c = args["a"], args["b"], args["c"]
-    return f"{dtype_of(a)} {a.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]} {''.join('n' if _strides(x)[-1] == 1 else 't' for x in (a, b))}"
+    return f"{dtype_of(a)} {a.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]} {''.join('n' if strides_of(x)[-1] == 1 else 't' for x in (a, b))}"
 
 
 @tkc.autotune(_configs, key=_key, measure=False)
@@ -104,13 +104,13 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     """
     _checked(a, b, ends)
     m, n = a.shape[0], b.shape[2]
-    out = (zeros if 0 in b.shape else empty)(a, (m, n), _dtype(a, dtype))
+    out = (zeros if 0 in b.shape else empty)(a, (m, n), result_dtype(a, dtype))
     yield out
     if 0 in out.shape or 0 in b.shape: return
-    a = _aligned(a, n, m * n * a.shape[1])
+    a = aligned(a, n, m * n * a.shape[1])
     places = empty(ends, (4, -(-_blocks(a, b, LOWEST) // BLOCKS) * BLOCKS), "int32")                    # enough for the lowest blocks
     fill = lambda height: _places[tkc.cdiv(_blocks(a, b, height), BLOCKS)](ends, places, m, a.shape[1], BM=height, GROUPS=power(b.shape[0] + 1), BLOCKS=BLOCKS)
-    if (facts := (_facts(a), _facts(b), _facts(out))) not in _heights:
+    if (facts := (facts_of(a), facts_of(b), facts_of(out))) not in _heights:
         if len(_heights) >= REMEMBERED: _heights.clear()
         fill(LOWEST)                                                                                # so that what is measured (TKC_AUTOTUNE=1) has rows and steps
         _heights[facts] = _grouped.choose(a, b, places, out, grid=_grid).config.constants["BM"]

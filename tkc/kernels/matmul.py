@@ -43,8 +43,8 @@ def _key(args: dict) -> str:
     """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, and operands whose rows are not aligned. Not the epilogue."""
     a, b, c = args["a"], args["b"], args["c"]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
-    order = "".join("n" if _strides(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(_strides(x), x.shape) if s != 1 and e != 1))
+    order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
+    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(strides_of(x), x.shape) if s != 1 and e != 1))
     return " ".join([kind, f"{m}x{n}x{k}", order, *([f"of {prod(batch)}"] if batch else []), *([f"odd {odd}"] if odd else [])])
 
 
@@ -133,13 +133,13 @@ def _batch(one, other) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _dtype(a: Array, dtype: str | None) -> str:
+def result_dtype(a: Array, dtype: str | None) -> str:
     """Of the result: asked for, or that of a, int32 of integers and bfloat16 of 8-bit floats."""
     kind = dtype_of(a)
     return dtype or ("int32" if "int" in kind else "bfloat16" if kind.startswith("float8") else kind)
 
 
-def _strides(x: Array) -> tuple[int, ...]:
+def strides_of(x: Array) -> tuple[int, ...]:
     """In elements."""
     if hasattr(x, "span"): return x.strides                                        # a description: what assembling is given
     if library(x) == "torch": return tuple(x.stride())
@@ -159,15 +159,15 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return import_module("jax.numpy" if library(x) == "jax" else library(x)).broadcast_to(x, shape)
 
 
-def _aligned(x: Array, shared: int, work: int) -> Array:
+def aligned(x: Array, shared: int, work: int) -> Array:
     """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
     size = BYTES[dtype_of(x)]
     if len(x.shape) != 2 or shared < SHORT or work < WORTH or _host(x): return x
-    rows, columns = x.shape if _strides(x)[1] == 1 or min(x.shape) == 1 else x.shape[::-1]
+    rows, columns = x.shape if strides_of(x)[1] == 1 or min(x.shape) == 1 else x.shape[::-1]
     turned = (rows, columns) != tuple(x.shape)
     plain = x.T if turned else x
     step = 16 // size
-    if size >= 16 or _strides(plain)[1] == 1 and _strides(plain)[0] % step == 0 and _address(x) % 16 == 0: return x
+    if size >= 16 or strides_of(plain)[1] == 1 and strides_of(plain)[0] % step == 0 and _address(x) % 16 == 0: return x
     padded = empty(x, (rows, -(-columns // (8 * step)) * 8 * step))[:, :columns]    # whole lines of 128 bytes: rows that cut sectors are slow to copy
     _copy[tkc.cdiv(rows, 32), tkc.cdiv(columns, 256)](plain, padded, ROWS=32, COLUMNS=256)
     return padded.T if turned else padded
@@ -181,11 +181,11 @@ def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else
 _plain: set[tuple] = set()                      # what is known of products that are one launch of the arrays as they are
 
 
-def _facts(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if hasattr(x, "data_ptr") else (x.shape, getattr(x, "strides", None), x.dtype)
+def facts_of(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if hasattr(x, "data_ptr") else (x.shape, getattr(x, "strides", None), x.dtype)
 
 
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    facts = _facts(a), _facts(b), _facts(out), None if bias is None else bias.shape, activation
+    facts = facts_of(a), facts_of(b), facts_of(out), None if bias is None else bias.shape, activation
     if facts in _plain: return _product[_grid](a, b, bias, out, ACTIVATION=activation)
     given = a, b, out
     if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
@@ -211,7 +211,7 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     a, b, c = _operand(a, batch), _operand(b, batch), out if len(batch) < 2 else out.reshape((prod(batch), m, n))
     if views and len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
     work = m * n * k
-    a, b = _aligned(a, n, work), _aligned(b, m, work)
+    a, b = aligned(a, n, work), aligned(b, m, work)
     if len(c.shape) == 2 and _floats(a) and (count := _parts(m, n, k)) > 1:
         depth = tkc.cdiv(k, count * DEEPEST) * DEEPEST
         parts = empty(c, (tkc.cdiv(k, depth), m, n), "float32")
@@ -233,7 +233,7 @@ def _parts(m: int, n: int, k: int) -> int:
 
 
 def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    columns = _strides(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
+    columns = strides_of(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
     k, n = b.shape
     bn = 64 if columns else min(16, power(n))
     bk = 4096 // bn
@@ -245,14 +245,14 @@ def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Ar
     _total[tkc.cdiv(n, 64)](parts, bias, out, ACTIVATION=activation, PARTS=power(count), BN=64)
 
 
-def _dense(x: Array) -> bool: return _strides(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
+def _dense(x: Array) -> bool: return strides_of(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
 def _floats(x: Array) -> bool: return dtype_of(x) in ("bfloat16", "float16", "float32")
 
 
 @operator(name="matmul")
 def _new(a: Array, b: Array, bias: Array | None = None, activation: str | None = None, dtype: str | None = None) -> Array:
     """matmul with a result of its own."""
-    out = empty(a, _shape(a, b), _dtype(a, dtype))
+    out = empty(a, _shape(a, b), result_dtype(a, dtype))
     yield out
     _launch(a, b, bias, activation, out)
 
