@@ -56,6 +56,29 @@ def test_topk(shape, k, dtype):
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
 
 
+@pytest.mark.parametrize("shape, k", [((5, 256), 8), ((2, 20_011), 50), ((1, 131072), 64), ((2, 4097), 1)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint8", "int8"])
+def test_topk_of_vocabularies_and_experts(shape, k, dtype):
+    """Few different numbers, so that most are equal: the first of them wins. A row of nothing but the lowest."""
+    rng = np.random.default_rng(0)
+    x = (rng.integers(-9, 9, shape) if dtype in ("float32", "bfloat16", "int8") else rng.integers(0, 9, shape)).astype(numbers((), dtype).dtype)
+    x[0, 7] = x[-1, -1] = 13
+    if shape[0] > 1: x[1] = -np.inf if "float" in dtype else np.iinfo(dtype).min
+    values, indices = kernels.topk(x, k)
+    order = np.argsort(-double(x), -1, kind="stable")[..., :k]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+@pytest.mark.parametrize("columns", [100, 9000])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_topk_takes_any_nan_for_the_largest(columns, dtype):
+    x = numbers((1, columns), dtype)
+    x[0, [11, 60, 99]] = -np.nan, np.inf, np.nan
+    values, indices = kernels.topk(x, 4)
+    assert indices[0, :3].tolist() == [11, 99, 60] and np.isnan(double(values[0, :2])).all() and values[0, 2] == np.inf
+
+
 def test_topk_of_nan_and_infinities():
     x = np.array([[1, np.nan, -np.inf, np.inf, -0.0, 0.0]], np.float32)
     values, indices = kernels.topk(x, 6)

@@ -1,51 +1,107 @@
 """Choosing and counting: the k largest elements of rows, and histograms.
 
-topk is a tournament: programs sort blocks of a row and keep k each, the winners meet again, until one block is left. What is sorted are words of 64 bits,
+What topk compares are words, integers of the same order as the elements with the index, from above, below them: one sort carries both, and the first of equals wins (as in torch,
+NaN is larger than anything). A row of up to 2048 elements is one block. Of a longer one, cut in chunks, the k largest elements lie in the k chunks with the largest maxima:
 
-    the element as an integer of the same order << 32 | the index, from above
+    131072 elements  ->  4096 maxima of chunks of 32, the only step that reads all  ->  64 of them by a tournament  ->  the 2048 elements of those chunks  ->  64
 
-so that one sort carries both and the first of equals wins (as in torch, NaN is larger than anything).
+For an element in another chunk, each of the k chunks has one that comes before it. Where k is too large for that, the elements themselves meet in the tournament: programs keep the
+largest of each block, until one block is left.
 """
 from __future__ import annotations
+
+from math import isqrt
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, power, zeros
 from tkc.kernels.blocks import PROGRAMS, parts
 from tkc.kernels.operator import operator
 
-MOST, BLOCK = 1024, 1024                        # k at most; elements that a program sorts, at least
+MOST, ROW, PART = 1024, 2048, 512               # k at most; elements of a row that is one block; of what a warp sorts, at least
+LOW = -(1 << 63)                                # a word below all others
+SHORT = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
 
 def _ordered(x):
-    """Numbers as int32 of the same order; its own inverse on the bits of floats."""
+    """Numbers as integers of the same order, NaN as the largest."""
     if not x.dtype.is_float: return x.to(tkc.int32)
     bits = x.to(tkc.float32).to(tkc.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7fffffff)
+    return tkc.where(x == x, bits ^ ((bits >> 31) & 0x7fffffff), 0x7fffffff)
+
+
+def _words(x, index): return (_ordered(x).to(tkc.int64) << 32) | (0xffffffff - index.to(tkc.int64))
+
+
+def _short_words(x, index):
+    """The same in 32 bits, of elements of 16 and fewer: a bfloat16 or float16 keeps its upper bits in 16 of them."""
+    if not x.dtype.is_float: return (x.to(tkc.int32) << 16) | (0xffff - index)
+    bits = x.to(tkc.int16, bitcast=True).to(tkc.int32)
+    return (tkc.where(x == x, bits ^ ((bits >> 15) & 0x7fff), 0x7fff) << 16) | (0xffff - index)
+
+
+def _best(words, K):
+    """The K (a power of two) largest words of a block: warps sort a part each, and the winners meet again."""
+    n, part = words.shape[0], max(PART, 2 * K)
+    while n > part:
+        words = tkc.topk(words.reshape(n // part, part), K, axis=1).reshape(n // part * K)
+        n = n // part * K
+    return tkc.topk(words, K)
+
+
+def _put(words, values, indices, row, LOWER: tkc.constexpr):
+    """Words of rows, back as elements and their indices; LOWER: bits of the index."""
+    mask, key, dtype = (1 << LOWER) - 1, (words >> LOWER).to(tkc.int32), values.dtype
+    tkc.store(indices, (row, 0), (mask - (words & mask)).to(indices.dtype))
+    if not dtype.is_float: tkc.store(values, (row, 0), key.to(dtype))
+    elif LOWER == 16: tkc.store(values, (row, 0), (key ^ ((key >> 15) & 0x7fff)).to(tkc.int16).to(dtype, bitcast=True))
+    else: tkc.store(values, (row, 0), (key ^ ((key >> 31) & 0x7fffffff)).to(tkc.float32, bitcast=True).to(dtype))
+
+
+@tkc.jit
+def _topk_rows(x, values, indices, SHORT: tkc.constexpr, ROWS: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    row, column = tkc.program_id(0) * ROWS, tkc.arange(N)[None, :]
+    block = tkc.load(x, (row, 0), (ROWS, N))
+    words = (_short_words if SHORT else _words)(block, tkc.broadcast_to(column, (ROWS, N)))
+    words = tkc.where(column < x.shape[1], words, LOW >> (32 if SHORT else 0))
+    _put(tkc.topk(words, K, axis=1), values, indices, row, 16 if SHORT else 32)
+
+
+@tkc.jit
+def _chunk_maxima(x, words, CHUNK: tkc.constexpr, N: tkc.constexpr):
+    block, row = tkc.program_id(0) * N, tkc.program_id(1)
+    low = -float("inf") if x.dtype.is_float else 0 if x.dtype.kind in ("uint", "bool") else -(1 << x.dtype.bits - 1)
+    top = tkc.max(tkc.load(x[row], (block,), (N,), other=low).reshape(N // CHUNK, CHUNK), axis=1)
+    tkc.store(words[row], (block // CHUNK,), _words(top, block // CHUNK + tkc.arange(N // CHUNK)))
+
+
+@tkc.jit
+def _largest_of_chunks(x, winners, values, indices, CHUNK: tkc.constexpr, K: tkc.constexpr):
+    row = tkc.program_id(0)
+    chunk = (0xffffffff - (tkc.load(winners[row], (0,), (K,)) & 0xffffffff)).to(tkc.int32)
+    i = (chunk[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(K * CHUNK)
+    here = (i >= 0) & (i < x.shape[1])
+    words = tkc.where(here, _words(tkc.load(x[row].ptr + i, mask=here), i), LOW)
+    _put(_best(words, K)[None, :], values, indices, row, 32)
 
 
 @tkc.jit
 def _first_round(x, winners, K: tkc.constexpr, N: tkc.constexpr):
     column, row = tkc.program_id(0) * N, tkc.program_id(1)
     i = column + tkc.arange(N)
-    words = (_ordered(tkc.load(x[row], (column,), (N,))).to(tkc.int64) << 32) | (0xffffffff - i.to(tkc.int64))
-    words = tkc.where(i < x.shape[1], words, -(1 << 63))
-    tkc.store(winners[row], (tkc.program_id(0) * K,), tkc.topk(words, K))
+    words = tkc.where(i < x.shape[1], _words(tkc.load(x[row], (column,), (N,)), i), LOW)
+    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(words, K))
 
 
 @tkc.jit
 def _next_round(words, winners, K: tkc.constexpr, N: tkc.constexpr):
     row = tkc.program_id(1)
-    tkc.store(winners[row], (tkc.program_id(0) * K,), tkc.topk(tkc.load(words[row], (tkc.program_id(0) * N,), (N,), other=-(1 << 63)), K))
+    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(tkc.load(words[row], (tkc.program_id(0) * N,), (N,), other=LOW), K))
 
 
 @tkc.jit
 def _unpack(words, values, indices, ROWS: tkc.constexpr, K: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
-    found = tkc.load(words, (row, 0), (ROWS, K))
-    bits = (found >> 32).to(tkc.int32)
-    numbers = (bits ^ ((bits >> 31) & 0x7fffffff)).to(tkc.float32, bitcast=True) if values.dtype.is_float else bits
-    tkc.store(values, (row, 0), numbers.to(values.dtype))
-    tkc.store(indices, (row, 0), (0xffffffff - (found & 0xffffffff)).to(indices.dtype))
+    _put(tkc.load(words, (row, 0), (ROWS, K)), values, indices, row, 32)
 
 
 @tkc.jit
@@ -72,16 +128,33 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     shape = (*turned.shape[:-1], k)
     values, indices = empty(turned, shape), empty(turned, shape, "int64")
     yield last(values, axis), last(indices, axis)
-    source = matrix(contiguous(turned))
-    rows, n, kernel = source.shape[0], max(BLOCK, 2 * power(k)), _first_round
+    source, best, places, most = matrix(contiguous(turned)), matrix(values), matrix(indices), power(k)
+    rows, short = source.shape[0], kind in SHORT
     if not rows: return
+    if columns <= ROW:
+        block = max(power(columns), most)
+        height = max(1, min(power(rows), (8192 if short else 4096) // block))
+        return _topk_rows[tkc.cdiv(rows, height)](source, best, places, SHORT=short, ROWS=height, K=most, N=block)
+    chunk = min(64, power(isqrt(columns // most)))
+    if chunk < 8: words = _tournament(source, _first_round, most)
+    else:
+        words, n = empty(x, (rows, tkc.cdiv(columns, chunk)), "int64"), 128 * chunk
+        for part in parts(rows): _chunk_maxima[tkc.cdiv(columns, n), part.stop - part.start](source[part], words[part], CHUNK=chunk, N=n)
+        words = _tournament(words, _next_round, most)
+        return _largest_of_chunks[rows](source, words, best, places, CHUNK=chunk, K=most)
+    height = max(1, 1024 // most)
+    _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)
+
+
+def _tournament(source: Array, kernel, k: int) -> Array:
+    """The k largest words of each row, k a power of two."""
     while kernel is _first_round or source.shape[1] > k:
-        blocks = tkc.cdiv(source.shape[1], n)
-        found = empty(x, (rows, blocks * k), "int64")
-        for part in parts(rows): kernel[blocks, part.stop - part.start](source[part], found[part], K=k, N=min(n, max(power(source.shape[1]), power(k))))
+        rows, columns = source.shape
+        n = max(2 * k, min(4096, power(columns)))
+        found = empty(source, (rows, tkc.cdiv(columns, n) * k), "int64")
+        for part in parts(rows): kernel[tkc.cdiv(columns, n), part.stop - part.start](source[part], found[part], K=k, N=n)
         source, kernel = found, _next_round
-    height = max(1, 1024 // power(k))
-    _unpack[tkc.cdiv(rows, height)](source, matrix(values), matrix(indices), ROWS=height, K=k)
+    return source
 
 
 @operator
