@@ -101,7 +101,7 @@ class Ranges:
             case tile.Multiple():
                 found, d = self.of(owner.arg), owner.divisor.value.data
                 return Range(found.lo, found.hi, found.divisor * d // (gcd(found.divisor, d) or 1))
-            case tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | tile.Slice() | tile.Extract() | tile.Flip() | tile.Sort() | shared.Convert():
+            case tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | tile.Slice() | tile.Extract() | tile.Flip() | tile.Sort() | shared.SortFirst() | shared.Convert():
                 return self.of(owner.arg)
             case tile.Concat(): return self._joined(owner.args)
             case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"): return self.of(owner.args[0])

@@ -73,6 +73,19 @@ class ScanTotal(TileOperation):
         super().__init__(operands=[arg], properties=properties, result_types=[arg.type, total])
 
 
+@irdl_op_definition
+class SortFirst(TileOperation):
+    """The first elements of a tile.sort along the last axis, as many as the result has; nobody wants the others in order."""
+    name = "tile.sort_first"
+    __form__ = "arg"
+    arg, result = operand_def(), result_def()
+    descending = opt_prop_def(UnitAttr)
+    traits = traits_def(Pure())
+
+    def __init__(self, arg: SSAValue, result: Attribute, descending: bool = False):
+        super().__init__(operands=[arg], properties={"descending": UnitAttr()} if descending else {}, result_types=[result])
+
+
 # ---------------------------------------------------------------------------------------------------------- buffers
 @irdl_op_definition
 class Alloc(TileOperation):
@@ -225,4 +238,4 @@ class NoToken(TileOperation):
     def __init__(self): super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (Convert, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)
+OPERATIONS = (Convert, SortFirst, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)

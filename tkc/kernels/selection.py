@@ -18,7 +18,7 @@ from tkc.kernels.blocks import PROGRAMS, parts
 from tkc.kernels.operator import operator
 
 MOST, ROW, PART = 1024, 2048, 512               # k at most; elements of a row that is one block; of what a warp sorts, at least
-LOW = -(1 << 63)                                # a word below all others
+LOW = -(1 << 63), -(1 << 31)                    # a word below all others, of 64 bits and of 32
 SHORT = {"bool_", "int8", "int16", "uint8", "bfloat16", "float16"}
 
 
@@ -29,14 +29,14 @@ def _ordered(x):
     return tkc.where(x == x, bits ^ ((bits >> 31) & 0x7fffffff), 0x7fffffff)
 
 
-def _words(x, index): return (_ordered(x).to(tkc.int64) << 32) | (0xffffffff - index.to(tkc.int64))
-
-
-def _short_words(x, index):
-    """The same in 32 bits, of elements of 16 and fewer: a bfloat16 or float16 keeps its upper bits in 16 of them."""
-    if not x.dtype.is_float: return (x.to(tkc.int32) << 16) | (0xffff - index)
-    bits = x.to(tkc.int16, bitcast=True).to(tkc.int32)
-    return (tkc.where(x == x, bits ^ ((bits >> 15) & 0x7fff), 0x7fff) << 16) | (0xffff - index)
+def _words(x, index, here, SHORT: tkc.constexpr):
+    """Elements and their indices, those that are not here below all others. SHORT: in 32 bits, of elements of 16 and fewer, with an index of 16."""
+    if SHORT:
+        bits = x.to(tkc.int16, bitcast=True).to(tkc.int32) if x.dtype.is_float else x.to(tkc.int32)
+        if x.dtype.is_float: bits = tkc.where(x == x, bits ^ ((bits >> 15) & 0x7fff), 0x7fff)
+        words = (bits << 16) | (0xffff - index)
+    else: words = (_ordered(x).to(tkc.int64) << 32) | (0xffffffff - index.to(tkc.int64))
+    return tkc.where(here, words, LOW[SHORT])
 
 
 def _best(words, K):
@@ -48,12 +48,15 @@ def _best(words, K):
     return tkc.topk(words, K)
 
 
-def _put(words, values, indices, row, LOWER: tkc.constexpr):
-    """Words of rows, back as elements and their indices; LOWER: bits of the index."""
-    mask, key, dtype = (1 << LOWER) - 1, (words >> LOWER).to(tkc.int32), values.dtype
-    tkc.store(indices, (row, 0), (mask - (words & mask)).to(indices.dtype))
+def _index(words, SHORT: tkc.constexpr): return 0xffff - (words & 0xffff) if SHORT else 0xffffffff - (words & 0xffffffff)
+
+
+def _put(words, values, indices, row, SHORT: tkc.constexpr, index=None):
+    """Words of rows, back as elements and their indices."""
+    key, dtype = (words >> (16 if SHORT else 32)).to(tkc.int32), values.dtype
+    tkc.store(indices, (row, 0), (_index(words, SHORT) if index is None else index).to(indices.dtype))
     if not dtype.is_float: tkc.store(values, (row, 0), key.to(dtype))
-    elif LOWER == 16: tkc.store(values, (row, 0), (key ^ ((key >> 15) & 0x7fff)).to(tkc.int16).to(dtype, bitcast=True))
+    elif SHORT: tkc.store(values, (row, 0), (key ^ ((key >> 15) & 0x7fff)).to(tkc.int16).to(dtype, bitcast=True))
     else: tkc.store(values, (row, 0), (key ^ ((key >> 31) & 0x7fffffff)).to(tkc.float32, bitcast=True).to(dtype))
 
 
@@ -61,47 +64,47 @@ def _put(words, values, indices, row, LOWER: tkc.constexpr):
 def _topk_rows(x, values, indices, SHORT: tkc.constexpr, ROWS: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
     row, column = tkc.program_id(0) * ROWS, tkc.arange(N)[None, :]
     block = tkc.load(x, (row, 0), (ROWS, N))
-    words = (_short_words if SHORT else _words)(block, tkc.broadcast_to(column, (ROWS, N)))
-    words = tkc.where(column < x.shape[1], words, LOW >> (32 if SHORT else 0))
-    _put(tkc.topk(words, K, axis=1), values, indices, row, 16 if SHORT else 32)
+    words = _words(block, tkc.broadcast_to(column, (ROWS, N)), column < x.shape[1], SHORT)
+    _put(tkc.topk(words, K, axis=1), values, indices, row, SHORT)
 
 
 @tkc.jit
-def _chunk_maxima(x, words, CHUNK: tkc.constexpr, N: tkc.constexpr):
+def _chunk_maxima(x, words, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, N: tkc.constexpr):
     block, row = tkc.program_id(0) * N, tkc.program_id(1)
     low = -float("inf") if x.dtype.is_float else 0 if x.dtype.kind in ("uint", "bool") else -(1 << x.dtype.bits - 1)
     top = tkc.max(tkc.load(x[row], (block,), (N,), other=low).reshape(N // CHUNK, CHUNK), axis=1)
-    tkc.store(words[row], (block // CHUNK,), _words(top, block // CHUNK + tkc.arange(N // CHUNK)))
+    tkc.store(words[row], (block // CHUNK,), _words(top, block // CHUNK + tkc.arange(N // CHUNK), True, SHORT))
 
 
 @tkc.jit
-def _largest_of_chunks(x, winners, values, indices, CHUNK: tkc.constexpr, K: tkc.constexpr):
-    row = tkc.program_id(0)
-    chunk = (0xffffffff - (tkc.load(winners[row], (0,), (K,)) & 0xffffffff)).to(tkc.int32)
-    i = (chunk[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(K * CHUNK)
+def _largest_of_chunks(x, winners, values, indices, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, K: tkc.constexpr):
+    row, place = tkc.program_id(0), tkc.arange(K * CHUNK)
+    chunks = tkc.sort(_index(tkc.load(winners[row], (0,), (K,)), SHORT).to(tkc.int32))                # in the order of the row: of equals the first wins here too
+    i = (chunks[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(K * CHUNK)
     here = (i >= 0) & (i < x.shape[1])
-    words = tkc.where(here, _words(tkc.load(x[row].ptr + i, mask=here), i), LOW)
-    _put(_best(words, K)[None, :], values, indices, row, 32)
+    best = _best(_words(tkc.load(x[row].ptr + i, mask=here), place, here, SHORT), K)
+    place = _index(best, SHORT).to(tkc.int32)
+    chunk = tkc.sum(tkc.where((place // CHUNK)[:, None] == tkc.arange(K)[None, :], chunks[None, :], 0), axis=1)
+    _put(best[None, :], values, indices, row, SHORT, (chunk * CHUNK + place % CHUNK)[None, :])
 
 
 @tkc.jit
 def _first_round(x, winners, K: tkc.constexpr, N: tkc.constexpr):
     column, row = tkc.program_id(0) * N, tkc.program_id(1)
     i = column + tkc.arange(N)
-    words = tkc.where(i < x.shape[1], _words(tkc.load(x[row], (column,), (N,)), i), LOW)
-    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(words, K))
+    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(_words(tkc.load(x[row], (column,), (N,)), i, i < x.shape[1], False), K))
 
 
 @tkc.jit
 def _next_round(words, winners, K: tkc.constexpr, N: tkc.constexpr):
     row = tkc.program_id(1)
-    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(tkc.load(words[row], (tkc.program_id(0) * N,), (N,), other=LOW), K))
+    tkc.store(winners[row], (tkc.program_id(0) * K,), _best(tkc.load(words[row], (tkc.program_id(0) * N,), (N,), other=LOW[words.dtype.bits == 32]), K))
 
 
 @tkc.jit
 def _unpack(words, values, indices, ROWS: tkc.constexpr, K: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
-    _put(tkc.load(words, (row, 0), (ROWS, K)), values, indices, row, 32)
+    _put(tkc.load(words, (row, 0), (ROWS, K)), values, indices, row, False)
 
 
 @tkc.jit
@@ -136,14 +139,14 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
         height = max(1, min(power(rows), (8192 if short else 4096) // block))
         return _topk_rows[tkc.cdiv(rows, height)](source, best, places, SHORT=short, ROWS=height, K=most, N=block)
     chunk = min(64, power(isqrt(columns // most)))
-    if chunk < 8: words = _tournament(source, _first_round, most)
-    else:
-        words, n = empty(x, (rows, tkc.cdiv(columns, chunk)), "int64"), 128 * chunk
-        for part in parts(rows): _chunk_maxima[tkc.cdiv(columns, n), part.stop - part.start](source[part], words[part], CHUNK=chunk, N=n)
-        words = _tournament(words, _next_round, most)
-        return _largest_of_chunks[rows](source, words, best, places, CHUNK=chunk, K=most)
-    height = max(1, 1024 // most)
-    _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)
+    if chunk < 8:
+        words, height = _tournament(source, _first_round, most), max(1, 1024 // most)
+        return _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)
+    chunks, n = tkc.cdiv(columns, chunk), 128 * chunk
+    short = short and chunks <= 1 << 16
+    words = empty(x, (rows, chunks), "int32" if short else "int64")
+    for part in parts(rows): _chunk_maxima[tkc.cdiv(columns, n), part.stop - part.start](source[part], words[part], SHORT=short, CHUNK=chunk, N=n)
+    _largest_of_chunks[rows](source, _tournament(words, _next_round, most), best, places, SHORT=short, CHUNK=chunk, K=most)
 
 
 def _tournament(source: Array, kernel, k: int) -> Array:
@@ -151,7 +154,7 @@ def _tournament(source: Array, kernel, k: int) -> Array:
     while kernel is _first_round or source.shape[1] > k:
         rows, columns = source.shape
         n = max(2 * k, min(4096, power(columns)))
-        found = empty(source, (rows, tkc.cdiv(columns, n) * k), "int64")
+        found = empty(source, (rows, tkc.cdiv(columns, n) * k), "int64" if kernel is _first_round else dtype_of(source))
         for part in parts(rows): kernel[tkc.cdiv(columns, n), part.stop - part.start](source[part], found[part], K=k, N=n)
         source, kernel = found, _next_round
     return source

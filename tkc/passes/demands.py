@@ -95,7 +95,7 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
         case tile.Load() | tile.Store() | tile.LoadPointers() | tile.StorePointers() | tile.Atomic() | tile.AtomicBlock():
             n = max(map(registers, (v.type for v in (*op.operands, *op.results))))
             total.add("lsu", n, n * e.lsu, name)
-        case shared.Convert() | tile.Scan() | shared.ScanTotal() | tile.Sort() | tile.Histogram():
+        case shared.Convert() | tile.Scan() | shared.ScanTotal() | tile.Sort() | shared.SortFirst() | tile.Histogram():
             n = max(map(registers, (v.type for v in (*op.operands, *op.results))))
             total.add("lsu", 2 * n, n * e.lsu, name)
 

@@ -8,7 +8,7 @@ from math import gcd
 from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import InlinePtx
 from tkc.ir.layout import Layout
@@ -18,7 +18,7 @@ from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
 from tkc.passes.dot_layouts import of_dot
-from tkc.passes.movers import offsets_layout, one_thread, one_warp, stretched
+from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, stretched
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
 
 
@@ -270,7 +270,7 @@ class Groups:
         return access.layout(self.plan.warps, spread=self.plan.spread)
 
     def moved(self, op: Operation) -> tuple[list[Layout], Layout]:
-        """Layouts of the operands and the result of a concat, sort or flip."""
+        """Layouts of the operands and the result of a concat, sort (or the first of one) or flip."""
         t = op.results[0].type
         match op:
             case tile.Concat():
@@ -279,6 +279,9 @@ class Groups:
                 step = gcd(*(a.type.extents[axis] for a in op.args))
                 parts = [stretched(a.type.extents, bits(element_of(t)), {axis: step}, self.plan.warps) for a in op.args]
                 return parts, Layout.concat(parts, axis)[0]
+            case shared.SortFirst():
+                source, result = first_layouts(op, self.plan.warps)
+                return [source], result
             case tile.Flip(): layout = one_thread(t.extents, op.axis.value.data, self.plan.warps)
             case _: layout = one_warp(t.extents, t.rank - 1, self.plan.warps)
         return [layout], layout

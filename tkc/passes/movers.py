@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked
-from tkc.ir.rewrite import before, replace
+from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.types import TileType, bits, element_of
 
 LONGEST_FLIP = 32               # elements that a thread reverses in its registers
+FIRST = 64                      # registers that hold the first elements of a sort
 
 
 def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
@@ -34,10 +35,10 @@ def one_thread(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
     return Layout(shape, (Digit(shape[axis], axis, 1), *rest.registers), rest.lanes, rest.warps)
 
 
-def one_warp(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
-    """The axis in registers and lanes of one warp, padded to a power of two."""
+def one_warp(shape: tuple[int, ...], axis: int, warps: int, most: int = WARP) -> Layout:
+    """The axis in registers and (at most so many) lanes of one warp, padded to a power of two."""
     n = 1 << (shape[axis] - 1).bit_length()
-    lanes = min(WARP, n)
+    lanes = min(most, n)
     others = tuple(1 if a == axis else m for a, m in enumerate(shape))
     rest = blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
     used = tuple(d for d in rest.lanes if d.axis >= 0)
@@ -65,6 +66,34 @@ def factor_flip(op: tile.Flip) -> None:
     outer = before(op, tile.Flip(inner, axis))
     replace(op, before(outer.next_op, tile.Reshape(outer.result, t)).results)
     factor_flip(outer)
+
+
+def first_of_sort(op: tile.Sort) -> None:
+    """A sort of which only the first few elements are wanted, few enough for a thread's registers."""
+    uses = [use.operation for use in op.result.uses]
+    if len(uses) != 1 or not isinstance(uses[0], tile.Slice): return
+    t, (part,) = op.arg.type, uses
+    count, words = part.result.type.extents[-1], bits(t.element) // 32 or 1
+    whole = part.result.type.extents[:-1] == t.extents[:-1] and not any(part.offsets.get_values()) and all(s == 1 for s in part.steps)
+    if whole and 2 * _power(count) <= _power(t.extents[-1]) and _power(count) * words <= FIRST:
+        replace(part, before(part, shared.SortFirst(op.arg, part.result.type, op.descending is not None)).results)
+        erase(op)
+
+
+def first_layouts(op: shared.SortFirst, warps: int) -> tuple[Layout, Layout]:
+    """Layouts of what is sorted, and of the first elements, which all lanes of a row then have. The fewest lanes a row that keep every thread busy: each sorts what it holds, and the more of
+    them there are the more often they must meet."""
+    t, count = op.arg.type, op.result.type.extents[-1]
+    axis, n, rows = t.rank - 1, _power(t.extents[-1]), prod(t.extents[:-1])
+    held = max(_power(count), FIRST // max(1, bits(t.element) // 32))
+    lanes = 1
+    while lanes < WARP and n // lanes > _power(count) and (n // lanes > held or rows * lanes < WARP * warps): lanes *= 2
+    layout = one_warp(t.extents, axis, warps, lanes)
+    own, others = Digit(count, axis, 1), lambda digits: tuple(copies(d.extent) if d.axis == axis else d for d in digits)
+    return layout, Layout(op.result.type.extents, (own, *(d for d in layout.registers if d.axis != axis)), others(layout.lanes), layout.warps)
+
+
+def _power(n: int) -> int: return 1 << (n - 1).bit_length()
 
 
 def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, Layout]:

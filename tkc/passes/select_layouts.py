@@ -27,6 +27,7 @@ What the operations demand (what code generation and later passes may count on):
     reduce                result = operand.drop(axis)
     dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
     sort                  the axis inside one warp, padded to a power of two; result as operand
+    sort_first            what is left of a sort where a slice takes its first elements: they are in the registers of every thread of the row
     flip                  the axis inside one thread; result as operand (a long flip is several short ones of a reshaped tile)
     gather offsets        a rank-1 tile of offsets has the block's layout along its axis (copies elsewhere)
     loads, stores, histogram, print, assert, extract    anything; replicated elements are stored or counted once
@@ -47,7 +48,7 @@ from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
 from tkc.passes.mapped import of_block
-from tkc.passes.movers import factor_flip, offsets_layout, reshape_layouts, slice_source
+from tkc.passes.movers import factor_flip, first_of_sort, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.values import POINTWISE, VIEWS, tiles
 
 
@@ -72,6 +73,7 @@ class Selection:
         self.kernel, self.plan, self.context = kernel, plan, context
         for op in list(kernel.walk()):
             if isinstance(op, tile.Flip): factor_flip(op)
+            elif isinstance(op, tile.Sort): first_of_sort(op)
         self.groups = Groups(kernel, plan)
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
@@ -167,7 +169,7 @@ class Selection:
                 source, result = slice_source(op, own(op.arg), self.plan.warps)
                 self._operands(op, [source])
                 self._finish(op, result)
-            case tile.Concat() | tile.Sort() | tile.Flip():
+            case tile.Concat() | tile.Sort() | shared.SortFirst() | tile.Flip():
                 sources, result = self.groups.moved(op)
                 self._operands(op, sources)
                 self._finish(op, result)

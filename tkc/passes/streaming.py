@@ -27,7 +27,7 @@ from tkc.passes.program_axes import program_axes
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
-ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
+ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
@@ -38,7 +38,7 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
     words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
     each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
     most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
-    elements = ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
+    elements = 2 * ELEMENTS if any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
     fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
     if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
         limit = most if most is LOOPED else SPREAD

@@ -128,6 +128,7 @@ def copy_out(m, op, *_):
 RULES = level0.RULES | {
     tile.Dot: dot, shared.CopyOut: copy_out,
     shared.Convert: lambda m, op, x: x,
+    shared.SortFirst: lambda m, op, x: level0.sort(m, op, x)[..., :op.result.type.extents[-1]],
     shared.ReducePartial: reduce_partial, shared.ScanTotal: scan_total,
     shared.Alloc: alloc, shared.Stage: stage, shared.SharedSlice: shared_slice,
     shared.SharedTranspose: lambda m, op, b: np.transpose(b, (0, *(p + 1 for p in op.permutation.get_values()))),

@@ -10,7 +10,7 @@ from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.target import target
-from tkc.sim import level0
+from tkc.sim import dataflow, level0
 from tkc.sim.ptx import run
 
 
@@ -179,6 +179,24 @@ def test_relaxed_accesses_are_made_each_time():
     case = Case(relay, [array(BY_NUMPY[x.dtype], 1) for x in given], {"N": 16}, lambda: given, (1,))
     text = emitted(case.module(), "sm_80").text
     assert text.count("ld.relaxed.gpu.global.b32") == 3 and text.count("st.relaxed.gpu.global.b32") == 2 and "fence" not in text and "ld.global" not in text
+
+
+@pytest.mark.parametrize("shape, count, dtype", [((32, 256), 8, np.int32), ((5, 100), 3, np.float32), ((1, 1000), 50, np.uint32), ((3, 700), 20, np.int64), ((40, 16), 8, np.uint8), ((2, 64), 1, np.float16), ((2, 130), 7, bool)])
+@pytest.mark.parametrize("down", [True, False])
+def test_the_first_of_a_sort(shape, count, dtype, down):
+    """Only those are sorted, by each thread and then among lanes; NaN is last both ways."""
+    def first(x, o, SHAPE: tkc.constexpr, COUNT: tkc.constexpr, DOWN: tkc.constexpr):
+        tkc.store(o, (0, 0), tkc.sort(tkc.load(x, (0, 0), SHAPE), 1, descending=DOWN)[:, :COUNT])
+    x = numbers(shape, dtype)
+    if x.dtype.kind == "f": x[:, 5], x[:, 9] = np.nan, -np.inf
+    given, constants = [x, np.zeros((shape[0], count), dtype)], dict(SHAPE=shape, COUNT=count, DOWN=down)
+    check(first, given, **constants)
+    module = Case(first, [array(BY_NUMPY[v.dtype], 2) for v in given], constants, lambda: given, (1,)).module()
+    through(module, "select-layouts", context("sm_80"))
+    assert [op.name for op in module.walk() if op.name.startswith("tile.sort")] == ["tile.sort_first"]
+    want, got = np.sort(-x.astype(np.float64) if down else x.astype(np.float64), 1)[:, :count] * (-1 if down else 1), [x, np.zeros((shape[0], count), dtype)]
+    dataflow.run(module, got, (1,))
+    np.testing.assert_array_equal(got[1].astype(np.float64), want)
 
 
 def test_truth_of_many_warps():

@@ -3,18 +3,23 @@
 A sort compares unsigned keys: integers with the sign bit turned, floats with all bits turned if negative (NaN becomes the largest
 key, so it comes last both ways).  The network is Batcher's bitonic one: element i meets element i ^ j; bit j of the position is a
 bit of the register number or of the lane, so partners are two registers of a thread or one register of two lanes.
+
+Where only the first K are wanted, each thread sorts K of its keys at a time (by Batcher's odd-even merges) and keeps the lower half of two sorted runs: the smaller of a[i] and
+b[K - 1 - i], for all i, which rise and then fall, so that log K steps sort them. Then lanes do the same with each other's.
 """
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from tkc.codegen.ptx.access import Group, both, load_tile
 from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import mask_of, stores_once
-from tkc.codegen.ptx.reduce import lanes_along, shuffle
+from tkc.codegen.ptx.reduce import lanes_along, lines, shuffle
 from tkc.codegen.ptx.scalars import add, mul
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.types import bits, is_bool, is_float, is_unsigned
 
 
@@ -42,6 +47,56 @@ def sort(e: Emitter, op: tile.Sort) -> None:
             step //= 2
         size *= 2
     e.set(op.result, e.build(t, [unkey(e, keys[place[tuple(x)]], t.element, down, width) for x in at.tolist()]))
+
+
+@emitter(shared.SortFirst)
+def sort_first(e: Emitter, op: shared.SortFirst) -> None:
+    value, t, down = e.tile(op.arg), op.result.type, op.descending is not None
+    layout, axis, width, w = value.layout, value.layout.rank - 1, 64 if bits(t.element) == 64 else 32, e.w
+    count = 1 << (t.extents[-1] - 1).bit_length()
+    at, wanted = layout.offsets("registers"), t.register_layout.offsets("registers")
+
+    def ordered(keys: list[str], i: int, j: int) -> None:
+        """The smaller of two keys first."""
+        if width == 32: keys[i], keys[j] = w.op("min.u32", "b32", keys[i], keys[j]), w.op("max.u32", "b32", keys[i], keys[j]); return
+        less = w.op("setp.lt.u64", "pred", keys[i], keys[j])
+        keys[i], keys[j] = (w.op("selp.b64", "b64", a, b, less) for a, b in ((keys[i], keys[j]), (keys[j], keys[i])))
+
+    def merged(a: list[str], b: list[str]) -> list[str]:
+        keys = [w.op(f"min.u{width}", f"b{width}", x, y) for x, y in zip(a, reversed(b))]
+        step = count // 2
+        while step:
+            for i in range(count):
+                if not i & step: ordered(keys, i, i + step)
+            step //= 2
+        return keys
+
+    found: dict[tuple[int, ...], list[str]] = {}
+    for group in lines(layout, axis):
+        keys = [key(e, e.element(value, r), t.element, down, width) for r in group]
+        for i, r in enumerate(group):
+            if (real := inside(e, layout, r)) is not True: keys[i] = w.op(f"selp.b{width}", f"b{width}", keys[i], -1, real) if isinstance(real, str) else w.register(-1, f"b{width}")
+        best = None
+        for start in range(0, len(keys), count):
+            part = keys[start:start + count]
+            for i, j in odd_even(count): ordered(part, i, j)
+            best = part if best is None else merged(best, part)
+        for mask, _ in lanes_along(e, layout, axis): best = merged(best, [shuffle(e, k, mask, f"b{width}") for k in best])
+        found[tuple(int(x) for x in at[group[0]][:axis])] = best
+    e.set(op.result, e.build(t, [unkey(e, found[tuple(int(x) for x in place[:axis])][int(place[axis])], t.element, down, width) for place in wanted]))
+
+
+def odd_even(n: int) -> Iterator[tuple[int, int]]:
+    """Comparisons that sort n keys, a power of two (Batcher, 1968)."""
+    run = 1
+    while run < n:
+        step = run
+        while step:
+            for start in range(step % run, n - step, 2 * step):
+                for i in range(start, min(start + step, n - step)):
+                    if i // (2 * run) == (i + step) // (2 * run): yield i, i + step
+            step //= 2
+        run *= 2
 
 
 def _stage(e: Emitter, keys: dict[int, str], at, place, axis: int, size: int, step: int, lanes: dict[int, int], width: int) -> None:
