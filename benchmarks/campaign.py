@@ -46,6 +46,7 @@ STAGES = {
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
     "memory_bound": race("vector_add", "softmax", "memory_bound", seconds=150),
+    "counters": Stage(("-m", "benchmarks.counters", "softmax-131072", "rms_norm-131072", "cross_entropy-131072", "cumsum"), 60, 14),
     "launch": race("launch", seconds=20),
     "product_types": race("product_types", seconds=90),
     "product_odd": race("product_odd", seconds=120),

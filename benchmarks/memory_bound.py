@@ -165,6 +165,16 @@ def cumsum(normal, n):
     return 4 * n, 0.85, lambda: kernels.cumsum(x), lambda: x.cumsum(0), None
 
 
+def topk(k: int):
+    """The row is read once; what is written is little."""
+    def build(normal, r, c):
+        import torch
+        from tkc import kernels
+        x = normal(r, c)
+        return 2 * r * c, 0.5, lambda: kernels.topk(x, k), lambda: torch.topk(x, k), None
+    return build
+
+
 def transpose(normal, r, c):
     from tkc import kernels
     x = normal(r, c)
@@ -177,5 +187,6 @@ OPERATIONS = (
     ("cross_entropy", ((4096, 32768), (2048, 131072), (2039, 50257)), cross_entropy),
     ("rotary", ((4, 4096, 32, 128), (8, 2048, 16, 64), (3, 4093, 13, 128)), rotary),
     ("swiglu", ((16384, 8192), (8192, 14336), (8191, 4099)), swiglu), ("adam", ((16384, 8192), (8192, 8192), (8191, 4099)), adam),
-    ("quantize", THREE, quantize), ("sum", ((1 << 30,),), total), ("cumsum", ((1 << 30,),), cumsum), ("transpose", ((16384, 8192), (8192, 8192), (8191, 4099)), transpose),
+    ("quantize", THREE, quantize), ("sum", ((1 << 30,),), total), ("cumsum", ((1 << 30,),), cumsum), ("topk", ((2048, 131072), (2039, 50257)), topk(50)), ("topk_of_experts", ((65536, 256),), topk(8)),
+    ("transpose", ((16384, 8192), (8192, 8192), (8191, 4099)), transpose),
 )
