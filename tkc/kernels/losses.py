@@ -28,10 +28,10 @@ def _cross_entropy(logits, target, loss, lse, grad, scale, IGNORE: tkc.constexpr
     top = tkc.max(values, axis=1)
     powers = tkc.exp2((values - top[:, None]) * LOG2E)
     total = tkc.sum(powers, axis=1)
-    whole = tkc.log2(total) * LN2 + top
+    rest = tkc.log2(total) * LN2
     counts = wanted != IGNORE
-    tkc.store(loss, (row,), tkc.where(counts, tkc.where(inside, whole - scores.to(tkc.float32), inf), 0).to(loss.dtype))
-    if lse is not None: tkc.store(lse, (row,), whole)
+    tkc.store(loss, (row,), tkc.where(counts, tkc.where(inside, rest - (scores.to(tkc.float32) - top), inf), 0).to(loss.dtype))
+    if lse is not None: tkc.store(lse, (row,), rest + top)
     if grad is not None:
         factor = tkc.where(counts, scale, 0.0)
         here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]

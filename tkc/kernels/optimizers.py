@@ -14,13 +14,13 @@ from tkc.kernels.operator import operator
 
 
 @tkc.jit
-def _adam(param, grad, m, v, master, b1, b2, step, root, eps, keep, N: tkc.constexpr):
+def _adam(param, grad, m, v, master, w1, w2, step, root, eps, keep, N: tkc.constexpr):
     i = tkc.program_id(0) * N
     g = tkc.load(grad, (i,), (N,)).to(tkc.float32)
     first = tkc.load(m, (i,), (N,)).to(tkc.float32)
-    first = g + b1 * (first - g)
+    first = first + w1 * (g - first)                        # by 1 - b, which says more of a b near 1 than b does
     second = tkc.load(v, (i,), (N,)).to(tkc.float32)
-    second = g * g + b2 * (second - g * g)
+    second = second + w2 * (g * g - second)
     weights = param if master is None else master
     p = tkc.load(weights, (i,), (N,)).to(tkc.float32) * keep - step * first / (tkc.sqrt(second) * root + eps)
     tkc.store(m, (i,), first.to(m.dtype))
@@ -41,4 +41,4 @@ def adam_(param: Array, grad: Array, m: Array, v: Array, t: int, lr: float = 1e-
     if any(contiguous(x) is not x for x in arrays): raise tkc.LaunchError("adam_ changes its arrays in place: pass contiguous ones")
     p, first, second, whole = (*map(flat, arrays), None)[:4]
     n = p.shape[0]
-    _adam[tkc.cdiv(n, strip(n))](p, flat(contiguous(grad)), first, second, whole, beta1, beta2, lr / (1 - beta1 ** t), 1 / sqrt(1 - beta2 ** t), eps, 1 - lr * weight_decay, N=strip(n))
+    _adam[tkc.cdiv(n, strip(n))](p, flat(contiguous(grad)), first, second, whole, 1 - beta1, 1 - beta2, lr / (1 - beta1 ** t), 1 / sqrt(1 - beta2 ** t), eps, 1 - lr * weight_decay, N=strip(n))
