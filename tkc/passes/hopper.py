@@ -25,7 +25,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, staged, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
-from tkc.passes.program_axes import program_axes
+from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.rotate_loops import late_dot
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
 from tkc.passes.split_k import undivided
@@ -52,7 +52,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
-    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 else "")
+    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 and options.roles != "pingpong" else "")
     groups = 1 if not alone else _warpgroups(m, len(dots), options)
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
     late = late_dot(loops[0])
@@ -110,7 +110,7 @@ def _split(program, dots, m: int, options) -> tuple[int, str]:
     """Into how many parts k is divided, and why not as asked."""
     asked = options.split_k or 1
     if asked == 1: return 1, ""
-    each = dots[0].acc.type.size // (128 * max(1, _warpgroups(m, len(dots), options)))
+    each = dots[0].acc.type.size // (128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, len(dots), options)))
     reason = undivided(program.kernel, dots)
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]): reason = "the number of steps differs between programs"
     if not reason and 2 * each > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
@@ -127,7 +127,7 @@ def _together(program, dots, options) -> str:
     if source(Sides.of(dots[0]).left) is None: return "a factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
-    if program_axes([loop.lb, loop.ub, loop.step]): return "the number of steps differs between programs"
+    if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (options.roles != "pingpong" or from_memory(bounds)): return "the number of steps differs between programs"
     stores = results(program, dots[0].acc.type.extents[0], 1)
     whole = {v for op in program.kernel.walk() if isinstance(op, tile.Reduce) and op.parent_op() is not loop for v in op.args} - {*loop.results}
     if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"

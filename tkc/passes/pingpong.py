@@ -7,21 +7,23 @@
         for k: …dots…                                                     one issues dots, alone with the tensor cores,
         barrier_arrive the other's turn
         wait for the sum; results leave                                   while the other one's results leave
-        stage and parity go n steps on: those are the other's             n: the stages that a program uses
+        stage and parity go n steps on: those are the other's             n: the stages that its program uses
 
+Where the number of steps depends on the program, n is worked out for the other's: the one that comes after this one.
 Buffers that a consumer writes exist twice, a stage for each. The producer is as for one consumer: it fills stages in the order of programs.
 """
 from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, BlockArgument, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import after, before, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
+from tkc.passes.values import LOADS
 
 THREADS = 256                                   # of both consumers
 
@@ -40,13 +42,18 @@ def alternate(role: threads.Role) -> None:
     waits.add_ops([threads.BarrierArrive(other, THREADS), scf.YieldOp()])
     stamp(branch, loop)
     _take_turns(loop, mine, other)
-    rings = {i: used for i, used in ((i, _fills(loop, i)) for i in range(len(loop.iter_args))) if used is not None}
-    for i, (stages, used) in rings.items():
-        skipped = make("mul", role.who, used)
-        first = before(loop, threads.RingNext(loop.iter_args[i], loop.iter_args[i + 1], stages, skipped))
-        end = loop.body.block.last_op
+    body, updates = loop.body.block, []
+    for i in range(len(loop.iter_args)):
+        found = _fills(loop, i, loop, None if (even := _even(loop)) else loop.lb)
+        if found is None: continue
+        stages, used = found
+        end = body.last_op
+        first = before(loop, threads.RingNext(loop.iter_args[i], loop.iter_args[i + 1], stages, make("mul", role.who, used)))
+        if not even: _, used = _fills(loop, i, end, before(end, CLASSES["add"](body.args[0], loop.step)).result)
         over = before(end, threads.RingNext(end.operands[i], end.operands[i + 1], stages, used))
-        for j in (0, 1): loop.operands[3 + i + j], end.operands[i + j] = first.results[j], over.results[j]
+        updates.append((i, first.results, over.results))
+    for i, first, over in updates:
+        for j in (0, 1): loop.operands[3 + i + j], body.last_op.operands[i + j] = first[j], over[j]
     loop.operands[0] = make("add", loop.lb, make("mul", role.who, loop.step))
     loop.operands[2] = make("mul", loop.step, two)
 
@@ -67,40 +74,53 @@ def _own_buffers(role: threads.Role) -> None:
         erase(op)
 
 
-def _fills(loop: scf.ForOp, index: int) -> tuple[int, SSAValue] | None:
-    """Stages of the ring whose stage the loop carries there, and how many of them a program uses, as a value before the loop; None if it is no ring's stage."""
+def _even(loop: scf.ForOp) -> bool:
+    """Whether the loops of all programs have the same bounds."""
+    inner = [op for op in loop.body.block.walk() if isinstance(op, scf.ForOp)]
+    ops = defining_slice([v for op in inner for v in (op.lb, op.ub, op.step)], loop.body.block)
+    return not any(isinstance(v, BlockArgument) and v.block is loop.body.block for v in [*(v for op in ops for v in op.operands), *(v for op in inner for v in (op.lb, op.ub, op.step))])
+
+
+def _fills(loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | None) -> tuple[int, SSAValue] | None:
+    """Stages of the ring whose stage the loop carries there, and how many of them a program uses, as a value before the anchor; None if it is no ring's
+    stage. program: the number of the program that is meant, where it matters."""
     argument, end = loop.body.block.args[1 + index], loop.body.block.last_op.operands[index]
     stages: set[int] = set()
-    total = _steps(end, argument, loop, stages)
+    total = _Steps(loop, anchor, program, stages).of(end, argument)
     return (stages.pop(), total) if total is not None and stages else None
 
 
-def _steps(value: SSAValue, start: SSAValue, anchor: scf.ForOp, stages: set[int]) -> SSAValue | None:
-    """How many steps of a ring lie between two of its stages, computed before the anchor; None where that is not what they are."""
-    if value is start: return before(anchor, tile.Constant(0, i32)).result
-    owner = value.owner
-    make = lambda name, a, b: before(anchor, CLASSES[name](a, b)).result
-    match owner:
-        case threads.RingNext() if value is owner.next_stage:
-            stages.add(owner.stages.value.data)
-            earlier = _steps(owner.stage, start, anchor, stages)
-            return None if earlier is None else make("add", earlier, before(anchor, tile.Constant(1, i32)).result)
-        case scf.ForOp():
-            i = list(owner.results).index(value)
-            each = _steps(owner.body.block.last_op.operands[i], owner.body.block.args[1 + i], anchor, stages)
-            earlier = None if each is None else _steps(owner.iter_args[i], start, anchor, stages)
-            return None if earlier is None else make("add", earlier, make("mul", each, _trips(owner, anchor)))
-    return None
+class _Steps:
+    """How many steps of a ring lie between two of its stages."""
 
+    def __init__(self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]): self.loop, self.anchor, self.program, self.stages = loop, anchor, program, stages
 
-def _trips(loop: scf.ForOp, anchor: scf.ForOp) -> SSAValue:
-    """How often a loop inside the anchor runs, which must be the same for all programs."""
-    mapping: dict[SSAValue, SSAValue] = {}
-    bounds = [loop.lb, loop.ub, loop.step]
-    for op in defining_slice(bounds, anchor.body.block):
-        if any(isinstance(v, BlockArgument) and v.block is anchor.body.block for v in op.operands): raise VerifyError("ping-pong: a loop's bounds depend on the program")
-        before(anchor, op.clone(mapping))
-    first, last, step = (mapping.get(v, v) for v in bounds)
-    make = lambda name, a, b: before(anchor, CLASSES[name](a, b)).result
-    one, zero = (before(anchor, tile.Constant(n, step.type)).result for n in (1, 0))
-    return make("max", make("floordiv", make("add", make("sub", last, first), make("sub", step, one)), step), zero)
+    def make(self, name: str, a: SSAValue, b: SSAValue) -> SSAValue: return before(self.anchor, CLASSES[name](a, b)).result
+
+    def of(self, value: SSAValue, start: SSAValue) -> SSAValue | None:
+        """None where that is not what they are."""
+        if value is start: return before(self.anchor, tile.Constant(0, i32)).result
+        owner = value.owner
+        match owner:
+            case threads.RingNext() if value is owner.next_stage:
+                self.stages.add(owner.stages.value.data)
+                earlier = self.of(owner.stage, start)
+                return None if earlier is None else self.make("add", earlier, before(self.anchor, tile.Constant(1, i32)).result)
+            case scf.ForOp():
+                i = list(owner.results).index(value)
+                each = self.of(owner.body.block.last_op.operands[i], owner.body.block.args[1 + i])
+                earlier = None if each is None else self.of(owner.iter_args[i], start)
+                return None if earlier is None else self.make("add", earlier, self.make("mul", each, self.trips(owner)))
+        return None
+
+    def trips(self, inner: scf.ForOp) -> SSAValue:
+        """How often a loop inside runs in the program that is meant."""
+        body = self.loop.body.block
+        mapping: dict[SSAValue, SSAValue] = {} if self.program is None else {body.args[0]: self.program}
+        bounds = [inner.lb, inner.ub, inner.step]
+        for op in defining_slice(bounds, body):
+            if any(isinstance(v, BlockArgument) and v.block is body and v not in mapping for v in op.operands) or isinstance(op, LOADS): raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
+            before(self.anchor, op.clone(mapping))
+        first, last, step = (mapping.get(v, v) for v in bounds)
+        one, zero = (before(self.anchor, tile.Constant(n, step.type)).result for n in (1, 0))
+        return self.make("max", self.make("floordiv", self.make("add", self.make("sub", last, first), self.make("sub", step, one)), step), zero)

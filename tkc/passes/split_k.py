@@ -45,9 +45,9 @@ def undivided(kernel: tile.Kernel, dots) -> str:
 def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, parts: int) -> None:
     """The programs of a block of the output, made of the loop's part and of what follows the loop."""
     _narrow(loop, part, parts)
-    sum_, rest = loop.results[0], _after(loop)
+    sum_, rest = loop.results[0], after_loop(loop)
     m, n = sum_.type.extents
-    build = _Builder(body.last_op)
+    build = Builder(body.last_op)
     number = lambda x: build(tile.Constant(x, i32))
     pointer = build(Workspace(f32, 4 * m * n * parts))
     rows = number(1 << 30)
@@ -55,19 +55,19 @@ def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, part
     first, zero = build.mul(program, number(m * parts)), number(0)
     build.do(tile.Store(array, [build.add(first, build.mul(part, number(m))), zero], sum_, (m, n)))
     counter = build(PointerAdd(build(Workspace(i32, 4)), program))
-    came = build(_atomic("add", counter, number(1), True))
+    came = build(atomic("add", counter, number(1), True))
     last = build.eq(came, number(parts - 1))
     inner = Block()
     build.do(scf.IfOp(last, [], Region(inner)))
     end = stamp(scf.YieldOp(), loop)
     inner.add_op(end)
-    inside = _Builder(end)
+    inside = Builder(end)
     stored = lambda at, where: where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
     one, t = inside(tile.Constant(1, i32)), TileType((m, n), f32)
     adding = Block(arg_types=[i32, t])
     total = inside(scf.ForOp(one, inside(tile.Constant(parts, i32)), one, [stored(first, inside)], Region(adding)))
     adding.add_op(stop := stamp(scf.YieldOp(), loop))
-    further = _Builder(stop)
+    further = Builder(stop)
     part_of = stored(further.add(first, further.mul(adding.args[0], further(tile.Constant(m, i32)))), further)
     stop.operands = [further.add(adding.args[1], part_of)]
     for op in rest:
@@ -78,11 +78,11 @@ def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, part
         for nested in op.walk():
             for i, v in enumerate(nested.operands):
                 if v is sum_: nested.operands[i] = total
-    done = Block([stamp(_atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)])
+    done = Block([stamp(atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)])
     build.do(scf.IfOp(last, [], Region(done)))
 
 
-class _Builder:
+class Builder:
     """Writes before an operation."""
 
     def __init__(self, anchor: Operation): self.anchor = anchor
@@ -91,7 +91,7 @@ class _Builder:
     def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
 
 
-def _after(loop: scf.ForOp) -> list[Operation]:
+def after_loop(loop: scf.ForOp) -> list[Operation]:
     found, op = [], loop.next_op
     while op is not None and not isinstance(op, scf.YieldOp): found.append(op); op = op.next_op
     return found
@@ -99,7 +99,7 @@ def _after(loop: scf.ForOp) -> list[Operation]:
 
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
-    build, t = _Builder(loop), loop.lb.type
+    build, t = Builder(loop), loop.lb.type
     number = lambda x: build(tile.Constant(x, t))
     if part.type != t: part = build(Cast(part, t))
     step = loop.step
@@ -110,5 +110,5 @@ def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     loop.operands[0] = start
 
 
-def _atomic(kind: str, pointer: SSAValue, value: SSAValue, wanted: bool) -> tile.Atomic:
+def atomic(kind: str, pointer: SSAValue, value: SSAValue, wanted: bool) -> tile.Atomic:
     return tile.Atomic.build(operands=[pointer, value, [], []], properties={"kind": StringAttr(kind), "semantics": StringAttr("acq_rel"), "scope": StringAttr("gpu")}, result_types=[[value.type] if wanted else []])

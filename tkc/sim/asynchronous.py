@@ -212,7 +212,8 @@ def global_access(kind: str, rule):
 
     def step(m, op):
         pointers, live = _place(m, op)
-        t, out = (op.result if reads else op.value).type, []
+        t, out, told = (op.result if reads else op.value).type, [], []
+        given = kind == UPDATES and not isinstance(t, TileType) and getattr(op, "result", None) is not None and op.result.first_use is not None      # one thread's result, which all then have
         how = UPDATES if getattr(op, "semantics", None) is not None else kind
         held = t.register_layout if isinstance(t, TileType) else None
 
@@ -224,8 +225,9 @@ def global_access(kind: str, rule):
         def action(agent: Agent) -> Generator:
             yield None
             first = agent is m.leader
-            m.ordered(how, agent.access(op), op, pointers, live, elements_of(held, agent.part, not reads, m.block.rank, 0), changed if how == WRITES else None, first or how == READS)
-            if first: out.append(rule(m, op))
+            m.ordered(how, agent.access(op), op, pointers, live, elements_of(held, agent.part, not reads, m.block.rank, 0), changed if how == WRITES else None, first or how == READS, agent)
+            if first: out.append(rule(m, op)); told.append(agent.knows[GENERIC].copy())
+            elif given: np.maximum(agent.knows[GENERIC], told[0], out=agent.knows[GENERIC])
         yield from m.both(op, action)
         return out[0]
     return step

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from xdsl.ir import Operation
 
-from tkc.sim.clocks import Event
+from tkc.sim.clocks import GENERIC, Event, Knowing
 from tkc.sim.global_memory import MIDDLE, SHIFT, GlobalMemory, numbers_of
 from tkc.sim.report import Violation, name_of
 
@@ -67,6 +67,7 @@ class Traffic:
     last: np.ndarray | None = None
     reads: list[Access] = field(default_factory=list)
     seen: dict[Cluster, int] = field(default_factory=dict)
+    known: dict[Cluster, np.ndarray] = field(default_factory=dict)
 
 
 class GlobalOrder:
@@ -75,7 +76,7 @@ class GlobalOrder:
     def __init__(self, memory: GlobalMemory): self.memory, self.traffic = memory, {}
 
     def access(self, kind: str, cluster: Cluster, event: Event, op: Operation, pointers: np.ndarray, live: np.ndarray, own: np.ndarray | None = None,
-               changed: Callable[[], np.ndarray] | None = None, others: bool = True) -> None:
+               changed: Callable[[], np.ndarray] | None = None, others: bool = True, agent: Knowing | None = None) -> None:
         """Before it happens. own: flat indices of the elements that this agent accesses; changed: which elements get other bytes; others: is checked against other clusters too."""
         pointers, live = pointers.reshape(-1), live.reshape(-1)
         for number in self._buffers(pointers, live):
@@ -90,7 +91,7 @@ class GlobalOrder:
                 if self._check(traffic, new, places.among(live), foreign, b.name, dry=True):
                     self._check(traffic, new, places.among(live if changed is None else live & changed()), foreign, b.name)
             self._record(traffic, new)
-            if kind == UPDATES and others: self._meet(traffic, cluster, semantics_of(op))
+            if kind == UPDATES and others: self._meet(traffic, cluster, semantics_of(op), agent)
 
     def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
         """Numbers of the arrays that are touched; of what lies in none the access itself will complain."""
@@ -115,8 +116,13 @@ class GlobalOrder:
         traffic.writes.append(new)
         traffic.last[new.places.cells] = len(traffic.writes)
 
-    def _meet(self, traffic: Traffic, cluster: Cluster, semantics: str) -> None:
-        """An atomic operation publishes what its cluster did and knows (where it releases), and sees what others have published (where it acquires)."""
+    def _meet(self, traffic: Traffic, cluster: Cluster, semantics: str, agent: Knowing | None) -> None:
+        """An atomic operation publishes what its cluster did and knows (where it releases), and sees what others have published (where it acquires);
+        to other agents of its cluster, what it knows itself."""
+        if agent is not None and semantics in ("acquire", "acq_rel") and cluster in traffic.known: np.maximum(agent.knows[GENERIC], traffic.known[cluster], out=agent.knows[GENERIC])
+        if agent is not None and semantics in ("release", "acq_rel"):
+            traffic.known[cluster] = np.maximum(agent.knows[GENERIC], traffic.known.get(cluster, 0))
+            agent.tick()
         cluster.tick += 1
         if semantics in ("acquire", "acq_rel"):
             for other, tick in traffic.seen.items(): cluster.seen[other] = max(cluster.seen.get(other, 0), tick)

@@ -209,9 +209,9 @@ class Instance(dataflow.DataflowMachine):
         cells = cells_of(buffer.layout, held, ALL if whole else agent.part, write, self.block.rank)
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
-    def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True) -> None:
+    def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True, agent: Agent | None = None) -> None:
         """An access to global memory that happens now (global_order)."""
-        if self.launch.hazards: self.launch.order.access(kind, self.block.cluster, event, op, pointers, live, own, changed, others)
+        if self.launch.hazards: self.launch.order.access(kind, self.block.cluster, event, op, pointers, live, own, changed, others, agent)
 
     def address(self, barriers: SSAValue, index: Sequence[SSAValue]) -> int:
         ring, at = self[barriers], self.offset(index[0]) if index else 0
