@@ -35,7 +35,7 @@ the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -190,6 +190,9 @@ class MatrixPlan:
     The instructions move matrices of eight rows of 16 bytes.  Instruction i moves `words[i]`, each a 32-bit register
     of packed elements (register numbers, low half first); lane l gives the address of the chunk whose first element
     is at `layout.coords(*first[i][l], warp)`, that is `rows[warp, i, l]`.
+
+    Stores may *exchange*: in the upper 16 lanes instruction i moves the words of instruction `exchanged[i]`, and the other way round.
+    Where the eight rows of each are every second row, which share banks, those of the two halves then are not all even or all odd.
     """
 
     layout: Layout
@@ -198,6 +201,7 @@ class MatrixPlan:
     trans: bool
     words: tuple[tuple[tuple[int, ...], ...], ...]         # [instruction][count] -> registers
     first: tuple[tuple[tuple[int, int], ...], ...]         # [instruction][lane] -> (register, lane)
+    exchanged: tuple[int, ...] = ()                        # [instruction] -> its partner; empty: no exchange
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -221,6 +225,7 @@ def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool =
     Lane (q, g) gets word q of row g.  Plain: a word's elements and q run along shared memory's fastest axis, and the
     eight g may be any rows.  Transposed (16 bits): g runs along the fastest axis, and the word's two elements and q
     may be any rows.  So either the lower or the upper lanes must fill one chunk; that is the whole condition.
+    Elements of 8 bits are transposed in pairs: two neighbours along the fastest axis are one of the 16 bits.
     """
     fast, p = shared.fast, 32 // bits if bits in (8, 16, 32) else 0
     chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])
@@ -232,12 +237,29 @@ def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool =
     step[fast] = 1
     low, high = np.arange(4)[:, None] * step, np.arange(8)[:, None] * step
     plain = bool((lanes[:4] == low * p).all() and (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all())
-    trans = bits == 16 and bool((lanes[::4] == high).all())
+    pair = 16 // bits if bits < 32 else 0
+    paired = pair == 1 or pair == 2 and bool((registers[1::2] - registers[::2] == step).all())
+    trans = paired and bool((lanes[::4] == high * pair).all())
     if not plain and not trans:
         return None
     words = [tuple(range(w, w + p)) for w in range(0, layout.num_registers, p)]
     count = next(c for c in (4, 2, 1) if len(words) % c == 0)
     groups = tuple(tuple(words[i:i + count]) for i in range(0, len(words), count))
     first = tuple(tuple((group[lane // 8 % count][0], lane % 8 * 4) if plain else
-                        (group[lane // 8 % count][lane % 2], lane % 8 // 2) for lane in range(WARP)) for group in groups)
-    return MatrixPlan(layout, shared, count, not plain, groups, first)
+                        (group[lane // 8 % count][lane % 2 * pair], lane % 8 // 2) for lane in range(WARP)) for group in groups)
+    plan = MatrixPlan(layout, shared, count, not plain, groups, first)
+    return _without_conflicts(plan) if store and bits == 8 and plain else plan
+
+
+def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
+    """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a two-way conflict away."""
+    if plan.conflicts != 2: return plan
+    at = [plan.layout.offsets("registers")[[word[0] for word in words]] for words in plan.words]
+    slow = 1 - plan.shared.fast
+    step = np.eye(2, dtype=int)[slow]
+    partner = {i: j for i, a in enumerate(at) for j, b in enumerate(at) if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2}
+    if len(partner) != len(at): return plan
+    upper = lambda lane: lane % 8 >= 4
+    first = tuple(tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP)) for i in range(len(at)))
+    other = replace(plan, first=first, exchanged=tuple(partner[i] for i in range(len(at))))
+    return other if other.conflicts == 1 else plan

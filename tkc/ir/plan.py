@@ -20,7 +20,8 @@ class DotPlan:
     instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time).
     warps: how many warps, or warpgroups for wgmma, part m and n among them.
     a, b: where the operands come from, "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
-    which its loop does not change is read again in every iteration, not held.
+    which its loop does not change is read again in every iteration, not held. "restaged": wgmma reads it where another role has laid it anew.
+    permuted: K of both factors is counted in the order in which an accumulator's registers lie (tkc.passes.restage).
     chunk: fma only: so many k are held in registers at once.
     parts: of a partial dot's columns: how many, and how many are in flight at once (split-sums).
     swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a thin m on the side that has no minimum.
@@ -32,6 +33,7 @@ class DotPlan:
     chunk: int = 0
     swap: bool = False
     parts: tuple[int, int] = (1, 1)
+    permuted: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class LoadPlan:
     vector: int = 0
     multicast: int = -1
     ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
+    restaged: int = -1                              # and the ring in which it is laid anew
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Plan:
     dots: tuple[DotPlan, ...] = ()                  # one a dot, in program order
     loads: tuple[LoadPlan, ...] = ()                # one a load, in program order
     roles: str = "one"                              # "one", "cooperative" or "pingpong"
-    registers: tuple[int, int] | None = None        # of a producer's and a consumer's thread
+    registers: tuple[int, ...] | None = None        # of a producer's and a consumer's thread, and of one that lays factors anew
     programs: int = 1                               # at once in a block (2: ping-pong between programs)
     cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
     spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them

@@ -11,7 +11,8 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
+from tkc.ir.layout import movement
 from tkc.ir.text import location_of
 from tkc.ir.types import PendingType, TileType, bits, is_bool
 from tkc.passes import PassContext
@@ -33,11 +34,17 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 def size(value: SSAValue) -> int:
     """32-bit registers that a value takes in each thread (truth values are predicates: not counted)."""
-    if isinstance(value.owner, SELECTIONS): return 0
+    if isinstance(value.owner, SELECTIONS) or _source(value) is not value: return 0
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     if not isinstance(t, TileType) or is_bool(t.element): return 0
     layout = t.register_layout
     return -(-layout.num_registers * bits(t.element) // 32) if layout is not None else 0
+
+
+def _source(value: SSAValue) -> SSAValue:
+    """What a value is but a choice of the registers of."""
+    while isinstance(op := value.owner, shared.Convert) and bits(op.arg.type.element) >= 32 and movement(op.arg.type.register_layout, op.result.type.register_layout) == "registers": value = op.arg
+    return value
 
 
 def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int, Operation | None]:
@@ -45,7 +52,7 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
     last: dict[SSAValue, Operation] = {}
     for op in block.ops:
         for inner in op.walk():
-            for operand in inner.operands: last[operand] = op
+            for operand in inner.operands: last[_source(operand)] = op
     now = set(live) | {a for a in block.args if size(a)}
     peak, where = sum(map(size, now)), None
     for op in block.ops:

@@ -1,7 +1,7 @@
 """Layouts of the three tiles of a dot, for each instruction.
 
 wgmma   the accumulator's fragment; its factors stay in shared memory, or the left one in registers: for 16 bits the accumulator's
-        layout is that of a left factor.
+        layout is that of a left factor; for 8 bits too, but for the order of registers, if K is permuted.
 mma     the fragments of tkc.ir.fragments; leading (batch) axes go into registers, so that batch b's fragments are one block of
         registers after the other.
 fma     the accumulator is blocked, a few rows and columns to a thread. An operand's layout is the accumulator's without the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tkc.ir import tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.fragments import mma_a, mma_accumulator, mma_b, wgmma_a, wgmma_accumulator
+from tkc.ir.fragments import mma_a, mma_accumulator, mma_b, wgmma_a, wgmma_a_permuted, wgmma_accumulator
 from tkc.ir.layout import WARP, Layout, blocked
 from tkc.ir.plan import DotPlan
 from tkc.ir.types import bits
@@ -26,7 +26,7 @@ def of_dot(dot: tile.Dot, plan: DotPlan) -> tuple[Layout | None, Layout | None, 
     *batch, m, n = dot.acc.type.extents
     k = dot.a.type.extents[-1]
     if plan.instruction == "wgmma":
-        held = wgmma_a(m, k, plan.warps[0], bits(dot.a.type.element)) if plan.a == "registers" else None
+        held = None if plan.a != "registers" else wgmma_a_permuted(m, k, plan.warps[0]) if plan.permuted else wgmma_a(m, k, plan.warps[0], bits(dot.a.type.element))
         return held, None, wgmma_accumulator(m, n, plan.warps[0])
     if plan.instruction == "fma": return of_fma(fma_accumulator(dot.acc.type.extents, bits(dot.acc.type.element), plan.warps), k)
     width = 32 if dot.precision.data.startswith("tf32") else bits(dot.a.type.element)

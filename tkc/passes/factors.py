@@ -1,7 +1,7 @@
 """How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they come from, which major they have.
 
 wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory 16-bit factors may be K-major or MN-major,
-8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory.
+8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (restage.py).
 
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
@@ -24,6 +24,7 @@ from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
 from tkc.passes.mapped import dense_of_block, unmapped
+from tkc.passes.restage import fits
 from tkc.passes.split_sums import axis_of, chain_of
 from tkc.passes.values import LOADS, POINTWISE, VIEWS
 
@@ -74,6 +75,23 @@ def dense_of_factor(value: SSAValue) -> int:
     """The axis of a factor that is dense in memory."""
     if not isinstance(value.owner, tile.Transpose): return dense_of_block(value.owner)
     return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
+
+
+def permuted(dot: tile.Dot) -> bool:
+    """Whether a dot counts K in the order of an accumulator's registers: its left factor, of 8 bits, is computed of another dot's result."""
+    both = Sides.of(dot)
+    if both.swapped or bits(both.left.type.element) != 8 or source(both.left) is not None or staged(dot): return False
+    return source(both.right) is not None and fits(both.right.type.extents, both.right_k, dense_of_factor(both.right))
+
+
+def anew(dot: tile.Dot) -> list[tuple[tile.Load, bool]]:
+    """The loaded factors of a dot that are laid anew on their way to it, and whether each is the right one."""
+    both, found = Sides.of(dot), []
+    for factor, k in (both.left, both.left_k), (both.right, both.right_k):
+        load = source(factor)
+        if load is None or bits(factor.type.element) != 8 or not fits(factor.type.extents, k, dense_of_factor(factor)): continue
+        if dense_of_factor(factor) != k or factor is both.right and permuted(dot): found.append((load, factor is both.right))
+    return found
 
 
 def simple(dot: tile.Dot) -> bool:
@@ -131,7 +149,7 @@ def unfit(dot: tile.Dot) -> str:
     for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
         if source(factor) is None: continue
         if reason := _unread(dot, factor, factor is both.right): return reason
-        if dense_of_factor(factor) != axis and "mn" not in form.majors:
+        if dense_of_factor(factor) != axis and "mn" not in form.majors and not any(load is source(factor) for load, _ in anew(dot)):
             return f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'} factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
     return ""
 

@@ -18,7 +18,9 @@ from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
 from tkc.passes.dot_layouts import of_dot
+from tkc.passes.factors import dense_of_factor
 from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, stretched
+from tkc.passes.restage import casts_behind, read_layout
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
 
 
@@ -56,7 +58,10 @@ class Groups:
         self.members: list[SSAValue] = []
         self.aside: dict[SSAValue, SSAValue] = {}                  # of arrays in workspaces: a value that is stored there or loaded
         self.wanted: list[tuple[SSAValue, Layout]] = []
-        for op in kernel.walk(): self._enter(op)
+        ops = list(kernel.walk())
+        planned = ((op, plan.dots[op.attributes["number"].value.data]) for op in ops if isinstance(op, tile.Dot) and "number" in op.attributes)
+        self.apart = {cast for op, chosen in planned if chosen.permuted for cast in casts_behind(op.a)}      # what they make need not lie as what they are made of
+        for op in ops: self._enter(op)
 
     # ---- what ties values together -----------------------------------------------------------------------------------
     def find(self, value: SSAValue) -> SSAValue:
@@ -111,7 +116,8 @@ class Groups:
                     if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents: self.anchors.setdefault(v, []).append(op)
                 if isinstance(op, BLOCKS): self._gathers(op)
             case _ if isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0]):
-                self.tie(op.results[0], *op.operands)
+                if op in self.apart: self.relations.append(Relation(op.operands[0], op.results[0], lambda layout: layout))
+                else: self.tie(op.results[0], *op.operands)
                 for v in op.operands:
                     self._relate(op.results[0], v)
                     if isinstance(v.owner, tile.Transpose): self.viewing.append((op.results[0], v))
@@ -166,6 +172,9 @@ class Groups:
         for op in sorted(self.dots, key=lambda op: -size(op.result)): self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
         for op, chosen in self.dots.items():                       # a left factor that several dots share
             if chosen.layouts[0] is not None and chosen.plan.instruction == "wgmma" and self.kinds.data(op.a): self.chosen.setdefault(self.find(op.a), chosen.layouts[0])
+        for op, chosen in self.dots.items():
+            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
+                if source == "restaged": self._read_anew(op.operands[i], 1 - i, chosen.plan.permuted)
         self._join()
         for result, view in self.viewing:                          # what is computed of a transposed sum stays where that is
             if (seen := self._image(view)) is not None and view.type.size == result.type.size and self._of_sum(view): self.chosen.setdefault(self.find(result), seen)
@@ -176,6 +185,13 @@ class Groups:
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
                 self._propagate()
+
+    def _read_anew(self, factor: SSAValue, k: int, turn: bool) -> None:
+        """A factor that is laid anew is loaded as the role that does it reads it."""
+        dense, value = dense_of_factor(factor), factor
+        layout = read_layout(factor.type.extents, k, dense, turn)
+        while isinstance(value.owner, tile.Transpose): layout = backward(value.owner, layout); value = value.owner.arg
+        self.chosen.setdefault(self.find(value), layout)
 
     def _of_sum(self, value: SSAValue) -> bool:
         while isinstance(value.owner, tile.Transpose): value = value.owner.arg

@@ -10,6 +10,7 @@ A producer warp copies, by tensor maps, what the dots read; warpgroups of consum
                 start at multiples of 16 bytes, no mask
   programs      none waits for another: they may run in any order
 
+Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own (restage.py): one ring for what is copied, one for what that role makes of it.
 Loads of one dot in one loop fill a ring together; a factor loaded outside its loop has a ring of its own.
 """
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.factors import Sides, held, partial, parts_of, simple, source, staged, unfit
+from tkc.passes.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.rotate_loops import late_dot
@@ -34,6 +35,8 @@ REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 120)}           #
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
 SLACK = 12                                   # registers by which scores kept beside sums and left factors may exceed a consumer's: they are not all alive at once (172 of 160 assemble without a spill, 176 do not)
 ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 88}                                  # of those, at most for sums and left factors
+BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
+HALF = 32                                    # it holds more than so many registers of a factor the second
 BARRIERS, STAGES = 1024, 16
 
 
@@ -52,19 +55,23 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
-    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 and options.roles != "pingpong" else "")
+    restaged = {load: right for dot in dots for load, right in anew(dot)}
+    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone else _warpgroups(m, len(dots), options)
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
+    if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
     late = late_dot(loops[0])
-    parts = [parts_of(d, groups, ACCUMULATORS[groups]) if partial(d) and late is None else (1, 1) for d in dots]
+    aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
+    most = ACCUMULATORS[groups] - (LARGE_SUM[1] - aside[1] if aside else 0)
+    parts = [parts_of(d, groups, most) if partial(d) and late is None and not anew(d) else (1, 1) for d in dots]
     each = held(dots, late, parts, groups)
-    if each > ACCUMULATORS[groups]: return None, f"sums and left factors of {each} registers a thread do not fit {max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
+    if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
-    rings = _rings(dots)
-    cluster, cut = _cluster(program, dots, context) if parts_of_k == 1 else ((1, 1), {})
-    registers = LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2]
+    rings = _rings(dots, restaged)
+    cluster, cut = _cluster(program, dots, context) if parts_of_k == 1 and not restaged else ((1, 1), {})
+    registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
     columns = widest(leaving, each * min(2, parts_of_k))
@@ -74,13 +81,17 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
-    which = {load: i for i, ring in enumerate(rings) for load in ring}
-    loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
+    again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
+    loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op], again.get(op, -1)) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
         said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot).swapped}, left factor in {'shared memory' if source(Sides.of(dot).left) else 'registers'}"
                     + (", one iteration late, beside the next one's first dot" if dot is late else ""))
+        if changed := ["left" if not right else "right" for _, right in anew(dot)]:
+            said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
+                        + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
@@ -88,7 +99,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
-    planned = tuple(DotPlan("wgmma", (groups, 1), "shared" if source(Sides.of(dot).left) else "registers", "shared", swap=Sides.of(dot).swapped, parts=p) for dot, p in zip(dots, parts))
+    planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, relax=relax, decisions=tuple(said)), ""
 
@@ -134,14 +145,22 @@ def _together(program, dots, options) -> str:
     return ""
 
 
-def _rings(dots) -> list[list[tile.Load]]:
-    """Loads that fill a stage together."""
+def _sources(dot) -> tuple[str, str]:
+    """Where the left and the right factor come from."""
+    changed = [right for _, right in anew(dot)]
+    left = "registers" if source(Sides.of(dot).left) is None else "restaged" if False in changed else "shared"
+    return left, "restaged" if True in changed else "shared"
+
+
+def _rings(dots, restaged) -> list[list[tile.Load]]:
+    """Loads that fill a stage together; behind them the rings of what is laid anew, each of one load."""
     rings: list[list[tile.Load]] = []
     for dot in dots:
         here = [load for load in map(source, (dot.a, dot.b)) if load is not None] + staged(dot)
-        rings += [[load] for load in here if load.parent_op() is not dot.parent_op()]
-        rings.append([load for load in here if load.parent_op() is dot.parent_op()])
-    return rings
+        apart = [load for load in here if load.parent_op() is not dot.parent_op() or load in restaged]
+        rings += [[load] for load in apart]
+        if together := [load for load in here if load not in apart]: rings.append(together)
+    return rings + [[load] for load in restaged]
 
 
 def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for load in ring)

@@ -221,6 +221,7 @@ def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
 def _accesses(op: Operation) -> Iterator[Access]:
     match op:
         case shared.Read(): yield Access(_buffer(op.buffer), False)
+        case shared.Write() if "number" in op.attributes: return               # a stage of a ring: mbarriers say when it is free
         case shared.Write(): yield Access(_buffer(op.buffer), True)
         case threads.CpAsync():
             yield Access(_buffer(op.buffer), True, age=-1)

@@ -127,17 +127,21 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
 
 
 def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
-    """The plan's rings with the copies that fill them."""
-    copies: dict[int, list[shared.Copy]] = {}
+    """The plan's rings with the copies, or the writes, that fill them."""
+    fillers: dict[int, list[shared.Copy | shared.Write]] = {}
     for op in kernel.walk():
-        if isinstance(op, shared.Copy) and op.engine is not None: copies.setdefault(context.plan.load(op).ring, []).append(op)
-    return [Ring(context.plan.rings[number], found) for number, found in sorted(copies.items())]
+        match op:
+            case shared.Copy() if op.engine is not None: number = context.plan.load(op).ring
+            case shared.Write() if "number" in op.attributes: number = context.plan.load(op).restaged
+            case _: continue
+        fillers.setdefault(number, []).append(op)
+    return [Ring(context.plan.rings[number], found) for number, found in sorted(fillers.items())]
 
 
 class Ring:
-    """Buffers that a producer fills: stage and parity are threaded through the whole program, each place that copies taking the next."""
+    """Buffers that a producer fills, or a role that lays factors anew: stage and parity are threaded through the whole program, each place that copies taking the next."""
 
-    def __init__(self, stages: int, copies: list[shared.Copy]):
+    def __init__(self, stages: int, copies: list[shared.Copy | shared.Write]):
         self.stages, self.copies, self.buffers = stages, set(copies), {}
 
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
@@ -158,7 +162,8 @@ class Ring:
         site: list[shared.Copy] = []
         for op in list(block.ops):
             if site and (op.regions or isinstance(op, tile.Dot)): state, site = self._fill(site, state), []
-            if op in self.copies: site.append(op)
+            if op in self.copies and isinstance(op, shared.Write): state = self._written(op, state)
+            elif op in self.copies: site.append(op)
             elif isinstance(op, scf.ForOp) and self.inside(op): state = self._loop(op, state)
             elif isinstance(op, scf.WhileOp) and self.inside(op): state = self._while(op, state)
             elif isinstance(op, scf.IfOp) and self.inside(op): state = self._branch(op, state)
@@ -183,6 +188,15 @@ class Ring:
     def _branch(self, branch: scf.IfOp, state: list[SSAValue]) -> list[SSAValue]:
         sides = [self.thread(region.block, state) if region.blocks else state for region in branch.regions]
         return list(rebuild_if(branch, range(len(branch.results)), list(zip(*sides))).results[-2:])
+
+    def _written(self, write: shared.Write, state: list[SSAValue]) -> list[SSAValue]:
+        """A stage that threads write: there when the write is over."""
+        stage, parity = state
+        self.copies.discard(write)
+        alloc = write.buffer.owner
+        alloc.result.replace_all_uses_with(before(alloc, shared.Stage(self.buffers[write.attributes["number"]], stage)).result)
+        erase(alloc)
+        return list(after(write, threads.RingNext(stage, parity, self.stages)).results)
 
     def _fill(self, copies: list[shared.Copy], state: list[SSAValue]) -> list[SSAValue]:
         """The copies of one stage, as one token; they stand together, before what reads any of them."""

@@ -19,6 +19,14 @@ Where programs are claimed one by one, the producer claims, and posts the next p
     %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post …;  mbarrier_arrive %full
     yield %next, %m, %n                  consumer:  at its end  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
 
+A factor that is laid anew (restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
+and the writes:
+
+    %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
+    …                                                mbarrier_wait %empty2[%t] %q ^ 1;  tile.write %ring2[%t], %y
+    tile.write %ring2[%t], %y                        fence async_shared;  mbarrier_arrive %full2[%t], %empty[%s], one of each warp
+                                         consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
+
 Copies to global memory leave by one thread: the buffer is free when its copy before has been read (`bulk_wait`), and is sent after a
 fence of the asynchronous proxy and a barrier of the consumers.
 """
@@ -44,10 +52,12 @@ from tkc.passes import PassContext
 from tkc.passes.factors import simple
 from tkc.passes.mapped import dense_axis, through
 from tkc.passes.pingpong import alternate
+from tkc.passes.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.simplify import sweep
+from tkc.passes.values import VIEWS
 
 PRODUCER_WARPS = 4
-OWN = threads.Post, threads.MbarrierArrive                   # what a producer does besides its copies
+OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter
 
 
 @dataclass(frozen=True)
@@ -71,40 +81,49 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     size = plan.cluster[0]
     shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
     rings: dict[SSAValue, RingBarriers] = {}
+    anew = [op for op in kernel.walk() if _restages(op)]
+    raw = {_ring(_origin(write)) for write in anew}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
-        if _ring(copies[0]) not in rings: rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, plan.warps * (size if shares else 1)))
+        if _ring(copies[0]) not in rings:
+            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (size if shares else 1)))
+    for write in anew:
+        if _ring(write) not in rings: rings[_ring(write)] = _barriers(first, [write], CONVERTER_WARPS, plan.warps)
     everyone = before(first, tile.Constant((1 << size) - 1, i32)).result if shares else None
     rank = before(first, threads.Identity("cluster_rank")).result if size > 1 else None
     consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
-    maps = Maps(before(first, threads.Roles([producer, consumer])), rank, size)
-    mapping: dict[SSAValue, SSAValue] = {}
-    for op in moved: producer.body.block.add_op(op.clone(mapping))
+    converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
+    maps = Maps(before(first, threads.Roles([producer, consumer, *converters])), rank, size)
+    for role in (producer, *converters):
+        mapping: dict[SSAValue, SSAValue] = {}
+        for op in moved: role.body.block.add_op(op.clone(mapping))
     for op in moved:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
-    if plan.queue: _share_claims(producer, consumer)
+    if plan.queue: _share_claims(producer, [consumer, *converters])
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
+    for role in converters: _convert(role.body.block, rings, raw)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
     if plan.programs == 2: alternate(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
     while sweep(kernel): pass
-    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
+    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}"
+                             f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
 
 
-def _share_claims(producer: threads.Role, consumer: threads.Role) -> None:
+def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
     """The producer's claims for all, and what follows from them for the next program: rings of two numbers."""
     anchor = producer.parent_op()
-    claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, consumer)]
+    claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
     slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in claims[0].parent.last_op.operands]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     for slot in slots: slot.name_hint = "claimed"
-    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, consumer.warps.value.data))
+    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data for role in others)))
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
     for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
@@ -138,20 +157,33 @@ def _group(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
     return [v.owner for v in token.tokens] if isinstance(token, shared.JoinTokens) else [token]
 
 
-def _ring(copy: shared.CopyAsync) -> SSAValue: return copy.buffer.owner.ring
+def _ring(op: shared.CopyAsync | shared.Write | shared.Read) -> SSAValue: return op.buffer.owner.ring
 
 
-def _barriers(anchor: Operation, copies: list[shared.CopyAsync], arrivals: int) -> RingBarriers:
+def _restages(op: Operation) -> bool:
+    """Whether an operation fills a stage of a ring from registers."""
+    return isinstance(op, shared.Write) and "number" in op.attributes
+
+
+def _origin(write: shared.Write) -> shared.Read:
+    """What a factor that is laid anew was read from."""
+    op = write.value.owner
+    while not isinstance(op, shared.Read): op = op.arg.owner
+    return op
+
+
+def _barriers(anchor: Operation, copies: list[shared.CopyAsync] | list[shared.Write], filled: int, freed: int) -> RingBarriers:
+    """filled, freed: the arrivals after which a stage is full, and free."""
     stages = _ring(copies[0]).type.stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
-    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, arrivals))
+    before(anchor, threads.MbarrierInit(full, filled), threads.MbarrierInit(empty, freed))
     return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
                         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses))
 
 
-def _state(copy: shared.CopyAsync) -> tuple[SSAValue, SSAValue]:
-    """Stage and parity of the ring that a copy fills."""
+def _state(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
+    """Stage and parity of the ring that a copy or a write fills."""
     stage = copy.buffer.owner.index[0]
     step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
     return stage, step.parity
@@ -188,14 +220,33 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
         before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result), threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies: _load(copy, ring, stage, maps, everyone)
         if sharing > 1: _drain(block, ring)
-    for op in [op for op in block.walk() if not isinstance(op, (threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad))]:
+    for write in [op for op in block.walk() if _restages(op)]: erase(write)
+    _strip(block)
+
+
+def _strip(block: Block) -> None:
+    """Leaves a role what it does itself."""
+    for op in [op for op in block.walk() if not isinstance(op, OWN)]:
         match op:
             case tile.Dot(): replace(op, [op.acc])
             case tile.Atomic() if op.result is not None: replace(op, [before(op, tile.Constant(0, op.result.type)).result])
-            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp, *OWN)): erase(op)
+            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp)) and not _restages(op): erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))][::-1]: erase(op)
     for op in [op for op in block.walk() if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice)) or any(isinstance(r.type, TileType) for r in op.results)][::-1]:
         if not op.regions and not any(r.first_use for r in op.results): erase(op)
+
+
+def _convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue]) -> None:
+    """The role that lays factors anew: it waits for what was copied and for room, reads and writes, and says both."""
+    _arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})
+    for write in [op for op in block.walk() if _restages(op)]:
+        read = _origin(write)
+        source, target, (stage, parity) = rings[_ring(read)], rings[_ring(write)], _state(write)
+        one = before(write, tile.Constant(1, i32)).result
+        before(write, threads.MbarrierWait(target.empty, stage, before(write, CLASSES["xor"](parity, one)).result))
+        fence = after(write, threads.Fence("async_shared"))
+        after(after(fence, threads.MbarrierArrive(target.full, stage, each="warp")), threads.MbarrierArrive(source.empty, read.buffer.owner.index[0], each="warp"))
+    _strip(block)
 
 
 def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, everyone: SSAValue | None) -> None:
@@ -232,23 +283,31 @@ def _drain(block: Block, ring: RingBarriers) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the consumers
-def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, turns: bool) -> None:
+def _arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
+    """Waits for what was copied into these rings; the copies go, they are the producer's."""
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
-        ring = rings[_ring(copies[0])]
-        stage, parity = _state(copies[0])
-        before(wait, threads.MbarrierWait(ring.full, stage, parity))
+        if ring := rings.get(_ring(copies[0])): before(wait, threads.MbarrierWait(ring.full, *_state(copies[0])))
         joined = wait.tokens[0].owner
         erase(wait)
         if isinstance(joined, shared.JoinTokens): erase(joined)
         for copy in copies: erase(copy)
+
+
+def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, turns: bool) -> None:
+    anew = [op for op in block.walk() if _restages(op)]
+    raw = {_ring(_origin(write)) for write in anew}
+    _arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
+    for write in anew:
+        before(write, threads.MbarrierWait(rings[_ring(write)].full, *_state(write)))
+        erase(write)
     late: set[SSAValue] = set()                                       # stages that are given back a step late
     for dot in [op for op in block.walk() if isinstance(op, tile.Dot)]:
         if not simple(dot) or sum(isinstance(op, tile.Dot) for op in dot.parent.ops) > 1: continue
         stages = _stages_read(dot, rings)
-        if len(stages) == 1:
-            late.add(stages[0][1])
-            _dots(dot, *stages[0], everyone)
+        if len(stages) == 1 or all(where is dot.parent for *_, where in stages):
+            late.update(stage for _, stage, _ in stages)
+            _dots(dot, [(ring, stage) for ring, stage, _ in stages], everyone)
     _overlap(block, rings, late, everyone, turns)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
@@ -315,6 +374,7 @@ def _needs(op: Operation, flight: Flight, block: Block) -> bool:
     """Whether an operation must come after a dot: it uses the result, or makes what takes the place of the factor in registers."""
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands): return True
     factor = flight.dot.a
+    while isinstance(factor.owner, VIEWS): factor = factor.owner.arg
     if isinstance(op, Cast) and isinstance(factor.owner, Block) and factor.owner is block and isinstance(block.last_op, scf.YieldOp) and factor.index > 0:
         return _becomes(op.result, block.last_op.operands[factor.index - 1])
     return False
@@ -353,8 +413,8 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
                 else: block.add_op(stamp(op, wait))
 
 
-def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, everyone: SSAValue | None) -> None:
-    """The dot of a loop, one group deep: its stage is given back when the next one is under way. A left factor in registers is read while the dot
+def _dots(dot: tile.Dot, stages: list[tuple[RingBarriers, SSAValue]], everyone: SSAValue | None) -> None:
+    """The dot of a loop, one group deep: its stages are given back when the next one is under way. A left factor in registers is read while the dot
     before runs, and computed when that one is over: it still reads its own, and ptxas would give both the same registers."""
     loop: scf.ForOp = dot.parent_op()
     index = dot.acc.index - 1
@@ -383,15 +443,15 @@ def _dots(dot: tile.Dot, ring: RingBarriers, stage: SSAValue, _where: Block, eve
     body = loop.body.block
     body.last_op.operands[index] = sum_                               # the carried tile goes; its dot with it
     erase(dot)
-    loop = rebuild_for(loop, keep, [pending, zero])
-    carried, earlier = body.args[-2:]
-    earlier.name_hint = "stage_before"
+    loop = rebuild_for(loop, keep, [pending, *[zero] * len(stages)])
+    carried, *earlier = body.args[-1 - len(stages):]
+    for stage in earlier: stage.name_hint = "stage_before"
     inside.result.replace_all_uses_with(carried)
     erase(inside)
-    after(wait, *ring.fence(), threads.MbarrierArrive(ring.empty, earlier, everyone, each="warp", when=go))
-    body.last_op.operands = [*body.last_op.operands, flying, stage]
-    done = after(loop, threads.DotWait(0, [loop.results[-2]]))
-    last = after(done, threads.MbarrierArrive(ring.empty, loop.results[-1], everyone, each="warp", when=some))
+    after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=go))))
+    body.last_op.operands = [*body.last_op.operands, flying, *(stage for _, stage in stages)]
+    done = after(loop, threads.DotWait(0, [loop.results[-1 - len(stages)]]))
+    last = after(done, *(threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=some) for (ring, _), stage in zip(stages, loop.results[-len(stages):])))
     yes, no = Block([scf.YieldOp(done.results[0])]), Block([scf.YieldOp(initial)])
     chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
     placeholder.results[0].replace_all_uses_with(chosen.results[0])

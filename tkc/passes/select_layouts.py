@@ -47,8 +47,10 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
 from tkc.passes.groups import Groups
+from tkc.passes.factors import source as load_of
 from tkc.passes.mapped import of_block
 from tkc.passes.movers import factor_flip, first_of_sort, offsets_layout, reshape_layouts, slice_source
+from tkc.passes.restage import permuted, restaged
 from tkc.passes.values import POINTWISE, VIEWS, tiles
 
 
@@ -217,6 +219,9 @@ class Selection:
         if chosen.plan.instruction == "wgmma":
             op.operands[2] = self.ask(op.acc, acc)
             if a is not None: op.operands[0] = self.ask(op.a, a)
+            if a is not None and chosen.plan.permuted: op.operands[0] = permuted(op.a, 1, op)
+            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
+                if source == "restaged": op.operands[i] = restaged(load_of(op.operands[i]), op.operands[i], 1 - i, chosen.plan.permuted, op)
         else: self._operands(op, [a, b, acc])
         for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
             if source == "shared" and chosen.plan.instruction == "mma": self._bring(factor, op)

@@ -54,6 +54,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             match op:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
                 case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "tma": _staged(op, context)
+                case shared.Convert() if op.result.type.shared_layout is not None: _restaged(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):
             if isinstance(op, Vote): _vote(op, context)
@@ -83,6 +84,18 @@ def _staged(op: tile.Load, context: PassContext) -> None:
         user = use.operation
         if isinstance(user, shared.Convert): replace(user, _recorded(shared.Read(buffer, user.result.type), user.result.type.register_layout, context))
         else: user.operands[use.index] = before(user, _recorded(shared.Read(buffer, t), t.register_layout, context)).result
+    erase(op)
+
+
+def _restaged(op: shared.Convert, context: PassContext) -> None:
+    """A tile in registers that is wanted in shared memory: written there, views of the buffer for views of the tile."""
+    t = op.result.type
+    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, t.layout))).result
+    buffer.name_hint = op.result.name_hint
+    write = _recorded(shared.Write(buffer, op.arg), op.arg.type.register_layout, context)
+    write.attributes |= op.attributes
+    before(op, write)
+    _view(op.result, buffer)
     erase(op)
 
 
@@ -261,9 +274,9 @@ def _cost(layout: Layout, memory: SharedLayout, element: int, context: PassConte
     return degree * layout.num_registers * element / 8 / width
 
 
-def _degree(layout: Layout, memory: SharedLayout, element: int, context: PassContext) -> tuple[int, int]:
+def _degree(layout: Layout, memory: SharedLayout, element: int, context: PassContext, store: bool = False) -> tuple[int, int]:
     """Worst bank conflict of an access, and the bytes each lane moves in one instruction."""
-    plan = matrix_access(layout, memory, element)
+    plan = matrix_access(layout, memory, element, store)
     if plan is not None: return plan.conflicts, 16
     vector = layout.vector(memory.fast, max(1, 128 // element))
     while vector > 1 and (layout.num_registers % vector or memory.pad % (vector * element // 8) or _row_bytes(memory) % (vector * element // 8)): vector //= 2
@@ -278,7 +291,7 @@ def _row_bytes(memory: SharedLayout) -> int:
 def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassContext):
     """The access with its bank conflicts noted; more than none is reported."""
     memory, element = op.buffer.type.memory, bits(op.buffer.type.element)
-    degree, _ = _degree(layout, memory, element, context)
+    degree, _ = _degree(layout, memory, element, context, isinstance(op, shared.Write))
     op.properties["conflicts"] = IntegerAttr(degree, i64)
     if degree > 1: context.decisions.append(f"swizzle-shared: {op.name} of {memory} has {degree}-way bank conflicts")
     return op

@@ -12,7 +12,7 @@ from operator import mul
 
 import numpy as np
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.fragments import matrix_access
 from tkc.ir.layout import Layout, LayoutError
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
@@ -238,16 +238,16 @@ def claims(m, op, buffer: Buffer, held) -> None:
     """The bank conflicts that the compiler claims of an access are those of some way to make it: by matrices, or by vectors of one width."""
     if op.conflicts is None or op in m.launch.claimed or held is None: return
     m.launch.claimed.add(op)
-    claimed, found = op.conflicts.value.data, sorted(ways(held, buffer.layout))
+    claimed, found = op.conflicts.value.data, sorted(ways(held, buffer.layout, isinstance(op, shared.Write)))
     if found and claimed not in found: raise Violation("conflicts", f"{claimed}-way bank conflicts are claimed of an access of {buffer.layout} that has {' or '.join(map(str, found))}", op, (m.leader.name,))
 
 
 @lru_cache(1024)
-def ways(held: Layout, memory: SharedLayout) -> set[int]:
+def ways(held: Layout, memory: SharedLayout, store: bool = False) -> set[int]:
     """Degrees of bank conflict with which a tile in this layout can be moved."""
     if held.shape != memory.shape: return set()
-    plan, degrees = matrix_access(held, memory, memory.bits), set()
-    if plan is not None: degrees.add(plan.conflicts)
+    plans, degrees = [matrix_access(held, memory, memory.bits, how) for how in {False, store}], set()
+    degrees.update(plan.conflicts for plan in plans if plan is not None)
     for vector in (1, 2, 4, 8, 16):
         if vector * memory.itemsize > 16 or held.num_registers % vector: continue
         try: degrees.add(conflicts_of(held, memory, vector))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir import threads
+from tkc.ir import shared, threads
 
 
 def meet(e: Emitter) -> None:
@@ -46,5 +46,6 @@ FENCES = {"mbarrier_init": "fence.mbarrier_init.release.cluster", "async_shared"
 
 @emitter(threads.Fence)
 def fence(e: Emitter, op: threads.Fence) -> None:
-    """On targets without an asynchronous proxy its fences are nothing."""
+    """On targets without an asynchronous proxy its fences are nothing. Behind what a warp has written, its lanes meet: one of them will arrive for all."""
     if op.kind.data in ("block", "gpu") or e.target.tma: e.w.emit(FENCES[op.kind.data])
+    if isinstance(op.prev_op, shared.Write) and isinstance(op.next_op, threads.MbarrierArrive): e.w.emit("bar.warp.sync -1")

@@ -203,9 +203,11 @@ def write(e: Emitter, op: shared.Write) -> None:
         return store_tile(e, value, v, groups, "shared")
     p = 32 // bits(value.element)
     e.need("7.8")
-    for i, words in enumerate(plan.words):
+    held = lambda i: [e.w.register(value.registers[word[0] // p]) for word in plan.words[i]]
+    if plan.exchanged: upper = e.w.hoist("upper lanes", lambda: e.w.op("setp.ge.u32", "pred", e.lane(), 16), root=True)
+    for i in range(len(plan.words)):
         base, offset = address(i)
-        source = [e.w.register(value.registers[word[0] // p]) for word in words]
+        source = held(i) if not plan.exchanged else [e.w.op("selp.b32", "b32", theirs, mine, upper) for mine, theirs in zip(held(i), held(plan.exchanged[i]))]
         e.w.emit(f"stmatrix.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16 {Group(base, offset).text}, {{{', '.join(source)}}}")
 
 

@@ -7,11 +7,13 @@ the stage of a ring times its size, a slice's first row, the step along k, the b
 block's rank above bit 23: masked, or it would land in the leading offset.)  All of it is the same in every thread, and ptxas must see
 that it is: then a step is the wgmma themselves and a few uniform additions.
 
-An instance of several warpgroups deals its blocks of 64 rows out in turn.
+An instance of several warpgroups deals its blocks of 64 rows out in turn. ptxas wants one instruction's sum to fit what a thread has as the kernel begins, whatever setmaxnreg
+gives it later (C7602): in blocks of many threads a wide sum is that of several instructions.
 """
 from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.roles import at_entry
 from tkc.codegen.ptx.values import SharedView, Tile, registers_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
@@ -23,6 +25,7 @@ from tkc.ir.types import bf16, bits, f8e4m3, f8e5m2, f16, f32, i8, i32, ui8
 NAMES = {bf16: "bf16", f16: "f16", f32: "tf32", f8e4m3: "e4m3", f8e5m2: "e5m2", i8: "s8", ui8: "u8"}
 SUMS = {f32: "f32", f16: "f16", i32: "s32"}
 UNIT = 16                                               # bytes that a descriptor counts
+OTHERS = 32                                             # registers that an instruction needs beside its sum
 
 
 class Operands:
@@ -52,7 +55,8 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     w, t = e.w, op.result.type.tile
     (rows, k), n = op.a.type.extents, t.extents[1]
     groups = e.instance.warps // 4
-    depth, width = 256 // bits(op.b.type.element), next(x for x in range(min(n, 256), 0, -1) if n % x == 0)
+    most = 2 * (at_entry(e.target.registers, e.threads) - OTHERS)
+    depth, width = 256 // bits(op.b.type.element), next((x for x in range(min(n, 256, most), 0, -1) if n % x == 0 and x % 8 == 0), n)
     if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
         e.fail(f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by 8 and k by {depth}, not {rows}x{n}x{k}")
     if {op.a.type.element, op.b.type.element} == {i8, ui8}: e.need("8.4")
