@@ -76,6 +76,26 @@ def test_ragged(lengths, options):
         near((out[start:end].swapaxes(0, 1)[None], sums[None, :, start:end]), attention(*alone, **options), "float32")
 
 
+E4 = ml_dtypes.float8_e4m3fn
+
+
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(causal=True, window=40), dict(softcap=3.0)], ids=lambda o: " ".join(f"{k} {v}" for k, v in o.items()) or "full")
+def test_float8(options):
+    """A number or a scale a head; as far from float64 as float8 probabilities are, at most twice."""
+    q, k, v = operands(2, 4, 2, 70, 150, 64, 32, "float8_e4m3fn")
+    qs, ks, vs = np.array([0.5, 1, 2, 0.25], np.float32), np.array([2, 0.5], np.float32), np.array([1, 3], np.float32)
+    want, sums = attention(double(q) * qs[:, None, None], double(k) * ks[:, None, None], double(v) * vs[:, None, None], **options)
+    out, lse = kernels.attention(q, k, v, q_scale=qs, k_scale=ks, v_scale=vs, with_lse=True, **options)
+    assert out.dtype == ml_dtypes.bfloat16 and np.linalg.norm(double(out) - want) <= 2 * 0.027 * np.linalg.norm(want) and np.abs(lse - sums).max() <= 2e-3
+    even = kernels.attention(q, k, v, q_scale=2.0, k_scale=0.5, v_scale=3, **options)
+    again = kernels.attention(q, k, v, q_scale=np.full(4, 2, np.float32), k_scale=np.full(2, 0.5, np.float32), v_scale=np.full(2, 3, np.float32), **options)
+    assert np.abs(double(even) - double(again)).max() <= 0.02 * np.abs(double(even)).max()
+    begins, alone = np.array([0, 70], np.int32), [np.ascontiguousarray(x[0, :, :70].swapaxes(0, 1)) for x in (q, k, v)]
+    want, _ = attention(*(double(x[:1, :, :70]) for x in (q, k, v)), **options)
+    out = kernels.attention(*alone, begins=begins, longest=70, **options)
+    assert np.linalg.norm(double(out).swapaxes(0, 1)[None] - want) <= 2 * 0.027 * np.linalg.norm(want)
+
+
 def test_decoding():
     lengths = np.array([1, 900, 513, 0], np.int32)
     q, k, v = operands(4, 8, 2, 1, 900, 64, 64)
@@ -95,6 +115,10 @@ BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 
        (lambda q, k, v: kernels.attention(q.astype(np.float64), k, v), "one element type"),
        (lambda q, k, v: kernels.attention(q, k, v, window=3), "window is a number of keys from 1 on, with causal=True"),
        (lambda q, k, v: kernels.attention(q, k, v, softcap=-1.0), "soft cap is positive"),
+       (lambda q, k, v: kernels.attention(q, k, v, q_scale=2.0), "q_scale is for arrays of float8_e4m3"),
+       (lambda q, k, v: kernels.attention(q, k, v, v_scale=np.ones(2, np.float32)), "v_scale is for arrays of float8_e4m3"),
+       (lambda q, k, v: kernels.attention(*(x.astype(E4) for x in (q, k, v)), k_scale=np.ones(4, np.float32)), "k_scale: expected the shape"),
+       (lambda q, k, v: kernels.attention(*(x.astype(E4) for x in (q, k, v)), q_scale=np.ones(4)), "q_scale is float32"),
        (lambda q, k, v: kernels.attention(q, k, v, scale=0.0), "scale is positive"),
        (lambda q, k, v: kernels.attention(q, k, v, rows=96), "rows is one of 64 .*, 256 .*got 96 with D = 16"),
        (lambda q, k, v: kernels.attention(*(x.repeat(8, 3) for x in (q, k, v)), rows=192), "192 .D up to 96.*got 192 with D = 128"),
@@ -128,6 +152,8 @@ FORMS = {
     "three warpgroups, 96": lambda: kernels.attention(*[zeros(1, 8, 1024, 96)] * 3, causal=True, rows=192),
     "four warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=256),
     "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
+    "float8": lambda: kernels.attention(*[zeros(2, 8, 512, 128).astype(E4)] * 3, causal=True, q_scale=np.ones(8, np.float32), k_scale=2.0, v_scale=np.ones(8, np.float32)),
+    "float8, 256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256).astype(E4)] * 3),
     "ragged": lambda: kernels.attention(*[zeros(3000, 8, 128)] * 3, causal=True, begins=np.zeros(4, np.int32), longest=1500),
 }
 
@@ -137,6 +163,9 @@ FORMS = {
 def test_it_assembles(name, target, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
     with launches() as found: FORMS[name]()
+    if target == "sm_80" and "float8" in name:
+        with pytest.raises(tkc.CompileError, match="sm_89 or newer"): found[0][0].compile(*found[0][1], target=target, **found[0][2])
+        return
     for kernel, args, kwargs in found:
         compiled = kernel.compile(*args, target=target, **kwargs)
         assert compiled.resources.clean, compiled.resources.log

@@ -7,6 +7,7 @@ One kernel serves every variant; what a launch does not use is not in its code:
     soft cap            scores s become cap · tanh(s / cap)
     lengths             ragged batches: Q, K and V of all sequences one after the other, and where each begins
     log-sum-exp         log of each row's sum of exponentials, for whoever combines parts
+    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8 too, times 2^LIFT, so that small ones keep their bits
 
 A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each head's keys to many programs, the group's heads as rows of one block, and
 `_combine` adds their parts up: each part's sum relative to its own maximum.
@@ -16,16 +17,18 @@ from __future__ import annotations
 from math import e, inf, log, log2, prod
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, expect, library
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
+FLOAT8 = "float8_e4m3"
+LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
 
 @tkc.jit
-def _attention(q, k, v, o, lse, begins, scale, cap, window, GROUP: tkc.constexpr, CAUSAL: tkc.constexpr, WINDOW: tkc.constexpr, CAP: tkc.constexpr,
+def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: tkc.constexpr, CAUSAL: tkc.constexpr, WINDOW: tkc.constexpr, CAP: tkc.constexpr,
                D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     if begins is not None:                                      # arrays of [tokens, heads, D]
@@ -35,6 +38,8 @@ def _attention(q, k, v, o, lse, begins, scale, cap, window, GROUP: tkc.constexpr
     else:
         start, queries, keys = 0, q.shape[2], k.shape[2]
         q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
+    if qs is not None: scale = scale * qs[h]
+    if ks is not None: scale = scale * ks[h // GROUP]
     c, shift = scale * LOG2E, keys - queries if begins is None else 0
     rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
@@ -49,14 +54,17 @@ def _attention(q, k, v, o, lse, begins, scale, cap, window, GROUP: tkc.constexpr
         s = tkc.where(keep, s, -inf)
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new)                   # a row with nothing to see
-        p, shrink = tkc.exp2(s * c - base[:, None]), tkc.exp2(top - base)
+        low = base - LIFT if v.dtype.bits == 8 else base
+        p, shrink = tkc.exp2(s * c - low[:, None]), tkc.exp2(top - base)
         total = total * shrink + tkc.sum(p, axis=1)
         acc = tkc.dot(p.to(v.dtype), tkc.load(v, (start + n, 0), (BN, DV)), acc * shrink[:, None])
         top = new
-    out = tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype)
+    out = tkc.where(total[:, None] > 0, acc / total[:, None], 0)
+    out = (out if vs is None else out * vs[h // GROUP]).to(o.dtype)
     if begins is None: tkc.store(o, (m, 0), out)
     else: tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)
     if lse is not None:
+        if v.dtype.bits == 8: top = top - LIFT
         sums = tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
         if begins is None: tkc.store(lse[b, h], (m,), sums)
         else: tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
@@ -102,9 +110,9 @@ def _combine(acc, top, total, o, lse, PARTS: tkc.constexpr, DV: tkc.constexpr, G
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
-def _width(d: int) -> int:
-    """Columns of a block that holds rows of d elements: the tensor core's step is 16."""
-    return max(16, -(-d // 16) * 16)
+def _width(d: int, step: int = 16) -> int:
+    """Columns of a block that holds rows of d elements: the tensor core's step is 16 elements, or 32 of 8 bits."""
+    return max(step, -(-d // step) * step)
 
 
 def _blocks(q: Array, queries: int, d: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
@@ -125,8 +133,8 @@ def _check_block(d: int, rows: int | None, columns: int | None) -> None:
 def _check(q: Array, k: Array, v: Array) -> None:
     """Raises LaunchError where shapes or types do not fit together."""
     if len({library(x) for x in (q, k, v)}) > 1: raise tkc.LaunchError("attention: q, k and v are arrays of different libraries; convert them to one")
-    if len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in ("bfloat16", "float16", "float32"):
-        raise tkc.LaunchError(f"attention: expected one element type of bfloat16, float16 and float32, got {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them")
+    if len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in ("bfloat16", "float16", "float32", FLOAT8):
+        raise tkc.LaunchError(f"attention: expected one element type of bfloat16, float16, float32 and {FLOAT8}, got {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them")
     if not len(q.shape) == len(k.shape) == len(v.shape): raise tkc.LaunchError(f"attention: expected arrays of one rank, got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
     if q.shape[-1] != k.shape[-1]: raise tkc.LaunchError(f"attention: rows of q have {q.shape[-1]} elements, those of k {k.shape[-1]}; they must have as many")
     if tuple(k.shape[:-1]) != tuple(v.shape[:-1]): raise tkc.LaunchError(f"attention: k is {list(k.shape)} and v {list(v.shape)}; they must have the same keys and heads")
@@ -135,6 +143,20 @@ def _check(q: Array, k: Array, v: Array) -> None:
 def _group(queries: int, keys: int) -> int:
     if not keys or queries % keys: raise tkc.LaunchError(f"attention: {queries} heads of q cannot share {keys} of k and v; the first must be a multiple of the second")
     return queries // keys
+
+
+def _scales(q: Array, heads: int, shared: int, scales: dict[str, Array | None]) -> None:
+    """Raises LaunchError unless scales are those of float8 arrays, float32, one a head."""
+    for name, x in scales.items():
+        if x is None: continue
+        if dtype_of(q) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and q is {dtype_of(q)}; multiply by it before the call")
+        expect(x, (heads if name == "q_scale" else shared,), name)
+        if dtype_of(x) != "float32": raise tkc.LaunchError(f"attention: {name} is float32, got {dtype_of(x)}; convert it")
+
+
+def _result(q: Array) -> str:
+    """The element type of a result: that of q, but bfloat16 for one of 8 bits."""
+    return "bfloat16" if dtype_of(q) == FLOAT8 else dtype_of(q)
 
 
 def _options(causal: bool, window: int | None, softcap: float, scale: float | None, d: int) -> dict:
@@ -147,26 +169,28 @@ def _options(causal: bool, window: int | None, softcap: float, scale: float | No
 
 @operator(name="attention")
 def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
-             rows: int | None = None, columns: int | None = None) -> tuple[Array, Array]:
+             rows: int | None = None, columns: int | None = None,
+             q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
     """attention's result, in memory as q is, and its log-sum-exp."""
     _check(q, k, v)
     if len(q.shape) != 4: raise tkc.LaunchError(f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}")
-    out = empty(q, (*q.shape[:-1], v.shape[-1]))
+    out = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q))
     turn = (lambda x: x) if heads_first else lambda x: x.swapaxes(1, 2)
     q, k, v, o = map(turn, (q, k, v, out))
     (batch, heads, queries, d), keys = q.shape, k.shape[2]
     if k.shape[0] != batch: raise tkc.LaunchError(f"attention: q has {batch} batches and k {k.shape[0]}; they must be as many")
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
     _check_block(max(d, v.shape[-1]), rows, columns)
+    _scales(q, heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
     lse = empty(q, (batch, heads, queries), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
-    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"])
-    bm, bn = _blocks(q, queries, max(d, v.shape[-1]), rows, columns)
+    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap and dtype_of(q) != FLOAT8: return _decoded(q, k, v, o, lse, None, options["scale"])
+    (bm, bn), step = _blocks(q, queries, max(d, v.shape[-1]), rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
     if bm > 128 and (target := tkc.target_of(q)) != "cpu":
-        if target != "sm_90a" or dtype_of(q) == "float32": raise tkc.LaunchError(f"attention: rows = {bm} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
+        if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8): raise tkc.LaunchError(f"attention: rows = {bm} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
         options["num_warps"] = bm // 16
-    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, GROUP=group, D=_width(d), DV=_width(v.shape[-1]), BM=bm, BN=bn, **options)
+    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
 
 def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float) -> None:
@@ -183,18 +207,20 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
 
 
 @operator(name="attention_ragged")
-def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0) -> tuple[Array, Array]:
+def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0,
+            q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
     """attention of sequences that lie one after the other."""
     _check(q, k, v)
     if len(q.shape) != 3 or q.shape[0] != k.shape[0]: raise tkc.LaunchError(f"attention: expected q, k and v of [tokens, heads, D] with as many tokens, got {list(q.shape)} and {list(k.shape)}")
     if len(begins.shape) != 1 or begins.shape[0] < 1 or dtype_of(begins) != "int32": raise tkc.LaunchError(f"attention: begins is an array of int32 with one more element than sequences, got {dtype_of(begins)} {list(begins.shape)}")
     (tokens, heads, d), dv = q.shape, v.shape[-1]
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
-    out, lse = empty(q, (tokens, heads, dv)), empty(q, (heads, tokens), "float32")
+    _scales(q, heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    out, lse = empty(q, (tokens, heads, dv), _result(q)), empty(q, (heads, tokens), "float32")
     yield out, lse
     if not prod(out.shape): return
-    bm, bn = _blocks(q, longest, max(d, dv))
-    _attention[tkc.cdiv(longest, bm), heads, begins.shape[0] - 1](q, k, v, out, lse, begins, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn, **options)
+    (bm, bn), step = _blocks(q, longest, max(d, dv)), 32 if dtype_of(q) == FLOAT8 else 16
+    _attention[tkc.cdiv(longest, bm), heads, begins.shape[0] - 1](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 
 
 @operator(name="attention_decode")
@@ -211,8 +237,9 @@ def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = No
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
-              begins: Array | None = None, longest: int | None = None, with_lse: bool = False, rows: int | None = None, columns: int | None = None) -> Array | tuple[Array, Array]:
-    """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16 or float32).
+              begins: Array | None = None, longest: int | None = None, with_lse: bool = False, rows: int | None = None, columns: int | None = None,
+              q_scale: Array | float | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None) -> Array | tuple[Array, Array]:
+    """softmax(q kᵀ · scale + mask) v, computed in float32, of q's element type (bfloat16, float16 or float32); of float8_e4m3 bfloat16.
 
     q: [batch, heads, queries, D]; k: [batch, shared heads, keys, D]; v: [batch, shared heads, keys, DV], with heads a multiple of the shared heads (grouped queries); with
     heads_first=False [batch, queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the last of the keys' positions, and see what is not
@@ -220,11 +247,17 @@ def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float |
     sequences begin (int32, their number + 1) and the length of the longest. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads, tokens]).
     rows, columns: of Q and of K in a program's block, which the shapes choose otherwise (not for ragged batches): on Hopper 192 or 256 rows are three or four warpgroups that take turns at
     the tensor cores.
-    A row that sees nothing gives zeros, and −inf. Raises LaunchError where shapes, types or options do not fit.
+    q_scale, k_scale, v_scale: what float8 q, k and v are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]); the probabilities are rounded to
+    float8, sums are float32. A row that sees nothing gives zeros, and −inf. Raises LaunchError where shapes, types or options do not fit.
     """
     if (begins is None) != (longest is None): raise tkc.LaunchError("attention: begins and longest come together")
     if begins is not None and (rows or columns): raise tkc.LaunchError("attention: rows and columns are not for ragged batches; leave them out")
-    out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap)
+    numbers = {name: x for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)) if isinstance(x, (int, float))}
+    if numbers and dtype_of(q) != FLOAT8: raise tkc.LaunchError(f"attention: {next(iter(numbers))} is for arrays of {FLOAT8}, and q is {dtype_of(q)}; multiply by it before the call")
+    if {"q_scale", "k_scale"} & numbers.keys(): scale = (max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * numbers.get("q_scale", 1) * numbers.get("k_scale", 1)
+    if "v_scale" in numbers: v_scale = zeros(v, (v.shape[-2 if begins is not None or not heads_first else -3],), "float32") + v_scale
+    scales = [None if name in numbers and name != "v_scale" else x for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))]
+    out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap, *scales)
     return out if with_lse else out[0]
 
 

@@ -59,8 +59,8 @@ class Groups:
         self.aside: dict[SSAValue, SSAValue] = {}                  # of arrays in workspaces: a value that is stored there or loaded
         self.wanted: list[tuple[SSAValue, Layout]] = []
         ops = list(kernel.walk())
-        planned = ((op, plan.dots[op.attributes["number"].value.data]) for op in ops if isinstance(op, tile.Dot) and "number" in op.attributes)
-        self.apart = {cast for op, chosen in planned if chosen.permuted for cast in casts_behind(op.a)}      # what they make need not lie as what they are made of
+        planned = ((op, plan.dot(op)) for op in ops if isinstance(op, tile.Dot))
+        self.apart = {cast for op, chosen in planned if chosen and chosen.permuted for cast in casts_behind(op.a)}      # what they make need not lie as what they are made of
         for op in ops: self._enter(op)
 
     # ---- what ties values together -----------------------------------------------------------------------------------

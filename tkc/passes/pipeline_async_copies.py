@@ -194,7 +194,7 @@ class Ring:
         stage, parity = state
         self.copies.discard(write)
         alloc = write.buffer.owner
-        alloc.result.replace_all_uses_with(before(alloc, shared.Stage(self.buffers[write.attributes["number"]], stage)).result)
+        alloc.result.replace_all_uses_with(before(alloc, shared.Stage(self.buffers[number_of(write)], stage)).result)
         erase(alloc)
         return list(after(write, threads.RingNext(stage, parity, self.stages)).results)
 
