@@ -6,13 +6,16 @@ import tkc
 from tests.codegen.ptx import machine
 from tests.passes.kernels import BF16
 from tkc.ir import shared, threads
+from tkc.codegen.ptx.emit import emit
 from tkc.ir.plan import Plan
+from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
 from tkc.kernels.losses import _cross_entropy
+from tkc.kernels.movement import _transpose
 from tkc.kernels.norms import _norm, _norm_backward
 from tkc.kernels.scans import _cumsum, _cumsum_rows
 from tkc.kernels.softmax import _softmax
-from tkc.sim import dataflow, level0, level4
+from tkc.sim import dataflow, level0, level4, ptx
 from tkc.sim.report import Violation
 
 
@@ -262,3 +265,27 @@ def test_programs_that_wait_for_one_another_run_one_a_block():
     compiled = _cumsum.compile("f32[1, 65536]", "f32[1, 65536]", "u64[1, 8]", REVERSE=False, N=8192, GROUP=4, target="sm_90a", persistent=True)
     assert not compiled.interface.persistent
     assert any("one program: programs wait" in line for line in compiled.decisions) and any("persistent = True is not used" in line for line in compiled.decisions)
+
+
+# ---- read along one axis, written along another ----------------------------------------------------------------------------
+@pytest.mark.parametrize("shape, dtype, warps", [((128, 64), BF16, 8), ((72, 200), BF16, 4), ((64, 128), np.float32, 4), ((40, 96), np.int8, 2), ((7, 64), BF16, 4)])
+def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
+    x = np.random.default_rng(0).integers(-99, 99, (2, *shape)).astype(dtype)
+    out = np.zeros((2, *shape[::-1]), dtype)
+    compiled = _transpose.compile(x, out, TILE=64, target="sm_90a", turned=True, num_warps=warps)
+    grid = -(-shape[1] // 64), -(-shape[0] // 64), 2
+    for stage in "select-layouts", "assign-registers":
+        out[...] = 0
+        run(parse(compiled.ir(stage)), [x, out], [], grid, 0)
+        np.testing.assert_array_equal(out, x.transpose(0, 2, 1))
+    out[...] = 0
+    got = ptx.run(emit(parse(compiled.ir("assign-registers")), TARGETS["sm_90a"]), [x, out], grid)
+    np.testing.assert_array_equal(got[-1], x.transpose(0, 2, 1))
+    if shape[0] % 4 == 0: assert compiled.interface.shared_bytes == 0 and not any("between warps" in line for line in compiled.decisions)
+    assert compiled.resources.clean
+
+
+def test_a_transpose_goes_through_shared_memory_unasked_or_where_rows_have_no_vectors():
+    plain = _transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", TILE=64, target="sm_90a")
+    odd = _transpose.compile("bf16[1, 127, 65]", "bf16[1, 65, 127]", TILE=64, target="sm_90a", turned=True)
+    assert plain.interface.shared_bytes and odd.interface.shared_bytes                          # the first was measured, the other way not yet

@@ -48,6 +48,7 @@ class Options:
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
     split_k: int | None = None            # programs that share one output block, each a part of k
     persistent: bool | None = None        # a block takes one program after the other, and reads the next one's while it computes
+    turned: bool | None = None            # what is read along one axis and written along another is turned in registers
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
     debug: int = 0                        # checks that trap; seconds that a wait may take
     extra: tuple[tuple[str, Any], ...] = field(default=())

@@ -24,6 +24,7 @@ class LaunchOptions(Protocol):
     raster: int | None
     split_k: int | None
     persistent: bool | None
+    turned: bool | None
     relax: bool | None
 
 
@@ -40,6 +41,7 @@ class Free:
     raster: int | None = None
     split_k: int | None = None
     persistent: bool | None = None
+    turned: bool | None = None
     relax: bool | None = None
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
-from tkc.ir.digits import copies
+from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import TileType, bits, element_of
@@ -112,6 +112,28 @@ def coalesced(shape: tuple[int, ...], vector: int, warps: int, order: tuple[int,
             left //= 2
     found = blocked(shape, vector, tuple(units), order)
     return replace(found, warps=(*found.warps, copies(left))) if left > 1 else found
+
+
+def both_ways(shape: tuple[int, ...], rows: tuple[int, int], columns: tuple[int, int], bits: int, warps: int) -> Layout:
+    """For a tile that is read along one axis and written along another: each thread holds blocks of a vector of the one by a vector of the other, so that nothing moves between threads.
+
+    rows, columns: (axis, elements of a vector). Where the tile has too few blocks for all threads, shorter vectors; eight lanes read what lies together, four write it.
+    """
+    (a, n), (b, m) = rows, columns
+    while prod(shape) // (n * m) < 32 * warps and max(n, m) * bits > 32: n, m = (n // 2, m) if n >= m else (n, m // 2)
+    vector = {a: n, b: m}
+    cells = tuple(extent // vector.get(axis, 1) for axis, extent in enumerate(shape))
+    lanes = min(8, _floor_power(cells[a]))
+    others = [axis for axis in reversed(range(len(shape))) if axis not in (a, b)]
+    coarse = blocked(cells, 1, warps, (a, b, *others), tuple(lanes if axis == a else 32 // lanes if axis == b else 1 for axis in range(len(shape))))
+    wider = lambda digits: tuple(d if d.axis < 0 else replace(d, stride=d.stride * vector.get(d.axis, 1)) for d in digits)
+    return Layout(shape, (Digit(n, a, 1), Digit(m, b, 1), *wider(coarse.registers)), wider(coarse.lanes), wider(coarse.warps))
+
+
+def vectors_first(layout: Layout, axis: int) -> Layout:
+    """The same elements in the same threads, neighbours along an axis in neighbouring registers."""
+    near = [d for d in layout.registers if d.axis == axis and d.stride == 1]
+    return replace(layout, registers=(*near, *(d for d in layout.registers if d not in near)))
 
 
 def in_runs(layout: Layout, axis: int) -> Layout:

@@ -16,7 +16,7 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, in_runs, tile_of
+from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, both_ways, in_runs, tile_of, vectors_first
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.factors import dense_of_factor
 from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, stretched
@@ -236,10 +236,21 @@ class Groups:
         for op in ops: weights[self.accesses[op].order] = weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
         order = max(weights, key=weights.get)
         widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
+        if self.plan.turned and (other := self._turned(root, order[0])) and t.rank > 1 and not self.reductions.get(root):
+            return both_ways(t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
         found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.spread)
         for axis in sorted(set(self.scans.get(root, ()))): found = in_runs(found, axis)
         return found
+
+    def _turned(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
+        """(axis, elements of a vector) of a store that writes a group's tile along another axis than `fast`."""
+        for op, access in self.accesses.items():
+            if not isinstance(op, tile.Store) or access.vector * access.bits < 32: continue
+            axis, value = access.order[0], op.value
+            while isinstance(value.owner, tile.Transpose): axis, value = value.owner.permutation.get_values()[axis], value.owner.arg
+            if value is not op.value and self.kinds.data(value) and self.find(value) is root and axis != fast: return axis, access.vector
+        return None
 
     def _reduced(self, root: SSAValue) -> tuple[int, ...]:
         axes = self.reductions.get(root, [])
@@ -282,6 +293,7 @@ class Groups:
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
         kept = self.plan.spread[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"           # roles convert nothing between warps
+        if have is not None and self.plan.turned and isinstance(op, tile.Store): have = vectors_first(have, access.order[0])
         if have is not None and (kept or access.fits(have, self.plan.warps)): return have
         return access.layout(self.plan.warps, spread=self.plan.spread)
 

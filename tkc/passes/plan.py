@@ -87,7 +87,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     program, options = Program.of(kernel_of(module)), context.options
     first, work = _legally(program, context), Work.of(program.kernel, sizes)
     if first.roles == "one":
-        found = [first, *_realised(program, context, _narrowed(first, options, ORDINARY if program.dots else STREAMING))]
+        found = [first, *_realised(program, context, _narrowed(first, options, _ordinary(program)))]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     parts = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
     found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | parts))], work, context.target)]
@@ -106,7 +106,14 @@ def _legally(program: Program, context: PassContext) -> Plan:
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
-STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True)}                 # of programs without dots
+STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True), "turned": (False, True)}                 # of programs without dots, where it makes a difference
+
+
+def _ordinary(program: Program) -> dict[str, tuple]:
+    """What a plan of one role may be narrowed to: of programs without dots, those that wait for something may read ahead of it, and those that turn a tile may turn it elsewhere."""
+    if program.dots: return ORDINARY
+    differ = {"num_warps": True, "persistent": streaming.waits(program.kernel), "turned": streaming.turns(program.kernel)}
+    return {name: values for name, values in STREAMING.items() if differ[name]}
 
 
 def _parts(work: Work, target: Target) -> list[int]:
@@ -137,7 +144,7 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "persistent": plan.persistent, "roles": plan.roles}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles}
 
 
 def forcing(plan: Plan) -> dict:
@@ -223,7 +230,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, persistent=persistent, keep=keep, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, persistent=persistent, keep=keep, turned=not program.dots and bool(context.options.turned) and streaming.turns(program.kernel), relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
@@ -238,7 +245,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block"}
+           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
     return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 

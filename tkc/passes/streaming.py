@@ -63,6 +63,16 @@ def persistent(kernel: tile.Kernel, context: PassContext, say: Callable[[str], N
     return True
 
 
+def waits(kernel: tile.Kernel) -> bool:
+    """Whether programs have something to wait for: elements that meet."""
+    return any(isinstance(op, (tile.Reduce, tile.Scan, tile.Sort)) for op in kernel.walk())
+
+
+def turns(kernel: tile.Kernel) -> bool:
+    """Whether a tile is stored transposed."""
+    return any(isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose) for op in kernel.walk())
+
+
 def _watches(op: Operation) -> bool: return isinstance(op, tile.Atomic) or isinstance(op, tile.LoadPointers) and op.semantics is not None
 
 
