@@ -1,0 +1,84 @@
+"""Plans of kernels that move bytes, each forced by its keywords, against the plan as it is and a copy: what decides whether one becomes the default.
+
+    BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300 --out /tmp/plans
+
+persistent     a block takes one program after the other and reads the next one's rows while it computes (passes/streaming.py)
+turned         a tile that is read along one axis and written along another is turned in registers (passes/access.py)
+cumsum         elements of a program and programs of a group (kernels/scans.py)
+
+Operations and shapes are those of memory_bound.py, GB/s counted as there.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from benchmarks import harness
+from benchmarks.harness import Contest, Contestant, Runner
+from benchmarks.memory_bound import OPERATIONS, first
+from benchmarks.vector_add import copy
+
+WIDER = ({"num_warps": 8}, {"num_warps": 16})
+ROWS = ({"persistent": True}, *({"persistent": True} | w for w in WIDER), *WIDER)
+PLANS: dict[str, tuple[dict, ...]] = {
+    "softmax": ROWS, "layer_norm": ROWS, "rms_norm": ROWS, "cross_entropy": ROWS,
+    "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}), "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
+    "quantize": ({"persistent": True}, {"num_warps": 4}), "transpose": ({"turned": True}, {"turned": True, "num_warps": 4}),
+}
+CLUSTERS = ({"persistent": True, "num_ctas": 4, "num_warps": 16}, {"persistent": True, "num_ctas": 8, "num_warps": 8}, {"num_ctas": 8, "num_warps": 8}, {"num_ctas": 4, "num_warps": 16})     # of rows of 131072
+SCANS = ((4096, 256), (8192, 128), (8192, 512), (16384, 256))
+
+
+@contextmanager
+def launches() -> Iterator[list]:
+    """Collects what is launched, and launches nothing."""
+    from tkc.runtime.jit import JitFunction
+    found, real = [], JitFunction.__getitem__
+    JitFunction.__getitem__ = lambda kernel, grid: lambda *args, **keywords: found.append((kernel, grid, args, keywords))
+    try: yield found
+    finally: JitFunction.__getitem__ = real
+
+
+def planned(call: Callable[[], object], options: dict) -> Runner:
+    """The launches of a call, each with options."""
+    with launches() as found: result = call()
+    runs = [kernel.prepare(*args, grid=grid, **keywords, **options) for kernel, grid, args, keywords in found]
+
+    def run():
+        for each in runs: each()
+        return first(result)
+    return Runner(run)
+
+
+def scanned(call: Callable[[], object], block: int, group: int) -> Runner:
+    from tkc.kernels import scans
+
+    def run():
+        kept = scans.LONG, scans.GROUP
+        scans.LONG, scans.GROUP = block, group
+        try: return call()
+        finally: scans.LONG, scans.GROUP = kept
+    return Runner(run)
+
+
+def text(options: dict) -> str: return ", ".join(f"{k}={v}" for k, v in options.items())
+
+
+def contests(seed: int) -> Iterator[Contest]:
+    import torch
+    only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
+    for name, shapes, build in OPERATIONS:
+        if name not in (*PLANS, "cumsum") or only and name not in only: continue
+        for shape in shapes:
+            torch.cuda.empty_cache()
+            generator = torch.Generator("cuda").manual_seed(seed)
+            def normal(*s, dtype=torch.bfloat16): return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
+            moved, _, ours, _, reference = build(normal, *shape)
+            if name == "cumsum": others = [(f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g)) for n, g in SCANS]
+            else: others = [(text(o), lambda o=o: planned(ours, o)) for o in (CLUSTERS if shape[-1] == 131072 else PLANS[name])]
+            yield Contest(f"{name}-plans-{'x'.join(map(str, shape))}", f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan", (
+                Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"), *(Contestant(n, make) for n, make in others),
+                Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),
+            ), harness.gpu_timer, harness.GPU_TIMING, reference, 1e-2, amount=moved / 1e9, unit="GB/s")
+
