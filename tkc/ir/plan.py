@@ -101,6 +101,12 @@ class Plan:
         except (SyntaxError, TypeError, ValueError) as error: raise ValueError(f"not a plan: {text!r}") from error
 
 
+def written_on(kernel) -> Plan | None:
+    """The plan that a kernel carries as text, as after the plan pass; None where there was none."""
+    text = kernel.attributes.get("plan")
+    return None if text is None else Plan.from_text(text.data)
+
+
 def number_of(op) -> int | None:
     """The number of a dot or load, which the plan pass writes on it; None where none was."""
     return op.attributes["number"].value.data if "number" in op.attributes else None

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.text import is_unknown
+from tkc.ir.tile import Constant
 
 
 def stamp(op: Operation, like: Operation) -> Operation:
@@ -33,6 +36,16 @@ def after(anchor: Operation, *ops: Operation) -> Operation:
     for op in ops: stamp(op, anchor)
     anchor.parent.insert_ops_after(ops, anchor)
     return ops[-1]
+
+
+class Builder:
+    """Writes operations before an anchor: `build(op)` gives the result of one, `build.add(a, b)` that of a function of two values, `build.number(n)` a constant."""
+
+    def __init__(self, anchor: Operation): self.anchor = anchor
+    def do(self, op: Operation) -> Operation: return before(self.anchor, op)
+    def __call__(self, op: Operation) -> SSAValue: return self.do(op).results[0]
+    def number(self, n: int, t: Attribute = i32) -> SSAValue: return self(Constant(n, t))
+    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
 
 
 def retype(value: SSAValue, t: Attribute) -> None:

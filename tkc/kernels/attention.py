@@ -71,7 +71,7 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
 
 
 @tkc.jit
-def _decode(q, k, v, acc, top, total, lengths, scale, EACH: tkc.constexpr, GROUP: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+def _decode(q, k, v, acc, top, total, lengths, scale, EACH: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
     """One query of each head of a group against a part of the keys: a sum, and what it is relative to."""
     part, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     keys = k.shape[2] if lengths is None else lengths[b]
@@ -202,7 +202,7 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
     count = tkc.cdiv(keys, each)
     acc, (top, total) = empty(q, (batch, shared, count, group, dv), "float32"), (empty(q, (batch, shared, count, group), "float32") for _ in range(2))
     rows = q.reshape((batch, shared, group, d))
-    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, scale, EACH=each, GROUP=group, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
+    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, scale, EACH=each, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
     _combine[group, shared, batch](acc, top, total, o, lse, PARTS=1 << (count - 1).bit_length(), DV=_width(dv), GROUP=group)
 
 

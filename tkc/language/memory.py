@@ -14,7 +14,7 @@ from tkc.language.values import Pointer, Tile, Value, check, describe, lift, spr
 SEMANTICS, SCOPES = ("relaxed", "acquire", "release", "acq_rel"), ("block", "gpu", "system")
 
 
-def _offsets(array: Array, offsets, extents: list[int]) -> list[SSAValue]:
+def _offsets(offsets, extents: list[int]) -> list[SSAValue]:
     """Offsets as SSA values; a rank-1 integer tile (a gather) must be as long as the extent on its axis."""
     result = []
     for axis, (o, n) in enumerate(zip(offsets, extents)):
@@ -92,7 +92,7 @@ def load(source, offsets=None, shape=None, *, mask=None, other=None, sem: str | 
         extents = [-1 if n is None else _extent(n) for n in shape]
         kept = tuple(n for n in extents if n >= 0)
         fill = _other(other, source.dtype, kept)
-        return wrap(t.emit(tile.Load(source.use(), _offsets(source, offsets, extents), extents, mask_of(mask, kept), fill)).result)
+        return wrap(t.emit(tile.Load(source.use(), _offsets(offsets, extents), extents, mask_of(mask, kept), fill)).result)
     pointers = _pointers(source, "tkc.load")
     if offsets is not None or shape is not None: fail("tkc.load(pointers) takes no offsets and no shape; add the offsets to the pointers")
     op = tile.LoadPointers(pointers.use(), mask_of(mask, pointers.shape), _other(other, pointers.dtype.element, pointers.shape))
@@ -117,7 +117,7 @@ def _block(array: Array, offsets, value, what: str) -> tuple[list[SSAValue], Val
     value = _converted(value, array.dtype, "an array")
     if len(value.shape) > array.ndim: fail(f"{what} of {describe(value)} to an array of rank {array.ndim}; reshape the tile")
     extents = [-1] * (array.ndim - len(value.shape)) + list(value.shape)
-    return _offsets(array, offsets, extents), value, extents
+    return _offsets(offsets, extents), value, extents
 
 
 def store(target, offsets=None, value=None, *args, mask=None, sem: str | None = None, scope: str | None = None) -> None:

@@ -33,9 +33,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES, Select
+from tkc.ir.elementwise import Select
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import before, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
+from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.access import argument_of, overlapping
@@ -97,8 +97,9 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
         argument.name_hint = op.result.name_hint
     if dot is not None: _used_early(body, set(arguments))
     anchor = body.first_op if dot is None else dot.next_op
-    following = before(anchor, CLASSES["add"](counter, loop.step)).result
-    if dot is not None: following = before(anchor, Select(before(anchor, CLASSES["lt"](following, loop.ub)).result, following, counter)).result
+    build = Builder(anchor)
+    following = build.add(counter, loop.step)
+    if dot is not None: following = build(Select(build.lt(following, loop.ub), following, counter))
     body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
     for op in loads: erase(op)
 

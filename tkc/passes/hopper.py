@@ -70,7 +70,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged)
-    cluster, cut = _cluster(program, dots, context) if parts_of_k == 1 and not restaged else ((1, 1), {})
+    cluster, cut = _cluster(dots, context) if parts_of_k == 1 and not restaged else ((1, 1), {})
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
@@ -177,7 +177,7 @@ def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 
 
-def _cluster(program, dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
+def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
     """The cluster, and for each load that its blocks share, the buffer's axis along which they share the work."""
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1

@@ -15,13 +15,11 @@ Buffers that a consumer writes exist twice, a stage for each. The producer is as
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
-from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import after, before, defining_slice, erase, stamp
+from tkc.ir import shared, threads
+from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
 from tkc.passes.values import LOADS
 
@@ -33,12 +31,11 @@ def alternate(role: threads.Role) -> None:
     block = role.body.block
     loop = next(op for op in block.ops if isinstance(op, scf.ForOp))
     _own_buffers(role)
-    number = lambda n: before(loop, tile.Constant(n, i32)).result
-    make = lambda name, a, b: before(loop, CLASSES[name](a, b)).result
-    one, two = number(1), number(2)
-    mine, other = make("add", role.who, one), make("sub", two, role.who)
+    build = Builder(loop)
+    one, two = build.number(1), build.number(2)
+    mine, other = build.add(role.who, one), build.sub(two, role.who)
     waits = Block()
-    branch = before(loop, scf.IfOp(make("eq", role.who, one), [], [waits]))
+    branch = before(loop, scf.IfOp(build.eq(role.who, one), [], [waits]))
     waits.add_ops([threads.BarrierArrive(other, THREADS), scf.YieldOp()])
     stamp(branch, loop)
     _take_turns(loop, mine, other)
@@ -48,14 +45,14 @@ def alternate(role: threads.Role) -> None:
         if found is None: continue
         stages, used = found
         end = body.last_op
-        first = before(loop, threads.RingNext(loop.iter_args[i], loop.iter_args[i + 1], stages, make("mul", role.who, used)))
-        if not even: _, used = _fills(loop, i, end, before(end, CLASSES["add"](body.args[0], loop.step)).result)
+        first = before(loop, threads.RingNext(loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.who, used)))
+        if not even: _, used = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
         over = before(end, threads.RingNext(end.operands[i], end.operands[i + 1], stages, used))
         updates.append((i, first.results, over.results))
     for i, first, over in updates:
         for j in (0, 1): loop.operands[3 + i + j], body.last_op.operands[i + j] = first[j], over[j]
-    loop.operands[0] = make("add", loop.lb, make("mul", role.who, loop.step))
-    loop.operands[2] = make("mul", loop.step, two)
+    loop.operands[0] = build.add(loop.lb, build.mul(role.who, loop.step))
+    loop.operands[2] = build.mul(loop.step, two)
 
 
 def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
@@ -93,24 +90,22 @@ def _fills(loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | N
 class _Steps:
     """How many steps of a ring lie between two of its stages."""
 
-    def __init__(self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]): self.loop, self.anchor, self.program, self.stages = loop, anchor, program, stages
-
-    def make(self, name: str, a: SSAValue, b: SSAValue) -> SSAValue: return before(self.anchor, CLASSES[name](a, b)).result
+    def __init__(self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]): self.loop, self.build, self.program, self.stages = loop, Builder(anchor), program, stages
 
     def of(self, value: SSAValue, start: SSAValue) -> SSAValue | None:
         """None where that is not what they are."""
-        if value is start: return before(self.anchor, tile.Constant(0, i32)).result
+        if value is start: return self.build.number(0)
         owner = value.owner
         match owner:
             case threads.RingNext() if value is owner.next_stage:
                 self.stages.add(owner.stages.value.data)
                 earlier = self.of(owner.stage, start)
-                return None if earlier is None else self.make("add", earlier, before(self.anchor, tile.Constant(1, i32)).result)
+                return None if earlier is None else self.build.add(earlier, self.build.number(1))
             case scf.ForOp():
                 i = list(owner.results).index(value)
                 each = self.of(owner.body.block.last_op.operands[i], owner.body.block.args[1 + i])
                 earlier = None if each is None else self.of(owner.iter_args[i], start)
-                return None if earlier is None else self.make("add", earlier, self.make("mul", each, self.trips(owner)))
+                return None if earlier is None else self.build.add(earlier, self.build.mul(each, self.trips(owner)))
         return None
 
     def trips(self, inner: scf.ForOp) -> SSAValue:
@@ -118,9 +113,10 @@ class _Steps:
         body = self.loop.body.block
         mapping: dict[SSAValue, SSAValue] = {} if self.program is None else {body.args[0]: self.program}
         bounds = [inner.lb, inner.ub, inner.step]
-        for op in defining_slice(bounds, body):
-            if any(isinstance(v, BlockArgument) and v.block is body and v not in mapping for v in op.operands) or isinstance(op, LOADS): raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
-            before(self.anchor, op.clone(mapping))
+        needed, build = defining_slice(bounds, body), self.build
+        if any(isinstance(op, LOADS) or any(isinstance(v, BlockArgument) and v.block is body and v not in mapping for v in op.operands) for op in needed):
+            raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
+        clone_slice(needed, mapping, build.anchor)
         first, last, step = (mapping.get(v, v) for v in bounds)
-        one, zero = (before(self.anchor, tile.Constant(n, step.type)).result for n in (1, 0))
-        return self.make("max", self.make("floordiv", self.make("add", self.make("sub", last, first), self.make("sub", step, one)), step), zero)
+        one, zero = (build.number(n, step.type) for n in (1, 0))
+        return build.max(build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero)

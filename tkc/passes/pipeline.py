@@ -7,7 +7,7 @@ from types import ModuleType
 
 from xdsl.dialects.builtin import ModuleOp
 
-from tkc.ir.plan import Plan
+from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.ir.tile import Kernel
 from tkc.ir.verify import verify
@@ -41,8 +41,7 @@ def unordered(name: str) -> bool:
 
 def planned(module: ModuleOp) -> Plan | None:
     """The plan that a kernel of the module carries."""
-    texts = (kernel.attributes.get("plan") for kernel in module.body.block.ops if isinstance(kernel, Kernel))
-    return next((Plan.from_text(text.data) for text in texts if text is not None), None)
+    return next((plan for kernel in module.body.block.ops if isinstance(kernel, Kernel) and (plan := written_on(kernel)) is not None), None)
 
 
 def resumes(name: str) -> bool:

@@ -224,7 +224,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
-    stages = _stages(program, loads, warps, num_stages, context, say)
+    stages = _stages(program, loads, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
     raster = 1 if not program.dots or not _unordered(program) else context.options.raster or (8 if _swept(program) else 1)
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
@@ -337,7 +337,7 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     return max(stages.values(), default=0), sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared")
 
 
-def _stages(program: Program, loads: tuple[LoadPlan, ...], warps: int, asked: int | None, context: PassContext, say) -> int:
+def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, context: PassContext, say) -> int:
     stage, others = _shared(program, loads)
     if not stage:
         if asked and asked > 1: say("num_stages is not used: no loop has a load that can run ahead")

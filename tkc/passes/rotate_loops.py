@@ -23,7 +23,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, replace, stamp
+from tkc.ir.rewrite import before, clone_slice, defining_slice, replace, stamp
 from tkc.passes import PassContext
 
 
@@ -84,13 +84,7 @@ class Rotation:
 
     def _addresses(self) -> list[Operation]:
         """What the delayed operations' offsets are computed from: cheap, and computed again for the earlier counter."""
-        wanted, work = [], [o.owner for op in self.delayed[:-1] for o in op.operands]
-        while work:
-            op = work.pop()
-            if isinstance(op, Operation) and op.parent is self.body and op not in self.delayed and op not in wanted:
-                wanted.append(op)
-                work += [v.owner for v in op.operands]
-        return [op for op in self.body.ops if op in wanted]
+        return [op for op in defining_slice([v for op in self.delayed[:-1] for v in op.operands], self.body) if op not in self.delayed]
 
     def run(self) -> None:
         loop, body = self.loop, self.body
@@ -127,16 +121,8 @@ class Rotation:
 
     def _head(self, anchor: Operation, counter: SSAValue, arguments: list, dots: list[tile.Dot]) -> tuple[set[Operation], dict]:
         """The first dot and what it is computed from, at the start of an iteration."""
-        first: set[Operation] = set()
-        work = [op for op in dots]
-        while work:
-            op = work.pop()
-            if op in first or not isinstance(op, Operation) or op.parent is not self.body: continue
-            first.add(op)
-            work += [v.owner for inner in op.walk() for v in inner.operands]
-        mapping = self._mapping(counter, arguments)
-        for op in self.others:
-            if op in first: before(anchor, op.clone(mapping))
+        first, mapping = set(defining_slice([dot.result for dot in dots], self.body)), self._mapping(counter, arguments)
+        clone_slice((op for op in self.others if op in first), mapping, anchor)
         return first, mapping
 
     def _mapping(self, counter: SSAValue, arguments: list) -> dict[SSAValue, SSAValue]:
@@ -146,13 +132,12 @@ class Rotation:
         """An iteration without its late dot: what it yields, the factor and the sum for that dot."""
         mapping = mapping if mapping is not None else {}
         mapping |= self._mapping(counter, arguments)
-        for op in self.others:
-            if op not in done: before(anchor, op.clone(mapping))
+        clone_slice((op for op in self.others if op not in done), mapping, anchor)
         get = lambda v: mapping.get(v, v)
         return [get(v) for v in self.body.last_op.operands], get(self.dot.a), get(self.dot.acc)
 
     def _late(self, anchor: Operation, counter: SSAValue, factor: SSAValue, sum_: SSAValue) -> SSAValue:
         """The late dot of the iteration with that counter."""
         mapping = {self.body.args[0]: counter, self.dot.a: factor, self.dot.acc: sum_}
-        for op in (*self.needed, *self.delayed): before(anchor, op.clone(mapping))
+        clone_slice((*self.needed, *self.delayed), mapping, anchor)
         return mapping[self.dot.result]

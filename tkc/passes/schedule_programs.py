@@ -50,7 +50,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import before, replace, stamp
+from tkc.ir.rewrite import Builder, before, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
@@ -75,20 +75,15 @@ def run(module: ModuleOp, context: PassContext) -> None:
 def _raster(kernel: tile.Kernel, group: int) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId) and op.axis.value.data < 2]
     if not ids: return
-    build = Builder(kernel.body.block.first_op)
+    build = Order(kernel.body.block.first_op)
     x, y, rows, columns = (build(op) for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1)))
     place = build.raster(build.add(build.mul(y, rows), x), rows, columns, build.number(group))
     place[0].name_hint, place[1].name_hint = "program_0", "program_1"
     for op in ids: replace(op, [place[op.axis.value.data]])
 
 
-class Builder:
-    """Writes scalar arithmetic before an operation."""
-
-    def __init__(self, anchor: Operation): self.anchor = anchor
-    def __call__(self, op: Operation) -> SSAValue: return before(self.anchor, op).results[0]
-    def number(self, n: int) -> SSAValue: return self(tile.Constant(n, i32))
-    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
+class Order(Builder):
+    """Writes what follows from the order of programs."""
 
     def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue) -> list[SSAValue]:
         """Row and column of a number, rows taken in groups of a size."""
@@ -105,8 +100,8 @@ class Builder:
         sizes = [self.bytes(array) for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))]
         if not sizes: return others
         each = reduce(self.add, sizes)
-        fit = self.floordiv(self(tile.Constant(room, i64)), self.max(each, self(tile.Constant(1, i64))))
-        return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self(tile.Constant(1, i64))), i32))
+        fit = self.floordiv(self.number(room, i64), self.max(each, self.number(1, i64)))
+        return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
 
     def bytes(self, array: SSAValue) -> SSAValue:
         """The bytes of an array or of a view, taken as large as the array's axes that it does not fix."""
@@ -114,7 +109,7 @@ class Builder:
         while isinstance(array.owner, tile.View):
             free = [axis for axis, kind in enumerate(array.owner.kinds) if kind.data != "index"]
             axes, array = [free[a] for a in axes], array.owner.array
-        total = self(tile.Constant(bits(array.type.element) // 8, i64))
+        total = self.number(bits(array.type.element) // 8, i64)
         for axis in axes: total = self.mul(total, self(Cast(self(tile.Dim(array, axis)), i64)))
         return total
 
@@ -127,7 +122,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if not inside: return
     uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) and not from_memory([op.ub])), None)
     deep = any(op.axis.value.data == 2 for op in ids)
-    build, end = Builder(block.last_op), block.last_op
+    build, end = Order(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
     teams = rows if size == 1 else build.floordiv(build.add(rows, build.number(size - 1)), build.number(size))
     others = build.mul(columns, build(tile.NumPrograms(2))) if deep else columns
@@ -137,7 +132,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     rank = build(Identity("cluster_rank")) if size > 1 else None
     section = build.section(uneven, others, SECTION * context.target.cache // 2) if uneven is not None else None
 
-    def place_of(linear: SSAValue, build: Builder) -> list[SSAValue]:
+    def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
         z = None
         if uneven is not None:
@@ -164,12 +159,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         before(end, loop)
         body = loop.after_region.block
         body.add_ops([following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
-        body.last_op.operands = [following.result, *place_of(following.result, Builder(body.last_op))]
+        body.last_op.operands = [following.result, *place_of(following.result, Order(body.last_op))]
     else:
         body = Block(arg_types=[i32])
         loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
         body.add_ops([*inside, stamp(scf.YieldOp(), loop)])
-        build = Builder(body.first_op)
+        build = Order(body.first_op)
         number, part = body.args[0], None
         if plan.split_k > 1:
             number = build.floordiv(body.args[0], build.number(plan.split_k))

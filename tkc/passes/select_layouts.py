@@ -41,13 +41,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, tile
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import Plan
+from tkc.ir.plan import Plan, written_on
 from tkc.ir.rewrite import after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
-from tkc.passes.groups import Groups
 from tkc.passes.factors import source as load_of
+from tkc.passes.groups import Groups
 from tkc.passes.mapped import of_block
 from tkc.passes.movers import factor_flip, first_of_sort, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.restage import permuted, restaged
@@ -56,16 +56,10 @@ from tkc.passes.values import POINTWISE, VIEWS, tiles
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
-        context.plan = plan = context.plan or planned(kernel)
+        context.plan = plan = context.plan or written_on(kernel) or Plan(kernel.warps)
         kernel.set_integer("warps", plan.warps)
         Selection(kernel, plan, context).run()
         kernel.set_integer("level", 1)
-
-
-def planned(kernel: tile.Kernel) -> Plan:
-    """The plan written on a kernel (as when compilation resumes from text)."""
-    text = kernel.attributes.get("plan")
-    return Plan.from_text(text.data) if isinstance(text, StringAttr) else Plan(kernel.warps)
 
 
 class Selection:

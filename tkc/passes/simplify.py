@@ -79,7 +79,7 @@ def _fold(block: Block, seen: dict, ranges: Ranges) -> bool:
 def _key(op: Operation):
     """What an operation computes; None if it has effects."""
     if op.regions or not op.results or not op.has_trait(Pure): return None
-    return type(op), op.operands._op._operands, tuple(sorted(op.properties.items(), key=lambda p: p[0])), tuple(r.type for r in op.results)
+    return type(op), tuple(op.operands), tuple(sorted(op.properties.items(), key=lambda p: p[0])), tuple(r.type for r in op.results)
 
 
 # ---- loops -------------------------------------------------------------------------------------------------------------

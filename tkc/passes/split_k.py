@@ -21,8 +21,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
-from tkc.ir.rewrite import before, stamp
+from tkc.ir.elementwise import Cast, PointerAdd
+from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.passes.factors import simple
@@ -48,7 +48,7 @@ def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, part
     sum_, rest = loop.results[0], after_loop(loop)
     m, n = sum_.type.extents
     build = Builder(body.last_op)
-    number = lambda x: build(tile.Constant(x, i32))
+    number = build.number
     pointer = build(Workspace(f32, 4 * m * n * parts))
     rows = number(1 << 30)
     array = build(tile.MakeArray(pointer, [rows, number(n)], [number(n), number(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=n)), (Fact(exact=n), Fact(exact=1)), 16))))
@@ -63,12 +63,12 @@ def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, part
     inner.add_op(end)
     inside = Builder(end)
     stored = lambda at, where: where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
-    one, t = inside(tile.Constant(1, i32)), TileType((m, n), f32)
+    one, t = inside.number(1), TileType((m, n), f32)
     adding = Block(arg_types=[i32, t])
-    total = inside(scf.ForOp(one, inside(tile.Constant(parts, i32)), one, [stored(first, inside)], Region(adding)))
+    total = inside(scf.ForOp(one, inside.number(parts), one, [stored(first, inside)], Region(adding)))
     adding.add_op(stop := stamp(scf.YieldOp(), loop))
     further = Builder(stop)
-    part_of = stored(further.add(first, further.mul(adding.args[0], further(tile.Constant(m, i32)))), further)
+    part_of = stored(further.add(first, further.mul(adding.args[0], further.number(m))), further)
     stop.operands = [further.add(adding.args[1], part_of)]
     for op in rest:
         op.detach()
@@ -82,15 +82,6 @@ def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, part
     build.do(scf.IfOp(last, [], Region(done)))
 
 
-class Builder:
-    """Writes before an operation."""
-
-    def __init__(self, anchor: Operation): self.anchor = anchor
-    def do(self, op: Operation) -> Operation: return before(self.anchor, op)
-    def __call__(self, op: Operation) -> SSAValue: return self.do(op).results[0]
-    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
-
-
 def after_loop(loop: scf.ForOp) -> list[Operation]:
     found, op = [], loop.next_op
     while op is not None and not isinstance(op, scf.YieldOp): found.append(op); op = op.next_op
@@ -100,7 +91,7 @@ def after_loop(loop: scf.ForOp) -> list[Operation]:
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
     build, t = Builder(loop), loop.lb.type
-    number = lambda x: build(tile.Constant(x, t))
+    number = lambda x: build.number(x, t)
     if part.type != t: part = build(Cast(part, t))
     step = loop.step
     up = lambda a, b: build.floordiv(build.add(a, build.sub(b, number(1))), b)

@@ -32,6 +32,7 @@ from tkc.ir.ranges import Ranges, bounds
 from tkc.ir.rewrite import before, is_inside, stamp
 from tkc.ir.types import TileType, element_of, is_integer, is_unsigned
 from tkc.passes import PassContext
+from tkc.passes.values import LOADS
 
 WORTH = 32                                                      # elements of a thread
 ALIKE = tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Flip, tile.Multiple
@@ -66,13 +67,10 @@ def _sink(outer: Block, inner: Block) -> None:
     """Moves into the inner block what only it needs of the outer one."""
     for op in reversed([op for op in outer.ops if not op.regions]):
         uses = [use for r in op.results for use in r.uses]
-        if not uses or not is_side_effect_free(op) or isinstance(op, (*tile_loads(), tile.Dot)): continue
+        if not uses or not is_side_effect_free(op) or isinstance(op, (*LOADS, tile.Dot)): continue
         if any(use.operation.parent is not inner for use in uses): continue
         op.detach()
         inner.insert_op_before(op, inner.first_op)
-
-
-def tile_loads() -> tuple[type[Operation], ...]: return tile.Load, tile.LoadPointers
 
 
 Make = Callable[[], SSAValue]                                   # writes the operations of a scalar, once it is known to be wanted

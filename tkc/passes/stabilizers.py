@@ -16,7 +16,7 @@ in the old one:
     total' = total · exp2(m − m') + Σ exp2(s − m')               {m: −1} + {m: 1, m': −1} and {m': −1}: equal, and −1 again in m'
 
 If everything that leaves the kernel is invariant (acc / total: −1 − (−1); m + log2(total): 1 − 1; total > 0), the kernel
-computes the same with any finite m, whenever it changes. `prove(loop, argument)` shows that for one value that a loop carries, through whatever its
+computes the same with any finite m, whenever it changes. `prove(loop)` shows that for the maxima that a loop carries, through whatever its
 results go to (other loops that go on with them, branches), or raises Unproved with the reason.
 
 Elements have their own d, so a degree also says along which axes d lies: a sum along such an axis has no form, and what lies otherwise does not cancel.

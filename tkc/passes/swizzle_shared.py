@@ -199,11 +199,11 @@ def _convert(op: shared.Convert, context: PassContext) -> None:
     if movement(src, dst) in ("none", "registers"): return
     owner, parts = op.arg.owner, _parts(op)
     if isinstance(owner, tile.Load) and (width := _copy_width(owner)):
-        buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, sliced=bool(parts), context=context))).result
+        buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, sliced=bool(parts)))).result
         array, offsets, mask, other = owner.array, owner.offsets, owner.mask, owner.other
         before(owner, shared.Copy(array, offsets, buffer, owner.extents.get_values(), mask, other, vector=width, threads=src))
     else:
-        buffer = before(op, shared.Alloc(_buffer(op.result.type, [src, dst], sliced=bool(parts), context=context))).result
+        buffer = before(op, shared.Alloc(_buffer(op.result.type, [src, dst], sliced=bool(parts)))).result
         before(op, _recorded(shared.Write(buffer, op.arg), src, context))
     for part in parts:
         replace(part, _read_part(part, buffer, context))
@@ -236,18 +236,13 @@ def _copy_width(load: tile.Load) -> int:
     threads = load.result.type.register_layout
     run = threads.vector(threads.rank - 1)
     aligned = gcd(facts.align, 16, *(s.divisor * element // 8 if s.exact is None else s.exact * element // 8 or 16 for s in facts.strides[:-1]))
-    offset = context_divisor(load.offsets[axis]) * element // 8
+    offset = divisor(load.offsets[axis]) * element // 8                       # 0 where the offset is zero
     ragged = (facts.shape[axis].exact or facts.shape[axis].divisor) * element // 8
     width = gcd(run * element // 8, aligned, offset or 16, ragged or 16, 16)
     return width if width >= 4 else 0
 
 
-def context_divisor(value: SSAValue) -> int:
-    """A divisor of a scalar, as far as the range analysis proves one (0: the value is zero)."""
-    return divisor(value)
-
-
-def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: Layout | None = None, sliced: bool = False) -> SharedType:
+def _buffer(t: TileType, accesses: list[Layout], copied: Layout | None = None, sliced: bool = False) -> SharedType:
     """The buffer for a tile: of every order and swizzle that fits, the one whose worst access conflicts least; ties go to the
     widest swizzle with the last axis fastest (what tensor maps and wgmma read). `sliced`: parts start anywhere, so no swizzle."""
     element = bits(t.element)
@@ -264,17 +259,17 @@ def _buffer(t: TileType, accesses: list[Layout], context: PassContext, copied: L
     layouts = accesses + ([copied] if copied else [])
     dense = min(c.bytes for c in choices)
     choices = [c for c in choices if c.bytes <= 2 * dense]                       # of a few rows a swizzle makes eight
-    best = min(choices, key=lambda c: (sum(_cost(layout, c, element, context) for layout in layouts), choices.index(c)))
+    best = min(choices, key=lambda c: (sum(_cost(layout, c, element) for layout in layouts), choices.index(c)))
     return SharedType(1, t.shape, t.element, best)
 
 
-def _cost(layout: Layout, memory: SharedLayout, element: int, context: PassContext) -> float:
+def _cost(layout: Layout, memory: SharedLayout, element: int) -> float:
     """Passes of the banks one warp needs to move its registers, for comparing layouts."""
-    degree, width = _degree(layout, memory, element, context)
+    degree, width = _degree(layout, memory, element)
     return degree * layout.num_registers * element / 8 / width
 
 
-def _degree(layout: Layout, memory: SharedLayout, element: int, context: PassContext, store: bool = False) -> tuple[int, int]:
+def _degree(layout: Layout, memory: SharedLayout, element: int, store: bool = False) -> tuple[int, int]:
     """Worst bank conflict of an access, and the bytes each lane moves in one instruction."""
     plan = matrix_access(layout, memory, element, store)
     if plan is not None: return plan.conflicts, 16
@@ -291,7 +286,7 @@ def _row_bytes(memory: SharedLayout) -> int:
 def _recorded(op: shared.Read | shared.Write, layout: Layout, context: PassContext):
     """The access with its bank conflicts noted; more than none is reported."""
     memory, element = op.buffer.type.memory, bits(op.buffer.type.element)
-    degree, _ = _degree(layout, memory, element, context, isinstance(op, shared.Write))
+    degree, _ = _degree(layout, memory, element, isinstance(op, shared.Write))
     op.properties["conflicts"] = IntegerAttr(degree, i64)
     if degree > 1: context.decisions.append(f"swizzle-shared: {op.name} of {memory} has {degree}-way bank conflicts")
     return op
@@ -374,20 +369,12 @@ def _whole_axis(op: Operation, context: PassContext) -> None:
     axis = op.axis.value.data
     for i, arg in enumerate(op.args):
         layout = arg.type.register_layout
-        local = _gathered(layout, axis)
-        t = arg.type.with_layout(local)
-        convert = before(op, shared.Convert(arg, t))
+        convert = before(op, shared.Convert(arg, arg.type.with_layout(_gathered(layout, axis))))
         op.operands[i] = convert.result
         _convert(convert, context)
     if isinstance(op, tile.Reduce): return
-    for old, arg in zip(list(op.results), op.args):
-        new = type(op).build(operands=[list(op.args)], properties=dict(op.properties), result_types=[[a.type for a in op.args]],
-                             regions=[[r.clone() for r in op.regions]])
-    before(op, new)
-    back = []
-    for old, result in zip(op.results, new.results):
-        convert = before(op, shared.Convert(result, old.type))
-        back.append(convert)
+    new = before(op, type(op).build(operands=[list(op.args)], properties=dict(op.properties), result_types=[[a.type for a in op.args]], regions=[[r.clone() for r in op.regions]]))
+    back = [before(op, shared.Convert(result, old.type)) for old, result in zip(op.results, new.results)]
     replace(op, [c.result for c in back])
     for convert in back: _convert(convert, context)
 
@@ -451,7 +438,7 @@ def _sums_of_runs(scan: tile.Scan, total: SSAValue) -> None:
 def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: PassContext, everywhere: bool = False) -> SSAValue:
     """A small tile in another layout; everywhere: what each block of the cluster holds of it, in all of them."""
     t = value.type
-    buffer = before(at, shared.Alloc(_buffer(t, [t.register_layout, layout], context))).result
+    buffer = before(at, shared.Alloc(_buffer(t, [t.register_layout, layout]))).result
     before(at, _recorded(shared.Write(buffer, value, everywhere), t.register_layout, context))
     return before(at, _recorded(shared.Read(buffer, t.with_layout(layout)), layout, context)).result
 

@@ -205,7 +205,7 @@ class Autotuned:
         launches, kept = [], []
         for c in found:
             chosen = merged(kernel, values, c.config)
-            try: launches.append(kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen), grid)); kept.append(c)
+            try: launches.append(kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen))); kept.append(c)
             except Error as e: said.append(f"{c.config}: {str(e).splitlines()[0]}")
         failed = lambda i, e: said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
         with _Restored(changed(kernel, kernel._describe(merged(kernel, values, kept[0].config)), options) if kept else [], number):
@@ -300,7 +300,7 @@ class TunedLauncher:
         tuned = self.tuned
         config = tuned._choose(values, options, self.grid).config
         chosen = merged(tuned.kernel, values, config)
-        launch = tuned.kernel._prepare(chosen, options | config.options, tuned._grid(self.grid, chosen), self.grid)
+        launch = tuned.kernel._prepare(chosen, options | config.options, tuned._grid(self.grid, chosen))
         if getattr(launch, "reusable", False):
             try:
                 keyer, ready = self.ready.setdefault(types, (key_function(values, tuned.kernel.constexpr), {}))

@@ -176,7 +176,7 @@ def load(image: bytes, entry: str, device: int, shared_bytes: int = 0, cluster: 
         return Function(handle, module[0], device, entry, int(check(d.cuFuncGetAttribute(f.CU_FUNC_ATTRIBUTE_NUM_REGS, handle), f"asking the registers of {entry}")))
 
 
-def config_of(function: Function, grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
+def config_of(grid, threads: int, shared_bytes: int, stream, cluster: tuple[int, int]):
     """A CUlaunchConfig with the cluster's attribute."""
     d = api()
     c = d.CUlaunchConfig()
@@ -198,7 +198,7 @@ def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple
         if size == 1:
             each = check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, shared_bytes), f"asking how many blocks of {function.entry} fit")
             return int(each) * attribute(function.device, "MULTIPROCESSOR_COUNT")
-        c = config_of(function, (*cluster, 1), threads, shared_bytes, 0, cluster)
+        c = config_of((*cluster, 1), threads, shared_bytes, 0, cluster)
         return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
 
 
@@ -218,7 +218,7 @@ def prepared_call(function: Function, grid, threads: int, shared_bytes: int, str
     if cluster == (1, 1):
         launch, x, y, z = d.cuLaunchKernel, *grid
         return lambda: launch(function.handle, x, y, z, threads, 1, 1, shared_bytes, stream, parameters, 0)[0]
-    launch, made = d.cuLaunchKernelEx, config_of(function, grid, threads, shared_bytes, stream, cluster)
+    launch, made = d.cuLaunchKernelEx, config_of(grid, threads, shared_bytes, stream, cluster)
     return lambda: launch(made, function.handle, parameters, 0)[0]
 
 

@@ -141,7 +141,7 @@ def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b
     """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
     body, values = [], []
     places, workspace = _places(interface)
-    for n, plain in arguments: body += _checks(name, c_name(n), plain)
+    for n, plain in arguments: body += _checks(c_name(n), plain)
     for i, p in enumerate(interface.parameters):
         lines, value = _parameter(name, i, p, arguments, places.get(i, "0"))
         body += lines; values.append(value)
@@ -264,7 +264,7 @@ def _persistent(i: Interface) -> str:
             f"    if (gx > (unsigned)kernel->resident) gx = (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;")
 
 
-def _checks(name: str, n: str, plain: tuple) -> list[str]:
+def _checks(n: str, plain: tuple) -> list[str]:
     """What the code was compiled for, of one argument."""
     lines = []
     need = lambda condition, why: lines.append(f'if (!({condition})) return refused("argument {n}: {why}");')
@@ -291,7 +291,7 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[
     n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
     kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
     match p.kind:
-        case "map": return _map(name, i, p, n, arguments[p.argument][1]), f"&p{i}"
+        case "map": return _map(i, p, n, arguments[p.argument][1]), f"&p{i}"
         case "pointer": value = f"{n}->data"
         case "shape" if p.type == "s32": return [f"int32_t p{i} = (int32_t)({n}->shape[{p.axis}] < INT32_MAX ? {n}->shape[{p.axis}] : INT32_MAX);"], f"&p{i}"
         case "shape" | "stride": value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
@@ -307,7 +307,7 @@ def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[
     return lines, f"&p{i}"
 
 
-def _map(name: str, i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
+def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
     """A tensor map, dimension by dimension as tkc.runtime.tensor_maps.describe."""
     size, last = ITEMSIZE[plain[1]], len(p.box) - 1
     panel = p.swizzle // size or p.box[last]

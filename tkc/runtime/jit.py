@@ -97,7 +97,7 @@ class JitFunction:
         target: compile for another GPU than the arrays' own, which must be able to run it (sm_80 runs on every later one).
         """
         values, options = self._bind(*args, **kwargs)
-        launch = self._prepare(values, options, Launcher(self, grid).extents(values), grid, target)
+        launch = self._prepare(values, options, Launcher(self, grid).extents(values), target)
         return Prepared(launch, values)
 
     def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
@@ -167,7 +167,7 @@ class JitFunction:
             self._fingerprint, self._watched, self._cells = None, (), ()
 
     # ------------------------------------------------------------------------------------------------------ launching
-    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], grid, target: str | None = None) -> Callable[[], None]:
+    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], target: str | None = None) -> Callable[[], None]:
         """The launch of these arguments: a function of nothing. Doors 2 and 3."""
         if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
             from tkc.runtime.interpret import interpreted
@@ -224,7 +224,7 @@ class Launcher:
 
     def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, positional: int, named: tuple[str, ...]) -> None:
         kernel = self.kernel
-        launch = kernel._prepare(values, options, extents, self.grid)
+        launch = kernel._prepare(values, options, extents)
         if getattr(launch, "reusable", False):
             if types not in kernel._ready:
                 kernel._ready[types] = key_function(values, kernel.constexpr), {}

@@ -94,7 +94,7 @@ class Launch:
             if not self.grid[0]: return                                         # an empty grid: nothing to do
             call = self._prepared(stream)
         error = call()
-        if error: self._failed(error, stream, call)
+        if error: self._failed(error, call)
 
     def _prepared(self, stream: int) -> Callable[[], int]:
         """The driver's call on a stream, with everything bound."""
@@ -111,7 +111,7 @@ class Launch:
 
     def _pack(self, stream: int) -> Packed: return pack(self.interface, self.function, *self.arguments, self.name, stream)
 
-    def _failed(self, error, stream: int, call: Callable[[], int]) -> None:
+    def _failed(self, error, call: Callable[[], int]) -> None:
         """A call from a thread on which another context, or none, is current is made again; anything else is raised."""
         if os.getpid() != self.function.pid: raise DeviceError(f"{self.name} was loaded before this process was forked; start workers with the 'spawn' method")
         if int(error) in (201, 400, 709):

@@ -34,6 +34,7 @@ class Index:
 
 
 ZERO = Index("0")
+EVERY_LANE = "splat (i1 true)"
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,7 @@ class Nest:
             else: raw = reverse(f.call(f"llvm.masked.load.{name}.p0", T, (f"ptr {aligned}", pointer), (vec("i1", w), reverse(mask, "i1")), (T, "zeroinitializer")), t)
         else:
             lanes = vec("ptr", w) + f" {aligned}"
-            raw = f.call(f"llvm.masked.gather.{name}.v{w}p0", T, (lanes, self.pointers(at, size)), (vec("i1", w), mask or constant_true(w)), (T, "zeroinitializer"))
+            raw = f.call(f"llvm.masked.gather.{name}.v{w}p0", T, (lanes, self.pointers(at, size)), (vec("i1", w), mask or EVERY_LANE), (T, "zeroinitializer"))
         return Chunk(self._unpack(element, raw, w), 0, at.depth, True)
 
     def _unpack(self, element, x: str, w: int) -> str:
@@ -332,7 +333,7 @@ class Nest:
             if mask is None: f.store(t, x, at.base, size, w)
             else: f.call(f"llvm.masked.store.{name}.p0", "void", (T, x), (f"ptr align {size}", at.base), (vec("i1", w), mask))
         else:
-            f.call(f"llvm.masked.scatter.{name}.v{w}p0", "void", (T, x), (vec("ptr", w) + f" align {size}", self.pointers(at, size)), (vec("i1", w), mask or constant_true(w)))
+            f.call(f"llvm.masked.scatter.{name}.v{w}p0", "void", (T, x), (vec("ptr", w) + f" align {size}", self.pointers(at, size)), (vec("i1", w), mask or EVERY_LANE))
 
     def keep(self, b: Buffer, index: tuple[Index, ...], value: Chunk, shape: Sequence[int] | None = None) -> None:
         """A chunk into a buffer."""
@@ -449,9 +450,6 @@ class Nest:
                 take = (lambda c: self.lanes(c, t)) if vector else (lambda c: c.base)
                 got = Chunk(self.f.select(mask, vec(t, w if vector else 1), take(got), take(other), w if vector else 1), 0, depth, vector)
         return replace(got, depth=depth)
-
-
-def constant_true(w: int) -> str: return "splat (i1 true)"
 
 
 def memory_type(element) -> str:

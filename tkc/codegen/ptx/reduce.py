@@ -14,7 +14,7 @@ from itertools import groupby
 
 import numpy as np
 from xdsl.dialects.builtin import i1, i32
-from xdsl.ir import Attribute, Operation, Region
+from xdsl.ir import Attribute, Region
 
 from tkc.codegen.ptx.conversions import normal
 from tkc.codegen.ptx.coordinates import coordinate, inside
@@ -175,7 +175,7 @@ def _chain(folder: Folder, items: list[Values]) -> Values:
     return x
 
 
-def reduced_items(e: Emitter, op: Operation, args: Sequence[Tile], axis: int, kind: str) -> Callable[[int], Values]:
+def reduced_items(e: Emitter, args: Sequence[Tile], axis: int, kind: str) -> Callable[[int], Values]:
     """The elements of register r, or the neutral element where it is padding; argmax and argmin carry their index, a combine whether it is real."""
     layout = args[0].layout
 
@@ -197,7 +197,7 @@ def reduce(e: Emitter, op: tile.Reduce) -> None:
     if layout.warps_along(axis) * layout.blocks_along(axis) > 1: e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
     elements = [a.element for a in args]
     folder = Folder(e, kind, elements + [i32] * kind.startswith("arg"), op.combine)
-    answers = in_warp(e, folder, layout, axis, reduced_items(e, op, args, axis, kind))
+    answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind))
     for position, result in enumerate(op.results):
         which = 1 if kind.startswith("arg") else position
         deliver(e, result, layout.drop(axis), [x[which] for x in answers])
@@ -216,7 +216,7 @@ def deliver(e: Emitter, result, layout: Layout, values: list[Operand]) -> None:
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
     kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), op.result.type
     layout, wanted = arg.layout, t.register_layout
-    answers = in_warp(e, Folder(e, kind, [arg.element]), layout, axis, reduced_items(e, op, [arg], axis, kind))
+    answers = in_warp(e, Folder(e, kind, [arg.element]), layout, axis, reduced_items(e, [arg], axis, kind))
     place = {tuple(at): i for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))}
     without = lambda at: tuple(x for a, x in enumerate(at) if a != axis)
     e.set(op.result, e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()]))
@@ -246,7 +246,7 @@ def scan(e: Emitter, op: tile.Scan | shared.ScanTotal) -> None:
     if layout.warps_along(axis) > 1: e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
     folder = Folder(e, kind, [a.element for a in args], None if whole else op.combine)
     at = layout.offsets("registers")
-    item = reduced_items(e, op, args, axis, kind)
+    item = reduced_items(e, args, axis, kind)
     walk = Walk(e, folder, {r: item(r) for r in range(layout.num_registers)}, at[:, axis], back)
     steps = stretches(lanes_along(e, layout, axis), layout.padded_shape[axis])
     totals = [walk.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), steps) for group in lines(layout, axis)]

@@ -19,9 +19,6 @@ CLASSES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
 _BY_PREFIX = {prefix: name for name, prefix in CLASSES.items()}
 
 
-def is_register(operand: Operand) -> bool: return isinstance(operand, str)
-
-
 def class_of(register: str) -> str:
     """ "b32" of "%r17"."""
     return _BY_PREFIX[register[:2]]
