@@ -1,7 +1,7 @@
 """Factors of 8 bits that are laid anew on their way to the tensor cores: products of every major, and attention whose probabilities are float8."""
 from dataclasses import dataclass
 from functools import cache
-from math import inf, log2, e
+from math import e, inf, log2
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Level-4 programs with launches of them: the golden ones, and pipelined kernels as the passes make them. `runs` runs them in random schedules, `mutations` breaks them.
+"""Level-4 programs with launches of them: the golden ones, and pipelined kernels as the passes make them. `Program.run` runs one in a random schedule, `mutants.py` breaks them.
 
 A launch's numbers are small and whole where sums are exact, and its result is compared with float64.
 """

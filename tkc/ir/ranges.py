@@ -174,7 +174,7 @@ class Ranges:
             return exactly(1) if true else exactly(0) if false else whole
         if is_bool(element_of(op.result.type)): return self._logic(name, a, b, whole)
         if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
-            return self._fitted(_exact(name, a, b), args, op, whole)
+            return self._fitted(exactly(ew.of_integers(name, *(r.lo for r in args))), args, op, whole)
         match name:
             case "add": found = Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
             case "sub": found = Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
@@ -219,7 +219,3 @@ class Ranges:
 def _power(n: int) -> int:
     """The largest power of two in a divisor: what survives a wrap."""
     return n & -n
-
-
-def _exact(name: str, a: Range, b: Range) -> Range:
-    return exactly({"add": a.lo + b.lo, "sub": a.lo - b.lo, "mul": a.lo * b.lo, "neg": -a.lo}[name])

@@ -47,7 +47,7 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
 from tkc.passes.factors import source as load_of
-from tkc.passes.groups import Groups
+from tkc.passes.groups import Groups, backward
 from tkc.passes.mapped import of_block
 from tkc.passes.movers import factor_flip, first_of_sort, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.restage import permuted, restaged
@@ -109,10 +109,7 @@ class Selection:
         op = value.owner
         assert isinstance(op, Operation) and not self.kinds.data(value), f"{value} is used before its layout is known"
         match op:
-            case tile.Broadcast(): operands = [self.ask(op.arg, layout.operand_of_broadcast(op.arg.type.extents))]
-            case tile.Transpose():
-                permutation = op.permutation.get_values()
-                operands = [self.ask(op.arg, layout.transpose([permutation.index(i) for i in range(len(permutation))]))]
+            case tile.Broadcast() | tile.Transpose(): operands = [self.ask(op.arg, backward(op, layout))]
             case tile.Reshape():
                 source, result = reshape_layouts(op, layout, self._layout(op.arg), self.plan.warps)
                 if result != layout: return self._convert(self.ask(value, result), layout)

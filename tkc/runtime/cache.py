@@ -63,19 +63,12 @@ class DiskCache:
 
     def put(self, key: str, parts: dict[str, bytes]) -> None:
         if not self._usable(): return
-        path, temporary = self.path(key), None
+        path = self.path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-            with os.fdopen(handle, "wb") as f:
-                f.write(_pack(key, parts))
-                f.flush(); os.fsync(f.fileno())
-            os.replace(temporary, path)
-        except OSError:                                                         # full, read-only, gone: the cache is a convenience
-            if temporary is not None:
-                try: os.unlink(temporary)
-                except OSError: pass
-        else: self._trim(path.parent)
+            write_whole(path, _pack(key, parts), lasting=True)
+        except OSError: return                                                  # full, read-only, gone: the cache is a convenience
+        self._trim(path.parent)
 
     def _trim(self, folder: Path) -> None:
         """Drops the longest unused entries of one of the 256 folders once it holds more than its share."""
@@ -87,6 +80,20 @@ class DiskCache:
             try: os.unlink(path)
             except OSError: continue
             total -= size
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o600, lasting: bool = False) -> None:
+    """A file that is there whole or not at all, whoever reads or dies meanwhile. lasting: on the disk, too, when this returns. Raises OSError."""
+    handle, new = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(data)
+            if lasting: f.flush(); os.fsync(f.fileno())
+        if mode != 0o600: os.chmod(new, mode)
+        os.replace(new, path)
+    except BaseException:
+        Path(new).unlink(missing_ok=True)
+        raise
 
 
 def _pack(key: str, parts: dict[str, bytes]) -> bytes:
@@ -109,14 +116,8 @@ def _unpack(data: bytes, key: str) -> dict[str, bytes] | None:
 
 def write_entry(path: Path, key: str, parts: dict[str, bytes]) -> None:
     """One file in the form of an entry, anywhere: whole or not at all. Raises CacheError where it cannot be written."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-        with os.fdopen(handle, "wb") as f: f.write(_pack(key, parts))
-        os.replace(temporary, path)
-    except OSError as e:
-        if temporary is not None: Path(temporary).unlink(missing_ok=True)
-        raise CacheError(f"{path} cannot be written: {e.strerror}") from None
+    try: write_whole(path, _pack(key, parts))
+    except OSError as e: raise CacheError(f"{path} cannot be written: {e.strerror}") from None
 
 
 def read_entry(path: Path, key: str) -> dict[str, bytes] | None:

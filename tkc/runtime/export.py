@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from tkc.errors import ExportError
 from tkc.ir.interface import Interface, Parameter, map_dimensions
 from tkc.ir.target import TARGETS
 from tkc.runtime.arrays import ITEMSIZE
+from tkc.runtime.cache import write_whole
 from tkc.runtime.jit import JitFunction
 from tkc.runtime.launch import cubin, workspaces
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
@@ -70,11 +70,7 @@ def write(folder: Path, texts: dict[str, str | bytes], overwrite: bool) -> list[
         if p.resolve().parent != folder.resolve(): raise ExportError(f"{p.name} in {folder} is a link that leads elsewhere; remove it")
         if p.exists() and not overwrite: raise ExportError(f"{p} exists; pass overwrite=True, or another path=")
     for p, text in zip(paths, texts.values()):
-        try:
-            handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
-            with os.fdopen(handle, "wb") as f: f.write(text if isinstance(text, bytes) else text.encode())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, p)
+        try: write_whole(p, text if isinstance(text, bytes) else text.encode(), 0o644)
         except OSError as e: raise ExportError(f"cannot write {p}: {e.strerror}") from None
     return paths
 

@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from tkc.errors import CompileError, LaunchError, TuningError
 from tkc.runtime.arrays import ArrayInfo, contiguous
+from tkc.runtime.cache import write_whole
 from tkc.runtime.specialize import OPTIONS, Constant, signature
 
 FORMAT = "tkc-table-1"
@@ -151,14 +150,10 @@ class Table:
 
     def write(self, path: str | Path) -> None:
         """Raises TuningError where the file cannot be written."""
-        lines = ",\n".join(json.dumps(e) for e in self.entries.values())
-        path, temporary = Path(path), None
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-            with os.fdopen(handle, "w") as f: f.write(f'{{"format": "{FORMAT}", "entries": [\n{lines}\n]}}\n')
-            os.replace(temporary, path)
+            lines = ",\n".join(json.dumps(e) for e in self.entries.values())
+            write_whole(Path(path), f'{{"format": "{FORMAT}", "entries": [\n{lines}\n]}}\n'.encode())
         except (OSError, TypeError) as e:
-            if temporary: Path(temporary).unlink(missing_ok=True)
             raise TuningError(f"the table {path} cannot be written: {e}; values of a configuration must be numbers, texts or tuples of them") from None
 
     @staticmethod
