@@ -43,7 +43,7 @@ def attention(d: int, causal: bool, s: int):
     """A row of RIVALS: bfloat16, B·S = 16384, heads · D = 2048."""
     heads, bn = 2048 // d, 128 if d <= 128 else 64
     q, any_ = (16384 // s, heads, s, d), f"bf16[8, {heads}, 2048, {d}]"
-    return predicted(_attention, {}, (tkc.cdiv(s, 128), heads, 16384 // s), (q, q, q, q, 0.1, 0.0, 0), q=any_, k=any_, v=any_, o=any_, lse=None, begins=None, scale=0.1, cap=0.0, window=0,
+    return predicted(_attention, {}, (tkc.cdiv(s, 128), heads, 16384 // s), (q, q, q, q, 0.1, 0.0, 0), q=any_, k=any_, v=any_, o=any_, lse=None, begins=None, qs=None, ks=None, vs=None, scale=0.1, cap=0.0, window=0,
                      GROUP=1, CAUSAL=causal, WINDOW=False, CAP=False, D=d, DV=d, BM=128, BN=bn)
 
 
