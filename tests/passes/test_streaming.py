@@ -5,8 +5,8 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.passes.kernels import BF16
-from tkc.ir import shared, threads
 from tkc.codegen.ptx.emit import emit
+from tkc.ir import shared, threads
 from tkc.ir.plan import Plan
 from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
