@@ -6,6 +6,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.types import TileType
+from tkc.passes.movers import crosses
 
 
 def elements(layout: Layout) -> np.ndarray:
@@ -48,7 +49,7 @@ def _satisfied(op) -> bool:
             a, r = op.arg.type.extents, op.result.type.extents
             narrow = lambda at: np.ravel_multi_index(tuple(np.where(np.array(a) > 1, np.maximum(at, 0), 0).transpose(2, 0, 1)), a)
             return held(numbers(of(op.arg)), numbers(of(op.result), narrow))
-        case tile.Reshape(): return held(numbers(of(op.arg)), numbers(of(op.result)))
+        case tile.Reshape(): return held(numbers(of(op.arg)), numbers(of(op.result))) or crosses(op, of(op.arg).num_warps)
         case tile.Slice():
             offsets, steps = np.array(op.offsets.get_values()), np.array(op.steps)
             source = lambda at: np.ravel_multi_index(tuple((np.maximum(at, 0) * steps + offsets).transpose(2, 0, 1)), op.arg.type.extents)

@@ -18,6 +18,7 @@ stage is read before it is filled again is kept by the order of the operations, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
@@ -26,6 +27,7 @@ from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, 
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.layout import Layout
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED, ints
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
@@ -120,6 +122,22 @@ class SharedTranspose(OneToOne):
     def __init__(self, arg: SSAValue, permutation: Sequence[int]):
         t = SSAValue.get(arg).type
         super().__init__(arg, SharedType(1, [t.extents[p] for p in permutation], t.element, t.memory.transpose(tuple(permutation))), permutation=ints(permutation))
+
+
+@irdl_op_definition
+class SharedReshape(OneToOne):
+    """A dense buffer (no swizzle, no pad, the last axis fastest) under other extents."""
+    name = "tile.shared_reshape"
+    __form__ = "arg"
+
+    def __init__(self, arg: SSAValue, extents: Sequence[int]):
+        t = SSAValue.get(arg).type
+        super().__init__(arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits)))
+
+    def verify_(self) -> None:
+        old, new = self.arg.type, self.result.type
+        dense = all(t.memory == SharedLayout(t.extents, t.memory.bits) for t in (old, new))
+        if not dense or (old.element, old.stages, new.stages, prod(old.extents)) != (new.element, 1, 1, prod(new.extents)): raise VerifyException(f"{old} cannot be seen as {new}: both are dense, of as many elements")
 
 
 @irdl_op_definition
@@ -238,4 +256,4 @@ class NoToken(TileOperation):
     def __init__(self): super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (Convert, SortFirst, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)
+OPERATIONS = (Convert, SortFirst, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedReshape, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)

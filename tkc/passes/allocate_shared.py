@@ -75,7 +75,7 @@ def _uses(value: SSAValue):
     """Operations that use a buffer, through its views too."""
     for use in value.uses:
         op = use.operation
-        if isinstance(op, (shared.Stage, shared.SharedSlice, shared.SharedTranspose)): yield from _uses(op.results[0])
+        if isinstance(op, (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)): yield from _uses(op.results[0])
         yield op
 
 

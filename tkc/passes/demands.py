@@ -23,7 +23,7 @@ PIPES = "fma", "alu", "mufu", "lsu", "shared"
 SIMPLE = {"add", "sub", "mul", "fma", "neg"}                                        # of floats: the multiply-add pipe
 SPECIAL = {"exp2": (1, 0), "log2": (1, 2), "exp": (1, 1), "log": (1, 2), "rsqrt": (1, 0), "reciprocal": (1, 2), "sqrt": (1, 3), "tanh": (1, 0), "sin": (1, 1), "cos": (1, 1)}   # mufu, fma
 OTHER = 2, 16                                                                       # of what is a polynomial or a library's function
-FREE = tile.Splat, tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Extract, tile.Concat, tile.Constant, tile.Arange, ew.Bitcast, shared.Stage, shared.SharedSlice, shared.SharedTranspose
+FREE = tile.Splat, tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Extract, tile.Concat, tile.Constant, tile.Arange, ew.Bitcast, shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape
 LATENCY = {"fma": 4.0, "alu": 5.0, "mufu": 20.0, "lsu": 25.0, "shared": 30.0}       # clocks until another instruction can use a result
 
 

@@ -43,7 +43,7 @@ class Groups:
     """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
 
     def __init__(self, kernel: tile.Kernel, plan: Plan):
-        self.plan, self.kinds, self.ranges = plan, Kinds(), Ranges()
+        self.plan, self.kinds, self.ranges = plan, Kinds(plan.warps), Ranges()
         self.parent: dict[SSAValue, SSAValue] = {}
         self.accesses: dict[Operation, Access] = {}
         self.anchors: dict[SSAValue, list[Operation]] = {}         # of any member: the loads and stores it meets

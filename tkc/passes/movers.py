@@ -9,12 +9,13 @@ from math import gcd, prod
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
-from tkc.ir.layout import WARP, Layout, blocked
+from tkc.ir.layout import WARP, Layout, blocked, register_map
 from tkc.ir.rewrite import before, erase, replace
 from tkc.ir.types import TileType, bits, element_of
 
 LONGEST_FLIP = 32               # elements that a thread reverses in its registers
 FIRST = 64                      # registers that hold the first elements of a sort
+FEW, SPARE = 8, 4               # elements that a thread may always hold; times its share of a tile that a reshape may leave it with
 
 
 def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
@@ -135,6 +136,20 @@ def reshape_layouts(op: tile.Reshape, wanted: Layout, given: Layout, warps: int)
     except LayoutError: pass
     flat = _divisible(old, new, warps)
     return flat.reshape(old), flat.reshape(new)
+
+
+def crosses(op: tile.Reshape, warps: int) -> bool:
+    """Whether a reshape is better sent through shared memory than made a choice of registers: where the layout that serves both shapes leaves each thread
+    with far more elements than its share (7x16 to 16x7: with all of them)."""
+    old, new, size = op.arg.type.extents, op.result.type.extents, op.arg.type.size
+    if size <= FEW or [n for n in old if n > 1] == [n for n in new if n > 1]: return False
+    return _divisible(old, new, warps).num_registers > max(FEW, SPARE * -(-size // (WARP * warps)))
+
+
+def is_free(op: tile.Reshape) -> bool:
+    """Whether every thread holds what a reshape, whose layouts are chosen, gives it."""
+    try: return register_map(op.arg.type.register_layout.reshape(op.result.type.extents), op.result.type.register_layout) is not None
+    except LayoutError: return False
 
 
 def _divisible(old: tuple[int, ...], new: tuple[int, ...], warps: int) -> Layout:

@@ -232,7 +232,7 @@ def _after(view: SSAValue, ready: SSAValue) -> None:
         match use.operation:
             case shared.Read() as read:
                 replace(read, _read_after(read, ready))
-            case shared.SharedSlice() | shared.SharedTranspose() | shared.Stage() as inner: _after(inner.result, ready)
+            case shared.SharedSlice() | shared.SharedTranspose() | shared.SharedReshape() | shared.Stage() as inner: _after(inner.result, ready)
 
 
 def _read_after(read: shared.Read, ready: SSAValue) -> shared.Read:

@@ -23,7 +23,8 @@ What the operations demand (what code generation and later passes may count on):
 
     element-wise, select, cast, dot accumulator, scan, atomics' operands    one layout for all operands and results
     transpose             result = operand.transpose(permutation), register for register
-    broadcast, reshape, slice, concat    every thread holds what it needs: the result is a choice of registers
+    broadcast, slice, concat             every thread holds what it needs: the result is a choice of registers
+    reshape               the same, or (extents that do not nest) anything: it goes through shared memory
     reduce                result = operand.drop(axis)
     dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
     sort                  the axis inside one warp, padded to a power of two; result as operand
@@ -49,7 +50,7 @@ from tkc.passes import PassContext
 from tkc.passes.factors import source as load_of
 from tkc.passes.groups import Groups, backward
 from tkc.passes.mapped import of_block
-from tkc.passes.movers import factor_flip, first_of_sort, offsets_layout, reshape_layouts, slice_source
+from tkc.passes.movers import factor_flip, first_of_sort, is_free, offsets_layout, reshape_layouts, slice_source
 from tkc.passes.restage import permuted, restaged
 from tkc.passes.values import POINTWISE, VIEWS, tiles
 
@@ -125,10 +126,12 @@ class Selection:
         op = shared.Convert(value, value.type.with_layout(layout))
         op.result.name_hint = value.name_hint
         scope = movement(source, layout)
-        place = location_of(value.owner) if isinstance(value.owner, Operation) else location_of(self.kernel)
-        self.context.decisions.append(f"select-layouts: {value.name_hint or 'a value'} ({_short(value.type)}) converted, data moves {_SCOPES[scope]}"
-                                      + (f" ({place})" if place else ""))
+        self._note(value, f"({_short(value.type)}) converted, data moves {_SCOPES[scope]}", value.owner if isinstance(value.owner, Operation) else self.kernel)
         return (before(value.owner.first_op, op) if isinstance(value.owner, Block) else after(value.owner, op)).result
+
+    def _note(self, value: SSAValue, what: str, op: Operation) -> None:
+        place = location_of(op)
+        self.context.decisions.append(f"select-layouts: {value.name_hint or 'a value'} {what}" + (f" ({place})" if place else ""))
 
     # ---- operations ------------------------------------------------------------------------------------------------
     def _rewrite(self, op: Operation) -> None:
@@ -158,6 +161,10 @@ class Selection:
                 layout = self.groups.access(op)
                 self._operands(op, [layout] * len(op.operands))
                 self._finish(op, layout)
+            case tile.Reshape():                                             # between extents that do not nest
+                self._operands(op, [None])
+                self._finish(op)
+                if not is_free(op): self._note(op.result, f"({_short(op.arg.type)}) reshaped to {_short(op.result.type)}, data moves {_SCOPES['warps' if self.plan.warps > 1 else 'lanes']}", op)
             case tile.Slice():
                 source, result = slice_source(op, own(op.arg), self.plan.warps)
                 self._operands(op, [source])

@@ -23,6 +23,7 @@ from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
+from tkc.passes.movers import crosses
 from tkc.passes.program_axes import program_axes
 from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
 
@@ -148,7 +149,7 @@ def row_of(kernel: tile.Kernel) -> int:
         tiles = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
         if any(t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles): return 0
         if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE: return 0
-        if isinstance(op, tile.Reshape) and (extent in op.arg.type.extents) != (extent in op.result.type.extents): return 0
+        if isinstance(op, tile.Reshape) and ((extent in op.arg.type.extents) != (extent in op.result.type.extents) or crosses(op, WARPS[0])): return 0
         if isinstance(op, (tile.Load, tile.Store)) and any(isinstance(o.type, TileType) for o in op.offsets): return 0
         if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType): return 0
     return extent

@@ -9,7 +9,8 @@ Three things cross threads. A load that is only wanted in another layout becomes
     tile.copy %a[%m, %k] %b {extents = …, vector = 16}
     %y = tile.read %b : (…) -> !tile.tile<128x64xbf16, "mma a …">
 
-Any other conversion between warps becomes a write and a read. A reduction whose axis runs over warps becomes
+Any other conversion between warps becomes a write and a read; a reshape between extents that do not nest a write, a view of the dense buffer under the other extents
+(tile.shared_reshape), and a read. A reduction whose axis runs over warps becomes
 
     %p = tile.reduce_partial sum %x {axis = 1}         one element for each warp along the axis
     tile.write %b, %p
@@ -44,6 +45,7 @@ from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.hopper import leaves
 from tkc.passes.mapped import of_block
+from tkc.passes.movers import is_free
 from tkc.passes.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
 from tkc.passes.values import POINTWISE, VIEWS
 
@@ -61,6 +63,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for op in list(kernel.walk()):
             match op:
                 case shared.Convert(): _convert(op, context)
+                case tile.Reshape() if op.arg.type.register_layout is not None and not is_free(op): _reshape(op, context)
                 case tile.Reduce() if op.parent is not None: _reduce(op, context)
                 case tile.Scan(): _scan(op, context)
                 case tile.Extract(): _extract(op, context)
@@ -211,6 +214,15 @@ def _convert(op: shared.Convert, context: PassContext) -> None:
     else: replace(op, _recorded(shared.Read(buffer, op.result.type), dst, context))
 
 
+def _reshape(op: tile.Reshape, context: PassContext) -> None:
+    """Row-major into shared memory, and read under the other extents."""
+    old, new = op.arg.type, op.result.type
+    buffer = before(op, shared.Alloc(SharedType(1, old.shape, old.element, SharedLayout(old.extents, bits(old.element))))).result
+    before(op, _recorded(shared.Write(buffer, op.arg), old.register_layout, context))
+    view = before(op, shared.SharedReshape(buffer, new.extents)).result
+    replace(op, _recorded(shared.Read(view, new), new.register_layout, context))
+
+
 def _parts(op: shared.Convert) -> list[tile.Slice]:
     """The slices of a converted tile, where nothing else uses it: each is then read when it is wanted, not the tile at once."""
     users = [use.operation for use in op.result.uses]
@@ -309,6 +321,7 @@ def _vote(op: Vote, context: PassContext) -> None:
 def _in_warp(op: Operation) -> bool:
     match op:
         case tile.Reduce() | tile.Scan(): return op.args[0].type.register_layout.warps_along(op.axis.value.data) == 1
+        case tile.Reshape(): return is_free(op)
         case shared.Convert(): return movement(op.arg.type.register_layout, op.result.type.register_layout) in ("none", "registers")
     return isinstance(op, (*POINTWISE, *VIEWS, tile.Constant, tile.Splat, tile.Arange, tile.Slice, scf.IfOp, scf.YieldOp))
 

@@ -1,7 +1,8 @@
 """Which tiles need a home, and which can be made anew in any layout: the analysis under select-layouts.
 
 cheap     computed from constants, aranges and scalars alone (indices, pointers, most masks): made where they are wanted
-view      a transpose, broadcast or reshape of something else: what it asks of its operand follows from what is asked of it
+view      a transpose, broadcast or reshape of something else: what it asks of its operand follows from what is asked of it (a reshape between extents
+          that do not nest moves elements between threads: its result is data)
 sunk      element by element of loads, wanted by one dot alone (a dequantization, a scaling): computed in the operand's layout
 data      everything else
 """
@@ -13,6 +14,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
+from tkc.passes.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
 VIEWS = (tile.Broadcast, tile.Transpose, tile.Reshape)
@@ -31,7 +33,8 @@ def tiles(values) -> list[SSAValue]: return [v for v in values if isinstance(v.t
 class Kinds:
     """Classifies the tiles of a kernel; remembers the answers."""
 
-    def __init__(self):
+    def __init__(self, warps: int = 4):
+        self.warps = warps
         self._cheap: dict[SSAValue, bool] = {}
         self._sunk: dict[SSAValue, bool] = {}
 
@@ -39,10 +42,12 @@ class Kinds:
         known = self._cheap.get(value)
         if known is None:
             owner = value.owner
-            known = self._cheap[value] = isinstance(owner, LEAVES) or isinstance(owner, (*VIEWS, *POINTWISE)) and all(map(self.cheap, tiles(owner.operands)))
+            known = self._cheap[value] = isinstance(owner, LEAVES) or isinstance(owner, (*VIEWS, *POINTWISE)) and not self._moved(owner) and all(map(self.cheap, tiles(owner.operands)))
         return known
 
-    def view(self, value: SSAValue) -> bool: return isinstance(value.owner, VIEWS) and not self.cheap(value)
+    def _moved(self, owner: Operation) -> bool: return isinstance(owner, tile.Reshape) and crosses(owner, self.warps)
+
+    def view(self, value: SSAValue) -> bool: return isinstance(value.owner, VIEWS) and not self._moved(value.owner) and not self.cheap(value)
 
     def sunk(self, value: SSAValue) -> bool:
         known = self._sunk.get(value)
@@ -56,7 +61,7 @@ class Kinds:
         if self.cheap(value): return True
         owner = value.owner
         if isinstance(owner, LOADS): return value.has_one_use()
-        return isinstance(owner, (*VIEWS, *POINTWISE)) and value.has_one_use() and all(map(self._bottoms, tiles(owner.operands)))
+        return isinstance(owner, (*VIEWS, *POINTWISE)) and not self._moved(owner) and value.has_one_use() and all(map(self._bottoms, tiles(owner.operands)))
 
     def data(self, value: SSAValue) -> bool: return not (self.cheap(value) or self.view(value) or self.sunk(value))
 

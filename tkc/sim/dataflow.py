@@ -132,6 +132,7 @@ RULES = level0.RULES | {
     shared.ReducePartial: reduce_partial, shared.ScanTotal: scan_total,
     shared.Alloc: alloc, shared.Stage: stage, shared.SharedSlice: shared_slice,
     shared.SharedTranspose: lambda m, op, b: np.transpose(b, (0, *(p + 1 for p in op.permutation.get_values()))),
+    shared.SharedReshape: lambda m, op, b: np.reshape(b, (1, *op.result.type.extents)),
     shared.Read: lambda m, op, b, *_: np.array(b[0]).reshape(shape_of(op.result.type)),
     shared.Write: write, shared.Copy: copy, shared.CopyAsync: copy_async, shared.JoinTokens: join_tokens, shared.WaitCopies: wait_copies,
     shared.NoToken: lambda m, op: Token([]),

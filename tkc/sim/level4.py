@@ -59,7 +59,7 @@ Instance.rules = dataflow.RULES | {
     threads.Undefined: lambda m, op: Dot(m.block.cluster.clocks.matrix(), value=np.full(op.result.type.tile.extents, np.nan, np.float32), waited=True),
     shared.Alloc: lambda m, op: Buffer(m.block.memory, m.launch.addresses[op], op.result.type),
     shared.Stage: a.stage, shared.SharedSlice: a.shared_slice,
-    shared.SharedTranspose: lambda m, op, b: Buffer(b.memory, b.base, op.result.type),
+    **dict.fromkeys((shared.SharedTranspose, shared.SharedReshape), lambda m, op, b: Buffer(b.memory, b.base, op.result.type)),
 }
 Instance.steps = {
     scf.ForOp: s.for_, scf.IfOp: s.if_, scf.WhileOp: s.while_, threads.Roles: s.roles,

@@ -32,8 +32,8 @@ def stage(e: Emitter, op: shared.Stage) -> None:
     else: e.set(op.result, replace(ring, offset=ring.offset + at, stages=1))
 
 
-@emitter(shared.SharedTranspose)
-def transpose(e: Emitter, op: shared.SharedTranspose) -> None: e.set(op.result, e.value(op.arg).moved(0, op.result.type.memory))
+@emitter(shared.SharedTranspose, shared.SharedReshape)
+def seen(e: Emitter, op: shared.SharedTranspose | shared.SharedReshape) -> None: e.set(op.result, e.value(op.arg).moved(0, op.result.type.memory))
 
 
 @emitter(shared.SharedSlice)
