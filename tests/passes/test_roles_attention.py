@@ -5,11 +5,13 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import attention, f32, traced
 from tests.passes import stages
+from tests.passes.kernels import context
 from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, survivors, without_threads
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
@@ -17,6 +19,7 @@ from tkc.ir import threads, tile
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
+from tkc.passes import plan as planning
 from tkc.sim.mutants import mutants
 
 NUMPY, HALF_ULP = {tkc.bfloat16: ml_dtypes.bfloat16, tkc.float16: np.float16}, {tkc.bfloat16: 2.0**-8, tkc.float16: 2.0**-11}
@@ -154,6 +157,35 @@ def test_three_and_four_warpgroups(form):
     text = emit(module, given.target).text
     assert "bar.arrive 1, 256" in text and f".reqntid {128 * (groups + 1)}" in text
     if ptxas.find("ptxas"): assembles_clean(module)
+
+
+# ------------------------------------------------------------------------------------------------------ fused boundaries
+FUSED = [Form(causal=c, block=(64, 64), options=(("fuse", True),)) for c in (False, True)] + [Form(128, True, options=(("fuse", True),)), Form(32, block=(192, 64), options=(("fuse", True),))]
+
+
+@pytest.mark.parametrize("form", FUSED, ids=lambda f: f.name)
+def test_fused_boundaries(form):
+    """The first dot of the next program is on its way while results leave; of the last one, that of a program outside the arrays. Also where there is nothing to see, or one step alone."""
+    module, given = last(form), compiled(form)[1]
+    consumer = next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == "consumer")
+    (loop,) = (op for op in consumer.body.block.ops if isinstance(op, scf.WhileOp))
+    body = list(loop.after_region.block.ops)
+    dot, sent = (next(i for i, op in enumerate(body) if isinstance(op, kind)) for kind in (threads.DotAsync, threads.TmaStore))
+    waited = next(i for i, op in enumerate(body) if isinstance(op, threads.DotWait))
+    assert given.plan.fuse and waited < dot < sent and isinstance(loop.prev_op, threads.DotCommit)
+    bm, bn = form.block
+    for seed, (queries, keys) in enumerate([(2 * bm + 3, 3 * bn + 5), (1, 1), (bm, bn), (3 * bm, bn + 1), (5, 0), (4 * bm, 2 * bn)]):
+        if bm * form.d <= 64 * 64 or seed < 2: check(module, form, queries, keys, 2, seed=seed, resident=1 + seed % 2)
+    check(module, form, bm + 3, bn + 5, run=machine.run)
+    assembled = ptxas.assemble(emit(module, given.target).text, "sm_90a") if ptxas.find("ptxas") else None
+    assert assembled is None or assembled.clean, assembled.log
+
+
+def test_boundaries_that_cannot_be_fused():
+    """One stage of Q holds no second program's: it would be waited for by those who must give it back."""
+    array = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(),) * 3 + (Fact(16),), (Fact(8),) * 3 + (Fact(exact=1),), 16))
+    plan = planning.plan(traced(attention, *(array,) * 4, f32(), CAUSAL=False, D=256, BM=128, BN=64), context("sm_90a", fuse=True))
+    assert plan.rings[0] == 1 and not plan.fuse and any("fuse = True is not used" in line for line in plan.decisions)
 
 
 def test_rows_that_do_not_divide_take_one_role():

@@ -72,6 +72,7 @@ class Plan:
     split_k: int = 1                                # programs that share one output block, each a part of k
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
     rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late
+    fuse: bool = False                              # the first dot of a block's next program is issued before this one's results leave
     relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
     slabs: int = 1                                  # tma: buffers in turn through which each result leaves,

@@ -49,6 +49,7 @@ class Options:
     split_k: int | None = None            # programs that share one output block, each a part of k
     persistent: bool | None = None        # a block takes one program after the other, and reads the next one's while it computes
     turned: bool | None = None            # what is read along one axis and written along another is turned in registers
+    fuse: bool | None = None              # the next program's first dot runs under this one's epilogue
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
     debug: int = 0                        # checks that trap; seconds that a wait may take
     extra: tuple[tuple[str, Any], ...] = field(default=())

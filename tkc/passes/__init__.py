@@ -26,6 +26,7 @@ class LaunchOptions(Protocol):
     persistent: bool | None
     turned: bool | None
     relax: bool | None
+    fuse: bool | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Free:
     persistent: bool | None = None
     turned: bool | None = None
     relax: bool | None = None
+    fuse: bool | None = None
 
 
 @dataclass

@@ -81,6 +81,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
+    # a program's Q must find room beside the one before's
+    fuse = bool(options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
     loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op], again.get(op, -1)) if op in which else load for op, load in zip(program.loads, plan.loads))
@@ -92,6 +94,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
         if changed := ["left" if not right else "right" for _, right in anew(dot)]:
             said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
                         + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
+    if fuse: said.append("plan: the next program's first dot is issued before this one's results leave, as asked")
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
@@ -101,7 +104,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, relax=relax, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:

@@ -68,7 +68,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     each = np.full(launch.programs, fixed)
     for op in loops: each = each + timeline.periods[op] * trips[op]
     tensor = _tensor(kernel, target, trips, launch.programs)
-    begin = (timeline.starts[0] if timeline.starts else 0.0) + target.engines.kernel + (JOIN if machine.cluster > 1 else 0)
+    begin = _filling(timeline, fixed) * persistent + target.engines.kernel + (JOIN if machine.cluster > 1 else 0)
     if persistent:
         busiest = _finish(each, machine.blocks, plan.queue)
     else:
@@ -93,6 +93,11 @@ def _fixed(t: Timeline, persistent: bool) -> float:
     return (t.starts[last] - t.starts[first] - sum(inside(ran) for ran in t.trips[first:last])) / (last - first)
 
 
+def _filling(t: Timeline, fixed: float) -> float:
+    """Clocks by which the first program takes longer than one that follows another."""
+    return t.starts[1] - fixed - sum(n * t.periods.get(op, 0.0) for op, (n, _) in t.trips[0].items()) if len(t.starts) > 1 else 0.0
+
+
 def _finish(each: np.ndarray, blocks: int, queue: bool) -> float:
     """When the last of so many blocks ends that take programs in order."""
     if not len(each): return 0.0
@@ -105,13 +110,14 @@ def _finish(each: np.ndarray, blocks: int, queue: bool) -> float:
 
 def _tensor(kernel: tile.Kernel, target: Target, trips: dict[Operation, np.ndarray], programs: int) -> np.ndarray:
     """Clocks of the tensor cores for each program."""
-    total = np.zeros(programs)
+    total, persistent = np.zeros(programs), "persistent" in kernel.attributes
     for op in kernel.walk():
         if isinstance(op, threads.DotAsync): clocks = demands.tensor(op, target.tensor, 1)[0]
         elif isinstance(op, tile.Dot) and op.instruction is not None and not op.instruction.data.startswith("fma"):
             (m, n), k = op.acc.type.extents[-2:], op.a.type.extents[-1]
             clocks = 2 * m * n * k / target.tensor
         else: continue
+        if persistent and not any(isinstance(loop, (scf.ForOp, scf.WhileOp)) for loop in _around(op)): continue       # once a block
         around = next((trips[loop] for loop in _around(op) if loop in trips), 1)
         total = total + clocks * around
     return total

@@ -49,6 +49,7 @@ from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, re
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
+from tkc.passes.boundaries import fuse
 from tkc.passes.factors import simple
 from tkc.passes.mapped import dense_axis, through
 from tkc.passes.pingpong import alternate
@@ -107,6 +108,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for role in converters: _convert(role.body.block, rings, raw)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
     if plan.programs == 2: alternate(consumer)
+    if plan.fuse: fuse(producer, consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
@@ -339,6 +341,9 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
     for op in list(block.ops):
         if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
             for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block): read[key[0].full, key[1]] = (stage, op)
+        for inner in (inner for inner in op.walk() if inner is not op and isinstance(inner, tile.Dot)):       # a stage that dots further inside read is given back at the block's end
+            for ring, stage, where in _stages_read(inner, rings):
+                if where is block: read[ring.full, stage] = None, None
     for op in list(block.ops):
         needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
         if flights and (op is block.last_op or op.regions and not _plain(op)): needed = [len(flights) - 1]

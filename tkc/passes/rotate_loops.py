@@ -33,7 +33,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             late = late_dot(loop)
             if late is None: continue
-            Rotation(loop, late).run()
+            Rotation(loop, late, context.plan.fuse).run()
             context.decisions.append(f"rotate-loops: a dot of {late_shape(late)} runs beside the next iteration's")
 
 
@@ -75,8 +75,8 @@ def _own(dot: tile.Dot) -> list[Operation]:
 
 
 class Rotation:
-    def __init__(self, loop: scf.ForOp, dot: tile.Dot):
-        self.loop, self.dot, self.body = loop, dot, loop.body.block
+    def __init__(self, loop: scf.ForOp, dot: tile.Dot, fuse: bool = False):
+        self.loop, self.dot, self.body, self.fuse = loop, dot, loop.body.block, fuse
         self.delayed = [*_own(dot), dot]
         self.index = dot.result.first_use.index                      # of the sum among the carried values
         self.others = [op for op in self.body.ops if op not in self.delayed and op is not self.body.last_op]
@@ -93,8 +93,9 @@ class Rotation:
         branch = scf.IfOp(some, [v.type for v in loop.iter_args], Region(yes), Region(no))
         anchor = stamp(scf.YieldOp(), loop)
         yes.add_op(anchor)
-        # the first iteration, all but the late dot
-        yields, p, sum_ = self._vector(anchor, loop.lb, list(loop.iter_args))
+        # the first iteration, all but the late dot; its first dot harms nobody where there is no iteration, and may run ahead with the program before
+        head, mapping = self._head(loop, loop.lb, list(loop.iter_args), [op for op in self.others if isinstance(op, tile.Dot)]) if self.fuse else (set(), {})
+        yields, p, sum_ = self._vector(anchor, loop.lb, list(loop.iter_args), head, mapping)
         # the rest
         inner = Block(arg_types=[loop.lb.type, *(v.type for i, v in enumerate(loop.iter_args) if i != self.index), p.type, sum_.type, loop.lb.type])
         start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result

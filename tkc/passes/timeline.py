@@ -390,7 +390,8 @@ class Machine:
 
     def run(self) -> Timeline:
         for a in self.agents: self._go(a)
-        consumers = [a for a in self.agents if not a.single]
+        working = [a for a in self.agents if not a.single]
+        consumers = [a for a in working if any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in a.who[0].walk())] or working       # others make their factors
         for _ in range(EVENTS):
             while any(self._ready(a) for a in self.agents):
                 for a in self.agents:

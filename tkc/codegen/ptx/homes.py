@@ -5,7 +5,7 @@ flow into each other are tied, as long as no two of them are alive at once:
 
     carried value  <- what the loop yields, its result      dot, dot_async: accumulator -> result      dot_wait: operand -> result
     branch result  <- what each branch yields               element-wise: operand that ends there -> result
-    carried value  <- its initial value
+    carried value  <- its initial value                     a dot on its way that a `while` carries: all of these at once, or it is an error
 
 An operation writes its result to its home; `Emitter.set` moves what came elsewhere.  A value lives from its definition to its
 last use, counting a use inside a loop, of what comes from outside, at the loop's end.
@@ -31,6 +31,11 @@ LOOPS = (scf.ForOp, scf.WhileOp)
 def tile_of(value: SSAValue) -> TileType | None:
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     return t if isinstance(t, TileType) and t.register_layout is not None else None
+
+
+def in_flight(result: SSAValue) -> bool:
+    """Whether a `while` carries a dot that is on its way: it stays where it is, from before the loop to behind it."""
+    return isinstance(result.type, PendingType)
 
 
 @dataclass
@@ -61,7 +66,8 @@ class Lives:
             late = {v for v in op.operands[:2]} if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
             for v in op.operands: self.use(v, stack, v in late)
             if isinstance(op, scf.WhileOp):                        # its results take what passes the test in every round
-                for r in op.results: self.define(r, stack)
+                for r in op.results:
+                    if not in_flight(r): self.define(r, stack)
             if op.regions:
                 inner = (*stack, op) if isinstance(op, LOOPS) else stack
                 for region in op.regions:
@@ -70,8 +76,8 @@ class Lives:
                         self.block(b, inner)
                 self.clock += 1
                 for v in self.held[op]: self.end[v] = max(self.end[v], 2 * self.clock)
-            if not isinstance(op, scf.WhileOp):
-                for r in op.results: self.define(r, stack)
+            for r in op.results:
+                if not isinstance(op, scf.WhileOp) or in_flight(r): self.define(r, stack)
             if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
 
 
@@ -112,6 +118,10 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
     for loop in loops:
         for argument, result, _, _ in carried(loop):
             if tile_of(argument) is not None: ties.tie(argument, result, by_force=True); strong.append(argument)
+    flying = [values for op in ops if isinstance(op, scf.WhileOp) for values in zip(op.before_region.block.args, op.after_region.block.args, op.results, op.after_region.block.last_op.operands, op.arguments) if in_flight(values[2])]
+    for tested, argument, result, *_ in flying:
+        for v in (argument, result): ties.tie(tested, v, by_force=True)
+        strong.append(tested)
     for op in ops:
         match op:
             case tile.Dot() | threads.DotAsync() if op.acc is not None and op.acc in lives.start: strong.append(op.result); ties.tie(op.acc, op.result)
@@ -120,6 +130,8 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
                 for a, r in zip(op.args, op.results): ties.tie(a, r)
     for loop in loops:
         for argument, _, yielded, _ in carried(loop): ties.tie(argument, yielded)
+    for tested, _, _, yielded, initial in flying:
+        if not ties.tie(tested, yielded) or not ties.tie(tested, initial): e.fail("a dot that a loop carries on its way would have to be copied")
     for op in ops:
         if isinstance(op, scf.IfOp) and op.results:
             for region in op.regions:
