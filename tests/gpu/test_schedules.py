@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no Hopper")
 
 plain, whole = tkc.jit(product), tkc.jit(fused)
-SHAPES = [(77, 296, 200), (1000, 1096, 72), (129, 264, 8), (640, 2048, 2048), (64, 512, 4104)]
+SHAPES = [(2300, 2100, 1000), (77, 296, 200), (1000, 1096, 72), (129, 264, 8), (640, 2048, 2048), (64, 512, 4104)]
 PLANS = [((128, 192, 64), {}), ((128, 128, 64), {}), ((128, 128, 64), dict(cluster=(1, 1), programs=2)), ((128, 128, 64), dict(programs=1)), ((128, 256, 64), {}), ((64, 128, 64), {}),
-         ((64, 64, 64), dict(split_k=2)), ((64, 64, 64), dict(split_k=8)), ((128, 128, 64), dict(split_k=3)), ((128, 192, 64), dict(split_k=4))]
+         ((64, 64, 64), dict(split_k=2)), ((64, 64, 64), dict(split_k=8)), ((128, 128, 64), dict(split_k=3)), ((128, 192, 64), dict(split_k=4)), ((64, 128, 64), dict(split_k=4, roles="pingpong")),
+         ((128, 256, 64), dict(stream_k=4)), ((128, 128, 64), dict(stream_k=4, roles="pingpong"))]
 
 
 def normal(*shape, scale=1.0, dtype=torch.bfloat16): return (torch.randn(shape, device="cuda") * scale).to(dtype)

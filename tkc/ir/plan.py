@@ -70,6 +70,7 @@ class Plan:
     keep: bool = False                              # persistent: blocks that all programs read are read once and kept in registers
     queue: bool = False                             # blocks claim their programs one by one; else they are dealt out
     split_k: int = 1                                # programs that share one output block, each a part of k
+    stream_k: int = 0                               # programs of the last wave are shared by all blocks, each in at most so many parts of k (0: they are not)
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
     rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late
     fuse: bool = False                              # the first dot of a block's next program is issued before this one's results leave

@@ -98,11 +98,12 @@ class Identity(Source):
 
 @irdl_op_definition
 class Workspace(Source):
-    """Memory of the launch: `bytes` for every program of the user's grid, aligned to 256, all zero before the kernel's first launch; what one launch
+    """Memory of the launch: `bytes` for every program of the user's grid, or in all (`whole`), aligned to 256, all zero before the kernel's first launch; what one launch
     leaves there the next one finds. Two of these operations have two places."""
     name = "tile.workspace"
     bytes = prop_def(IntegerAttr)
-    def __init__(self, element: Attribute, bytes: int): super().__init__(properties={"bytes": number(bytes)}, result_types=[PointerType(element)])
+    whole = opt_prop_def(UnitAttr)
+    def __init__(self, element: Attribute, bytes: int, whole: bool = False): super().__init__(properties={"bytes": number(bytes)} | flags(whole=whole), result_types=[PointerType(element)])
 
 
 @irdl_op_definition

@@ -23,6 +23,7 @@ class LaunchOptions(Protocol):
     programs: int | None
     raster: int | None
     split_k: int | None
+    stream_k: int | None
     persistent: bool | None
     turned: bool | None
     relax: bool | None
@@ -41,6 +42,7 @@ class Free:
     programs: int | None = None
     raster: int | None = None
     split_k: int | None = None
+    stream_k: int | None = None
     persistent: bool | None = None
     turned: bool | None = None
     relax: bool | None = None

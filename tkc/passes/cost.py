@@ -131,7 +131,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         else: clocks += trips * step
         if trips * step > longest and part.dots: longest, limit = trips * step, why
     parallel = programs * plan.split_k
-    waves = parallel / (places * per_block) if work.grid is None else ceil(parallel / places) / per_block
+    waves = parallel / (places * per_block) if work.grid is None or plan.stream_k else ceil(parallel / places) / per_block
     out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
     each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over

@@ -19,7 +19,7 @@ from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, both_ways, in_runs, tile_of, vectors_first
 from tkc.passes.dot_layouts import of_dot
 from tkc.passes.factors import dense_of_factor
-from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, stretched
+from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, slice_source, stretched
 from tkc.passes.restage import casts_behind, read_layout
 from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
 
@@ -52,6 +52,7 @@ class Groups:
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
+        self.kept: list[tile.Slice] = []                           # parts of tiles that are put aside
         self.viewing: list[tuple[SSAValue, SSAValue]] = []         # results of element-wise operations with a transposed operand
         self.joined: set[tile.Concat] = set()                      # those that are a choice of registers of dots' sums
         self.chosen: dict[SSAValue, Layout] = {}
@@ -96,6 +97,7 @@ class Groups:
                 for factor, layout in zip((op.a, op.b), self.dots[op].layouts):
                     if layout is not None: self._follow_sunk(factor, layout, factor.type.size)
             case tile.Concat(): self.concats.append(op)
+            case tile.Slice() if all(isinstance(use.operation, tile.Store) and in_workspace(use.operation) for use in op.result.uses): self.kept.append(op)
             case tile.Reduce():
                 self.tie(*op.args)
                 axis = op.axis.value.data
@@ -175,6 +177,8 @@ class Groups:
         for op, chosen in self.dots.items():
             for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
                 if source == "restaged": self._read_anew(op.operands[i], 1 - i, chosen.plan.permuted)
+        for op in self.kept:                                       # as each thread has them
+            if (whole := self.chosen.get(self.find(op.arg))) is not None: self.chosen.setdefault(self.find(op.result), slice_source(op, whole, self.plan.warps)[1])
         self._join()
         for result, view in self.viewing:                          # what is computed of a transposed sum stays where that is
             if (seen := self._image(view)) is not None and view.type.size == result.type.size and self._of_sum(view): self.chosen.setdefault(self.find(result), seen)

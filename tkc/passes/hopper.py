@@ -16,6 +16,7 @@ Loads of one dot in one loop fill a ring together; a factor loaded outside its l
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation
@@ -30,6 +31,7 @@ from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.rotate_loops import late_dot
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
 from tkc.passes.split_k import undivided
+from tkc.passes.stream_k import piece_of
 
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 120)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: all of a multiprocessor's
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
@@ -56,7 +58,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if len(loops) > 1: return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
     restaged = {load: right for dot in dots for load, right in anew(dot)}
-    alone = _together(program, dots, options) or ("programs share a block of the output" if parts_of_k > 1 and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
+    streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
+    alone = _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone else _warpgroups(m, len(dots), options)
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
     if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
@@ -70,7 +73,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged)
-    cluster, cut = _cluster(dots, context) if parts_of_k == 1 and not restaged else ((1, 1), {})
+    cluster, cut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {})
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
@@ -100,11 +103,12 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
+             *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:
@@ -129,6 +133,18 @@ def _split(program, dots, m: int, options) -> tuple[int, str]:
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]): reason = "the number of steps differs between programs"
     if not reason and 2 * each > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
     return (1, reason) if reason else (asked, "")
+
+
+def _streamed(program, dots, m: int, parts: int, restaged: bool, options) -> tuple[int, str]:
+    """Into how many parts of k a program of the last wave is divided at most, and why not as asked."""
+    asked = options.stream_k or 0
+    if asked < 2: return 0, "a program has two parts or more" if asked else ""
+    loop, groups, t = dots[0].parent_op(), 1 if options.roles == "pingpong" else max(1, _warpgroups(m, len(dots), options)), dots[0].acc.type
+    each, piece = t.size // (128 * groups), prod(piece_of(*t.extents, groups)) // (128 * groups)
+    reason = "programs have parts already: split_k" if parts > 1 else "a factor is laid anew" if restaged else undivided(program.kernel, dots)
+    if not reason and (program_axes(bounds := [loop.lb, loop.ub, loop.step]) or from_memory(bounds)): reason = "the number of steps differs between programs"
+    if not reason and each + piece > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for {piece} of another"
+    return (0, reason) if reason else (asked, "")
 
 
 def _together(program, dots, options) -> str:

@@ -144,13 +144,13 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
 
 
 def forcing(plan: Plan) -> dict:
     """The fewest options that tell a plan from the other candidates."""
     said = keywords(plan)
-    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else [])) if plan.roles != "one" else (*ORDINARY, "roles") if plan.dots else (*STREAMING, "roles")
+    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else []), *(["stream_k"] if plan.stream_k else [])) if plan.roles != "one" else (*ORDINARY, "roles") if plan.dots else (*STREAMING, "roles")
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
 
 
@@ -245,7 +245,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
+           "roles": f"the plan is {plan.roles}", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
     return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 

@@ -36,7 +36,7 @@ fewer:
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
-With `split_k` parts, so many programs in turn share a block of the output (split_k.py).
+With `split_k` parts, so many programs in turn share a block of the output (split_k.py). With `stream_k`, all blocks share the programs of the last wave (stream_k.py).
 """
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ from tkc.passes import PassContext
 from tkc.passes.access import argument_of, overlapping
 from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.split_k import divide
+from tkc.passes.stream_k import Deal, Turn, share
 
 SECTION = 5                                          # halves of the cache
 
@@ -129,6 +130,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     total = build.mul(teams, others)
     if plan.split_k > 1: total = build.mul(total, build.number(plan.split_k))
     first, step = build(Identity("cluster")), build(Identity("clusters"))
+    deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end) if plan.stream_k else None
     rank = build(Identity("cluster_rank")) if size > 1 else None
     section = build.section(uneven, others, SECTION * context.target.cache // 2) if uneven is not None else None
 
@@ -162,20 +164,27 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         body.last_op.operands = [following.result, *place_of(following.result, Order(body.last_op))]
     else:
         body = Block(arg_types=[i32])
-        loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
+        loop = before(end, scf.ForOp(first, deal.turns if deal else total, step, [], Region(body)))
         body.add_ops([*inside, stamp(scf.YieldOp(), loop)])
         build = Order(body.first_op)
         number, part = body.args[0], None
         if plan.split_k > 1:
             number = build.floordiv(body.args[0], build.number(plan.split_k))
             part = build.sub(body.args[0], build.mul(number, build.number(plan.split_k)))
+        if deal:
+            turn = Turn.of(deal, body.args[0], body.first_op)
+            number = turn.number
         place = place_of(number, build)
         if rank is not None: real = build.lt(place[0], rows)
     body.args[0].name_hint = "program"
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
+    if plan.split_k > 1 or deal: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
+    if deal:
+        share(body, sums, deal, turn, plan.warps // 4)
+        kernel.set_integer("split", plan.stream_k)
+        context.decisions.append(f"schedule-programs: the last wave's programs are shared by all blocks, in at most {plan.stream_k} parts each; the last one to come adds them in order")
     if plan.split_k > 1:
-        sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
         divide(body, sums, number, part, plan.split_k)
         kernel.set_integer("split", plan.split_k)
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")

@@ -346,7 +346,7 @@ SHAPES = {
 }
 def workspace(m, op):
     """One buffer for the launch, whatever program asks first."""
-    if op not in m.memory.workspaces: m.memory.workspaces[op] = m.memory.register(np.zeros(op.bytes.value.data * math.prod(m.grid), np.uint8).view(dtype_of(op.result.type.element)), "the workspace")
+    if op not in m.memory.workspaces: m.memory.workspaces[op] = m.memory.register(np.zeros(op.bytes.value.data * (1 if op.whole else math.prod(m.grid)), np.uint8).view(dtype_of(op.result.type.element)), "the workspace")
     return np.int64(m.memory.workspaces[op])
 
 

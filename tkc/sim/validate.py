@@ -111,7 +111,7 @@ class Validator:
         kernel = level0.kernel_of(module)
         text = kernel.attributes.get("plan")
         plan = Plan.from_text(text.data) if text is not None else Plan()
-        moved = plan.raster > 1 or plan.persistent or plan.cluster != (1, 1) or plan.split_k > 1 or "persistent" in kernel.attributes or "cluster" in kernel.attributes
+        moved = plan.raster > 1 or plan.persistent or plan.cluster != (1, 1) or plan.split_k > 1 or plan.stream_k or "persistent" in kernel.attributes or "cluster" in kernel.attributes
         grid, programs = (self.small, None) if moved else (self.grid, self.programs)
         return [Run(grid, programs, a) for a in self.arithmetics if a == "ieee" or not self.real(name)]
 

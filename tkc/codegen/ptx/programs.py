@@ -25,7 +25,7 @@ def next_program(e: Emitter, op: threads.NextProgram) -> None:
 
 
 @emitter(threads.Workspace)
-def workspace(e: Emitter, op: threads.Workspace) -> None: e.set(op.result, e.parameter(Parameter("workspace", "u64", each=op.bytes.value.data)))
+def workspace(e: Emitter, op: threads.Workspace) -> None: e.set(op.result, e.parameter(Parameter("workspace", "u64", **{"bytes" if op.whole else "each": op.bytes.value.data})))
 
 
 @emitter(threads.Post)
