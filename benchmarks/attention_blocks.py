@@ -1,4 +1,5 @@
-"""Rows of Q and of K that a program of tkc.kernels.attention has, beside what it takes by default and cuDNN: two, three and four warpgroups. bfloat16, B·S = 16384, heads·D = 2048.
+"""Rows of Q and of K that a program of tkc.kernels.attention has, beside what it takes by default and cuDNN: two, three and four warpgroups; and fused boundaries between programs (examples/attention.py
+with `fuse=True`, beside itself without). bfloat16, B·S = 16384, heads·D = 2048.
 
 Three and four warpgroups are keywords until this has run on an H200: `.predict` has them at 0.86 to 0.90 of the time of two for D = 64.
 """
@@ -7,8 +8,9 @@ from __future__ import annotations
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
 
-BLOCKS = {32: ((192, 112), (192, 128), (256, 64)), 64: ((192, 96), (192, 112), (192, 128), (256, 64)), 96: ((192, 64),)}
-CASES = [(64, s, causal) for causal in (False, True) for s in (1024, 4096, 16384)] + [(d, 4096, causal) for d in (32, 96) for causal in (False, True)]
+BLOCKS = {128: (), 32: ((192, 112), (192, 128), (256, 64)), 64: ((192, 96), (192, 112), (192, 128), (256, 64)), 96: ((192, 64),)}
+CASES = [(64, s, causal) for causal in (False, True) for s in (1024, 4096, 16384)] + [(d, 4096, causal) for d in (32, 96) for causal in (False, True)] + [(128, s, causal) for causal in (False, True) for s in (1024, 2048, 4096)]
+FUSED = 64, 128
 
 
 def contests(seed: int):
@@ -20,6 +22,7 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+    import tkc
     from tkc import kernels
     batch, heads = 16384 // s, 2048 // d
     generator = torch.Generator("cuda").manual_seed(seed)
@@ -27,6 +30,13 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
 
     def ours(**block):
         def make() -> Runner: return Runner(lambda: kernels.attention(q, k, v, causal=causal, **block), None)
+        return make
+
+    def plain(**options):
+        def make() -> Runner:
+            out = torch.empty_like(q)
+            launch = harness.example("attention").attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=128, BN=128, **options, grid=(tkc.cdiv(s, 128), heads, batch))
+            return Runner(lambda: (launch(), out)[1], out)
         return make
 
     def cudnn() -> Runner:
@@ -38,5 +48,6 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(q.float(), k.float(), v.float(), is_causal=causal)
     kind = "causal" if causal else "full"
     forced = tuple(Contestant(f"tkc {rows} x {columns}", ours(rows=rows, columns=columns), "ours", risky=True) for rows, columns in BLOCKS[d])
+    if d in FUSED: forced += Contestant("tkc plain", plain(), "ours", risky=True), Contestant("tkc plain, fused", plain(fuse=True), "ours", risky=True)
     return Contest(f"attention-blocks-d{d}-{kind}-{s}", f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16", (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
                    harness.gpu_timer, harness.GPU_TIMING, reference, amount=4 * batch * heads * s * s * d * (0.5 if causal else 1) / 1e12, unit="TFLOP/s")

@@ -209,6 +209,23 @@ def test_three_and_four_warpgroups_on_a_gpu(d, rows, columns, causal):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [64, 128])
+def test_fused_boundaries_on_a_gpu(d, causal):
+    """Programs of one step and of many, more and fewer than blocks; rows and keys that end inside a block."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.harness import example
+    kernel = example("attention").attention
+    for batch, queries, keys in (1, 128, 128), (2, 130, 1), (4, 1000, 777), (40, 512, 512), (1, 64, 300):
+        q, k, v = arrays = operands(batch, 4, 4, queries, keys, d, d, "bfloat16")
+        moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
+        out = torch.full_like(moved[0], float("nan"))
+        for _ in range(3): kernel[tkc.cdiv(queries, 128), 4, batch](*moved, out, d ** -0.5, CAUSAL=causal, D=d, BM=128, BN=128, fuse=True)
+        want = attention(q, k, v, causal=causal)[0]
+        assert np.abs(out.float().cpu().numpy() - want).max() <= 0.02 * max(1, np.abs(want).max())
+
+
+@pytest.mark.gpu
 def test_ragged_and_decoding_on_a_gpu():
     torch = pytest.importorskip("torch")
     lengths = (300, 5, 0, 1000, 128)
