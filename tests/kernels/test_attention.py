@@ -103,6 +103,61 @@ def test_decoding():
     for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "float32")
 
 
+def paged(page: int, dtype: str = "float32", lengths=(1, 900, 513, 0), shared: int = 2, d: int = 64):
+    """(k and v of whole sequences, pools with NaN wherever nothing belongs to a sequence, the table with nonsense behind its end, lengths)."""
+    rng, lengths = np.random.default_rng(page), np.array(lengths, np.int32)
+    each = -(-int(lengths.max()) // page)
+    k, v = (numbers((len(lengths), shared, each * page, d), dtype, seed) for seed in (1, 2))
+    table = rng.permutation(len(lengths) * each + 3)[:len(lengths) * each].reshape(len(lengths), each).astype(np.int32)
+    pools = [np.full((len(lengths) * each + 3, page, shared, d), np.nan, x.dtype) for x in (k, v)]
+    for b, n in enumerate(lengths):
+        for i in range(-(-n // page)):
+            rows = min(page, n - i * page)
+            for pool, x in zip(pools, (k, v)): pool[table[b, i], :rows] = x[b, :, i * page:i * page + rows].swapaxes(0, 1)
+        table[b, -(-n // page):] = -12345
+    return k, v, *pools, table, lengths
+
+
+@pytest.mark.parametrize("page", [16, 64, 128, 40])
+def test_decoding_of_pages(page):
+    k, v, *pools, table, lengths = paged(page)
+    q = numbers((4, 8, 1, 64))
+    out, sums = kernels.attention_decode(q, *pools, lengths, with_lse=True, pages=table)
+    for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "float32")
+
+
+def test_pages_that_do_not_follow_each_other():
+    """Pages of 64 rows may lie anywhere; smaller ones are read as rows of one array."""
+    _, _, k, v, table, lengths = paged(64)
+    spaced = [np.repeat(x, 2, 0)[::2] for x in (k, v)]
+    q = numbers((4, 8, 1, 64))
+    assert (kernels.attention_decode(q, *spaced, lengths, pages=table) == kernels.attention_decode(q, k, v, lengths, pages=table)).all()
+    _, _, k, v, table, lengths = paged(16)
+    with pytest.raises(tkc.LaunchError, match="must lie one after the other"): kernels.attention_decode(q, *(np.repeat(x, 2, 0)[::2] for x in (k, v)), lengths, pages=table)
+
+
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_decoding_of_pages_in_threads(page, monkeypatch):
+    """The program for Hopper under the happens-before check."""
+    k, v, *pools, table, lengths = paged(page, "bfloat16", (1, 130, 0), shared=1, d=32)
+    monkeypatch.setenv("TKC_SIM", "1")
+    q = numbers((3, 2, 1, 32), "bfloat16")
+    out, sums = kernels.attention_decode(q, *pools, lengths, with_lse=True, pages=table)
+    for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "bfloat16")
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("page", [16, 64])
+def test_copies_of_pages_run_ahead(page):
+    """Pages' numbers are loaded before the copies that need them, which are asynchronous, several blocks ahead."""
+    _, _, *pools, table, lengths = paged(page, "bfloat16", d=128)
+    with launches() as found: kernels.attention_decode(numbers((4, 8, 1, 128), "bfloat16"), *pools, lengths, pages=table)
+    (kernel, args, options), _ = found
+    compiled = kernel.compile(*args, target="sm_90a", **options)
+    assert compiled.resources.clean and "cp.async.cg" in compiled.ptx, compiled.resources.log
+    assert any("stages deep" in line and "addresses one further" in line for line in compiled.decisions), compiled.decisions
+
+
 def test_rows_whose_maxima_keep_moving():
     q, k, v = operands(1, 2, 2, 64, 200, 32, 32)
     k = k * np.linspace(0, 60, 200, dtype=np.float32)[:, None]
@@ -129,7 +184,9 @@ BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 
        (lambda q, k, v: kernels.attention(q, k, v, begins=np.zeros(2, np.int32)), "begins and longest come together"),
        (lambda q, k, v: kernels.attention(q[0], q[0], q[0], begins=np.zeros(2), longest=4), "int32"),
        (lambda q, k, v: kernels.attention_decode(q, k, v, np.zeros(2, np.int32)), r"\[batch, heads, 1, D\]"),
-       (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(3, np.int32)), "lengths")]
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(3, np.int32)), "lengths"),
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(2, np.int32), pages=np.zeros((3, 1), np.int32)), r"\[batch, pages of a sequence\]"),
+       (lambda q, k, v: kernels.attention_decode(*(x.astype(E4) for x in (q[:, :, :1], k, v)), np.zeros(2, np.int32)), "not taken by decoding")]
 
 
 @pytest.mark.parametrize("call, says", BAD, ids=[says for _, says in BAD])

@@ -5,7 +5,7 @@ error or a profiler's line still points into the user's source after every pass.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
@@ -118,13 +118,13 @@ def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
     return [op for op in block.ops if op in wanted]
 
 
-def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp) -> list[Operation] | None:
+def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp, also: Callable[[Operation], bool] = lambda op: False) -> list[Operation] | None:
     """The operations of a loop's body that the values are computed from, if all follows from the loop's counter and from what stands before the loop:
-    `clone_slice` then makes them for another iteration. None where something is carried, or has effects."""
+    `clone_slice` then makes them for another iteration. None where something is carried, or has effects (but for operations that `also` permits)."""
     body, values = loop.body.block, list(values)
     ops = defining_slice(values, body)
     carried = any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in {*values, *(v for op in ops for v in op.operands)})
-    return None if carried or not all(is_side_effect_free(op) and not op.regions for op in ops) else ops
+    return None if carried or not all(is_side_effect_free(op) and not op.regions or also(op) for op in ops) else ops
 
 
 def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:

@@ -10,7 +10,8 @@ One kernel serves every variant; what a launch does not use is not in its code:
     float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8 too, times 2^LIFT, so that small ones keep their bits
 
 A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each head's keys to many programs, the group's heads as rows of one block, and
-`_combine` adds their parts up: each part's sum relative to its own maximum.
+`_combine` adds their parts up: each part's sum relative to its own maximum. Where keys lie in pages, a block is rows of one page, or of several gathered by rows where a block has
+more; a page's number is loaded well before the copies that it is for (pipeline-async-copies), and what a sequence does not have is not read.
 """
 from __future__ import annotations
 
@@ -70,22 +71,33 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
         else: tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
 
 
+def _paged(x, h, page, n, inside, width: int, size: int, block: int):
+    """Rows from n on of a head, in pages of `size` rows: `page` is a page's number where a block is part of one page, else the pool's row of each."""
+    if size % block == 0: return tkc.load(x[page, :, h], (n % size, 0), (block, width), mask=inside)
+    return tkc.load(x[:, h], (page, 0), (block, width), mask=inside)
+
+
 @tkc.jit
-def _decode(q, k, v, acc, top, total, lengths, scale, EACH: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+def _decode(q, k, v, acc, top, total, lengths, table, scale, PAGE: tkc.constexpr, EACH: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
     """One query of each head of a group against a part of the keys: a sum, and what it is relative to."""
     part, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     keys = k.shape[2] if lengths is None else lengths[b]
     first = part * EACH
     last, c = tkc.minimum(keys, first + EACH), scale * LOG2E
-    qi, k, v = tkc.load(q[b, h], (0, 0), (BM, D)), k[b, h], v[b, h]
+    qi = tkc.load(q[b, h], (0, 0), (BM, D))
+    if table is None: k, v = k[b, h], v[b, h]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
         keep = (n + tkc.arange(BN))[None, :] < last
-        s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
+        if table is not None:
+            cols = n + tkc.arange(BN)
+            page = table[b, n // PAGE] if PAGE % BN == 0 else tkc.load(table[b], (cols // PAGE,), (BN,)) * PAGE + cols % PAGE
+            ki, vi = (_paged(x, h, page, n, (cols < last)[:, None], width, PAGE, BN) for x, width in ((k, D), (v, DV)))
+        s = tkc.where(keep, tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).T), -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
         p, shrink = tkc.exp2(s * c - new[:, None]), tkc.exp2(high - new)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
-        out = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)), out * shrink[:, None])
+        out = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)) if table is None else vi, out * shrink[:, None])
     tkc.store(acc[b, h, part], (0, 0), out)
     tkc.store(top[b, h, part], (0,), high)
     tkc.store(total[b, h, part], (0,), sums)
@@ -193,16 +205,18 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
 
-def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float) -> None:
-    (batch, heads, _, d), (_, shared, keys, dv) = q.shape, v.shape
+def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float, table: Array | None = None) -> None:
+    (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
+    shared, keys = (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     group = heads // shared
     bm, bn = max(16, -(-group // 16) * 16), 64
+    if size % bn: k, v = _rows(k), _rows(v)
     count = max(1, min(tkc.cdiv(keys, LEAST), tkc.cdiv(PARTS * 4, batch * shared)))
     each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
     count = tkc.cdiv(keys, each)
     acc, (top, total) = empty(q, (batch, shared, count, group, dv), "float32"), (empty(q, (batch, shared, count, group), "float32") for _ in range(2))
     rows = q.reshape((batch, shared, group, d))
-    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, scale, EACH=each, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
+    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, table, scale, PAGE=size, EACH=each, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
     _combine[group, shared, batch](acc, top, total, o, lse, PARTS=1 << (count - 1).bit_length(), DV=_width(dv), GROUP=group)
 
 
@@ -223,17 +237,28 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     _attention[tkc.cdiv(longest, bm), heads, begins.shape[0] - 1](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 
 
+def _rows(pool: Array) -> Array:
+    """A pool's pages as one array of rows. Raises LaunchError where they do not lie one after the other."""
+    steps = pool.stride() if library(pool) == "torch" else getattr(pool, "strides", None)
+    if steps is not None and pool.shape[0] > 1 and steps[0] != steps[1] * pool.shape[1]:
+        raise tkc.LaunchError(f"attention_decode: pages of {pool.shape[1]} rows are read row by row and must lie one after the other in the pool; copy it, or make pages of a multiple of 64 rows")
+    return pool.reshape((pool.shape[0] * pool.shape[1], *pool.shape[2:]))
+
+
 @operator(name="attention_decode")
-def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None) -> tuple[Array, Array]:
+def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, pages: Array | None = None) -> tuple[Array, Array]:
     """One query a head, and as many keys of each batch as `lengths` says."""
     _check(q, k, v)
+    if dtype_of(q) == FLOAT8: raise tkc.LaunchError(f"attention_decode: {dtype_of(q)} is not taken by decoding; convert q, k and v, or call attention, which takes it")
+    if pages is not None and (len(pages.shape) != 2 or dtype_of(pages) != "int32" or len(q.shape) == 4 and pages.shape[0] != q.shape[0]):
+        raise tkc.LaunchError(f"attention_decode: pages is int32 of [batch, pages of a sequence], got {dtype_of(pages)} {list(pages.shape)}")
     if len(q.shape) != 4 or q.shape[2] != 1: raise tkc.LaunchError(f"attention_decode: expected q of [batch, heads, 1, D], got {list(q.shape)}")
     expect(lengths, q.shape[:1], "lengths")
     if dtype_of(lengths) != "int32": raise tkc.LaunchError(f"attention_decode: lengths are int32, got {dtype_of(lengths)}; convert them")
-    _group(q.shape[1], k.shape[1])
+    _group(q.shape[1], k.shape[1 if pages is None else 2])
     out, lse = empty(q, (*q.shape[:-1], v.shape[-1])), empty(q, q.shape[:-1], "float32")
     yield out, lse
-    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5))
+    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5), pages)
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
@@ -261,11 +286,13 @@ def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float |
     return out if with_lse else out[0]
 
 
-def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, with_lse: bool = False) -> Array | tuple[Array, Array]:
+def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, with_lse: bool = False, pages: Array | None = None) -> Array | tuple[Array, Array]:
     """One step of decoding: each head's single query against the first lengths[batch] of its keys.
 
-    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]. The keys are dealt out over many programs and their parts added up in one
+    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]. pages: the keys lie in pages, k and v are pools of
+    [pages, page size, shared heads, D] (any page size; multiples of 64 are read a page at a time, others row by row), and pages, int32 of
+    [batch, pages of a sequence], says which are a sequence's, in order; what stands behind its length is not read. The keys are dealt out over many programs and their parts added up in one
     order, so that the same arguments give the same bits. Raises LaunchError where shapes or types do not fit.
     """
-    out = _step(q, k, v, lengths, scale)
+    out = _step(q, k, v, lengths, scale, pages)
     return out if with_lse else out[0]

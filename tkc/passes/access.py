@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
+from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
@@ -20,6 +21,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import TileType, bits, element_of
+from tkc.passes.values import POINTWISE, VIEWS
 
 BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
 POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
@@ -48,6 +50,23 @@ def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) ->
     """An argument, and those that share memory with it."""
     arguments = list(argument.owner.args)
     return {argument, *(arguments[i] for pair in overlaps for i in pair if argument.index in pair)}
+
+
+def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]]) -> bool:
+    """Whether nothing in a loop may write what a load reads, so that it may be made in another iteration than its own."""
+    array = argument_of(op.array)
+    if array is None: return False
+    alike = overlapping(array, overlaps)
+    for other in loop.walk():
+        if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
+        if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
+        if isinstance(other, (tile.Store, tile.AtomicBlock)) and argument_of(other.array) in (*alike, None): return False
+    return True
+
+
+def addresses(value: SSAValue) -> bool:
+    """Whether a value says where another load is: whoever makes copies run ahead asks for it as early as they need it."""
+    return any(isinstance(op := use.operation, (tile.Load, tile.View)) and use.index > 0 or isinstance(op, (*POINTWISE, *VIEWS)) and addresses(op.results[0]) for use in value.uses)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.access import argument_of, overlapping
+from tkc.passes.access import addresses, unchanged
 
 MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
 
@@ -68,14 +68,8 @@ def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.
 
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
-    array = argument_of(op.array)
-    if array is None or is_inside(op.array, loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets): return False
-    alike = overlapping(array, overlaps)
-    for other in loop.walk():
-        if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
-        if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
-        if isinstance(other, (tile.Store, tile.AtomicBlock)) and argument_of(other.array) in (*alike, None): return False
-    return counted_slice(op.operands, loop) is not None
+    if is_inside(op.array, loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets) or addresses(op.result): return False
+    return unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None
 
 
 # ---- one iteration early -----------------------------------------------------------------------------------------------

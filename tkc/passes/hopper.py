@@ -25,6 +25,7 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
+from tkc.passes.access import addresses, unchanged
 from tkc.passes.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
 from tkc.passes.mapped import dense_of_block, unmapped
 from tkc.passes.program_axes import from_memory, program_axes
@@ -50,6 +51,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if options.num_warps not in (None, 4, 8, 12, 16): return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
     if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
         return None, "programs may see each other's order"
+    if any(isinstance(op, tile.Load) and addresses(op.result) and not unchanged(op, program.kernel, context.overlaps) for op in program.loads): return None, "an address is loaded from an array that the program changes"
     if any(reason := unfit(dot) for dot in dots): return None, reason
     heights = {Sides.of(dot).m for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"

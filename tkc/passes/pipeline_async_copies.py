@@ -15,6 +15,7 @@ stages − 1 iterations are issued before the loop, and each iteration issues th
                                                       }
                                                       tile.wait_copies [all] {pending = 0}
 
+What a copy's address is loaded from (a page's number, the rows of a gather) is loaded one iteration before the copy is issued, and carried: no copy waits for memory.
 All copies of one iteration are one group (one token). Past the end of the loop the mask is false: nothing is read, zeros are
 written, the group count stays what the waits expect; so trip counts 0, 1 and stages ± 1 need no case of their own.
 Copies by tensor maps, which a producer warp will make, stay in their iteration: the ring's stage and parity are carried through all the loops
@@ -33,6 +34,7 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
+from tkc.passes.access import unchanged
 
 Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 
@@ -41,17 +43,18 @@ def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         for ring in _rings(kernel, context): ring.thread(kernel.body.block, ring.start(kernel))
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop)]
+            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)]
             stages = _stages(copies, kernel, context)
             if stages > 1: _pipeline(loop, copies, stages, context)
         for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]: _at_once(op)
         kernel.set_integer("level", 3)
 
 
-def _runs_ahead(copy: shared.Copy, loop: scf.ForOp) -> bool:
-    """Whether the copy's operands of a later iteration can be computed now, and its buffer is the loop's own."""
+def _runs_ahead(copy: shared.Copy, loop: scf.ForOp, context: PassContext) -> bool:
+    """Whether the copy's operands of a later iteration can be computed now, loaded from arrays that the loop does not change, and its buffer is the loop's own."""
     if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not loop.body.block: return False
-    return counted_slice([v for v in copy.operands if v is not copy.buffer], loop) is not None
+    readable = lambda op: isinstance(op, tile.Load) and unchanged(op, loop, context.overlaps)
+    return counted_slice([v for v in copy.operands if v is not copy.buffer], loop, readable) is not None
 
 
 def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext) -> int:
@@ -72,17 +75,26 @@ def _number(anchor: Operation, value: int, like: SSAValue) -> SSAValue:
 def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: PassContext) -> None:
     body, iv, ahead = loop.body.block, loop.body.block.args[0], stages - 1
     sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
-    needed = defining_slice(sources, body)
+    slice_ = defining_slice(sources, body)
+    loads = [op for op in slice_ if isinstance(op, tile.Load)]
+    asking = defining_slice([v for op in loads for v in op.operands], body) + [op for op in loads if not any(v.owner is op for other in loads for v in other.operands)] if loads else []
+    needed = _without(loads, sources, slice_)
     rings = {}
     for copy in copies:
         t: SharedType = copy.buffer.type
         rings[copy] = before(loop, shared.Alloc(SharedType(stages, t.shape, t.element, t.layout))).result
         rings[copy].name_hint = copy.buffer.name_hint or "ring"
 
-    def issue(anchor: Operation, at: SSAValue, stage: SSAValue) -> SSAValue:
+    def ask(anchor: Operation, at: SSAValue) -> list[SSAValue]:
+        """What is loaded for the addresses of that iteration."""
+        mapping: dict[SSAValue, SSAValue] = {iv: at}
+        clone_slice(asking, mapping, anchor)
+        return [mapping[op.result] for op in loads]
+
+    def issue(anchor: Operation, at: SSAValue, stage: SSAValue, loaded: list[SSAValue]) -> SSAValue:
         """The copies of the iteration whose induction variable is `at`, as one token."""
         valid = before(anchor, Lt(at, loop.ub)).result
-        mapping: dict[SSAValue, SSAValue] = {iv: at}
+        mapping: dict[SSAValue, SSAValue] = {iv: at} | {op.result: v for op, v in zip(loads, loaded)}
         clone_slice(needed, mapping, anchor)
         tokens = []
         for copy in copies:
@@ -98,19 +110,22 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     at, tokens = loop.lb, []
     for j in range(ahead):
         if j: at = before(loop, Add(at, loop.step)).result
-        tokens.append(issue(loop, at, _number(loop, j, zero)))
+        tokens.append(issue(loop, at, _number(loop, j, zero), ask(loop, at)))
     zero.name_hint = "stage"
-    old = len(loop.iter_args)
-    loop = rebuild_for(loop, range(old), [zero, *tokens])
+    old, loaded = len(loop.iter_args), ask(loop, before(loop, Add(at, loop.step)).result) if loads else []
+    loop = rebuild_for(loop, range(old), [zero, *tokens, *loaded])
     body = loop.body.block
     stage, *carried = body.args[1 + old:]
+    carried, loaded = carried[:ahead], carried[ahead:]
     first, terminator = body.first_op, body.last_op
 
     ready = before(first, shared.WaitCopies([carried[0]], ahead - 1)).ready
     distance = before(first, Mul(loop.step, _number(first, ahead, loop.step))).result
     steps = before(first, tile.Constant(ahead, i32)).result
     target = before(first, threads.RingNext(stage, zero, stages, steps)).next_stage
-    token = issue(first, before(first, Add(iv, distance)).result, target)
+    coming = before(first, Add(iv, distance)).result
+    token = issue(first, coming, target, loaded)
+    asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
     for copy in copies:
         alloc = copy.buffer.owner
         view = before(copy, shared.Stage(rings[copy], stage)).result
@@ -121,9 +136,22 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
         _after(view, ready)
         erase(copy); erase(alloc)
     step = before(terminator, threads.RingNext(stage, zero, stages))
-    terminator.operands = [*terminator.operands, step.next_stage, *carried[1:], token]
-    after(loop, shared.WaitCopies(list(loop.results[old + 1:]), 0))
-    context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep")
+    terminator.operands = [*terminator.operands, step.next_stage, *carried[1:], token, *asked]
+    after(loop, shared.WaitCopies(list(loop.results[old + 1:old + 1 + ahead]), 0))
+    for op in reversed(slice_):
+        if not any(r.first_use for r in op.results): erase(op)
+    context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep" + (f", {len(loads)} load{'s'[:len(loads) > 1]} of their addresses one further" if loads else ""))
+
+
+def _without(loads: list[tile.Load], values: list[SSAValue], ops: list[Operation]) -> list[Operation]:
+    """Of the operations that values are computed from, those behind the loads."""
+    wanted, work = set(), [v.owner for v in values]
+    while work:
+        op = work.pop()
+        if op not in ops or op in loads or op in wanted: continue
+        wanted.add(op)
+        work += [v.owner for inner in op.walk() for v in inner.operands]
+    return [op for op in ops if op in wanted]
 
 
 def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:

@@ -320,7 +320,7 @@ def _load(op: Operation, ranges: Ranges) -> LoadPlan:
 def _copied(op: Operation, load: LoadPlan) -> bool:
     """Whether a load for shared memory need not pass through registers: cp.async copies 4, 8 or 16 bytes, or zeros."""
     if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load): return False
-    return op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets)
+    return op.other is None and (not op.offsets or not isinstance(op.offsets[-1].type, TileType))
 
 
 def _only_dots(value: SSAValue) -> bool:

@@ -23,7 +23,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, clone_slice, defining_slice, replace, stamp
+from tkc.ir.rewrite import before, clone_slice, counted_slice, defining_slice, replace, stamp
 from tkc.passes import PassContext
 
 
@@ -49,7 +49,8 @@ def late_dot(loop: scf.ForOp) -> tile.Dot | None:
     dot = found[0]
     if not dot.result.has_one_use() or dot.result.first_use.operation is not body.last_op: return None
     carried = body.args[1 + dot.result.first_use.index]
-    if not _reaches(carried, dot.acc, body) or any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for op in _own(dot) for v in op.operands): return None
+    own = [v for op in _own(dot) for v in op.operands if v.owner not in _own(dot)]
+    if not _reaches(carried, dot.acc, body) or counted_slice(own, loop, lambda op: isinstance(op, tile.Load) and not op.regions) is None: return None
     return dot
 
 

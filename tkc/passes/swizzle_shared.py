@@ -239,12 +239,11 @@ def _read_part(part: tile.Slice, buffer: SSAValue, context: PassContext) -> shar
 
 def _copy_width(load: tile.Load) -> int:
     """Bytes of each thread's asynchronous copies of a load; 0 where it must pass through registers: it has other uses, fills
-    with something else than zero, gathers, drops an axis that is not leading, or moves less than 4 bytes at a time."""
+    with something else than zero, gathers along its rows, drops an axis that is not leading, or moves less than 4 bytes at a time."""
     if load.other is not None or not all(isinstance(use.operation, shared.Convert) for use in load.result.uses): return 0
-    if any(isinstance(o.type, TileType) for o in load.offsets): return 0
     element, facts, extents = bits(load.result.type.element), load.array.type.facts, load.extents.get_values()
     axis = len(extents) - 1
-    if extents[axis] < 0 or facts.strides[axis].exact != 1: return 0
+    if extents[axis] < 0 or facts.strides[axis].exact != 1 or isinstance(load.offsets[axis].type, TileType): return 0
     threads = load.result.type.register_layout
     run = threads.vector(threads.rank - 1)
     aligned = gcd(facts.align, 16, *(s.divisor * element // 8 if s.exact is None else s.exact * element // 8 or 16 for s in facts.strides[:-1]))
