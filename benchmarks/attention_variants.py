@@ -1,8 +1,11 @@
-"""tkc.kernels.attention beside cuDNN (through torch): head dimensions, grouped queries, ragged lengths, a window, ragged batches, a step of decoding. bfloat16, B·S = 16384.
+"""tkc.kernels.attention beside cuDNN (through torch): head dimensions, grouped queries, ragged lengths, a window, ragged batches, a step of decoding, from pages too; float8. B·S = 16384.
+BENCH_ONLY=float8,paged in the environment picks groups (GROUPS).
 
 Windows count the 128 x 128 blocks that have a visible pair, as work; ragged batches their visible pairs; decoding the bytes of K and V, beside a copy of as many.
 """
 from __future__ import annotations
+
+import os
 
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
@@ -11,15 +14,49 @@ TOKENS = 16384
 
 
 def contests(seed: int):
+    only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
+    for group, make in GROUPS.items():
+        if not only or group in only: yield from make(seed)
+
+
+def widths(seed: int):
     for d in (64, 96, 192, 256):
         for causal in (False, True):
             for s in (1024, 4096, 16384) if d == 64 else (4096,): yield forward(seed, f"d{d}", s, s, d, causal)
+
+
+def lengths(seed: int):
     yield forward(seed, "grouped", 4096, 4096, 128, True, shared=2)
     yield forward(seed, "5003-1000", 5003, 1000, 128, False)
     yield forward(seed, "4095", 4095, 4095, 128, True)
     yield forward(seed, "window", 16384, 16384, 128, True, window=1024)
     yield ragged(seed)
-    yield decode(seed)
+
+
+def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
+    """Float8 with a scale a head, probabilities in float8; beside the same in bfloat16, ours and cuDNN's."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    from tkc import kernels
+    heads, batch, generator = 2048 // d, max(1, TOKENS // s), torch.Generator("cuda").manual_seed(seed)
+    q, k, v = (torch.randn(batch, heads, s, d, device="cuda", generator=generator).to(torch.float8_e4m3fn) for _ in range(3))
+    one = torch.ones(heads, device="cuda")
+    wide = [x.to(torch.bfloat16) for x in (q, k, v)]
+
+    def cudnn() -> Runner:
+        def run():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(*wide, is_causal=causal)
+        return Runner(run, None)
+
+    def reference():
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(*(x.float() for x in (q, k, v)), is_causal=causal)
+    kind = "causal" if causal else "full"
+    return Contest(f"attention-float8-{kind}-{s}", f"Attention forward, float8_e4m3 with a scale a head, D = {d}, {kind}, S = {s}",
+                   (Contestant("tkc", lambda: Runner(lambda: kernels.attention(q, k, v, causal=causal, q_scale=one, k_scale=one, v_scale=one), None), "ours"),
+                    Contestant("tkc bfloat16", lambda: Runner(lambda: kernels.attention(*wide, causal=causal), None)), Contestant("cuDNN bfloat16", cudnn)),
+                   harness.gpu_timer, harness.GPU_TIMING, reference, 6e-2, amount=4 * batch * heads * s * s * (0.5 if causal else 1) * d / 1e12, unit="TFLOP/s")
 
 
 def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool, shared: int | None = None, window: int | None = None) -> Contest:
@@ -88,7 +125,8 @@ def ragged(seed: int, count: int = 64) -> Contest:
                    (Contestant("tkc", ours, "ours"), Contestant("tkc, all of 4096", even)), harness.gpu_timer, harness.GPU_TIMING, None, amount=4 * heads * d * pairs / 1e12, unit="TFLOP/s")
 
 
-def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: int = 8192, d: int = 128) -> Contest:
+def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: int = 8192, d: int = 128, page: int = 0) -> Contest:
+    """page: the keys lie in shuffled pages of so many rows."""
     import torch
 
     from tkc import kernels
@@ -98,9 +136,23 @@ def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: i
     half = torch.empty_like(k[:batch // 2]), torch.empty_like(v[:batch // 2])
     bytes_ = 2 * k.numel() * 2
 
-    def ours() -> Runner: return Runner(lambda: kernels.attention_decode(q, k, v, lengths), None)
+    pools, table = (k, v), None
+    if page:
+        table = torch.randperm(batch * keys // page, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(torch.int32).view(batch, -1)
+        pools = []
+        for x in (k, v):
+            pool = torch.empty(batch * keys // page, page, shared, d, device="cuda", dtype=x.dtype)
+            pool[table.long().flatten()] = x.transpose(1, 2).reshape(-1, page, shared, d)
+            pools.append(pool)
+
+    def ours() -> Runner: return Runner(lambda: kernels.attention_decode(q, *pools, lengths, pages=table), None)
     def copy() -> Runner: return Runner(lambda: (half[0].copy_(k[:batch // 2]), half[1].copy_(v[:batch // 2])), None)      # reads half of the bytes and writes half
     def reference():
         return torch.nn.functional.scaled_dot_product_attention(q.float(), *(x.float().repeat_interleave(heads // shared, 1) for x in (k, v)))
-    return Contest("attention-decode", "A step of decoding: batch 64, 32 query heads, 8 shared, 8192 keys, D = 128, bfloat16", (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
+    where = f", pages of {page}" if page else ""
+    return Contest(f"attention-decode{f'-paged-{page}' if page else ''}", f"A step of decoding: batch 64, 32 query heads, 8 shared, 8192 keys{where}, D = 128, bfloat16", (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
                    harness.gpu_timer, harness.GPU_TIMING, reference, amount=bytes_ / 1e9, unit="GB/s")
+
+
+GROUPS = {"widths": widths, "lengths": lengths, "decode": lambda seed: iter([decode(seed)]), "paged": lambda seed: (decode(seed, page=page) for page in (16, 64, 128)),
+          "float8": lambda seed: (float8(seed, s, causal) for s, causal in ((8192, False), (1024, False), (16384, False), (8192, True)))}

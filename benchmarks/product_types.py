@@ -84,7 +84,8 @@ def _kernels():
         m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
         acc = tkc.zeros((BM, BN), tkc.int32 if KIND == "int8" else tkc.float32)
         for k in tkc.range(0, a.shape[1], BK):
-            acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T, acc, precision="tf32" if KIND == "tf32" else "ieee")
+            y = tkc.load(b, (k, n), (BK, BN)) if KIND == "row-major" else tkc.load(b, (n, k), (BN, BK)).T
+            acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), y, acc, precision="tf32" if KIND == "tf32" else "ieee")
         tkc.store(c, (m, n), acc.to(c.dtype))
     return product
 
@@ -147,6 +148,25 @@ def _bfloat16(given):
     return lambda: torch.matmul(x, whole.t(), out=y)
 
 
+def _row_major(m: int, n: int, k: int, seed: int):
+    import torch
+    generator = _generator(seed)
+    return *(torch.randn(*s, device="cuda", generator=generator).to(torch.float8_e4m3fn) for s in ((m, k), (k, n))), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+
+def _ours_row_major(given, block, options):
+    import tkc
+    a, b, c = given
+    return _kernels().prepare(a, b, c, KIND="row-major", BM=block[0], BN=block[1], BK=block[2], **options, grid=(tkc.cdiv(c.shape[0], block[0]), tkc.cdiv(c.shape[1], block[1])))
+
+
+def _transposed_first(given):
+    import torch
+    a, b, c = given
+    one = torch.ones(1, device="cuda")
+    return lambda: torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True, out=c)
+
+
 def _reference_float8(given):
     a, b, sa, sb, _ = given
     return a.double() @ b.double().t() * (sa.double() * sb.double())
@@ -161,6 +181,8 @@ KINDS = {
     "fp8 fast": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, each(WIDE, FREE, ALONE), _reference_float8, shapes=LARGE),
     "fp8 exact": Kind(_float8, _ours_float8(True), {"cuBLAS exact": _scaled(False)}, each(PARTIAL, FREE, ALONE), _reference_float8, shapes=LARGE),
     "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[3::-2], FREE, ALONE), _reference_float8, shapes=LARGE[:1]),
+    "fp8 row-major": Kind(_row_major, _ours_row_major, {"transpose, cuBLAS fast": _transposed_first}, each(((128, 128, 128), (128, 256, 128), (128, 192, 128), (256, 128, 64)), FREE, {"roles": "one"}),
+                          lambda g: g[0].double() @ g[1].double(), shapes=LARGE[:1]),
     "int8": Kind(_two("int8", "int32", 30), _ours_two("int8"), {"torch._int_mm": _int_mm}, each(WIDE[:4], FREE), _reference_two, 0.0, LARGE[:1]),
     "tf32": Kind(_two("float32", "float32"), _ours_two("tf32"), {"cuBLAS tf32": _torch_mm(True)}, each(((128, 128, 32), (128, 256, 32), (128, 192, 32)), FREE), _reference_two, 1e-3, LARGE[:1]),
     "fp32": Kind(_two("float32", "float32"), _ours_two("fp32"), {"cuBLAS fp32": _torch_mm(False)}, each(((128, 128, 16), (128, 128, 32), (128, 64, 32)), FREE, {"num_warps": 8}), _reference_two, 1e-5, ()),
