@@ -8,6 +8,7 @@ from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import threads
 from tkc.ir.target import target
+from tkc.ir.text import parse, show
 from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
@@ -23,8 +24,20 @@ def compiled(module, machine: str = "sm_90a", **options) -> tuple[dict, PassCont
     return stages, through(module, LAST, context(machine, **options), lambda name, after: stages.setdefault(name, after.clone()))
 
 
+def distinct(stages: dict) -> list:
+    """The modules that are not as the one before: what a pass left as it was is tested once."""
+    modules = list(stages.values())
+    return modules[:1] + [module for before, module in zip(modules, modules[1:]) if not module.is_structurally_equivalent(before)]
+
+
+def parses_back(module) -> None:
+    """Its text means the module."""
+    text = show(module)
+    assert show(parse(text)) == text
+
+
 def level(module) -> int: return module.body.block.first_op.level
-def without_threads(stages: dict) -> list: return [module for module in stages.values() if level(module) < 4]
+def without_threads(stages: dict) -> list: return [module for module in distinct(stages) if level(module) < 4]
 def run(module, arrays, grid, **how) -> None: (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
 def count(where, *kinds) -> int: return sum(isinstance(op, kinds) for op in where.walk())
 def role(module, name: str) -> threads.Role: return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)

@@ -8,9 +8,9 @@ import tkc
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import BF16
-from tests.passes.stages import LAST, assembler, assembles_clean, count, level, role, run, survivors, without_threads
+from tests.passes.stages import LAST, assembler, assembles_clean, count, level, parses_back, role, run, survivors, without_threads
 from tkc.ir import threads
-from tkc.ir.text import parse, show
+from tkc.ir.text import show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.sim import level0, level4
@@ -54,7 +54,7 @@ def test_it_is_planned():
 @pytest.mark.parametrize("m, n", SHAPES)
 def test_every_level(m, n):
     modules, _ = compiled()
-    for module in modules.values(): assert show(parse(show(module))) == show(module)
+    parses_back(modules[LAST])
     for module in without_threads(modules): check(module, m, n, level0.run if level(module) == 0 else run)
     for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, seed=seed, resident=resident)
 
