@@ -82,6 +82,13 @@ def test_long_products_are_predicted_within_15_percent(plan):
         assert abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step                    # the tensor cores never wait
 
 
+def test_shared_last_waves_are_shorter():
+    """Products of 3.9 waves: with stream-K no block has more steps than another."""
+    call = lambda **options: predicted(harness.example("matmul").matmul, options, (32, 16, 1), ((4096, 4096),) * 3, a="bf16[4096, 4096]", b="bf16[4096, 4096]", c="bf16[4096, 4096]", RELU=False, BM=128, BN=256, BK=64)
+    whole, shared = call(programs=1, cluster=(1, 1)), call(programs=1, cluster=(1, 1), stream_k=4)
+    assert whole.programs == shared.programs == 512 and 0.93 * whole.seconds < shared.seconds < whole.seconds
+
+
 # ---------------------------------------------------------------------------------------------------- the timeline
 def test_a_steady_iteration_of_attention():
     p = attention(64, False, 4096)

@@ -20,7 +20,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
-from tkc.ir.plan import Plan
+from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.passes import demands
 from tkc.passes.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
@@ -55,21 +55,25 @@ class Prediction:
 def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = None) -> Prediction:
     """Of a level-4 module, and what its programs do at level 0. Raises CompileError where the timeline depends on what the program computes."""
     kernel = next(op for op in module.body.block.ops if isinstance(op, tile.Kernel))
-    plan = Plan.from_text(kernel.attributes["plan"].data) if "plan" in kernel.attributes else Plan()
+    plan = written_on(kernel) or Plan()
     persistent = "persistent" in kernel.attributes
     resident = 1 if persistent else occupancy(kernel, target)
     machine = Machine(kernel, target, sizes, resident, PROGRAMS if persistent else 1)
     timeline = machine.run()
     loops = [op for op in timeline.periods]
-    launch = Launch(kernel, sizes, machine)
+    launch = Launch(kernel, sizes, machine, bool(plan.stream_k))
     trips = {op: launch.trips(op) for op in loops}
     fixed = _fixed(timeline, persistent)
     step = max((timeline.periods[op] for op in loops if any(isinstance(o, (threads.DotAsync, tile.Dot)) for o in op.walk())), default=max(timeline.periods.values(), default=0.0))
+    if plan.stream_k:                           # blocks share the last programs' steps: nobody has more than another
+        steps = max((part.trips for part in work.parts if part.dots), default=0.0)
+        trips = {op: np.full(launch.programs, steps if any(isinstance(o, threads.DotAsync) for o in op.walk()) and timeline.periods[op] == step else 0.0) for op in loops}
     each = np.full(launch.programs, fixed)
     for op in loops: each = each + timeline.periods[op] * trips[op]
     tensor = _tensor(kernel, target, trips, launch.programs)
     begin = _filling(timeline, fixed) * persistent + target.engines.kernel + (JOIN if machine.cluster > 1 else 0)
-    if persistent:
+    if plan.stream_k: busiest = float(each.sum()) / machine.blocks
+    elif persistent:
         busiest = _finish(each, machine.blocks, plan.queue)
     else:
         places = machine.blocks * resident
@@ -136,12 +140,12 @@ def occupancy(kernel: tile.Kernel, target: Target) -> int:
 class Launch:
     """Scalars of all programs at once: arrays of a number for each program, in the order in which they run."""
 
-    def __init__(self, kernel: tile.Kernel, sizes: Sizes | None, machine: Machine):
+    def __init__(self, kernel: tile.Kernel, sizes: Sizes | None, machine: Machine, shared: bool = False):
         self.kernel, self.sizes, self.machine = kernel, sizes, machine
         self.numbers = Numbers(kernel, sizes)
         grid = sizes.grid if sizes else (64 * machine.blocks, 1, 1)
         teams = -(-grid[0] // machine.cluster) if machine.persistent else grid[0]
-        self.programs = teams * grid[1] * grid[2] * kernel.integer("split", 1)
+        self.programs = teams * grid[1] * grid[2] * (1 if shared else kernel.integer("split", 1))
         self.order = np.arange(self.programs)
         self.grid, self.found = grid, {}
 
