@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import f32, traced
 from tests.passes.kernels import context, through
 from tkc.ir import threads, tile
@@ -47,12 +48,12 @@ def compiled(carried: bool, rows: int, target: str = "sm_90a"):
     return stages, given
 
 
-def check(module, rows: int, **how) -> None:
+def check(module, rows: int, run=None, **how) -> None:
     rng, counts = np.random.default_rng(0), np.array([3, 0, 1], np.int32)
     table = rng.permutation(12).reshape(3, 4).astype(np.int32)
     q, k, v = (rng.standard_normal(s).astype(BF16) for s in ((3, 2, rows + 5, D), (12, PAGE, 2, D), (12, PAGE, 2, D)))
     o = np.full(q.shape, np.nan, BF16)
-    run = dataflow.run if module.body.block.first_op.level < 4 else level4.run
+    run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
     run(module, [q, k, v, o, table, counts, D ** -0.5], (2, 2, 3), **how)
     for b, n in enumerate(counts):
         keys, values = (np.float64(x[table[b, :n]]).transpose(2, 0, 1, 3).reshape(2, -1, D) for x in (k, v))
@@ -84,6 +85,7 @@ def test_pages_by_threads(target):
     loads = [op for op in ops if isinstance(op, tile.Load) and not isinstance(op.result.type, tile.TileType)]
     assert len(loads) == 1 and loads[0].result in loop.body.block.last_op.operands and ops.index(loads[0]) > max(i for i, op in enumerate(ops) if isinstance(op, threads.CpAsync))
     for seed in range(2): check(stages[PIPELINE[-1]], 16, seed=seed)
+    check(stages[PIPELINE[-1]], 16, machine.run)
 
 
 def counted(x, w, o, table, BM: tkc.constexpr):
