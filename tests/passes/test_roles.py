@@ -190,6 +190,17 @@ def test_machines_without_the_engines_have_one_role(machine):
     assert given.plan.roles == "one" and not given.plan.persistent
 
 
+@pytest.mark.parametrize("block, boxes", [((128, 192, 32), 3), ((128, 160, 32), 5)], ids=str)
+def test_shares_in_several_boxes(block, boxes):
+    """A factor whose rows are an odd number of swizzles is shared between blocks by its k, by keyword."""
+    form = Form(block, options=(("cluster", (2, 1)), ("num_stages", 2)))
+    plan, free = compiled(form)[1].plan, compiled(Form(block))[1]
+    assert plan.cluster == (2, 1) and [load.boxes for load in plan.loads][:2] == [1, boxes]
+    assert free.plan.cluster == (1, 1) and any(f"would arrive in {boxes} boxes" in line for line in free.decisions)
+    assert count(role(last(form), "producer"), threads.TmaLoad) == 1 + boxes
+    for seed in range(2): check(last(form), form, 3 * 128 + 5, block[1] + 40, 5 * 32 - 7, seed=seed, resident=1 + seed)
+
+
 # ------------------------------------------------------------------------------------------------------ the assembler
 @assembler
 @EVERY

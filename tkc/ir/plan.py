@@ -49,6 +49,7 @@ class LoadPlan:
     multicast: int = -1
     ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
     restaged: int = -1                              # and the ring in which it is laid anew
+    boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
 
 
 @dataclass(frozen=True)

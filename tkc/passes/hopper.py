@@ -27,7 +27,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.access import addresses, unchanged
 from tkc.passes.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
-from tkc.passes.mapped import dense_of_block, unmapped
+from tkc.passes.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.program_axes import from_memory, program_axes
 from tkc.passes.rotate_loops import late_dot
 from tkc.passes.slabs import beside, slab, slab_bytes, widest
@@ -75,7 +75,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged)
-    cluster, cut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {})
+    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
     room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
@@ -90,7 +90,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     fuse = bool(options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, cut.get(op, -1), which[op], again.get(op, -1)) if op in which else load for op, load in zip(program.loads, plan.loads))
+    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], again.get(op, -1), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
@@ -107,7 +107,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
-             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else "")]
+             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
@@ -198,22 +198,25 @@ def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 
 
-def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, int]]:
-    """The cluster, and for each load that its blocks share, the buffer's axis along which they share the work."""
+def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, tuple[int, int]], str]:
+    """The cluster; for each load that its blocks share, the buffer's axis along which they share the work, and the boxes in which a share arrives; why one that could be shared is not."""
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
-    if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}
-    cut, loads = {}, [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]
-    if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}       # blocks share the stages of one ring
+    if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}, ""
+    cut, uncut, loads = {}, "", [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]
+    if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()
         if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
         extents = [n for n in load.extents.get_values() if n >= 0]
         if len(extents) != 2 or len(load.extents.get_values()) != 2: continue
-        panel, dense = 128 // (bits(load.result.type.element) // 8), dense_of_block(load)
-        if extents[dense] % (panel * size) == 0: cut[load] = dense
-        elif extents[1 - dense] % (8 * size) == 0 and extents[dense] <= panel: cut[load] = 1 - dense
-    return ((size, 1), cut) if cut else ((1, 1), {})
+        panel, dense = of_block(load).swizzle * 8 // bits(load.result.type.element), dense_of_block(load)
+        boxes = extents[dense] // panel
+        if boxes % size == 0: cut[load] = dense, 1
+        elif extents[1 - dense] % (8 * size): uncut = f"{extents[1 - dense]} rows of a factor are not shared out in eights"
+        elif boxes == 1 or asked is not None: cut[load] = 1 - dense, boxes
+        else: uncut = f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes: by cluster = (2, 1) alone"
+    return ((size, 1), cut, uncut) if cut else ((1, 1), {}, uncut)
 
 
 def results(program, m: int, groups: int) -> list[tile.Store]:

@@ -134,6 +134,7 @@ def _realised(program: Program, context: PassContext, narrowed: list[dict]) -> l
     found = []
     for names in narrowed:
         made = _plan(program, replace(context, options=replace(context.options, **names)))
+        if context.options.cluster is None and any(load.boxes > 1 for load in made.loads): continue      # not measured: by keyword alone
         if not legal(made, program, context) and names.items() <= keywords(made).items() and made not in found: found.append(made)
     return found
 

@@ -252,22 +252,25 @@ def _convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValu
 
 
 def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, everyone: SSAValue | None) -> None:
-    extents, view, offsets = list(copy.extents.get_values()), copy.buffer, list(copy.offsets)
-    box = [max(n, 1) for n in extents]
-    t, to = view.type, None
+    box, t, to = [max(n, 1) for n in copy.extents.get_values()], copy.buffer.type, None
+    parts = [(copy.buffer, list(copy.offsets))]
     if copy.cut is not None:
-        axis = copy.cut.value.data
-        piece = t.extents[axis] // maps.size
-        share = before(copy, CLASSES["mul"](maps.rank, before(copy, tile.Constant(piece, i32)).result)).result
-        zero = before(copy, tile.Constant(0, i32)).result
+        axis, fast, to = copy.cut.value.data, t.memory.fast, everyone
+        piece, panel = t.extents[axis] // maps.size, t.memory.swizzle * 8 // bits(t.element)
+        share, zero = (before(copy, op).result for op in (CLASSES["mul"](maps.rank, before(copy, tile.Constant(piece, i32)).result), tile.Constant(0, i32)))
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
+        if axis != fast: sizes[fast] = min(sizes[fast], panel)                    # of rows that lie in several panels, a share is a box in each
         memory, _ = t.memory.slice([0] * t.rank, sizes)
-        view = before(copy, shared.SharedSlice(view, [share if a == axis else zero for a in range(t.rank)], SharedType(1, sizes, t.element, memory))).result
-        offsets[axis] = before(copy, CLASSES["add"](offsets[axis], share)).result
-        box[axis], to = piece, everyone
-    if view.type.memory.fast != view.type.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(view.type.memory.order)])).result
-    map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None)
-    before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
+        box, parts = [size if a in (axis, fast) else n for a, (n, size) in enumerate(zip(box, sizes))], []
+        for at in range(0, t.extents[fast] if axis != fast else 1, panel):
+            start = before(copy, tile.Constant(at, i32)).result if at else zero
+            place = [share if a == axis else start if a == fast else zero for a in range(t.rank)]
+            parts.append((before(copy, shared.SharedSlice(copy.buffer, place, SharedType(1, sizes, t.element, memory))).result,
+                          [o if p is zero else before(copy, CLASSES["add"](o, p)).result for o, p in zip(copy.offsets, place)]))
+    for view, offsets in parts:
+        if t.memory.fast != t.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(t.memory.order)])).result
+        map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None)
+        before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
 
 
 def _drain(block: Block, ring: RingBarriers) -> None:
