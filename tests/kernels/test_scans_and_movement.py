@@ -124,4 +124,5 @@ def test_embedding(rows, columns, shape):
 def test_on_gpus():
     x = np.empty((4096, 4096), BF16)
     assembles(lambda: (kernels.cumsum(x.reshape(-1)), kernels.cumsum(x, reverse=True), kernels.sum(x), kernels.transpose(x), kernels.histogram(np.empty(1 << 20, np.int32), 256)))
+    assembles(lambda: (kernels.topk(np.empty((64, 256), BF16), 8), kernels.topk(np.empty((4, 131072), BF16), 64)), ("sm_90a",))
     assembles(lambda: (kernels.topk(x, 50), kernels.embedding(x, np.zeros(1000, np.int64)), kernels.embedding_backward(x[:1000], np.zeros(1000, np.int64), 4096)))

@@ -77,15 +77,20 @@ def _chunk_maxima(x, words, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, N: tkc.c
 
 
 @tkc.jit
-def _largest_of_chunks(x, winners, values, indices, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, K: tkc.constexpr):
-    row, place = tkc.program_id(0), tkc.arange(K * CHUNK)
-    chunks = tkc.sort(_index(tkc.load(winners[row], (0,), (K,)), SHORT).to(tkc.int32))                # in the order of the row: of equals the first wins here too
-    i = (chunks[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(K * CHUNK)
+def _in_order(winners, chunks, SHORT: tkc.constexpr, K: tkc.constexpr):
+    row = tkc.program_id(0)
+    tkc.store(chunks[row], (0,), tkc.sort(_index(tkc.load(winners[row], (0,), (K,)), SHORT).to(tkc.int32)))
+
+
+@tkc.jit
+def _largest_of_chunks(x, chunks, values, indices, SHORT: tkc.constexpr, CHUNK: tkc.constexpr, K: tkc.constexpr):
+    row, place = tkc.program_id(0), tkc.arange(K * CHUNK)                       # chunks are in the order of the row: of equals the first wins here too
+    i = (tkc.load(chunks[row], (0,), (K,))[:, None] * CHUNK + tkc.arange(CHUNK)[None, :]).reshape(K * CHUNK)
     here = (i >= 0) & (i < x.shape[1])
     best = _best(_words(tkc.load(x[row].ptr + i, mask=here), place, here, SHORT), K)
     place = _index(best, SHORT).to(tkc.int32)
-    chunk = tkc.sum(tkc.where((place // CHUNK)[:, None] == tkc.arange(K)[None, :], chunks[None, :], 0), axis=1)
-    _put(best[None, :], values, indices, row, SHORT, (chunk * CHUNK + place % CHUNK)[None, :])
+    index = tkc.load(chunks[row].ptr + place // CHUNK, mask=place < K * CHUNK) * CHUNK + place % CHUNK
+    _put(best[None, :], values, indices, row, SHORT, index[None, :])
 
 
 @tkc.jit
@@ -134,11 +139,11 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     source, best, places, most = matrix(contiguous(turned)), matrix(values), matrix(indices), power(k)
     rows, short = source.shape[0], kind in SHORT
     if not rows: return
-    if columns <= ROW:
+    if columns <= PART or columns <= ROW and most <= (64 if short else 32):         # more are no longer the first of a sort, but all of it
         block = max(power(columns), most)
         height = max(1, min(power(rows), (8192 if short else 4096) // block))
         return _topk_rows[tkc.cdiv(rows, height)](source, best, places, SHORT=short, ROWS=height, K=most, N=block)
-    chunk = min(64, power(isqrt(columns // most)))
+    chunk = 1 << max(1, min(64, ROW // most, isqrt(columns // most))).bit_length() - 1                  # as many maxima as elements in the chunks that are left, about
     if chunk < 8:
         words, height = _tournament(source, _first_round, most), max(1, 1024 // most)
         return _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)
@@ -146,14 +151,16 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
     short = short and chunks <= 1 << 16
     words = empty(x, (rows, chunks), "int32" if short else "int64")
     for part in parts(rows): _chunk_maxima[tkc.cdiv(columns, n), part.stop - part.start](source[part], words[part], SHORT=short, CHUNK=chunk, N=n)
-    _largest_of_chunks[rows](source, _tournament(words, _next_round, most), best, places, SHORT=short, CHUNK=chunk, K=most)
+    chosen = empty(x, (rows, most), "int32")
+    _in_order[rows](_tournament(words, _next_round, most), chosen, SHORT=short, K=most)
+    _largest_of_chunks[rows](source, chosen, best, places, SHORT=short, CHUNK=chunk, K=most)
 
 
 def _tournament(source: Array, kernel, k: int) -> Array:
     """The k largest words of each row, k a power of two."""
     while kernel is _first_round or source.shape[1] > k:
         rows, columns = source.shape
-        n = max(2 * k, min(4096, power(columns)))
+        n = max(2 * k, min(4096 if k <= 64 else 1024, power(columns)))
         found = empty(source, (rows, tkc.cdiv(columns, n) * k), "int64" if kernel is _first_round else dtype_of(source))
         for part in parts(rows): kernel[tkc.cdiv(columns, n), part.stop - part.start](source[part], found[part], K=k, N=n)
         source, kernel = found, _next_round
