@@ -43,7 +43,7 @@ def test_rings_fit_every_target(name):
 
 @pytest.mark.parametrize("dtype, precision, name, want", [
     (tkc.bfloat16, "ieee", "sm_80", "mma"), (tkc.float16, "ieee", "sm_80", "mma"), (tkc.float32, "ieee", "sm_90a", "fma"), (tkc.float32, "tf32", "sm_80", "mma"),
-    (tkc.float32, "tf32x3", "sm_80", "mma"), (tkc.float64, "ieee", "sm_90a", "fma"), (tkc.float8_e4m3, "ieee", "sm_89", "mma"), (tkc.float8_e4m3, "ieee", "sm_80", "fma"), (tkc.int8, "ieee", "sm_80", "mma")])
+    (tkc.float32, "tf32x3", "sm_80", "mma"), (tkc.float64, "ieee", "sm_90a", "fma"), (tkc.float8_e4m3, "ieee", "sm_89", "mma"), (tkc.float8_e4m3, "ieee", "sm_80", "mma"), (tkc.int8, "ieee", "sm_80", "mma")])
 def test_the_instruction_follows_types_and_target(dtype, precision, name, want):
     def f(a, b, o):
         d = tkc.dot(tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64)), precision=precision)

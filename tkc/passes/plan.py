@@ -29,13 +29,14 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.errors import CompileError, VerifyError
 from tkc.ir import tile
+from tkc.ir.elementwise import Cast
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
 from tkc.passes import PassContext, streaming
 from tkc.passes.access import Access, bytes_of, tile_of
 from tkc.passes.cost import Cost, Sizes, Work, cost
@@ -218,7 +219,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     say = lambda text: said.append(f"plan: {text}")
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
-    warps, spread = (num_warps or _warps(program, loads, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
+    warps, spread = (num_warps or _warps(program, loads, context, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
     persistent = not program.dots and streaming.persistent(program.kernel, context, say)
     prefetch, keep = streaming.ahead(program.kernel, warps, spread[0], persistent, context, say) if not program.dots else (False, False)
     if num_warps and program.dots: say(f"{warps} warps, as asked")
@@ -250,11 +251,12 @@ def _unused(plan: Plan, options) -> list[str]:
     return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 
-def _warps(program: Program, loads: tuple[LoadPlan, ...], say) -> int:
+def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
+    widened = not context.target.fp8 and any(isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2) for dot in program.dots for v in (dot.a, dot.b))     # by much arithmetic
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
-        if each <= ACCUMULATORS and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
+        if each <= (ACCUMULATORS // 2 if widened else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
 

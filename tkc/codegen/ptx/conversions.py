@@ -3,11 +3,14 @@
     widen    part p of a register of packed elements -> 32 bits (integers extended, floats as float32)
     narrow   1, 2 or 4 widened elements -> one register, rounding to nearest even
     cast     a widened element of one type -> of another (narrow results not yet rounded or wrapped: `normal` or `narrow` does)
+
+float8 has instructions from sm_89 on; before, float8.py makes its bits a float32's and back, with the same results.
 """
 from __future__ import annotations
 
 from xdsl.ir import Attribute
 
+from tkc.codegen.ptx import float8
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, rounded, to_bits, wrapped
 from tkc.codegen.ptx.writer import Operand
@@ -17,9 +20,10 @@ from tkc.ir.types import TileType, bf16, bits, element_of, f8e4m3, f8e5m2, is_bo
 _FP8 = {f8e4m3: "e4m3", f8e5m2: "e5m2"}
 
 
-def needs_fp8(e: Emitter) -> None:
-    if not e.target.fp8: e.fail(f"float8 conversions need sm_89 or newer, not {e.target.name}: convert to bfloat16 before the kernel")
-    e.need("8.1" if e.target.capability == 89 else "7.8")
+def has_fp8(e: Emitter) -> bool:
+    """Whether the target converts float8; what it asks of the assembler is noted."""
+    if e.target.fp8: e.need("8.1" if e.target.capability == 89 else "7.8")
+    return e.target.fp8
 
 
 def widen(e: Emitter, raw: str, element: Attribute, part: int = 0) -> str:
@@ -30,9 +34,9 @@ def widen(e: Emitter, raw: str, element: Attribute, part: int = 0) -> str:
         else: selector = 0x888 + 0x111 * low << 4 | low if bits(element) == 8 else 0x88 + 0x11 * (low + 1) << 8 | low + 1 << 4 | low
         return w.op("prmt.b32", "b32", raw, 0, selector)
     if element == bf16: return w.op("and.b32", "b32", raw, -65536) if part else w.op("shl.b32", "b32", raw, 16)
+    if element in _FP8 and not has_fp8(e): return float8.widen(w, raw, element, part)
     half = w.many("b16", 2)
     if element in _FP8:
-        needs_fp8(e)
         w.emit(f"mov.b32 {{{half[0]}, {half[1]}}}, {raw}")
         raw, part, half = w.op(f"cvt.rn.f16x2.{_FP8[element]}x2", "b32", half[part // 2]), part % 2, w.many("b16", 2)
     w.emit(f"mov.b32 {{{half[0]}, {half[1]}}}, {raw}")
@@ -51,7 +55,7 @@ def narrow(e: Emitter, elements: list[Operand], element: Attribute, into: str | 
     if is_float(element):
         held = [w.register(float(x) if not isinstance(x, str) else x) for x in elements]
         if element in _FP8:
-            needs_fp8(e)
+            if not has_fp8(e): return float8.narrow(w, held, element, into)
             pairs = []
             for lo, hi in zip(held[::2], held[1::2] or [w.register(0.0)]):
                 pairs.append(w.op(f"cvt.rn.satfinite.{_FP8[element]}x2.f32", "b16", hi, lo))

@@ -9,7 +9,7 @@ import re
 
 from xdsl.ir import Attribute
 
-from tkc.codegen.ptx.conversions import needs_fp8, widen
+from tkc.codegen.ptx.conversions import has_fp8, widen
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import compute_class
 from tkc.codegen.ptx.writer import Operand
@@ -51,5 +51,5 @@ def _given(e: Emitter, x: Operand, t: Attribute) -> str:
 
 def _taken(e: Emitter, x: str, t: Attribute) -> Operand:
     if _kind(t) != "b16": return x
-    if t in (f8e4m3, f8e5m2): needs_fp8(e)
+    if t in (f8e4m3, f8e5m2): has_fp8(e)
     return widen(e, e.w.op("cvt.u32.u16", "b32", x), t)
