@@ -4,6 +4,7 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
+from benchmarks.memory_plans import planned  # noqa: E402
 from tkc import kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -78,3 +79,24 @@ def test_embedding_and_topk():
     near(kernels.embedding_backward(g, i, 5000), torch.zeros(5000, 1024, device="cuda", dtype=torch.double).index_add_(0, i, g.double()), 1e-2)
     x = normal(33, 50_257, dtype=torch.float32)
     for got, want in zip(kernels.topk(x, 50), x.topk(50)): assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("shape, k", [((5000, 256), 8), ((17, 131072), 64), ((17, 50_257), 50), ((3, 2048), 500)])
+def test_the_largest_of_short_numbers(shape, k):
+    """Many are equal in 16 bits: the first wins."""
+    values, indices = kernels.topk(x := normal(*shape), k)
+    want = (-x.double()).sort(-1, stable=True)
+    assert torch.equal(indices, want.indices[:, :k]) and torch.equal(values.double(), -want.values[:, :k])
+
+
+@pytest.mark.parametrize("columns, options", [(1000, {}), (4096, {}), (32768, {"num_warps": 32}), (131072, {})])
+def test_persistent_programs(columns, options):
+    """More rows than blocks, so that each takes several."""
+    x = normal(3001, columns)
+    near(planned(lambda: kernels.softmax(x), {"persistent": True, **options}).run(), torch.softmax(x.double(), -1))
+
+
+@pytest.mark.parametrize("rows, columns", [(1000, 4096), (4096, 136)])
+def test_a_transpose_in_registers(rows, columns):
+    x = normal(3, rows, columns)
+    assert torch.equal(planned(lambda: kernels.transpose(x), {"turned": True}).run(), x.transpose(1, 2))

@@ -284,13 +284,12 @@ class Walk:
 
     def up(self, order: list[int], steps) -> tuple[Values, Callable[[Values | None], None]]:
         """The total of a stretch, and what puts that before it which comes before."""
-        if not steps: return self.serial(order)
+        if not steps or len(steps) == 1 and not steps[0][0]: return self.serial(order)
         *inner, (masks, low, _) = steps
         if masks:
             total, carry = self.up(order, inner)
             before, total = self.lanes(total, masks)
             return total, lambda outer: carry(self.join(outer, before))
-        if not inner: return self.serial(order)
         total, parts = None, []
         for _, part in groupby(order, key=lambda r: int(self.at[r]) // low):
             own, carry = self.up(list(part), inner)
