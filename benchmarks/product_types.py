@@ -180,7 +180,7 @@ FREE, ALONE = {}, {"cluster": (1, 1)}
 KINDS = {
     "fp8 fast": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, each(WIDE, FREE, ALONE), _reference_float8, shapes=LARGE),
     "fp8 exact": Kind(_float8, _ours_float8(True), {"cuBLAS exact": _scaled(False)}, each(PARTIAL, FREE, ALONE), _reference_float8, shapes=LARGE),
-    "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[3::-2], FREE, ALONE), _reference_float8, shapes=LARGE[:1]),
+    "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[3::-2], FREE, ALONE) + ((PARTIAL[3], {"sum_parts": 1}), ((192, 128, 128), {"num_warps": 12, "sum_parts": 1}), ((192, 128, 128), {"num_warps": 12})), _reference_float8, shapes=LARGE[:1]),
     "fp8 row-major": Kind(_row_major, _ours_row_major, {"transpose, cuBLAS fast": _transposed_first}, each(((128, 128, 128), (128, 256, 128), (128, 192, 128), (256, 128, 64)), FREE, {"roles": "one"}),
                           lambda g: g[0].double() @ g[1].double(), shapes=LARGE[:1]),
     "int8": Kind(_two("int8", "int32", 30), _ours_two("int8"), {"torch._int_mm": _int_mm}, each(WIDE[:4], FREE), _reference_two, 0.0, LARGE[:1]),

@@ -183,6 +183,14 @@ def test_other_majors_of_32_bits_and_large_factors_have_one_role(case, said):
 def test_it_assembles_clean(case): assembles_clean(last(case))
 
 
+def test_partial_sums_stay_whole_where_asked():
+    """One dot as wide as the block, not one for each half of its columns."""
+    case = Case(E4, E4, (128, 128, 128), "blocks b.T", options=(("sum_parts", 1), ("num_stages", 2)))
+    assert compiled(case)[1].plan.dots[0].parts == (1, 1) and count(last(case), threads.DotAsync) == 1
+    for seed in range(2): check(last(case), case, 133, 137, 3 * 128 - 7, seed=seed)
+
+
+
 # ------------------------------------------------------------------------------------------------------ computed factors
 def computed(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr):
     """FORM names what is done to a ("relu", "scaled" by rows, "cast" to b's type) or to b ("weights": cast to a's type), and "b.T", "a.T"."""

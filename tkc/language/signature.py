@@ -48,6 +48,7 @@ class Options:
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
     split_k: int | None = None            # programs that share one output block, each a part of k
     stream_k: int | None = None           # programs of the last wave are shared by all blocks, each in at most so many parts of k
+    sum_parts: int | None = None          # 1: dots whose results a loop adds up stay whole; else they come in parts, so that one is added up under the next
     persistent: bool | None = None        # a block takes one program after the other, and reads the next one's while it computes
     turned: bool | None = None            # what is read along one axis and written along another is turned in registers
     fuse: bool | None = None              # the next program's first dot runs under this one's epilogue

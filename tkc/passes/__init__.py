@@ -24,6 +24,7 @@ class LaunchOptions(Protocol):
     raster: int | None
     split_k: int | None
     stream_k: int | None
+    sum_parts: int | None
     persistent: bool | None
     turned: bool | None
     relax: bool | None
@@ -43,6 +44,7 @@ class Free:
     raster: int | None = None
     split_k: int | None = None
     stream_k: int | None = None
+    sum_parts: int | None = None
     persistent: bool | None = None
     turned: bool | None = None
     relax: bool | None = None

@@ -68,7 +68,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     late = late_dot(loops[0])
     aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
     most = ACCUMULATORS[groups] - (LARGE_SUM[1] - aside[1] if aside else 0)
-    parts = [parts_of(d, groups, most) if partial(d) and late is None and not anew(d) else (1, 1) for d in dots]
+    parts = [parts_of(d, groups, most) if partial(d) and late is None and not anew(d) and options.sum_parts != 1 else (1, 1) for d in dots]
     each = held(dots, late, parts, groups)
     if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
     if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
