@@ -94,8 +94,7 @@ def test_what_the_demo_writes_out_assembles_without_a_spill(name, target):
         assert set(arguments) == set(kernel.names)
         compiled = kernel.compile(**arguments, target=target)
         assert f".target {target}" in compiled.ptx and ".entry" in compiled.ptx
-        few = 64 if (name, target) == ("float8_matmul", "sm_80") else 0                # its two sums and factors made float16 just do not fit 128 registers of a thread
-        assert compiled.resources.clean or compiled.resources.spill_stores < few, compiled.resources.log
+        assert compiled.resources.clean, compiled.resources.log
 
 
 @pytest.mark.gpu

@@ -220,9 +220,6 @@ FORMS = {
 def test_it_assembles(name, target, monkeypatch):
     monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
     with launches() as found: FORMS[name]()
-    if target == "sm_80" and "float8" in name:
-        with pytest.raises(tkc.CompileError, match="sm_89 or newer"): found[0][0].compile(*found[0][1], target=target, **found[0][2])
-        return
     for kernel, args, kwargs in found:
         compiled = kernel.compile(*args, target=target, **kwargs)
         assert compiled.resources.clean, compiled.resources.log

@@ -252,13 +252,18 @@ def _unused(plan: Plan, options) -> list[str]:
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
-    widened = not context.target.fp8 and any(isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2) for dot in program.dots for v in (dot.a, dot.b))     # by much arithmetic
+    widened = _widened(program, context)
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
-        if each <= (ACCUMULATORS // 2 if widened else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
+        if each <= (ACCUMULATORS // 2 if widened and warps == 4 else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
+
+
+def _widened(program: Program, context: PassContext) -> bool:
+    """Whether factors are float8 made float16 by arithmetic, which takes registers (widen-float8)."""
+    return not context.target.fp8 and any(isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2) for dot in program.dots for v in (dot.a, dot.b))
 
 
 def _accumulators(program: Program, warps: int) -> int:
@@ -349,6 +354,7 @@ def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, co
     room = context.target.shared_bytes - others - RESERVED
     half = context.target.shared_bytes // 2 - others - RESERVED
     chosen = next((s for s in (4, 3) if s * stage <= half), None) or next((s for s in (4, 3, 2) if s * stage <= room), 1)
+    if _widened(program, context): chosen = min(chosen, 2)
     say(f"{chosen} stages of {stage} bytes" + (", so that two blocks fit a multiprocessor" if chosen * stage <= half else ""))
     return chosen
 
