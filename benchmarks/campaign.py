@@ -49,6 +49,7 @@ STAGES = {
     "counters": Stage(("-m", "benchmarks.counters", "softmax-131072", "rms_norm-131072", "cross_entropy-131072", "cumsum"), 60, 14),
     "launch": race("launch", seconds=20),
     "product_types": race("product_types", seconds=90),
+    "product_grouped": race("product_grouped", seconds=60),
     "product_odd": race("product_odd", seconds=120),
     "sanitize": Stage(("-m", "tests.gpu.sanitize"), 240),
     "golden_programs": race("golden_programs", seconds=90),

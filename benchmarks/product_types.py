@@ -177,8 +177,10 @@ PARTIAL = ((128, 256, 128), (256, 128, 128), (128, 192, 128), (128, 128, 128))
 each = lambda blocks, *options: tuple(itertools.product(blocks, options))
 LARGE = SHAPES[:3]
 FREE, ALONE = {}, {"cluster": (1, 1)}
+THIN = (*each(((64, 64, 128), (64, 128, 128), (64, 64, 256), (64, 32, 256)), FREE), *each(((64, 64, 128), (64, 128, 128)), {"split_k": 2}, {"split_k": 2, "roles": "pingpong"}, {"split_k": 4, "roles": "pingpong"}, {"stream_k": 4}))
 KINDS = {
     "fp8 fast": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, each(WIDE, FREE, ALONE), _reference_float8, shapes=LARGE),
+    "fp8 thin": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, THIN, _reference_float8, shapes=()),
     "fp8 exact": Kind(_float8, _ours_float8(True), {"cuBLAS exact": _scaled(False)}, each(PARTIAL, FREE, ALONE), _reference_float8, shapes=LARGE),
     "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[3::-2], FREE, ALONE) + ((PARTIAL[3], {"sum_parts": 1}), ((192, 128, 128), {"num_warps": 12, "sum_parts": 1}), ((192, 128, 128), {"num_warps": 12})), _reference_float8, shapes=LARGE[:1]),
     "fp8 row-major": Kind(_row_major, _ours_row_major, {"transpose, cuBLAS fast": _transposed_first}, each(((128, 128, 128), (128, 256, 128), (128, 192, 128), (256, 128, 64)), FREE, {"roles": "one"}),
