@@ -199,6 +199,7 @@ def test_shares_in_several_boxes(block, boxes):
     assert free.plan.cluster == (1, 1) and any(f"would arrive in {boxes} boxes" in line for line in free.decisions)
     assert count(role(last(form), "producer"), threads.TmaLoad) == 1 + boxes
     for seed in range(2): check(last(form), form, 3 * 128 + 5, block[1] + 40, 5 * 32 - 7, seed=seed, resident=1 + seed)
+    check(last(form), form, 3 * 128 + 5, block[1] + 40, 3 * 32 - 7, run=machine.run, resident=1)
 
 
 # ------------------------------------------------------------------------------------------------------ the assembler

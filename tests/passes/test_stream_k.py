@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.passes.kernels import product
 from tests.passes.stages import LAST, assembler, assembles_clean, count, role, survivors, without_threads
 from tests.passes.test_epilogues import check as check_fused
@@ -58,6 +59,10 @@ def test_the_same_bits_whoever_is_last():
             level4.run(last(Form((64, 64, 32), out=tkc.float32, options=(("stream_k", 4), ("num_stages", 2)))), [a, b, rest[0], out, rest[1]], (1, 1, 1), seed=seed, resident=blocks)
             results.add(out.tobytes())
         assert len(results) == (1 if blocks == 5 else 2)                        # one block has the whole program, and another order
+
+
+@pytest.mark.parametrize("form", [ONE, TURNS], ids=["cooperative", "ping-pong"])
+def test_what_the_text_computes(form): check(last(form), form, 133, 73, 9 * 32 - 7, run=machine.run, resident=2)
 
 
 @EVERY
