@@ -2,8 +2,8 @@
 
     BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300 --out /tmp/plans
 
-persistent     a block takes one program after the other and reads the next one's rows while it computes (passes/streaming.py)
-turned         a tile that is read along one axis and written along another is turned in registers (passes/access.py)
+persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py)
+turned         a tile that is read along one axis and written along another is turned in registers (tkc/passes/analysis/access.py)
 cumsum         elements of a program and programs of a group (kernels/scans.py)
 
 Operations and shapes are those of memory_bound.py, GB/s counted as there.

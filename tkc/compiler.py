@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from tkc.language.signature import Signature
-    from tkc.passes.predict import Prediction
+    from tkc.timing.predict import Prediction
 
 Observer = Callable[[str, "ModuleOp"], None]                                    # called with a step's name and the IR after it
 
@@ -159,12 +159,12 @@ class Compiled:
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """Who uses which engine when, in an iteration of a kernel with roles (tkc.passes.predict), without the sizes of a launch; None of other kernels, and without the source."""
+        """Who uses which engine when, in an iteration of a kernel with roles (tkc.timing.predict), without the sizes of a launch; None of other kernels, and without the source."""
         if self.again is None or self.interface is None or not self.interface.persistent: return None
         from tkc.ir.target import TARGETS
-        from tkc.passes.cost import Work
         from tkc.passes.plan import kernel_of
-        from tkc.passes.predict import predict
+        from tkc.passes.planning.cost import Work
+        from tkc.timing.predict import predict
         seen: dict[str, Any] = {}
         self.again(lambda step, module: seen.update({"work": Work.of(kernel_of(module))} if step == "trace" else {"module": module}))
         try: return predict(seen["module"], seen["work"], TARGETS[self.target])

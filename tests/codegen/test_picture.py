@@ -6,8 +6,8 @@ import pytest
 from tkc.codegen.picture import draw
 from tkc.codegen.report import timeline
 from tkc.errors import Error
-from tkc.passes.predict import Prediction
-from tkc.passes.timeline import Segment, Timeline
+from tkc.timing.predict import Prediction
+from tkc.timing.timeline import Segment, Timeline
 
 LINE = Timeline(["producer", "consumer 0"], [Segment("consumer 0", "tensor", "dot 64x64x64", 0, 50, (("tensor", 50.0),)), Segment("consumer 0", "mufu", "exp2", 50, 100, (("mufu", 40.0),)),
                                              Segment("producer", "copy", "copy", 90, 110, (("copy", 20.0),)), Segment("consumer 0", "tensor", "dot 64x64x64", 100, 150, (("tensor", 50.0),))], steady=(0.0, 100.0))

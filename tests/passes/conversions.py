@@ -17,7 +17,7 @@ from tkc.ir.layout import Layout, blocked, movement
 from tkc.ir.target import TARGETS
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType, bits
 from tkc.ir.verify import verify
-from tkc.passes.dot_layouts import fma_accumulator, of_fma
+from tkc.passes.layouts.dot_layouts import fma_accumulator, of_fma
 
 ELEMENTS = {"f32": f32, "bf16": bf16, "i8": i8, "i64": i64}
 MATRICES = ((16, 16), (64, 64), (32, 128), (7, 100), (128, 48))

@@ -6,7 +6,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.layout import WARP, Layout
 from tkc.ir.types import TileType
-from tkc.passes.movers import crosses
+from tkc.passes.layouts.movers import crosses
 
 
 def elements(layout: Layout) -> np.ndarray:

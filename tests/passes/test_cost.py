@@ -5,9 +5,9 @@ import tkc
 from tests.language.kernels import array, matmul, traced
 from tests.passes.kernels import aligned, attended, context
 from tkc.passes import plan as planning
-from tkc.passes.cost import Numbers, Sizes, Work, cost
+from tkc.passes.analysis.values import LOADS
 from tkc.passes.plan import candidates, kernel_of, keywords
-from tkc.passes.values import LOADS
+from tkc.passes.planning.cost import Numbers, Sizes, Work, cost
 
 
 def product(BM, BN, BK=64, kind=aligned(tkc.bfloat16, 2)): return traced(matmul, kind, kind, kind, BM=BM, BN=BN, BK=BK)

@@ -14,10 +14,10 @@ from tkc.errors import CompileError
 from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
 from tkc.kernels.attention import _attention
-from tkc.passes.cost import Sizes, Work
 from tkc.passes.plan import kernel_of
-from tkc.passes.predict import predict
+from tkc.passes.planning.cost import Sizes, Work
 from tkc.runtime.simulate import level4_of
+from tkc.timing.predict import predict
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 H200 = TARGETS["sm_90a"]

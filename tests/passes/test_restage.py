@@ -22,7 +22,7 @@ from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes import restage
+from tkc.passes.layouts import restage
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
 from tkc.sim.mutants import mutated, places

@@ -14,7 +14,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.target import target
 from tkc.passes.pipeline import PIPELINE
-from tkc.passes.stream_k import MOST
+from tkc.passes.programs.stream_k import MOST
 from tkc.runtime.launch import workspaces
 from tkc.sim import level4
 from tkc.sim.mutants import mutants

@@ -1,6 +1,6 @@
 """A prediction as a picture, by matplotlib: two iterations of the busiest loop, a row for each warpgroup's dots, vector work and waits, and for the copies.
 
-`prediction` is tkc.passes.predict.Prediction, which stands in another room.
+`prediction` is tkc.timing.predict.Prediction, which stands in another room.
 """
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def bug(error: Exception, level_0: str, target: str) -> Error:
 
 
 def page(c, prediction=None, width: int = 120) -> str:
-    """As text; with the timeline of a tkc.passes.predict.Prediction where there is one."""
+    """As text; with the timeline of a tkc.timing.predict.Prediction where there is one."""
     from rich.console import Console
     from rich.table import Table
     out = Console(file=io.StringIO(), width=width)

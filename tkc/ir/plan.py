@@ -21,7 +21,7 @@ class DotPlan:
     warps: how many warps, or warpgroups for wgmma, part m and n among them.
     a, b: where the operands come from, "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
     which its loop does not change is read again in every iteration, not held. "restaged": wgmma reads it where another role has laid it anew.
-    permuted: K of both factors is counted in the order in which an accumulator's registers lie (tkc.passes.restage).
+    permuted: K of both factors is counted in the order in which an accumulator's registers lie (tkc.passes.layouts.restage).
     chunk: fma only: so many k are held in registers at once.
     parts: of a partial dot's columns: how many, and how many are in flight at once (split-sums).
     swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a thin m on the side that has no minimum.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Engines:
-    """What a multiprocessor's engines do, for timelines (tkc/passes/timeline.py). Clocks are its own; a *quarter* of a multiprocessor has one warp of each warpgroup.
+    """What a multiprocessor's engines do, for timelines (tkc/timing/timeline.py). Clocks are its own; a *quarter* of a multiprocessor has one warp of each warpgroup.
 
     Defaults are Hopper's. Sources: [G] CUDA C++ programming guide, table of arithmetic throughput (results a clock and multiprocessor); [A] ../shared/prototypes/ATTENTION.md, clocks
     read inside kernels on an H200; [C] calibrated with benchmarks/results of 2026-11-21, one number for all rows.
@@ -24,7 +24,7 @@ class Engines:
     copy: float = 700.0          # … from asking for a copy to having it, out of the L2 cache
     atomic: float = 700.0        # … of claiming a program
     drain: float = 500.0         # … until a copy out has read its source
-    kernel: float = 6000.0       # … before a block's first operation and after its last [C: as in cost.py]
+    kernel: float = 6000.0       # … before a block's first operation and after its last [C: as in tkc/passes/planning/cost.py]
     begin: float = 1.5e-6        # seconds round a kernel
     top: float = 1.98            # GHz of a cool multiprocessor;
     heat: float = 2.12           # under power's limit, 700 W, this / cube root of (1 + `work` · the tensor cores' share of the time): power grows with the cube of the clock, as the voltage

@@ -31,7 +31,7 @@ from tkc.ir.rewrite import after, before, replace, retype
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, is_bool
 from tkc.passes import PassContext
-from tkc.passes.folding import constant
+from tkc.passes.analysis.folding import constant
 
 REAL = True
 

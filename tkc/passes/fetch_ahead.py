@@ -38,7 +38,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.access import addresses, unchanged
+from tkc.passes.analysis.access import addresses, unchanged
 
 MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
 

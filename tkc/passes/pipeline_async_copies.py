@@ -34,7 +34,7 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
-from tkc.passes.access import unchanged
+from tkc.passes.analysis.access import unchanged
 
 Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 

@@ -37,14 +37,15 @@ from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
-from tkc.passes import PassContext, streaming
-from tkc.passes.access import Access, bytes_of, tile_of
-from tkc.passes.cost import Cost, Sizes, Work, cost
-from tkc.passes.factors import partial
-from tkc.passes.hopper import roles
-from tkc.passes.program_axes import program_axes
-from tkc.passes.stabilizers import is_running_maximum
-from tkc.passes.values import LOADS, POINTWISE, VIEWS, dots_fed
+from tkc.passes import PassContext
+from tkc.passes.analysis.access import Access, bytes_of, tile_of
+from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.stabilizers import is_running_maximum
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
+from tkc.passes.planning import streaming
+from tkc.passes.planning.cost import Cost, Sizes, Work, cost
+from tkc.passes.planning.factors import partial
+from tkc.passes.planning.hopper import roles
 
 MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, RESERVED = 255, 128, 144, 160, 64, 2048
 
@@ -376,7 +377,7 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
     found = []
     if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1) and plan.roles == "one": found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
     if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
-    if plan.roles != "one":                                # hopper.py checks its own
+    if plan.roles != "one":                                # planning/hopper.py checks its own
         asked = context.options.num_stages
         if asked and plan.stages < asked: found.append(f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared memory; at most {plan.stages} stages do")
         return found

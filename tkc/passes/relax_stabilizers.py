@@ -37,10 +37,10 @@ from tkc.ir.text import location_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
-from tkc.passes.folding import constant
+from tkc.passes.analysis.folding import constant
+from tkc.passes.analysis.stabilizers import Forms, Unproved, guarded, is_running_maximum, prove
+from tkc.passes.analysis.values import VIEWS
 from tkc.passes.simplify import sweep
-from tkc.passes.stabilizers import Forms, Unproved, guarded, is_running_maximum, prove
-from tkc.passes.values import VIEWS
 
 REAL = True                                                             # another maximum rounds otherwise
 LARGEST = {"f16": 2.0 ** 15, "f8E5M2": 2.0 ** 15, "f8E4M3FN": 2.0 ** 8}     # sums whose terms these types hold; others as float32

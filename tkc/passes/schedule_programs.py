@@ -36,7 +36,7 @@ fewer:
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
-With `split_k` parts, so many programs in turn share a block of the output (split_k.py). With `stream_k`, all blocks share the programs of the last wave (stream_k.py).
+With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (stream_k.py).
 """
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from tkc.ir.rewrite import Builder, before, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.access import argument_of, overlapping
-from tkc.passes.program_axes import from_memory, program_axes
-from tkc.passes.split_k import divide
-from tkc.passes.stream_k import Deal, Turn, share
+from tkc.passes.analysis.access import argument_of, overlapping
+from tkc.passes.analysis.program_axes import from_memory, program_axes
+from tkc.passes.programs.split_k import divide
+from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 5                                          # halves of the cache
 

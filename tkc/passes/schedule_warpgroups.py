@@ -8,7 +8,7 @@ all but the newest groups, and loops no longer carry tokens:
     %r = tile.wait_copies [%u] {pending = 1}          tile.cp_wait 1
     %x = tile.read %s after(%r)                       %x = tile.read %s
 
-Barriers of one role are not this pass's: insert-synchronization derives them. With a producer and consumers, roles.py splits the
+Barriers of one role are not this pass's: insert-synchronization derives them. With a producer and consumers, warpgroups/roles.py splits the
 program in two and makes the rings' tokens mbarriers.
 """
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.passes import PassContext
-from tkc.passes.roles import split
+from tkc.passes.warpgroups.roles import split
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

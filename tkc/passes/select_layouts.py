@@ -26,7 +26,7 @@ What the operations demand (what code generation and later passes may count on):
     broadcast, slice, concat             every thread holds what it needs: the result is a choice of registers
     reshape               the same, or (extents that do not nest) anything: it goes through shared memory
     reduce                result = operand.drop(axis)
-    dot                   the layouts of dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
+    dot                   the layouts of layouts/dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
     sort                  the axis inside one warp, padded to a power of two; result as operand
     sort_first            what is left of a sort where a slice takes its first elements: they are in the registers of every thread of the row
     flip                  the axis inside one thread; result as operand (a long flip is several short ones of a reshaped tile)
@@ -47,12 +47,12 @@ from tkc.ir.rewrite import after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, element_of
 from tkc.passes import PassContext
-from tkc.passes.factors import source as load_of
-from tkc.passes.groups import Groups, backward
-from tkc.passes.mapped import of_block
-from tkc.passes.movers import factor_flip, first_of_sort, is_free, offsets_layout, reshape_layouts, slice_source
-from tkc.passes.restage import permuted, restaged
-from tkc.passes.values import POINTWISE, VIEWS, tiles
+from tkc.passes.analysis.mapped import of_block
+from tkc.passes.analysis.values import POINTWISE, VIEWS, tiles
+from tkc.passes.layouts.groups import Groups, backward
+from tkc.passes.layouts.movers import factor_flip, first_of_sort, is_free, offsets_layout, reshape_layouts, slice_source
+from tkc.passes.layouts.restage import permuted, restaged
+from tkc.passes.planning.factors import source as load_of
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

@@ -11,7 +11,7 @@
     }                                                    }
 
 In rounds until nothing changes:
-  fold       constants, ranges, casts, splats, views (folding.py); operations equal to an earlier one are that one
+  fold       constants, ranges, casts, splats, views (analysis/folding.py); operations equal to an earlier one are that one
   loops      what an iteration does not change is computed before the loop; carried values that nobody needs, or that never change,
              are dropped
   dead code  whatever no effect depends on, through loops and branches
@@ -31,7 +31,7 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import erase, is_inside, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
-from tkc.passes.folding import constant, fold
+from tkc.passes.analysis.folding import constant, fold
 
 MOST_ROUNDS, LIGHT = 10, 2048           # 32-bit words of a tile that may stay in registers all through a loop
 REAL = True                             # constants of floats are folded

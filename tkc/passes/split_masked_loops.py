@@ -32,7 +32,7 @@ from tkc.ir.ranges import Ranges, bounds
 from tkc.ir.rewrite import before, is_inside, stamp
 from tkc.ir.types import TileType, element_of, is_integer, is_unsigned
 from tkc.passes import PassContext
-from tkc.passes.values import LOADS
+from tkc.passes.analysis.values import LOADS
 
 WORTH = 32                                                      # elements of a thread
 ALIKE = tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Flip, tile.Multiple

@@ -20,7 +20,7 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, erase, rebuild_for, retype
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
-from tkc.passes.values import POINTWISE
+from tkc.passes.analysis.values import POINTWISE
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

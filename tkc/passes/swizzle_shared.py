@@ -43,11 +43,11 @@ from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.threads import Vote
 from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
 from tkc.passes import PassContext
-from tkc.passes.hopper import leaves
-from tkc.passes.mapped import of_block
-from tkc.passes.movers import is_free
-from tkc.passes.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
-from tkc.passes.values import POINTWISE, VIEWS
+from tkc.passes.analysis.mapped import of_block
+from tkc.passes.analysis.values import POINTWISE, VIEWS
+from tkc.passes.layouts.movers import is_free
+from tkc.passes.layouts.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
+from tkc.passes.planning.hopper import leaves
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

@@ -21,7 +21,7 @@ from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
 
 if TYPE_CHECKING:
-    from tkc.passes.predict import Prediction
+    from tkc.timing.predict import Prediction
 
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
@@ -101,7 +101,7 @@ class JitFunction:
         return Prepared(launch, values)
 
     def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
-        """How long a launch would take on a GPU, and who uses which engine when: a tkc.passes.predict.Prediction, without a GPU. Arguments as of `compile`, but with every number.
+        """How long a launch would take on a GPU, and who uses which engine when: a tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every number.
 
         `compiled.report(prediction)` shows it, `tkc report --picture` draws it. Raises CompileError where its timeline depends on what the kernel computes.
         """

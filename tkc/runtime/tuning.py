@@ -96,8 +96,8 @@ def _candidates(kernel, values: Sequence, options: dict, config: Config, extents
     from tkc.ir.target import TARGETS
     from tkc.language.trace import trace
     from tkc.passes import PassContext
-    from tkc.passes.cost import Sizes, Work, cost
     from tkc.passes.plan import candidates, forcing, kernel_of
+    from tkc.passes.planning.cost import Sizes, Work, cost
     if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
     described = signature(specialization)
     module = trace(kernel.fn, described)

@@ -30,7 +30,7 @@ from tkc.ir.elementwise import CLASSES, Cast, PointerAdd, Select
 from tkc.ir.rewrite import before, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.passes.split_k import after_loop, atomic
+from tkc.passes.programs.split_k import after_loop, atomic
 
 MOST = 144                                      # blocks that may share programs: multiprocessors of the largest device with roles
 SPARE = 7, 8                                    # of the blocks, at most so many may have a program of their own in the last wave: else sharing gains less than it costs

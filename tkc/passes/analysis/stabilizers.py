@@ -34,7 +34,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.rewrite import is_inside
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.passes.folding import constant
+from tkc.passes.analysis.folding import constant
 
 LOG2E = 1 / log(2)
 ROUNDS = 8                                          # through a loop's body, until every carried value has a form

@@ -33,8 +33,8 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.passes import demands
-from tkc.passes.cost import RAGGED, Numbers, Sizes, slowed
+from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
+from tkc.timing import demands
 
 FEW, STEPS, EVENTS = 10, 16, 400_000            # iterations that a long loop is run for, at least; those of a loop whose length is not known; of a run, at most
 UNKNOWN = 4096                                  # an extent, or programs along an axis, where there is no launch

@@ -10,7 +10,7 @@ A producer warp copies, by tensor maps, what the dots read; warpgroups of consum
                 start at multiples of 16 bytes, no mask
   programs      none waits for another: they may run in any order
 
-Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own (restage.py): one ring for what is copied, one for what that role makes of it.
+Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own (layouts/restage.py): one ring for what is copied, one for what that role makes of it.
 Loads of one dot in one loop fill a ring together; a factor loaded outside its loop has a ring of its own.
 """
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.access import addresses, unchanged
-from tkc.passes.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
-from tkc.passes.mapped import dense_of_block, of_block, unmapped
-from tkc.passes.program_axes import from_memory, program_axes
+from tkc.passes.analysis.access import addresses, unchanged
+from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
+from tkc.passes.analysis.program_axes import from_memory, program_axes
+from tkc.passes.layouts.slabs import beside, slab, slab_bytes, widest
+from tkc.passes.planning.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
+from tkc.passes.programs.split_k import undivided
+from tkc.passes.programs.stream_k import piece_of
 from tkc.passes.rotate_loops import late_dot
-from tkc.passes.slabs import beside, slab, slab_bytes, widest
-from tkc.passes.split_k import undivided
-from tkc.passes.stream_k import piece_of
 
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 120)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: all of a multiprocessor's
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many

@@ -4,7 +4,7 @@
     block        takes programs in the plan's order: dealt out, or claimed by whoever is free first
     launch       the last block's end, and what stands before the first operation and after the last
     clock        what power allows: it falls as the tensor cores' share of the time grows (Engines.heat)
-    memory       bytes that the launch must move at the memory's rate (cost.py); what is shorter of both overlaps the rest but for 0.15 of it
+    memory       bytes that the launch must move at the memory's rate (tkc/passes/planning/cost.py); what is shorter of both overlaps the rest but for 0.15 of it
 
 Which programs run how many iterations is computed for all programs at once, from the bounds of the loops as level 4 has them.
 """
@@ -22,9 +22,9 @@ from tkc.ir import threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
-from tkc.passes import demands
-from tkc.passes.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
-from tkc.passes.timeline import Machine, Timeline
+from tkc.passes.planning.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
+from tkc.timing import demands
+from tkc.timing.timeline import Machine, Timeline
 
 PROGRAMS = 4                                    # that each consumer of the timeline runs
 _NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,

@@ -19,7 +19,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType, bits, is_float
-from tkc.passes.values import POINTWISE
+from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
 REGISTERS = 228                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,

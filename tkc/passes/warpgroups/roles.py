@@ -19,7 +19,7 @@ Where programs are claimed one by one, the producer claims, and posts the next p
     %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post …;  mbarrier_arrive %full
     yield %next, %m, %n                  consumer:  at its end  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
 
-A factor that is laid anew (restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
+A factor that is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
 and the writes:
 
     %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
@@ -49,13 +49,13 @@ from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, re
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.boundaries import fuse
-from tkc.passes.factors import simple
-from tkc.passes.mapped import dense_axis, through
-from tkc.passes.pingpong import alternate
-from tkc.passes.restage import WARPS as CONVERTER_WARPS
+from tkc.passes.analysis.mapped import dense_axis, through
+from tkc.passes.analysis.values import VIEWS
+from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
+from tkc.passes.planning.factors import simple
 from tkc.passes.simplify import sweep
-from tkc.passes.values import VIEWS
+from tkc.passes.warpgroups.boundaries import fuse
+from tkc.passes.warpgroups.pingpong import alternate
 
 PRODUCER_WARPS = 4
 OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter

@@ -7,7 +7,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.passes.values import LOADS
+from tkc.passes.analysis.values import LOADS
 
 
 def program_axes(values: Iterable[SSAValue], ends: bool = True) -> set[int]:

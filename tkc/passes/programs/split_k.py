@@ -25,7 +25,7 @@ from tkc.ir.elementwise import Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.passes.factors import simple
+from tkc.passes.planning.factors import simple
 
 
 def undivided(kernel: tile.Kernel, dots) -> str:

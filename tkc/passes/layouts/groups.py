@@ -16,12 +16,12 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.access import BLOCKS, POINTERS, SMALL, Access, both_ways, in_runs, tile_of, vectors_first
-from tkc.passes.dot_layouts import of_dot
-from tkc.passes.factors import dense_of_factor
-from tkc.passes.movers import first_layouts, offsets_layout, one_thread, one_warp, slice_source, stretched
-from tkc.passes.restage import casts_behind, read_layout
-from tkc.passes.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
+from tkc.passes.analysis.access import BLOCKS, POINTERS, SMALL, Access, both_ways, in_runs, tile_of, vectors_first
+from tkc.passes.analysis.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
+from tkc.passes.layouts.dot_layouts import of_dot
+from tkc.passes.layouts.movers import first_layouts, offsets_layout, one_thread, one_warp, slice_source, stretched
+from tkc.passes.layouts.restage import casts_behind, read_layout
+from tkc.passes.planning.factors import dense_of_factor
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they come from, which major they have.
 
 wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory 16-bit factors may be K-major or MN-major,
-8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (restage.py).
+8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (layouts/restage.py).
 
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
@@ -23,10 +23,10 @@ from xdsl.ir import BlockArgument, SSAValue
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
-from tkc.passes.mapped import dense_of_block, unmapped
-from tkc.passes.restage import fits
+from tkc.passes.analysis.mapped import dense_of_block, unmapped
+from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
+from tkc.passes.layouts.restage import fits
 from tkc.passes.split_sums import axis_of, chain_of
-from tkc.passes.values import LOADS, POINTWISE, VIEWS
 
 
 def source(value: SSAValue) -> tile.Load | None:

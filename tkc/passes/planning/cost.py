@@ -30,9 +30,9 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
-from tkc.passes.access import argument_of, bytes_of, tile_of
-from tkc.passes.program_axes import program_axes
-from tkc.passes.values import LOADS, dots_fed
+from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
+from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.values import LOADS, dots_fed
 
 STEPS = 64                          # of a loop whose length nobody knows
 LATENCY = 1000                      # clocks from asking for a stage to having it

@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
-from tkc.passes.access import argument_of
+from tkc.passes.analysis.access import argument_of
 
 
 def dense_axis(array: SSAValue) -> int:

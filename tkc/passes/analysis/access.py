@@ -21,7 +21,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import TileType, bits, element_of
-from tkc.passes.values import POINTWISE, VIEWS
+from tkc.passes.analysis.values import POINTWISE, VIEWS
 
 BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
 POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)

@@ -21,7 +21,7 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
-from tkc.passes.values import LOADS
+from tkc.passes.analysis.values import LOADS
 
 THREADS = 256                                   # of both consumers
 

@@ -17,7 +17,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.target import Engines, Target
 from tkc.ir.types import SharedType, TileType, bits, element_of, is_float
-from tkc.passes.cost import MMA
+from tkc.passes.planning.cost import MMA
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
 SIMPLE = {"add", "sub", "mul", "fma", "neg"}                                        # of floats: the multiply-add pipe

@@ -14,7 +14,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
-from tkc.passes.movers import crosses
+from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
 VIEWS = (tile.Broadcast, tile.Transpose, tile.Reshape)

@@ -23,9 +23,9 @@ from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
-from tkc.passes.movers import crosses
-from tkc.passes.program_axes import program_axes
-from tkc.passes.values import LEAVES, POINTWISE, VIEWS, Kinds
+from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, Kinds
+from tkc.passes.layouts.movers import crosses
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead

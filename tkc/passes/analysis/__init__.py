@@ -1,0 +1,1 @@
+"""Questions about a program that several passes ask. Nothing here changes it."""

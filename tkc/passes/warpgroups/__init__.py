@@ -1,0 +1,1 @@
+"""The parts of schedule-warpgroups for plans with roles."""
