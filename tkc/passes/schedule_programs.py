@@ -36,7 +36,7 @@ fewer:
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
-With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (stream_k.py).
+With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (programs/stream_k.py).
 """
 from __future__ import annotations
 
