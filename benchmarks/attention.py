@@ -1,5 +1,5 @@
 """The plain attention of examples/attention.py through the passes for the device's own target, beside cuDNN, at RIVALS' shapes: D = 128, B·S = 16384, 16 heads."""
-from benchmarks import harness
+from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 
 CASES = tuple((s, causal) for causal in (False, True) for s in (1024, 4096, 8192, 16384))
@@ -11,8 +11,6 @@ def contests(seed: int):
 
 def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128, heads: int = 16) -> Contest:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
     generator = torch.Generator("cuda").manual_seed(seed)
     batch = 16384 // s
     q, k, v = (torch.randn(batch, heads, s, d, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(3))
@@ -24,13 +22,8 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128, heads:
         launch = attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=128, BN=128, grid=(tkc.cdiv(s, 128), heads, batch))
         return Runner(lambda: (launch(), out)[1], out)
 
-    def cudnn() -> Runner:
-        def run():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(q, k, v, is_causal=causal)
-        return Runner(run, None)
-
-    def reference():
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(q.float(), k.float(), v.float(), is_causal=causal)
+    def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)
+    def reference(): return rivals_torch.attention("EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal)()
 
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1)
     kind = "causal" if causal else "full"

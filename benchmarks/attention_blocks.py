@@ -5,7 +5,7 @@ Three and four warpgroups are keywords until this has run on an H200: `.predict`
 """
 from __future__ import annotations
 
-from benchmarks import harness
+from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 
 BLOCKS = {128: (), 32: ((192, 112), (192, 128), (256, 64)), 64: ((192, 96), (192, 112), (192, 128), (256, 64)), 96: ((192, 64),)}
@@ -19,8 +19,6 @@ def contests(seed: int):
 
 def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Contest:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     import tkc
     from tkc import kernels
@@ -39,13 +37,9 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
             return Runner(lambda: (launch(), out)[1], out)
         return make
 
-    def cudnn() -> Runner:
-        def run():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(q, k, v, is_causal=causal)
-        return Runner(run, None)
+    def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)
+    def reference(): return rivals_torch.attention("EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal)()
 
-    def reference():
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(q.float(), k.float(), v.float(), is_causal=causal)
     kind = "causal" if causal else "full"
     forced = tuple(Contestant(f"tkc {rows} x {columns}", ours(rows=rows, columns=columns), "ours", risky=True) for rows, columns in BLOCKS[d])
     if d in FUSED: forced += Contestant("tkc plain", plain(), "ours", risky=True), Contestant("tkc plain, fused", plain(fuse=True), "ours", risky=True)

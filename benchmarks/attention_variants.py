@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from benchmarks import harness
+from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 
 TOKENS = 16384
@@ -36,8 +36,6 @@ def lengths(seed: int):
 def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
     """Float8 with a scale a head, probabilities in float8; beside the same in bfloat16, ours and cuDNN's."""
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     from tkc import kernels
     heads, batch, generator = 2048 // d, max(1, TOKENS // s), torch.Generator("cuda").manual_seed(seed)
@@ -45,13 +43,8 @@ def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
     one = torch.ones(heads, device="cuda")
     wide = [x.to(torch.bfloat16) for x in (q, k, v)]
 
-    def cudnn() -> Runner:
-        def run():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(*wide, is_causal=causal)
-        return Runner(run, None)
-
-    def reference():
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(*(x.float() for x in (q, k, v)), is_causal=causal)
+    def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", *wide, is_causal=causal), None)
+    def reference(): return rivals_torch.attention("EFFICIENT", *(x.float() for x in (q, k, v)), is_causal=causal)()
     kind = "causal" if causal else "full"
     return Contest(f"attention-float8-{kind}-{s}", f"Attention forward, float8_e4m3 with a scale a head, D = {d}, {kind}, S = {s}",
                    (Contestant("tkc", lambda: Runner(lambda: kernels.attention(q, k, v, causal=causal, q_scale=one, k_scale=one, v_scale=one), None), "ours"),
@@ -61,8 +54,6 @@ def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
 
 def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool, shared: int | None = None, window: int | None = None) -> Contest:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     from tkc import kernels
     heads, batch = 2048 // d, max(1, TOKENS // queries)
@@ -71,22 +62,18 @@ def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool,
     q, k, v = make(heads, queries), make(shared or heads, keys), make(shared or heads, keys)
     grouped = {"enable_gqa": True} if shared else {}
 
-    def cudnn() -> Runner:
-        def run():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return sdpa(q, k, v, is_causal=causal, **grouped)
-        return Runner(run, None)
+    def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal, **grouped), None)
 
     def reference():
         spread = (x.repeat_interleave(heads // (shared or heads), 1).float() for x in (k, v)) if shared else (k.float(), v.float())
-        if window is None:
-            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION): return sdpa(q.float(), *spread, is_causal=causal)
+        if window is None: return rivals_torch.attention("EFFICIENT", q.float(), *spread, is_causal=causal)()
         k_, v_ = spread
         parts = []
         for start in range(0, queries, 2048):                   # a strip of rows sees a strip of columns
             first = max(0, start - window + 1)
             rows, columns = torch.arange(start, start + 2048, device="cuda")[:, None], torch.arange(first, start + 2048, device="cuda")
             keep = (columns <= rows) & (rows - columns < window)
-            parts.append(sdpa(q[:, :, start:start + 2048].float(), k_[:, :, first:start + 2048], v_[:, :, first:start + 2048], attn_mask=keep))
+            parts.append(torch.nn.functional.scaled_dot_product_attention(q[:, :, start:start + 2048].float(), k_[:, :, first:start + 2048], v_[:, :, first:start + 2048], attn_mask=keep))
         return torch.cat(parts, 2)
 
     def ours() -> Runner: return Runner(lambda: kernels.attention(q, k, v, causal=causal, window=window), None)

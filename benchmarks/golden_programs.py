@@ -3,7 +3,7 @@ written by hand for the same schedules (gemm_ptx.py, attn_ptx.py). golden.py che
 import os
 from math import prod, sqrt
 
-from benchmarks import golden, harness
+from benchmarks import golden, harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 
 SIZES = (4096, 8192)
@@ -56,11 +56,8 @@ def attention(length: int, seed: int) -> Contest:
         return Runner(lambda: (kernel(), kernel.o)[1], kernel.o)
 
     def cudnn() -> Runner:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        x, y, z = (t.transpose(1, 2).contiguous() for t in (q, k, v))
-        def run():
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION): return torch.nn.functional.scaled_dot_product_attention(x, y, z).transpose(1, 2)
-        return Runner(run)
+        theirs = rivals_torch.attention("CUDNN", *(t.transpose(1, 2).contiguous() for t in (q, k, v)))
+        return Runner(lambda: theirs().transpose(1, 2))
 
     def reference():
         """A head at a time: all scores in float64 would fill the device."""
