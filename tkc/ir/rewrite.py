@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import i32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
 
@@ -39,13 +39,18 @@ def after(anchor: Operation, *ops: Operation) -> Operation:
 
 
 class Builder:
-    """Writes operations before an anchor: `build(op)` gives the result of one, `build.add(a, b)` that of a function of two values, `build.number(n)` a constant."""
+    """Writes operations before an anchor: `build(op)` gives the result of one, `build.add(a, b)` that of a function of two values, `build.number(n)` a constant.
+    Python's numbers among values are constants of the other's type. `and_`, `or_` are the functions whose names are words of Python."""
 
     def __init__(self, anchor: Operation): self.anchor = anchor
     def do(self, op: Operation) -> Operation: return before(self.anchor, op)
     def __call__(self, op: Operation) -> SSAValue: return self.do(op).results[0]
     def number(self, n: int, t: Attribute = i32) -> SSAValue: return self(Constant(n, t))
-    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name](a, b))
+    def of(self, x: SSAValue | int, t: Attribute = i32) -> SSAValue: return self.number(x, t) if isinstance(x, int) else x
+    def _alike(self, *xs: SSAValue | int) -> list[SSAValue]: return [self.of(x, next((v.type for v in xs if not isinstance(v, int)), i32)) for x in xs]
+    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name.rstrip("_")](*self._alike(a, b)))
+    def select(self, condition: SSAValue, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self(Select(condition, *self._alike(a, b)))
+    def up(self, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self.floordiv(self.add(a, self.sub(b, 1)), b)
 
 
 def retype(value: SSAValue, t: Attribute) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, SymbolNameConstraint, UnitAttr, f32, i1, i32, i64
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments, irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, opt_region_def, opt_result_def, prop_def, region_def, result_def,
     traits_def, var_operand_def, var_result_def,
@@ -558,6 +558,11 @@ class AtomicBlock(TileOperation):
         super().__init__(operands=[array, list(offsets), value, [mask] if mask else []], properties={"kind": StringAttr(kind), "extents": ints(extents)})
 
     def verify_(self) -> None: _verify_block(self, self.value.type)
+
+
+def watches(op: Operation) -> bool:
+    """Whether an operation reads what other programs may be writing meanwhile: an atomic, or a load with semantics."""
+    return isinstance(op, Atomic) or isinstance(op, LoadPointers) and op.semantics is not None
 
 
 @irdl_op_definition

@@ -362,7 +362,7 @@ def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, co
 
 def _unordered(program: Program) -> bool:
     """Whether nobody can observe the order of programs."""
-    return not any(isinstance(op, tile.Atomic) or isinstance(op, (tile.LoadPointers, tile.StorePointers)) and op.semantics is not None for op in program.kernel.walk())
+    return not any(tile.watches(op) or isinstance(op, tile.StorePointers) and op.semantics is not None for op in program.kernel.walk())
 
 
 def _swept(program: Program) -> bool:

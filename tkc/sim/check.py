@@ -13,7 +13,6 @@ from math import prod
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.sim import level0, level4
@@ -40,14 +39,7 @@ class Checked:
 def waits_for_programs(kernel: tile.Kernel) -> bool:
     """Whether a program may wait for what another writes: a loop without a count reads memory that others write meanwhile."""
     loops = (op for op in kernel.walk() if isinstance(op, scf.WhileOp))
-    return any(_watches(op) for loop in loops for op in loop.walk())
-
-
-def _watches(op: Operation) -> bool:
-    match op:
-        case tile.LoadPointers(): return op.semantics is not None
-        case tile.Atomic(): return op.semantics is None or op.semantics.data in ("acquire", "acq_rel")
-    return False
+    return any(tile.watches(op) for loop in loops for op in loop.walk())
 
 
 def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = 6) -> list[int]:

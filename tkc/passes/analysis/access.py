@@ -58,8 +58,7 @@ def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]
     if array is None: return False
     alike = overlapping(array, overlaps)
     for other in loop.walk():
-        if isinstance(other, (tile.StorePointers, tile.Atomic, scf.WhileOp)): return False
-        if isinstance(other, tile.LoadPointers) and other.semantics is not None: return False
+        if isinstance(other, (tile.StorePointers, scf.WhileOp)) or tile.watches(other): return False
         if isinstance(other, (tile.Store, tile.AtomicBlock)) and argument_of(other.array) in (*alike, None): return False
     return True
 

@@ -49,7 +49,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
     if options.roles == "one": return None, "roles = 'one', as asked"
     if options.num_warps not in (None, 4, 8, 12, 16): return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
-    if any(isinstance(op, (tile.Atomic, tile.AtomicBlock, scf.WhileOp)) or isinstance(op, tile.LoadPointers) and op.semantics is not None for op in program.kernel.walk()):
+    if any(isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op) for op in program.kernel.walk()):
         return None, "programs may see each other's order"
     if any(isinstance(op, tile.Load) and addresses(op.result) and not unchanged(op, program.kernel, context.overlaps) for op in program.loads): return None, "an address is loaded from an array that the program changes"
     if any(reason := unfit(dot) for dot in dots): return None, reason

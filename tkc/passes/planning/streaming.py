@@ -57,7 +57,7 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
 def persistent(kernel: tile.Kernel, context: PassContext, say: Callable[[str], None]) -> bool:
     """Whether a block takes one program after the other, as asked: not where programs wait for one another, for then all of those before must run at the same time."""
     if not context.options.persistent: return False
-    if any(_watches(inner) for loop in kernel.walk() if isinstance(loop, scf.WhileOp) for inner in loop.walk()):
+    if any(tile.watches(inner) for loop in kernel.walk() if isinstance(loop, scf.WhileOp) for inner in loop.walk()):
         say("a block runs one program: programs wait for one another")
         return False
     say("persistent: a block takes one program after the other, as asked")
@@ -72,9 +72,6 @@ def waits(kernel: tile.Kernel) -> bool:
 def turns(kernel: tile.Kernel) -> bool:
     """Whether a tile is stored transposed."""
     return any(isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose) for op in kernel.walk())
-
-
-def _watches(op: Operation) -> bool: return isinstance(op, tile.Atomic) or isinstance(op, tile.LoadPointers) and op.semantics is not None
 
 
 def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, context: PassContext, say: Callable[[str], None]) -> tuple[bool, bool]:

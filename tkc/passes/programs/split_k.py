@@ -91,11 +91,9 @@ def after_loop(loop: scf.ForOp) -> list[Operation]:
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
     build, t = Builder(loop), loop.lb.type
-    number = lambda x: build.number(x, t)
     if part.type != t: part = build(Cast(part, t))
     step = loop.step
-    up = lambda a, b: build.floordiv(build.add(a, build.sub(b, number(1))), b)
-    each = build.mul(up(up(build.sub(loop.ub, loop.lb), step), number(parts)), step)
+    each = build.mul(build.up(build.up(build.sub(loop.ub, loop.lb), step), parts), step)
     start = build.add(loop.lb, build.mul(part, each))
     loop.operands[1] = build.min(loop.ub, build.add(start, each))
     loop.operands[0] = start

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import f32, i1, i32
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES, Cast, PointerAdd, Select
-from tkc.ir.rewrite import before, stamp
+from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
+from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.passes.programs.split_k import after_loop, atomic
@@ -36,16 +36,10 @@ MOST = 144                                      # blocks that may share programs
 SPARE = 7, 8                                    # of the blocks, at most so many may have a program of their own in the last wave: else sharing gains less than it costs
 
 
-class Numbers:
-    """Writes arithmetic of i32 before an operation; Python's numbers are constants."""
+class Counts(Builder):
+    """Writes arithmetic of i32, whatever type a loop counts in."""
 
-    def __init__(self, anchor: Operation): self.anchor = anchor
-    def do(self, op: Operation) -> Operation: return before(self.anchor, op)
-    def __call__(self, op: Operation) -> SSAValue: return self.do(op).results[0]
-    def of(self, x: SSAValue | int) -> SSAValue: return self(tile.Constant(x, i32)) if isinstance(x, int) else x if x.type in (i32, i1) else self(Cast(x, i32))
-    def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name.rstrip("_")](self.of(a), self.of(b)))
-    def select(self, condition: SSAValue, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self(Select(condition, self.of(a), self.of(b)))
-    def up(self, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self.floordiv(self.add(a, self.sub(b, 1)), b)
+    def of(self, x: SSAValue | int, t: Attribute = i32) -> SSAValue: return self.number(x) if isinstance(x, int) else x if x.type in (i32, i1) else self(Cast(x, i32))
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class Deal:
     @staticmethod
     def of(programs: SSAValue, loop: scf.ForOp, blocks: SSAValue, parts: int, anchor: Operation) -> Deal:
         """parts: of a program, at most."""
-        n = Numbers(anchor)
+        n = Counts(anchor)
         steps = n.max(n.up(n.sub(loop.ub, loop.lb), loop.step), 0)
         rest = n.mod(programs, blocks)
         worth = n.and_(n.and_(n.gt(rest, 0), n.ge(steps, parts)), n.and_(n.le(blocks, MOST), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))))
@@ -87,7 +81,7 @@ class Turn:
 
     @staticmethod
     def of(deal: Deal, turn: SSAValue, anchor: Operation) -> Turn:
-        n = Numbers(anchor)
+        n = Counts(anchor)
         late = n.max(n.sub(turn, deal.whole), 0)
         tail, second, length = n.ge(turn, deal.whole), n.floordiv(late, deal.blocks), n.max(deal.steps, 1)
         block = n.sub(late, n.mul(second, deal.blocks))
@@ -107,7 +101,7 @@ def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int) -> 
     """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for whoever has the whole sum. groups: warpgroups that share a program."""
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), loop.results[0].type
-    (m, width), n = t.extents, Numbers(body.last_op)
+    (m, width), n = t.extents, Counts(body.last_op)
     pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
     kept = n(tile.MakeArray(pointer, [n.of(1 << 30), n.of(width)], [n.of(width), n.of(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=width)), (Fact(exact=width), Fact(exact=1)), 16))))
     counter = n(PointerAdd(n(Workspace(i32, 4)), turn.number))
@@ -115,7 +109,7 @@ def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int) -> 
     stores, other = Block(), Block([no := stamp(tile.Constant(0, i1), loop), stamp(scf.YieldOp(no.result), loop)])
     last = n(scf.IfOp(turn.divided, [i1], Region(stores), Region(other)))
     stores.add_op(end := stamp(scf.YieldOp(), loop))
-    inside = Numbers(end)
+    inside = Counts(end)
     row, size = inside.mul(turn.slot, m), piece_of(m, width, groups)
     for at in _corners(t, size): inside.do(tile.Store(kept, [inside.add(row, at[0]), inside.of(at[1])], inside(tile.Slice(sum_, at, TileType(size, f32))) if size != (m, width) else sum_, size))
     end.operands = [inside.eq(inside(atomic("add", counter, inside.of(1), True)), inside.sub(turn.parts, 1))]
@@ -123,7 +117,7 @@ def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int) -> 
     adds, as_is = Block(), Block([stamp(scf.YieldOp(sum_), loop)])
     total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))          # in this order: the sum is over where the parts are added, and leaves its registers to them
     adds.add_op(end := stamp(scf.YieldOp(), loop))
-    end.operands = [_added(Numbers(end), kept, deal, turn, t, size, loop)]
+    end.operands = [_added(Counts(end), kept, deal, turn, t, size, loop)]
 
     inner = Block()
     n.do(scf.IfOp(n.or_(turn.alone, last), [], Region(inner)))
@@ -145,30 +139,30 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
 def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]: return [(row, column) for row in range(0, t.extents[0], size[0]) for column in range(0, t.extents[1], size[1])]
 
 
-def _added(n: Numbers, kept: SSAValue, deal: Deal, turn: Turn, t: TileType, size: tuple[int, int], loop: scf.ForOp) -> SSAValue:
+def _added(n: Counts, kept: SSAValue, deal: Deal, turn: Turn, t: TileType, size: tuple[int, int], loop: scf.ForOp) -> SSAValue:
     """All parts of the turn's program, added up in their order, piece by piece."""
     (m, width), piece, corners = t.extents, TileType(size, f32), _corners(t, size)
 
-    def row_of(n: Numbers, number: SSAValue | int) -> SSAValue:
+    def row_of(n: Counts, number: SSAValue | int) -> SSAValue:
         """Where a part is kept."""
         block = n.add(turn.block, number)
         second = n.sub(turn.place, n.floordiv(n.mul(block, deal.share), n.max(deal.steps, 1)))
         return n.mul(n.add(n.mul(second, deal.blocks), block), m)
 
-    def load(n: Numbers, row: SSAValue, at: tuple[int, int]) -> SSAValue: return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
+    def load(n: Counts, row: SSAValue, at: tuple[int, int]) -> SSAValue: return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
     one, first, sums = n.of(1), row_of(n, 0), []
     for at in corners:                                          # one loop after the other: nothing of the next piece is there before this one is whole
         adding = Block(arg_types=[i32, piece])
         sums.append(n(scf.ForOp(one, turn.parts, one, [load(n, first, at)], Region(adding))))
         adding.add_op(end := stamp(scf.YieldOp(), loop))
-        further = Numbers(end)
+        further = Counts(end)
         end.operands = [further(CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at)))]
     return n(tile.Concat(sums, int(size[0] == m), TileType((m, width), f32))) if len(sums) > 1 else sums[0]
 
 
 def _narrow(loop: scf.ForOp, turn: Turn) -> None:
     """Its bounds become the turn's."""
-    n, t = Numbers(loop), loop.lb.type
+    n, t = Counts(loop), loop.lb.type
     as_index = lambda v: v if v.type == t else n(Cast(v, t))
     bound = lambda steps: n(CLASSES["add"](low, n(CLASSES["mul"](as_index(steps), loop.step))))
     low = loop.lb
