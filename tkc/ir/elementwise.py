@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from xdsl.dialects.builtin import StringAttr, i1
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def, var_result_def
@@ -70,10 +71,15 @@ _INTEGERS: dict[str, Callable] = COMPARISONS | {
     "not": operator.invert, "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0}
 
 
-def of_integers(name: str, *args: int) -> int | None:
-    """The value of a function of integers before a type wraps it (a comparison: 0 or 1); None for functions that a width is part of."""
-    function = _INTEGERS.get(name)
-    return None if function is None else int(function(*args))
+_OF_ARRAYS: dict[str, Callable] = _INTEGERS | {
+    "max": np.maximum, "min": np.minimum, "floordiv": lambda a, b: np.where(np.equal(b, 0), 0, np.floor_divide(a, np.where(np.equal(b, 0), 1, b))),
+    "mod": lambda a, b: np.where(np.equal(b, 0), 0, np.mod(a, np.where(np.equal(b, 0), 1, b)))}
+
+
+def of_integers(name: str, *args):
+    """The value of a function of integers, or of arrays of them, before a type wraps it (a comparison: 0 or 1); None for functions that a width is part of."""
+    if any(isinstance(a, np.ndarray) for a in args): return None if (function := _OF_ARRAYS.get(name)) is None else np.asarray(function(*args)).astype(np.int64)
+    return None if (function := _INTEGERS.get(name)) is None else int(function(*args))
 
 
 class Elementwise(TileOperation):

@@ -5,6 +5,7 @@ the kernel's block arguments (constants are none); `Parameter` says how to compu
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 
@@ -86,3 +87,17 @@ def map_dimensions(box: tuple[int, ...], bits: int, swizzle: int, panelled: bool
     single = [(a, "all") for a in reversed(range(last)) if box[a] == 1]
     if panelled and swizzle and box[last] * bits // 8 > swizzle: return [(last, "within"), *wide, (last, "panel"), *single]
     return [(last, "all"), *wide, *single]
+
+
+def map_fields(p: Parameter, shape: Sequence[int], strides: Sequence[int], size: int) -> list[tuple[int, int, int]]:
+    """(extent, stride in bytes, box) of each dimension of a tensor map, innermost first, of an array with these extents, and strides in bytes, of elements of `size` bytes."""
+    last, found = len(p.box) - 1, []
+    panel = p.swizzle // size or p.box[last]                                     # elements of the last axis that one row of a panel holds
+    for axis, part in map_dimensions(p.box, 8 * size, p.swizzle, p.panelled):
+        n, step, width = shape[p.axes[axis]], strides[p.axes[axis]], p.box[axis]
+        match part:
+            case "within": n, width = min(n, panel), panel
+            case "panel": n, step, width = -(-n // panel), panel * size, -(-width // panel)
+            case _ if axis == last: width = min(width, panel)                   # a wider box takes one copy a panel
+        found.append((n, step, width))
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tkc.errors import LaunchError
-from tkc.ir.interface import Parameter, map_dimensions
+from tkc.ir.interface import Parameter, map_fields
 from tkc.runtime.arrays import ArrayInfo
 
 TYPES = {"i8": "UINT8", "ui8": "UINT8", "f8E4M3FN": "UINT8", "f8E5M2": "UINT8", "i1": "UINT8", "ui16": "UINT16", "i16": "UINT16", "ui32": "UINT32", "i32": "INT32",
@@ -35,19 +35,10 @@ def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
     if len(array.shape) != len(parameter.box): raise LaunchError(f"{name}: expected rank {len(parameter.box)}, got {len(array.shape)}; reshape it")
     kind, size = TYPES[parameter.element], array.itemsize
     if BITS[kind] != size * 8: raise LaunchError(f"{name}: expected elements {parameter.element}, got {array.dtype}; convert it")
+    extents, steps, box = zip(*map_fields(parameter, array.shape, [s * size for s in array.strides], size))
     array = replace(array, shape=tuple(array.shape[a] for a in parameter.axes), strides=tuple(array.strides[a] for a in parameter.axes))
-    last = len(array.shape) - 1
-    panel = parameter.swizzle // size or parameter.box[last]                     # elements of the last axis that one row of a panel holds
-    extents, steps, box = [], [], []
-    for axis, part in map_dimensions(parameter.box, size * 8, parameter.swizzle, parameter.panelled):
-        n, step, width = array.shape[axis], array.strides[axis] * size, parameter.box[axis]
-        match part:
-            case "within": n, width = min(n, panel), panel
-            case "panel": n, step, width = -(-n // panel), panel * size, -(-width // panel)
-            case _ if axis == last: width = min(width, panel)                   # a wider box takes one copy a panel
-        extents.append(n); steps.append(step); box.append(width)
     _check(array, name, parameter, extents, steps, box, size)
-    return TensorMap(kind, array.pointer, tuple(extents), tuple(steps[1:]), tuple(box), parameter.swizzle)
+    return TensorMap(kind, array.pointer, extents, steps[1:], box, parameter.swizzle)
 
 
 def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size: int) -> None:

@@ -19,17 +19,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import threads, tile
-from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
+from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
 from tkc.timing import demands
 from tkc.timing.timeline import Machine, Timeline
 
 PROGRAMS = 4                                    # that each consumer of the timeline runs
-_NUMPY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-          "floordiv": lambda a, b: np.floor_divide(a, np.where(np.equal(b, 0), 1, b)), "mod": lambda a, b: np.mod(a, np.where(np.equal(b, 0), 1, b)),
-          "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,6 @@ class Launch:
             if isinstance(loop, scf.ForOp): return self.of(loop.iter_args[value.index - 1])
             return self.of(loop.arguments[value.index]) if isinstance(loop, scf.WhileOp) else 0 if isinstance(loop, threads.Role) else None
         match op:
-            case tile.Constant(): return op.number if isinstance(op.number, int) else None
             case threads.Identity():
                 return {"cluster": self.order, "block": self.order * self.machine.cluster, "clusters": self.machine.blocks, "blocks": self.machine.blocks * self.machine.cluster, "cluster_rank": 0}.get(op.what.data)
             case tile.ProgramId():
@@ -187,12 +183,5 @@ class Launch:
                 x, y, _ = self.grid
                 return (self.order % x, self.order // x % y, self.order // (x * y))[op.axis.value.data]
             case tile.NumPrograms(): return self.grid[op.axis.value.data]
-            case tile.Dim(): return self.numbers._extent(op)
-            case Cast() | tile.Multiple(): return self.of(op.operands[0])
-            case Select():
-                c, a, b = map(self.of, op.operands)
-                return None if c is None or a is None or b is None else np.where(c, a, b)
-            case Elementwise() if op.fn.name in _NUMPY:
-                numbers = [self.of(v) for v in op.operands]
-                return None if any(n is None for n in numbers) else _NUMPY[op.fn.name](*numbers)
-        return None
+            case tile.Dim(): return self.numbers.extent(op)
+        return computed(op, self.of)

@@ -30,9 +30,10 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.errors import CompileError
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
+from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
+from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
 from tkc.timing import demands
 
@@ -150,21 +151,16 @@ class Machine:
         """Computes a scalar operation's results, None where they are not known."""
         get = lambda v: env.get(v)
         match op:
-            case tile.Constant(): found = [op.number if isinstance(op.number, int) else None]
             case threads.Identity():
                 found = [{"cluster": env["block"], "block": env["block"] * self.cluster, "clusters": self.blocks, "blocks": self.blocks * self.cluster, "cluster_rank": 0}.get(op.what.data)]
             case tile.ProgramId(): found = [env["block"] if op.axis.value.data == 0 else 0]
             case tile.NumPrograms(): found = [self.sizes.grid[op.axis.value.data] if self.sizes else UNKNOWN]
-            case tile.Dim(): found = [self.numbers._extent(op) if self.sizes else UNKNOWN]
-            case Cast() | tile.Multiple(): found = [get(op.operands[0])]
-            case Select(): found = [None if (c := get(op.operands[0])) is None else get(op.operands[1 if c else 2])]
+            case tile.Dim(): found = [self.numbers.extent(op) if self.sizes else UNKNOWN]
             case threads.RingNext():
                 stage, parity, n, steps = get(op.stage), get(op.parity), op.stages.value.data, 1 if op.steps is None else get(op.steps)
                 if None in (stage, parity, steps): raise CompileError("the timeline of this program depends on what it computes")
                 found = [(stage + steps) % n, parity ^ (((stage + steps) // n) & 1)]
-            case Elementwise():
-                numbers = [get(v) for v in op.operands]
-                found = [None if None in numbers else of_integers(op.fn.name, *numbers)]
+            case tile.Constant() | Cast() | tile.Multiple() | Select() | Elementwise(): found = [computed(op, get)]
             case _:
                 known = self.numbers.arguments
                 found = [known.get(r) for r in op.results]

@@ -25,13 +25,13 @@ from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.elementwise import Cast, Elementwise, Select, of_integers
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
 from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed
 
 STEPS = 64                          # of a loop whose length nobody knows
@@ -243,22 +243,14 @@ class Numbers:
             if isinstance(known, int): return known
             return self.of(op.parent_op().lb) if isinstance(op.parent_op(), scf.ForOp) and value.index == 0 else None
         match op:
-            case tile.Constant(): return op.number if isinstance(op.number, int) else None
             case tile.ProgramId() | tile.NumPrograms():
                 if self.sizes is None: return None
                 n = self.sizes.grid[op.axis.value.data]
                 return n // 2 if isinstance(op, tile.ProgramId) else n
-            case tile.Dim(): return self._extent(op)
-            case Cast() | tile.Multiple(): return self.of(op.operands[0])
-            case Select():
-                chosen = self.of(op.operands[0])
-                return None if chosen is None else self.of(op.operands[1 if chosen else 2])
-            case Elementwise():
-                numbers = [self.of(v) for v in op.operands]
-                return None if None in numbers else of_integers(op.fn.name, *numbers)
-        return None
+            case tile.Dim(): return self.extent(op)
+        return computed(op, self.of)
 
-    def _extent(self, op: tile.Dim) -> int | None:
+    def extent(self, op: tile.Dim) -> int | None:
         array, axis = op.operands[0], op.axis.value.data
         while isinstance(array.owner, tile.View):
             kinds, kept = [k.data for k in array.owner.kinds], -1

@@ -9,7 +9,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from tkc.ir.interface import Parameter, map_dimensions
+from tkc.ir.interface import Parameter, map_fields
 from tkc.sim.ptx.barriers import deliver, mbarrier
 from tkc.sim.ptx.machine import Machine, require, rule
 from tkc.sim.ptx.memory import RANK
@@ -35,14 +35,8 @@ class TensorMap:
 
 def tensor_map(p: Parameter, array: np.ndarray, address: int) -> TensorMap:
     """The map of an array argument, from what the interface says."""
-    axes, size = p.order or tuple(range(array.ndim)), array.itemsize
-    extents, strides = [array.shape[a] for a in axes], [array.strides[a] for a in axes]
-    panel, last, dims = p.swizzle // size or p.box[-1], len(p.box) - 1, []
-    for axis, part in map_dimensions(p.box, 8 * size, p.swizzle, p.panelled):
-        n, step, width = extents[axis], strides[axis], p.box[axis]
-        if part == "within": dims.append((min(n, panel), step, panel))
-        elif part == "panel": dims.append((-(-n // panel), panel * step, -(-width // panel)))
-        else: dims.append((n, step, min(width, panel) if axis == last else width))
+    size = array.itemsize
+    dims = map_fields(p, array.shape, array.strides, size)
     require(address % 16 == 0 and all(s % 16 == 0 for n, s, _ in dims[1:] if n > 1) and dims[0][1] == size, "an array that no tensor map can describe")
     return TensorMap(p.element, size, address, *(tuple(d[k] for d in dims) for k in range(3)), p.swizzle)
 
