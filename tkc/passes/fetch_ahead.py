@@ -33,7 +33,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
-from tkc.ir.elementwise import Select
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
 from tkc.ir.types import TileType, bits
@@ -93,7 +92,7 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
     anchor = body.first_op if dot is None else dot.next_op
     build = Builder(anchor)
     following = build.add(counter, loop.step)
-    if dot is not None: following = build(Select(build.lt(following, loop.ub), following, counter))
+    if dot is not None: following = build.select(build.lt(following, loop.ub), following, counter)
     body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
     for op in loads: erase(op)
 
