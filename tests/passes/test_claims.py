@@ -8,7 +8,7 @@ import tkc
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import BF16
-from tests.passes.stages import LAST, assembler, assembles_clean, count, level, parses_back, role, run, survivors, without_threads
+from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, level, parses_back, role, run, survivors, without_threads
 from tkc.ir import threads
 from tkc.ir.text import show
 from tkc.ir.types import ArrayFacts, Fact
@@ -54,7 +54,7 @@ def test_it_is_planned():
 @pytest.mark.parametrize("m, n", SHAPES)
 def test_every_level(m, n):
     modules, _ = compiled()
-    parses_back(modules[LAST])
+    for module in distinct(modules): parses_back(module)
     for module in without_threads(modules): check(module, m, n, level0.run if level(module) == 0 else run)
     for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, seed=seed, resident=resident)
 
