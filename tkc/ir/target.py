@@ -52,6 +52,11 @@ class Target:
     cache: int = 32 << 20        # bytes of L2 that one kernel may count on
     engines: Engines = Engines()
 
+    def at_entry(self, threads: int) -> int:
+        """32-bit registers that ptxas gives each thread of a block of so many, where one block fills a multiprocessor. setmaxnreg moves these between warpgroups; what the division
+        leaves of the multiprocessor's (4096 of 640 threads) no block can claim."""
+        return min(255, self.registers // threads // 8 * 8)
+
 
 TARGETS = {t.name: t for t in (
     Target("sm_80", 80, "7.0", 166912, multiprocessors=108, tensor=2048, clock=1.35, memory=1400, cache=30 << 20),

@@ -20,11 +20,6 @@ from tkc.ir import threads, tile
 LAST_BARRIER = 15
 
 
-def at_entry(registers: int, block: int) -> int:
-    """Registers of a thread that ptxas gives a block of so many threads, before any setmaxnreg."""
-    return min(255, registers // block // 8 * 8)
-
-
 def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
     asked = [r for r in roles if r.registers]
     if not asked: return
@@ -32,9 +27,9 @@ def check_registers(e: Emitter, roles: list[threads.Role]) -> None:
         n = r.registers.value.data
         if n % 8 or not 24 <= n <= 256: e.fail(f"role {r.sym_name.data} asks for {n} registers: a multiple of 8 from 24 to 256 is possible")
         if r.warps.value.data % WARPGROUP: e.fail(f"role {r.sym_name.data} has {r.warps.value.data} warps: only groups of four change their registers")
-    entry = at_entry(e.target.registers, e.threads)
+    entry = e.target.at_entry(e.threads)
     total = sum((r.registers.value.data if r.registers else entry) * 32 * r.warps.value.data * r.instances for r in roles)
-    if total > e.target.registers: e.fail(f"the roles ask for {total} registers, a multiprocessor has {e.target.registers}")
+    if total > (all_of_them := -(-entry // 8) * 8 * e.threads): e.fail(f"the roles ask for {total} registers, a block of {e.threads} threads has {all_of_them}, and more would be waited for without end")
 
 
 @emitter(threads.Turn)
@@ -83,7 +78,7 @@ def role(e: Emitter, r: threads.Role, warp, first: int, barrier: int, end: str) 
     w, warps = e.w, r.warps.value.data
     if r.registers:
         n = r.registers.value.data
-        w.emit(f"setmaxnreg.{'inc' if n > at_entry(e.target.registers, e.threads) else 'dec'}.sync.aligned.u32 {n}")
+        w.emit(f"setmaxnreg.{'inc' if n > e.target.at_entry(e.threads) else 'dec'}.sync.aligned.u32 {n}")
     if r.single:
         if warps > 1: w.raw(f"\t@{w.op('setp.ne.u32', 'pred', warp, first)} bra.uni {end};")
         elected = w.new("pred")

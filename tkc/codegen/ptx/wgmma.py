@@ -13,7 +13,6 @@ gives it later (C7602): in blocks of many threads a wide sum is that of several 
 from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.roles import at_entry
 from tkc.codegen.ptx.values import SharedView, Tile, registers_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
@@ -55,7 +54,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     w, t = e.w, op.result.type.tile
     (rows, k), n = op.a.type.extents, t.extents[1]
     groups = e.instance.warps // 4
-    most = 2 * (at_entry(e.target.registers, e.threads) - OTHERS)
+    most = 2 * (e.target.at_entry(e.threads) - OTHERS)
     depth, width = 256 // bits(op.b.type.element), next((x for x in range(min(n, 256, most), 0, -1) if n % x == 0 and x % 8 == 0), n)
     if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
         e.fail(f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by 8 and k by {depth}, not {rows}x{n}x{k}")

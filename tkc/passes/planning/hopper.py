@@ -34,10 +34,10 @@ from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 from tkc.passes.rotate_loops import late_dot
 
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (32, 120)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: all of a multiprocessor's
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a block of so many threads begins with
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
 SLACK = 12                                   # registers by which scores kept beside sums and left factors may exceed a consumer's: they are not all alive at once (172 of 160 assemble without a spill, 176 do not)
-ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 88}                                  # of those, at most for sums and left factors
+ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
 BARRIERS, STAGES = 1024, 16
