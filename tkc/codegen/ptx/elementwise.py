@@ -30,7 +30,8 @@ def compute(e: Emitter, op: Operation, args: Sequence[Operand]) -> Operand:
         case ew.Cast(): return cast(e, args[0], element_of(op.arg.type), element_of(op.result.type))
         case ew.Select(): return select(e, element_of(op.result.type), *args)
         case ew.Elementwise() if op.fn.name == "div" and _repeats(op.args[1]) and all(isinstance(a, str) for a in args) and bits(element_of(op.result.type)) < 64:
-            return mathematics.quotient(e, args[0], *e.w.memo(("divisor", op, args[1]), lambda: mathematics.divisor(e, args[1])))
+            shared = op.args[1].owner.operands[0]               # several operations may divide by it, those of an epilogue in pieces, say
+            return mathematics.quotient(e, args[0], *e.w.memo(("divisor", shared, args[1]), lambda: mathematics.divisor(e, args[1])))
         case ew.PointerAdd(): return displaced(e, args[0], args[1], 1, bits(element_of(op.pointer.type).element) // 8)
         case _: return function(e, op.fn.name, element_of(op.operands[0].type), args, value=op.operands)
 
