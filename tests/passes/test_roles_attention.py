@@ -148,12 +148,13 @@ MANY = [Form(block=(192, 64)), Form(32, True, (192, 64)), Form(32, block=(256, 3
 
 @pytest.mark.parametrize("form", MANY, ids=lambda f: f.name)
 def test_three_and_four_warpgroups(form):
-    """Rows shared out among them, turns from one to the next, all registers of the multiprocessor; right, and free of races."""
+    """Rows shared out among them, turns from one to the next, all registers that the block begins with but fewer than each could have more; right, and free of races."""
     groups = form.block[0] // 64
     module, given = last(form), compiled(form)[1]
     producer, consumer = (role(module, name) for name in ("producer", "consumer"))
     assert given.plan.warps == consumer.warps.value.data == 4 * groups and count(consumer, threads.Turn) == 3
-    assert 128 * (groups * consumer.registers.value.data + producer.registers.value.data) == given.target.registers
+    left = (groups + 1) * given.target.at_entry(128 * (groups + 1)) - groups * consumer.registers.value.data - producer.registers.value.data
+    assert 0 <= left < 8 * groups
     check(module, form, form.block[0] + 67, 3 * form.block[1] + 5, seed=1)
     check(module, form, 1, 1, seed=2)
     check(module, form, form.block[0] + 5, 3 * form.block[1] + 1, run=machine.run)                # with the hardware barriers of the turns

@@ -35,7 +35,8 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
     if begins is not None:                                      # arrays of [tokens, heads, D]
         start, end = begins[b], begins[b + 1]
         q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
-        queries = keys = end - start
+        queries = end - start
+        keys = tkc.where(m < queries, queries, 0)               # the grid is as long as the longest: who has no rows here sees no columns
     else:
         start, queries, keys = 0, q.shape[2], k.shape[2]
         q, k, v, o = q[b, h], k[b, h // GROUP], v[b, h // GROUP], o[b, h]
