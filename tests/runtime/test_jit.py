@@ -35,6 +35,27 @@ def test_the_same_call_again_follows_its_arrays():
     assert len(k._compiled) == 1 and sum(len(ready) for _, ready in k._ready.values()) == 1
 
 
+def test_a_call_like_the_one_before_goes_through_the_first_door(monkeypatch):
+    """It neither binds nor asks what the arguments are; calls by name and with options of the kernel too."""
+    x, out = np.ones(100, np.float32), np.zeros(100, np.float32)
+    for k, named in ((fresh(add), {}), (fresh(add), {"BLOCK": 32}), (JitFunction(add.fn, {"num_warps": 2}), {"n": 100, "BLOCK": 64})):
+        arguments = (x, x, out, 100)[:4 - ("n" in named)]
+        k[grid](*arguments, **named)
+        bound = []
+        monkeypatch.setattr(k, "_bind", lambda *args, bind=k._bind, **kwargs: (bound.append(args), bind(*args, **kwargs))[1])
+        out[:] = 0
+        k[grid](*arguments, **named)
+        assert (out == 2).all() and not bound
+        k[grid](*(np.ones(100, np.int32),) * 2, np.zeros(100, np.int32), *arguments[3:], **named)
+        assert len(bound) == 1                                                  # an array of the same library, with other elements
+        k[grid](*arguments, **named | {"n": np.int64(100)}) if "n" in named else k[grid](x, x, out, np.int64(100), **named)
+        assert len(bound) == 2                                                  # another type
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    before = len(k._compiled)
+    k[grid](*arguments, **named)
+    assert len(k._compiled) > before                                            # a kernel with checks is another kernel
+
+
 def test_other_arrays_numbers_and_constants_are_other_launches():
     k = fresh(add)
     for n in (1, 5, 16, 17, 64, 100):

@@ -307,8 +307,8 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
     names = kernel.names
     if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names): return None
     if (parts := _key_parts(values, kernel.constexpr, names)) is None: return None
-    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types)}
-    space |= {"_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get}
+    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types[1:])}
+    space |= {"_type": type, "_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get, "_debugging": _variables.get, "_debug": types[0]}
     by_name = [f"{n} = _named[{n!r}]" for n in named]
     defaults = [f"{n} = _d{i}" for i, n in enumerate(names) if i >= positional and n not in named]
     bound = "; ".join([f"{', '.join(names[:positional])}, = _given" if positional else "pass", *by_name, *defaults])
@@ -317,7 +317,7 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
     if len(_given) == {positional} and len(_named) == {len(named)}:
         try:
             {bound}
-            if {' and '.join(f"{n}.__class__ is _t{i}" for i, n in enumerate(names)) or 'True'}:
+            if {' and '.join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or 'True'} and _debugging({_DEBUG!r}) == _debug:
                 for _space, _name, _value in _kernel._watched:
                     if _space.get(_name) is not _value: break
                 else:
