@@ -1,5 +1,6 @@
 """A device that reported a sticky error is lost to the process: then this worker stops, and pytest-xdist starts a fresh one."""
 import os
+from collections import Counter
 
 import pytest
 
@@ -15,5 +16,12 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if "tests/gpu" in str(item.path): item.add_marker(pytest.mark.gpu)
+    """The tests of each file are spread over the whole run: pytest-xdist deals out neighbours together, and the file with the longest ones went to one worker."""
+    ours, places, taken = [i for i in items if "tests/gpu" in str(i.path)], [n for n, i in enumerate(items) if "tests/gpu" in str(i.path)], Counter()
+    of_file = Counter(item.path for item in ours)
+    shares = {}
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        shares[item] = (taken[item.path] + 0.5) / of_file[item.path]
+        taken[item.path] += 1
+    for place, item in zip(places, sorted(ours, key=shares.__getitem__)): items[place] = item

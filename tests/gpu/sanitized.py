@@ -1,6 +1,6 @@
 """Every example and every function of tkc.kernels, at small odd shapes: what compute-sanitizer watches (tests/gpu/sanitize.py) and tests/gpu/test_library.py compares with the CPU.
 
-    python -m tests.gpu.sanitized [NAME …]        runs them on the GPU, each after a line `== NAME`
+    python -m tests.gpu.sanitized [NAME …]        runs them on the GPU, in this order, each after a line `== NAME`, `== end` after the last
 """
 from __future__ import annotations
 
@@ -114,11 +114,13 @@ def main(names: list[str]) -> None:
 
     from tests.gpu.device import on_gpu
     give = lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))
-    for name, run in cases(give, "cuda").items():
-        if names and name not in names: continue
+    made = cases(give, "cuda")
+    for name in names or made:
+        run = made[name]
         print(f"== {name}", flush=True)
         run()
         torch.cuda.synchronize()
+    print("== end", flush=True)
 
 
 if __name__ == "__main__": main(sys.argv[1:])

@@ -34,7 +34,7 @@ class Worker:
         self.child = None
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker():
     w = Worker()
     yield w

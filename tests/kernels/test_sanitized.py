@@ -1,4 +1,5 @@
 """The list that goes through compute-sanitizer has every function of the library; its calls run (on the CPU here); findings are counted where they belong."""
+import time
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,35 @@ def test_small_examples_are_right(name):
         assert case["error"]() <= case["tolerance"]
 
 
-def test_findings_are_counted_by_case(monkeypatch, tmp_path):
+FAKE = """#!/bin/sh
+while [ "$1" != tests.gpu.sanitized ]; do shift; done
+shift
+echo '========= COMPUTE-SANITIZER'
+for name; do
+    echo "== $name"
+    case $name in
+        *softmax) echo '========= Invalid __global__ read of size 4 bytes'; echo '=========     at softmax';;
+        *dropout) echo 'tkc.errors.DeviceError: gone'; exit 1;;
+        *histogram) sleep 100;;
+    esac
+done
+echo '== end'
+echo '========= ERROR SUMMARY'
+"""
+
+
+def test_a_case_that_hangs_or_dies_loses_itself_alone(monkeypatch, tmp_path, capsys):
     fake = tmp_path / "compute-sanitizer"
-    fake.write_text("#!/bin/sh\necho '========= COMPUTE-SANITIZER'; echo '== softmax'; echo '========= Invalid __global__ read of size 4 bytes'; echo '=========     at softmax'; echo '== sum'; echo '========= ERROR SUMMARY: 1 error'; exit 9\n")
+    fake.write_text(FAKE)
     fake.chmod(0o755)
     monkeypatch.setattr(sanitize, "find", lambda: str(fake))
-    found, said, status = sanitize.sanitized("memcheck", [], 60)
-    assert dict(found) == {"softmax": 1, "sum": 0} and status == 9 and "SUMMARY" in said[-1]
-    monkeypatch.setattr("sys.argv", ["sanitize", "--tool", "memcheck"])
+    names = ["examples/vector_add", "examples/softmax", "examples/dropout", "examples/matmul", "examples/histogram", "examples/attention"]
+    found = sanitize.watched("memcheck", names, 0.5, time.monotonic() + 60)
+    assert [str(found[n]) for n in names] == ["0", "1", "died", "0", "hung", "0"] and "gone" in found[names[2]].said[-1]
+    assert all(o.became == "not run" for o in sanitize.watched("memcheck", names, 1, time.monotonic()).values())
+    monkeypatch.setattr("sys.executable", str(fake))                            # what runs without a tool, too
+    monkeypatch.setattr("sys.argv", ["sanitize", "--tool", "memcheck", "--jobs", "2", *names[:2]])
     assert sanitize.main() == 1
+    assert "memcheck: 1 of 2 are not clean" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["sanitize", "--tool", "memcheck", "--jobs", "3", names[0]])
+    assert sanitize.main() == 0
