@@ -1,13 +1,14 @@
+from contextlib import contextmanager
+
 import pytest
 
-from tests.runtime.fake_driver import FakeDriver
+from tests.runtime.fake_driver import FakeDriver, FakeDrivers
 from tkc.runtime import driver, launch
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """A machine with one made-up GPU."""
-    fake = FakeDriver()
+@contextmanager
+def made_up(monkeypatch, fake):
+    """A machine with this driver, used for the first time."""
     monkeypatch.setattr(driver, "_api", fake)
     monkeypatch.setattr(driver, "poison", None)
     monkeypatch.setattr(driver, "_contexts", {})
@@ -17,3 +18,15 @@ def gpu(monkeypatch):
     yield fake
     driver._attribute.cache_clear()
     launch._encoded.clear()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with one made-up GPU."""
+    with made_up(monkeypatch, FakeDriver()) as fake: yield fake
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with two."""
+    with made_up(monkeypatch, FakeDrivers()) as fake: yield fake

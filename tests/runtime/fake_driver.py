@@ -97,6 +97,20 @@ class FakeDriver:
         return [ctypes.string_at(table[i], n) for i, n in enumerate(self.sizes)]
 
 
+class FakeDrivers(FakeDriver):
+    """Two GPUs. A function belongs to the context that its module was loaded in, and a launch while another one is current is refused, as by the driver."""
+    def cuDeviceGetCount(self): return self._did("cuDeviceGetCount", gives=(2,))
+    def cuModuleLoadDataEx(self, image, n, keys, values): return self._did("cuModuleLoadDataEx", self.current[-1], gives=(self.current[-1],))
+    def cuModuleGetFunction(self, module, entry): return self._did("cuModuleGetFunction", module, gives=(module,))
+
+    def cuMemAlloc(self, size):
+        self.calls.append(("allocated in", self.current[-1]))
+        return super().cuMemAlloc(size)
+
+    def cuLaunchKernel(self, function, x, y, z, bx, by, bz, shared, stream, address, extra):
+        return self._did("launch", function, stream, self._read(address)) if function == self.current[-1] else (400,)
+
+
 class FakeTensor:
     """As much of a torch tensor as a launch looks at."""
     is_cuda, is_sparse, requires_grad = True, False, False

@@ -9,7 +9,7 @@ Blocks of which there turn out to be none take no steps. Their number is bounded
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, library, power, zeros
+from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
 from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of
 from tkc.kernels.operator import operator
 
@@ -131,7 +131,7 @@ def grouped_outer(a: Array, b: Array, ends: Array) -> Array:
 
 @grouped_matmul.backward(saves="a b ends")
 def _(saved, grad):
-    grad = grad.to(saved.a.dtype)
+    grad = written_out(grad.to(saved.a.dtype))
     da = grouped_matmul(grad, saved.b.transpose(1, 2), saved.ends) if saved.needs["a"] else None
     db = grouped_outer(saved.a, grad, saved.ends) if saved.needs["b"] else None
     return da, db, None, None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
-from tkc.kernels.arrays import Array, dtype_of, empty, library, power
+from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out
 from tkc.kernels.operator import operator
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
@@ -298,7 +298,7 @@ def _(saved, grad):
     elif activation is not None:
         before = _new(a, b, bias, None, None)
         grad = silu_backward(grad, before) if activation == "silu" else gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
-    grad = grad.to(a.dtype)
+    grad = written_out(grad.to(a.dtype))
     left, right = a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
     full = grad
     if len(a.shape) == 1: full = full.unsqueeze(-1 if len(b.shape) == 1 else -2)
