@@ -53,7 +53,7 @@ STAGES = {
     "product_types": race("product_types", seconds=90),
     "product_grouped": race("product_grouped", seconds=60),
     "product_odd": race("product_odd", seconds=120),
-    "sanitize": Stage(("-m", "tests.gpu.sanitize"), 240),
+    "sanitize": Stage(("-m", "tests.gpu.sanitize", "--seconds", "{each}"), 240, 60),
     "golden_programs": race("golden_programs", seconds=90),
     "cpu": race("compile_time", "cpu_matmul", "check_speed", seconds=150),
 }

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.kernels.test_torch import DEVICE, same_gradients, tensors  # noqa: E402
+from tests.kernels.test_torch import DEVICE, pytestmark, same_gradients, tensors  # noqa: E402, F401
 from tkc import kernels  # noqa: E402
 
 FUNCTIONS = {None: lambda z: z, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),

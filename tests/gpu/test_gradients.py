@@ -1,11 +1,9 @@
-"""The library as custom ops of torch on a GPU: gradients, torch.compile, opcheck, and gradients of grouped products at the sizes of experts."""
+"""Gradients with torch at sizes that only a GPU computes in time; tests/kernels/test_torch.py has those of every function."""
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.kernels.test_grouped import test_gradients  # noqa: E402, F401
-from tests.kernels.test_matmul_torch import test_gradients_of_shapes  # noqa: E402, F401
-from tests.kernels.test_torch import test_compiles, test_results_and_gradients, test_the_registration_is_sound  # noqa: E402, F401
 from tkc import kernels  # noqa: E402
 
 
