@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 from xdsl.dialects import scf
 
+import tkc
 from tests.passes.stages import count
 from tkc.errors import CompileError, VerifyError
 from tkc.ir import shared, threads, tile
@@ -163,6 +164,32 @@ tile.kernel @shift(%x: !tile.array<?xf32>) {{warps = 4 : i64, level = 1 : i64}} 
 }}'''
     assert count(lower(kernel(0))[0], threads.BlockBarrier) == 0
     assert count(lower(kernel(1))[0], threads.BlockBarrier) == 1
+
+
+@pytest.mark.parametrize("extents, layout, barriers", [("256", "blocked 256 vector 2 warps 4", 0), ("64", "blocked 64 vector 1 warps 4", 1), ("1", "blocked 1 vector 1 warps 4", 1), ("-1", "", 1)])
+def test_what_several_threads_hold_is_loaded_behind_a_barrier(extents, layout, barriers):
+    """One of them stores it (a tile of fewer elements than threads, a scalar) and all load it."""
+    t = f'!tile.tile<{extents}xf32, "{layout}">' if layout else "f32"
+    zero = "%0 = tile.constant 0.0 : " + t
+    text = f'''
+tile.kernel @back(%x: !tile.array<?xf32>, %y: !tile.array<?xf32>) {{warps = 4 : i64, level = 1 : i64}} {{
+  %z = tile.constant 0 : i32
+  {zero}
+  tile.store %x[%z] %0 {{extents = array<i64: {extents}>}} : (!tile.array<?xf32>, i32, {t})
+  %v = tile.load %x[%z] {{extents = array<i64: {extents}>}} : (!tile.array<?xf32>, i32) -> {t}
+  tile.store %y[%z] %v {{extents = array<i64: {extents}>}} : (!tile.array<?xf32>, i32, {t})
+  tile.return
+}}'''
+    assert count(lower(text)[0], threads.BlockBarrier) == barriers
+
+
+@pytest.mark.parametrize("step, barriers", [(1, 0), (0, 1)])
+def test_pointers_that_may_repeat_lead_to_what_others_stored(step, barriers):
+    def kernel(x, STEP: tkc.constexpr):
+        places = x.ptr + (tkc.arange(512) if STEP else tkc.arange(512) // 2)
+        tkc.store(places, tkc.load(places) * 2)
+    compiled = tkc.jit(kernel).compile("f32[512]", STEP=step, num_warps=4, target="sm_80")
+    assert compiled.ir("final").count("tile.block_barrier") == barriers
 
 
 def test_reading_bytes_in_flight_is_refused():

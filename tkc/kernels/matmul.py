@@ -228,7 +228,8 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
 
 def _parts(m: int, n: int, k: int) -> int:
     """Into how many parts k is cut: where blocks of C are few and k is long, so that there are programs for all multiprocessors."""
-    blocks = tkc.cdiv(m, 64 if m <= 64 else 128) * tkc.cdiv(n, 128)
+    side = 64 if m <= 64 else 128
+    blocks = tkc.cdiv(m, side) * tkc.cdiv(n, side)
     return min(PROGRAMS // 2 // blocks, k // (4 * DEEPEST)) if blocks <= PROGRAMS // 8 else 1
 
 

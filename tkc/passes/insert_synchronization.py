@@ -15,7 +15,7 @@ costs one barrier an iteration, found rather than put there.
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the cluster's barrier alone, before the first write too: a block
 may be written to once it has begun.
 
-Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout) is no conflict;
+Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout, no element of which is another thread's too) is no conflict;
 arrays of different arguments do not overlap (an overlap is part of the specialization).
 """
 from __future__ import annotations
@@ -29,9 +29,12 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
+from tkc.ir.axis_info import contiguity
 from tkc.ir.elementwise import PointerAdd
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, is_inside
 from tkc.ir.text import location_of
+from tkc.ir.types import TileType
 from tkc.passes import PassContext
 
 OLDEST = 64            # ages of cp.async groups saturate here
@@ -229,12 +232,25 @@ def _accesses(op: Operation) -> Iterator[Access]:
         case tile.Load(): yield Access(Place(_root(op.array), True), False, own=_own(op, op.result.type))
         case tile.Store(): yield Access(Place(_root(op.array), True), True, own=_own(op, op.value.type), stored=True)
         case tile.AtomicBlock(): yield Access(Place(_root(op.array), True), True)
-        case tile.LoadPointers(): yield Access(Place(_root(op.pointers), True), False, own=(op.pointers,))
-        case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers,), stored=True)
+        case tile.LoadPointers(): yield Access(Place(_root(op.pointers), True), False, own=_own_pointers(op.pointers))
+        case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=_own_pointers(op.pointers), stored=True)
         case tile.Atomic(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers, op.kind.data))
 
 
-def _own(op: tile.Load | tile.Store, t) -> tuple: return (op.array, *op.offsets, getattr(t, "layout", None))
+def _own(op: tile.Load | tile.Store, t) -> tuple | None: return (op.array, *op.offsets, getattr(t, "layout", None)) if _private(t) else None
+
+
+def _own_pointers(pointers: SSAValue) -> tuple | None:
+    """Pointers that repeat lead one thread to what another one stored: they must be seen to differ."""
+    t = pointers.type
+    if not isinstance(t, TileType): return None
+    along = [axis for axis, extent in enumerate(t.extents) if extent > 1]
+    return (pointers,) if _private(t) and (not along or len(along) == 1 and contiguity(pointers, along[0], Ranges()).run == t.extents[along[0]]) else None
+
+
+def _private(t) -> bool:
+    """Whether each element is one thread's alone. Of an element that several hold, and of a scalar, one stores and all load."""
+    return isinstance(t, TileType) and (layout := t.register_layout) is not None and layout.lane_replication == layout.warp_replication == layout.block_replication == 1
 
 
 def _buffer(value: SSAValue) -> Place:
