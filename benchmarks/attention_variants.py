@@ -27,9 +27,9 @@ def widths(seed: int):
 
 def lengths(seed: int):
     yield forward(seed, "grouped", 4096, 4096, 128, True, shared=2)
-    yield forward(seed, "5003-1000", 5003, 1000, 128, False)
-    yield forward(seed, "4095", 4095, 4095, 128, True)
-    yield forward(seed, "window", 16384, 16384, 128, True, window=1024)
+    yield forward(seed, "5003-1000", 5003, 1000, 128, False, even=(5120, 1024))
+    yield forward(seed, "4095", 4095, 4095, 128, True, even=(4096, 4096))
+    yield forward(seed, "window", 16384, 16384, 128, True, window=1024, even=(16384, 16384))
     yield ragged(seed)
 
 
@@ -52,7 +52,7 @@ def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
                    harness.gpu_timer, harness.GPU_TIMING, reference, 6e-2, amount=4 * batch * heads * s * s * (0.5 if causal else 1) * d / 1e12, unit="TFLOP/s")
 
 
-def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool, shared: int | None = None, window: int | None = None) -> Contest:
+def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool, shared: int | None = None, window: int | None = None, even: tuple[int, int] | None = None) -> Contest:
     import torch
 
     from tkc import kernels
@@ -78,13 +78,30 @@ def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool,
 
     def ours() -> Runner: return Runner(lambda: kernels.attention(q, k, v, causal=causal, window=window), None)
 
+    def evenly() -> Runner:
+        a, b, c = make(heads, even[0]), make(shared or heads, even[1]), make(shared or heads, even[1])
+        return Runner(lambda: kernels.attention(a, b, c, causal=causal), None)
+
     pairs = queries * keys * (0.5 if causal else 1)
-    if window is not None: pairs = sum(min(i, window // 128) + 1 for i in range(queries // 128)) * 128 * 128
+    if window is not None: pairs = _blocks(queries, window // 128)
     flops = 4 * batch * heads * pairs * d
-    rivals = () if window is not None else (Contestant("cuDNN", cudnn),)
+    rivals, figures = () if window is not None else (Contestant("cuDNN", cudnn),), ()
+    if even:
+        even_pairs = even[0] * even[1] * (0.5 if causal else 1) if window is None else _blocks(even[0], even[0])
+        rivals, figures = (*rivals, Contestant("tkc, even", evenly, "bound")), (work_ratio("tkc", "tkc, even", pairs / even_pairs, 0.95 if window is None else 0.90),)
     kind = "causal" if causal else "full"
     return Contest(f"attention-{name}-{kind}-{queries}", f"Attention forward, {name}, D = {d}, {kind}, S = {queries}{'' if keys == queries else f' and {keys}'}, bfloat16",
-                   (Contestant("tkc", ours, "ours"), *rivals), harness.gpu_timer, harness.GPU_TIMING, reference, amount=flops / 1e12, unit="TFLOP/s")
+                   (Contestant("tkc", ours, "ours"), *rivals), harness.gpu_timer, harness.GPU_TIMING, reference, amount=flops / 1e12, unit="TFLOP/s", figures=figures)
+
+
+def _blocks(rows: int, behind: int) -> int:
+    """Pairs in the 128 x 128 blocks of which a causal row sees something, of so many blocks behind its own."""
+    return sum(min(i, behind) + 1 for i in range(rows // 128)) * 128 * 128
+
+
+def work_ratio(ours: str, other: str, work: float, bound: float) -> harness.Figure:
+    """Ours must do `work` times the other's work, and each piece of it at `bound` times the other's speed."""
+    return harness.Figure(f"{ours}: work a second at {bound:g} x that of {other} or more", (ours, other), lambda t: work * t[other] / t[ours], bound)
 
 
 def ragged(seed: int, count: int = 64) -> Contest:
@@ -109,7 +126,8 @@ def ragged(seed: int, count: int = 64) -> Contest:
     pairs = float((lengths.astype(np.float64) ** 2).sum() / 2)
     even_pairs = tokens // 4096 * 4096 ** 2 / 2
     return Contest("attention-ragged", f"Attention forward, 64 causal sequences of 128 to 8192 tokens, D = 128 (of a batch of even ones of 4096 the time; its pairs are {even_pairs / pairs:.3f} of these)",
-                   (Contestant("tkc", ours, "ours"), Contestant("tkc, all of 4096", even)), harness.gpu_timer, harness.GPU_TIMING, None, amount=4 * heads * d * pairs / 1e12, unit="TFLOP/s")
+                   (Contestant("tkc", ours, "ours"), Contestant("tkc, all of 4096", even, "bound")), harness.gpu_timer, harness.GPU_TIMING, None, amount=4 * heads * d * pairs / 1e12, unit="TFLOP/s",
+                   figures=(work_ratio("tkc", "tkc, all of 4096", pairs / even_pairs, 0.90),))
 
 
 def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: int = 8192, d: int = 128, page: int = 0) -> Contest:
