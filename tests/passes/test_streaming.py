@@ -1,12 +1,13 @@
 """Plans of programs without dots; rows over a cluster, at every stage and with every barrier of the cluster missing in turn; scans over warps."""
 import numpy as np
 import pytest
+from xdsl.dialects.builtin import StringAttr
 
 import tkc
 from tests.codegen.ptx import machine
 from tests.passes.kernels import BF16
 from tkc.codegen.ptx.emit import emit
-from tkc.ir import shared, threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
 from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
@@ -15,7 +16,10 @@ from tkc.kernels.movement import _transpose
 from tkc.kernels.norms import _norm, _norm_backward
 from tkc.kernels.scans import _cumsum, _cumsum_rows
 from tkc.kernels.softmax import _softmax
+from tkc.language.signature import Options
+from tkc.passes import PassContext, fetch_ahead
 from tkc.sim import dataflow, level0, level4, ptx
+from tkc.sim.check import check
 from tkc.sim.report import Violation
 
 
@@ -261,10 +265,35 @@ def test_persistent_programs_of_two_axes_in_place():
     np.testing.assert_array_equal(x, np.arange(3)[:, None] + 10 * (np.arange(700) // 256)[None, :])
 
 
-def test_programs_that_wait_for_one_another_run_one_a_block():
-    compiled = _cumsum.compile("f32[1, 65536]", "f32[1, 65536]", "u64[1, 8]", REVERSE=False, N=8192, GROUP=4, target="sm_90a", persistent=True)
-    assert not compiled.interface.persistent
-    assert any("one program: programs wait" in line for line in compiled.decisions) and any("persistent = True is not used" in line for line in compiled.decisions)
+@pytest.mark.parametrize("rows, columns, group", [(1, 9 * 1024 + 5, 4), (3, 4 * 1024 + 7, 2)])
+def test_persistent_programs_that_wait_for_one_another(rows, columns, group):
+    """A view that the counter chooses (x[row]) is there for every program of the loop; the next block arrives while this one waits."""
+    x = np.random.default_rng(0).integers(-3, 4, (rows, columns)).astype(BF16)
+    blocks = -(-columns // 1024)
+    empty = lambda: [x, np.zeros_like(x), np.zeros((rows, blocks), np.uint64)]
+    compiled = _cumsum.compile(*empty(), REVERSE=False, N=1024, GROUP=group, target="sm_90a", persistent=True)
+    assert compiled.interface.persistent and any(line.startswith("fetch-ahead: 1 load") for line in compiled.decisions) and compiled.resources.clean
+    want = np.cumsum(x.astype(np.float64), 1).astype(BF16)
+    for stage, seed, resident in ("fetch-ahead", 0, 1), *(("assign-registers", seed, n) for seed, n in enumerate((1, 2, 5))):
+        arrays, module = empty(), parse(compiled.ir(stage))
+        if stage == "fetch-ahead": run(module, arrays, [], (blocks, rows), seed)
+        else: level4.run(module, arrays, (blocks, rows, 1), seed, resident)
+        np.testing.assert_array_equal(arrays[1], want)
+    assert not check(module, empty(), (blocks, rows, 1), runs=3).findings
+
+
+@pytest.mark.parametrize("change, ahead", [("", True), (" acquire", False), (" in place", False)])
+def test_what_is_read_ahead_of_a_wait(change, ahead):
+    """Nothing that another program may write, and nothing ahead of an acquire, which may say that something was written."""
+    given = "f32[1, 65536]", "f32[1, 65536]", "u64[1, 8]"
+    compiled = _cumsum.compile(*given, REVERSE=False, N=8192, GROUP=4, target="sm_90a", persistent=True)
+    module, context = parse(compiled.ir("schedule-programs")), PassContext(TARGETS["sm_90a"], Options(extra=(("overlaps", ((0, 1),)),)) if change == " in place" else Options())
+    if change == " acquire":
+        for op in module.walk():
+            if isinstance(op, tile.LoadPointers): op.properties["semantics"] = StringAttr("acquire")
+    context.plan = Plan(8, prefetch=True, persistent=True)
+    fetch_ahead.run(module, context)
+    assert any("fetch-ahead" in line for line in context.decisions) == ahead
 
 
 # ---- read along one axis, written along another ----------------------------------------------------------------------------
@@ -285,7 +314,7 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     assert compiled.resources.clean
 
 
-def test_a_transpose_goes_through_shared_memory_unasked_or_where_rows_have_no_vectors():
-    plain = _transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", TILE=64, target="sm_90a")
-    odd = _transpose.compile("bf16[1, 127, 65]", "bf16[1, 65, 127]", TILE=64, target="sm_90a", turned=True)
-    assert plain.interface.shared_bytes and odd.interface.shared_bytes                          # the first was measured, the other way not yet
+def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_vectors():
+    plain, asked = (_transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", TILE=64, target="sm_90a", turned=turned) for turned in (None, False))
+    odd = [_transpose.compile(f"bf16[1, {n}, {m}]", f"bf16[1, {m}, {n}]", TILE=64, target="sm_90a") for n, m in ((127, 65), (128, 65), (127, 64))]
+    assert not plain.interface.shared_bytes and asked.interface.shared_bytes and all(c.interface.shared_bytes for c in odd)

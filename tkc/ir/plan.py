@@ -67,6 +67,7 @@ class Plan:
     prefetch: bool = False                          # loops without dots read one iteration ahead
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
     persistent: bool = False                        # a block takes one program after the other
+    blocks: int = 0                                 # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
     turned: bool = False                            # tiles that are read along one axis and written along another are turned in registers, not in shared memory
     keep: bool = False                              # persistent: blocks that all programs read are read once and kept in registers
     queue: bool = False                             # blocks claim their programs one by one; else they are dealt out

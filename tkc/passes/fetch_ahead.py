@@ -8,8 +8,9 @@
                                                        }
 
 A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a loop that never runs as behind the last iteration. The array must be
-there all the same: a view that the counter chooses (`x[i]`) is not. What is read follows from the counter and from what stands before the loop, and nothing in the loop
-writes to it (nor to an array that overlaps it), or waits for others. The programs that a persistent block takes in turn are a loop like any other.
+there all the same: a view that the counter chooses (`x[i]`) is there only where the loop runs at all, and behind the last iteration its own is asked for again, which is in the cache. What
+is read follows from the counter and from what stands before the loop, and nothing in the loop writes to it (nor to an array that overlaps it). The programs that a persistent block takes in
+turn are a loop like any other, which runs at least once; where they wait for one another, those of all blocks write nothing to it, and the next one's block arrives while this one waits.
 
 Which loads, and when, is the plan's choice:
 
@@ -27,14 +28,18 @@ roles         beside dots what is small, a scale or a bias. It comes straight fr
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
+from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
+from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses, unchanged
@@ -67,8 +72,13 @@ def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.
 
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
-    if is_inside(op.array, loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets) or addresses(op.result): return False
+    if is_inside(op.array, loop) and not _runs(loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets) or addresses(op.result): return False
     return unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None
+
+
+def _runs(loop: scf.ForOp) -> bool:
+    """Whether a loop runs at least once: that over a block's programs."""
+    return isinstance(loop.lb.owner, Identity) and isinstance(loop.parent_op(), tile.Kernel)
 
 
 # ---- one iteration early -----------------------------------------------------------------------------------------------
@@ -89,12 +99,21 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
         op.result.replace_all_uses_with(argument)
         argument.name_hint = op.result.name_hint
     if dot is not None: _used_early(body, set(arguments))
-    anchor = body.first_op if dot is None else dot.next_op
+    anchor = _widened_first(body, arguments) if dot is None else dot.next_op
     build = Builder(anchor)
     following = build.add(counter, loop.step)
-    if dot is not None: following = build.select(build.lt(following, loop.ub), following, counter)
+    if dot is not None or any(is_inside(op.array, loop) for op in loads): following = build.select(build.lt(following, loop.ub), following, counter)
     body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
     for op in loads: erase(op)
+
+
+def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
+    """Moves casts of fetched values to the start, if those are all their uses: the next ones then arrive in the same registers. Where the next ones are to be asked for."""
+    casts = [use.operation for v in fetched for use in v.uses if isinstance(use.operation, Cast) and use.operation.parent is body]
+    if sum(len(list(v.uses)) for v in fetched) != len(casts): return body.first_op
+    for op in casts: op.detach()
+    body.insert_ops_before(casts, body.first_op)
+    return casts[-1].next_op if casts else body.first_op
 
 
 def _used_early(body: Block, fetched: set[SSAValue]) -> None:

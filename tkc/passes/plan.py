@@ -54,6 +54,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
     context.plan = plan(module, context)
     kernel = kernel_of(module)
     kernel.set_integer("warps", context.plan.warps)
+    if context.plan.blocks > 1: kernel.set_integer("blocks", context.plan.blocks)
+    if context.options.maxnreg: kernel.set_integer("maxnreg", context.options.maxnreg)
     kernel.attributes["target"] = StringAttr(context.target.name)
     kernel.attributes["plan"] = StringAttr(context.plan.to_text())
     context.decisions += context.plan.decisions
@@ -222,7 +224,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     loads = tuple(_load(op, ranges) for op in program.loads)
     warps, spread = (num_warps or _warps(program, loads, context, say), (1, 0)) if program.dots else streaming.choose(program.kernel, program.largest, context, say)
     persistent = not program.dots and streaming.persistent(program.kernel, context, say)
-    prefetch, keep = streaming.ahead(program.kernel, warps, spread[0], persistent, context, say) if not program.dots else (False, False)
+    prefetch, keep, blocks = streaming.ahead(program.kernel, warps, spread[0], persistent, context, say) if not program.dots else (False, False, 0)
     if num_warps and program.dots: say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
@@ -233,7 +235,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, persistent=persistent, keep=keep, turned=not program.dots and bool(context.options.turned) and streaming.turns(program.kernel), relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=prefetch, raster=raster, persistent=persistent, blocks=blocks, keep=keep, turned=not program.dots and context.options.turned is not False and streaming.turns(program.kernel), relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)

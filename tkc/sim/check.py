@@ -1,7 +1,7 @@
 """The happens-before check of a compiled kernel: a few programs of its launch, over random schedules.
 
 Which programs: the first and the last of the grid, its middle, and some at random, each with the one after it, so that neighbours run at once; the first few, in order, where
-programs wait for those before them. A persistent kernel is launched with half as many clusters as it has programs, so that each takes two, one after the other. Products of matrices, which cost the most and order nothing, are left out.
+programs wait for those before them. A persistent kernel is launched with half as many clusters as it has programs, so that each takes two, one after the other; where they wait, with as many as run. Products of matrices, which cost the most and order nothing, are left out.
 """
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tkc.sim import level0, level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones
 from tkc.sim.report import Report, report_of
+
+MOST = 6                # clusters that run, at most
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def waits_for_programs(kernel: tile.Kernel) -> bool:
     return any(tile.watches(op) for loop in loops for op in loop.walk())
 
 
-def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = 6) -> list[int]:
+def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MOST) -> list[int]:
     """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones where programs wait for those before them."""
     if waits_for_programs(kernel): return list(range(min(n, most)))
     corners = sorted({0, n - 1, n // 2})
@@ -55,9 +57,9 @@ def check(module: ModuleOp, arguments: Sequence, grid: Sequence[int], seed: int 
     kernel, began = level0.kernel_of(module), time.perf_counter()
     launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
     needed = -(-prod(grid) // launch.size)
-    launched = -(-needed // 2) if launch.persistent else launch.clusters
+    launched, together = -(-needed // 2) if launch.persistent else launch.clusters, waits_for_programs(kernel)
+    if together and launch.persistent: launched = min(launched, MOST)                  # what the others would run is waited for
     chosen, found, ran, done = sample(kernel, launched, seed), {}, [], 0
-    together = waits_for_programs(kernel)
     for number in range(runs if launched else 0):
         if number and time.perf_counter() - began > seconds: break
         pair = chosen if together else [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]

@@ -56,6 +56,11 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
     if width == 8 and vector == 2 and p == 4 and all(group(i).held is True for i in range(0, n, 2)):          # half a register at a time
         halves = [e.w.op(f"ld{hint}.{space}.u16", "b32", at.text) for i in range(0, n, 2) for at in [group(i)]]
         return Tile.of(t, [e.w.op("prmt.b32", "b32", *halves[i:i + 2], 0x5410, into=into[i // 2] if into else None) for i in range(0, len(halves), 2)])
+    if p == 2 and vector % 2:                           # halves of registers
+        halves = [load_half(e, at, e.packed([spare(i)], t.element) if at.held is not True else 0, space, hint) for i in range(n) for at in [group(i)]]
+        registers = into or e.w.many("b32", n // 2)
+        for i, r in enumerate(registers): e.w.emit(f"mov.b32 {r}, {_vector(halves[2 * i:2 * i + 2])}")
+        return Tile.of(t, registers)
     if _one_by_one(t.element, vector, p):             # packed afterwards
         moved = carrier(t.element)
         absent = (lambda i: spare(i)) if moved == t.element else lambda i: e.packed([spare(i)], t.element)
@@ -80,6 +85,16 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
 
 def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Group], space: str, hint: str = "") -> None:
     width, p = bits(value.element), value.pack
+    if p == 2 and vector % 2:
+        halves: list[str] = []
+        for r in value.registers:
+            halves += (pair := e.w.many("b16", 2))
+            e.w.emit(f"mov.b32 {_vector(pair)}, {e.w.register(r)}")
+        for i, half in enumerate(halves):
+            at = group(i)
+            with e.w.predicated(at.held if isinstance(at.held, str) else None):
+                if at.held is not False: e.w.emit(f"st{hint}.{space}.b16 {at.text}, {half}")
+        return
     if _one_by_one(value.element, vector, p):
         for i in range(value.count):
             at = group(i)
@@ -94,6 +109,15 @@ def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Grou
 
 
 def _vector(registers: list[str]) -> str: return registers[0] if len(registers) == 1 else f"{{{', '.join(registers)}}}"
+
+
+def load_half(e: Emitter, at: Group, absent: Operand, space: str, hint: str = "") -> str:
+    """The 16 bits of an element; those of `absent` where it is not held."""
+    w, target = e.w, e.w.new("b16")
+    if at.held is not True: w.emit(f"cvt.u16.u32 {target}, {absent}" if isinstance(absent, str) else f"mov.b16 {target}, {absent}")
+    with w.predicated(at.held if isinstance(at.held, str) else None):
+        if at.held is not False: w.emit(f"ld{hint}.{space}.b16 {target}, {at.text}")
+    return target
 
 
 def load_element(e: Emitter, at: Group, element: Attribute, other: Operand, space: str, hint: str = "") -> Operand:

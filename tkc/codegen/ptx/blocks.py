@@ -209,12 +209,12 @@ class Block:
         def thread_part() -> Operand:
             at = a.pointer()
             for t, axis in enumerate(self.axes):
-                if axis not in self.sources: at = displaced(e, at, thread_offset(e, self.layout, {t: 1}), a.stride(axis), size)
+                if axis not in self.sources: at = displaced(e, at, thread_offset(e, self.layout, {t: 1}), a.stride(axis), size, a.near)
             return at
         key = "thread part", self.op.array, e.instance, self.layout.lanes, self.layout.warps, self.layout.blocks, tuple(self.axes), tuple(self.sources)
         at = e.w.hoist(key, thread_part) if a.argument >= 0 else e.w.memo(key, thread_part)
         for axis, v in enumerate(self.op.offsets):
-            if axis not in self.sources: at = displaced(e, at, e.operand(v), a.stride(axis), size)
+            if axis not in self.sources: at = displaced(e, at, e.operand(v), a.stride(axis), size, a.near)
         return e.w.register(at, "b64")
 
     def address(self, register: int) -> tuple[str, int]:
@@ -230,7 +230,7 @@ class Block:
         key = tuple(runtime), far
         if key not in self._pointers:
             at = self._pointers.get(((), 0)) or self._pointers.setdefault(((), 0), self.start())
-            for axis, c in runtime: at = displaced(e, at, self._index(axis, register) if axis in self.sources else c, a.stride(axis), size)
+            for axis, c in runtime: at = displaced(e, at, self._index(axis, register) if axis in self.sources else c, a.stride(axis), size, a.near)
             self._pointers[key] = add(e, at, far, "s64")
         return self._pointers[key], immediate - far
 

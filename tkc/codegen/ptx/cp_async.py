@@ -11,9 +11,10 @@ from tkc.codegen.ptx.coordinates import is_first_copy
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import otherwise
 from tkc.codegen.ptx.shared_memory import plain_groups
-from tkc.codegen.ptx.traps import access, argument_of, span
+from tkc.codegen.ptx.traps import access, span
 from tkc.ir import threads
 from tkc.ir.layout import blocked
+from tkc.ir.origin import origin
 from tkc.ir.types import TileType, bits
 
 
@@ -33,7 +34,7 @@ def cp_async(e: Emitter, op: threads.CpAsync) -> None:
         value = load_tile(e, t, v, lambda r: block.group(r, op.mask), otherwise(e, op.other), "global")
         return store_tile(e, value, width, place, "shared")
     if width % v: e.fail(f"a copy of {v} elements at once into a buffer that takes {width}")
-    bounds = span(e, number) if e.debug and (number := argument_of(op.array)) is not None else None
+    bounds = span(e, argument.index) if e.debug and (argument := origin(op.array)) is not None else None
     first, seen, sizes = is_first_copy(e, layout), set(), {True: ""}
     for r in range(0, layout.num_registers, v):
         at = tuple(layout.offsets("registers")[r].tolist())

@@ -219,7 +219,7 @@ class Emitter:
         def integer(kind: str, type: str, known) -> Callable[[int], Operand]:
             return lambda axis: known[axis].exact if known[axis].exact is not None else self.parameter(Parameter(kind, type, number, axis))
         return Array(t.element, facts, lambda: self.parameter(Parameter("pointer", "u64", number)), integer("shape", "s32" if wide else "u32", facts.shape),
-                     integer("stride", "u64", facts.strides), number, integer("shape", "u64", facts.shape) if wide else None)
+                     integer("stride", "u64", facts.strides), number, integer("shape", "u64", facts.shape) if wide else None, not wide)
 
     def shared_base(self) -> str:
         """The start of dynamic shared memory."""
@@ -316,6 +316,8 @@ def _program(e: Emitter) -> PtxProgram:
     interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters), e.debug, tuple(e.sites), kernel.integer("split", 1))
     declared = ",\n".join(f"\t.param .align 128 .b8 {n}[128]" if p.kind == "map" else f"\t.param .{p.type} {n}" for p, n in e.parameters.items())
     directives = [f".reqntid {e.threads}, 1, 1", *e.directives]
+    if not e.directives and (most := kernel.integer("maxnreg")): directives.append(f".maxnreg {most}")
+    elif not e.directives and (blocks := kernel.integer("blocks")) > 1: directives.append(f".minnctapersm {blocks}")
     if shape != (1, 1): directives += [".explicitcluster", f".reqnctapercluster {shape[0]}, {shape[1]}, 1"]
     files = [f'.file {number} "{_quoted(file)}"' for file, number in e.w.files.items()]
     text = "\n".join([f".version {e.isa[0]}.{e.isa[1]}", f".target {e.target.name}", ".address_size 64", *files,

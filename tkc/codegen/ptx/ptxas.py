@@ -86,8 +86,9 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
 
 def roomy(text: str, threads: int) -> str:
     """PTX of a block of so many threads with leave to fill a multiprocessor with one block. Without it ptxas aims at several, and may then spill a few
-    values rather than take more registers: a spill is a reason to assemble this instead."""
-    if ".minnctapersm" in text: return text
+    values rather than take more registers: a spill is a reason to assemble this instead, but for what the user asked."""
+    if ".maxnreg" in text: return text
+    if ".minnctapersm" in text: return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
     head, directive, rest = text.partition(f".reqntid {threads}, 1, 1\n")
     return f"{head}{directive}.minnctapersm 1\n{rest}"
 

@@ -33,8 +33,12 @@ def wide(e: Emitter, x: Operand, unsigned: bool = False) -> Operand:
     return e.w.op("cvt.u64.u32" if unsigned else "cvt.s64.s32", "b64", x) if isinstance(x, str) and x.startswith("%r") else x
 
 
-def displaced(e: Emitter, base: Operand, index: Operand, scale: Operand, bytes: int = 1) -> Operand:
-    """base + index * scale * bytes: base 64 bits, index 32 or 64 (signed), scale 64 bits or a number."""
+def displaced(e: Emitter, base: Operand, index: Operand, scale: Operand, bytes: int = 1, near: bool = False) -> Operand:
+    """base + index * scale * bytes: base 64 bits, index 32 or 64 (signed), scale 64 bits or a number. near: 32 bits hold scale * bytes, or index is 0."""
+    if near and isinstance(scale, str) and isinstance(base, str) and not (isinstance(index, str) and index.startswith("%d")):
+        if index == 0: return base
+        scale = e.w.op("cvt.u32.u64", "b32", scale)
+        return e.w.op("mad.wide.s32", "b64", e.w.op("shl.b32", "b32", scale, bytes.bit_length() - 1) if isinstance(index, str) and bytes > 1 else scale, index if isinstance(index, str) else index * bytes, base)
     if not isinstance(index, str) and not isinstance(scale, str): return add(e, base, index * scale * bytes, "s64")
     if not isinstance(index, str): return add(e, base, mul(e, scale, index * bytes, "s64"), "s64")
     narrow = index.startswith("%r")
@@ -179,10 +183,10 @@ def view(e: Emitter, op: tile.View) -> None:
 
     def base() -> Operand:
         p = a.pointer()
-        for axis, first in starts: p = displaced(e, p, first, a.stride(axis), a.itemsize)
+        for axis, first in starts: p = displaced(e, p, first, a.stride(axis), a.itemsize, a.near)
         return p
     e.set(op.result, Array(a.element, op.result.type.facts, lambda: e.w.memo((key, "pointer"), base),
-                           lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i]), long=(lambda i: e.w.memo((key, i, "long"), longs[i])) if a.long else None))
+                           lambda i: e.w.memo((key, i), extents[i]), lambda i: a.stride(axes[i]), long=(lambda i: e.w.memo((key, i, "long"), longs[i])) if a.long else None, near=a.near))
 
 
 def _long_part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:

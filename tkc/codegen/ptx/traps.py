@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import SSAValue
 
 from tkc.codegen.ptx.access import Group, both
 from tkc.codegen.ptx.emit import Emitter
 from tkc.codegen.ptx.scalars import add, displaced, wide
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir import tile
 from tkc.ir.interface import RECORD, Parameter, Site
+from tkc.ir.origin import origin
 from tkc.ir.text import location_of
-from tkc.ir.types import ArrayType, PointerType, TileType
 
 CLAIMED = ".global .align 4 .u32 claimed;"
 LABEL = "$trap"
@@ -66,7 +65,7 @@ def handler(e: Emitter) -> str:
 def guarded(e: Emitter, group: Callable[[int], Group], size: int, verb: str, source: SSAValue | None = None) -> Callable[[int], Group]:
     """`group`, with a check of each place before it is used: a multiple of its `size` bytes, and inside the array argument that `source`, a pointer or array, is made from."""
     if not e.debug: return group
-    bounds = span(e, number) if source is not None and (number := argument_of(source)) is not None else None
+    bounds = span(e, argument.index) if source is not None and (argument := origin(source)) is not None else None
 
     def checked(r: int) -> Group:
         found = group(r)
@@ -86,22 +85,6 @@ def access(e: Emitter, at: Group, size: int, verb: str, bounds: tuple[str, str, 
     if size > 1:
         wrong = both(e, w.op("setp.ne.b64", "pred", w.op("and.b64", "b64", address, size - 1), 0), at.held)
         check(e, wrong, f"{verb} {size} bytes at the address {{0:#x}}, which is no multiple of {size}", address)
-
-
-def argument_of(value: SSAValue) -> int | None:
-    """The number of the array argument that a pointer (or tile of them) or an array is made from, where that is one."""
-    for _ in range(100):
-        if isinstance(value.owner, Block):
-            holder = value.owner.parent_op()
-            if isinstance(holder, tile.Kernel): return value.index if isinstance(value.type, ArrayType) else None
-            carried = getattr(holder, "iter_args", ())
-            if not 0 < value.index <= len(carried): return None
-            value = carried[value.index - 1]
-            continue
-        sources = [v for v in value.owner.operands if isinstance(v.type, (ArrayType, PointerType)) or isinstance(v.type, TileType) and isinstance(v.type.element, PointerType)]
-        if len(sources) != 1 or isinstance(value.owner, tile.LoadPointers): return None
-        value = sources[0]
-    return None
 
 
 def span(e: Emitter, number: int) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from xdsl.ir import Attribute
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import ArrayFacts, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, is_bool, is_float, is_unsigned, ui8
+from tkc.ir.types import ArrayFacts, TileType, bf16, bits, f8e4m3, f8e5m2, f16, f32, f64, is_bool, is_float, is_unsigned, ui8, ui16
 
 _NUMPY = {f16: np.float16, bf16: ml_dtypes.bfloat16, f8e4m3: ml_dtypes.float8_e4m3fn, f8e5m2: ml_dtypes.float8_e5m2, f32: np.float32, f64: np.float64}
 
@@ -72,8 +72,8 @@ def rounded(value: float, element: Attribute) -> float:
 
 
 def carrier(element: Attribute) -> Attribute:
-    """The type an element is moved as."""
-    return ui8 if element in (f8e4m3, f8e5m2) else element
+    """The type an element is moved as: narrow floats as integers, for a conversion to float32 and back takes instructions, saturates infinities of float8 and quietens NaNs."""
+    return {8: ui8, 16: ui16}.get(bits(element), element) if is_float(element) else element
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Tile:
 
     @property
     def bytes(self) -> Tile:
-        """The same registers for being moved: float8 as integers, for a conversion to float32 and back saturates infinities."""
+        """The same registers for being moved."""
         return Tile(self.registers, carrier(self.element), self.layout)
 
 
@@ -106,7 +106,8 @@ def registers_of(t: TileType) -> tuple[str, int]:
 @dataclass(frozen=True)
 class Array:
     """An array: `pointer()`, `extent(axis)`, `stride(axis)` give operands (64, 32 and 64 bits; extents i32, strides in elements).
-    `argument` is its index among the kernel's arguments if it is one whole. `long(axis)`: the extents of a wide array in 64 bits; None where 32 hold them."""
+    `argument` is its index among the kernel's arguments if it is one whole. `long(axis)`: the extents of a wide array in 64 bits; None where 32 hold them.
+    near: it ends less than 2^31 bytes from where it begins, so that 32 bits hold a stride in bytes along any axis of more than one element."""
     element: Attribute
     facts: ArrayFacts
     pointer: Callable[[], Operand]
@@ -114,6 +115,7 @@ class Array:
     stride: Callable[[int], Operand]
     argument: int = -1
     long: Callable[[int], Operand] | None = None
+    near: bool = False
 
     @property
     def rank(self) -> int: return len(self.facts.shape)

@@ -19,12 +19,14 @@ from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
+from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 
 BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
 POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
+WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
 SMALL = 4096                    # bytes of a tile that caches hold whatever the order they are asked for
 SECTOR = 16                     # bytes in a row that make an access worth its sector
 
@@ -53,14 +55,18 @@ def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) ->
 
 
 def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]]) -> bool:
-    """Whether nothing in a loop may write what a load reads, so that it may be made in another iteration than its own."""
+    """Whether what a load in a loop reads may be read in another iteration than its own: nothing in the loop may write it. Where the loop looks at what others write, nothing in the
+    kernel may, for that is what they run; and whoever looks with acquire may be told that something else has been written."""
     array = argument_of(op.array)
     if array is None: return False
-    alike = overlapping(array, overlaps)
-    for other in loop.walk():
-        if isinstance(other, (tile.StorePointers, scf.WhileOp)) or tile.watches(other): return False
-        if isinstance(other, (tile.Store, tile.AtomicBlock)) and argument_of(other.array) in (*alike, None): return False
-    return True
+    alike, watched = overlapping(array, overlaps), [other for other in loop.walk() if tile.watches(other)]
+    if any(other.semantics is None or other.semantics.data != "relaxed" for other in watched): return False
+    return not any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in (kernel_around(loop) if watched else loop).walk() if isinstance(other, WRITES))
+
+
+def kernel_around(op: Operation) -> Operation:
+    while not isinstance(op, tile.Kernel): op = op.parent_op()
+    return op
 
 
 def addresses(value: SSAValue) -> bool:

@@ -240,7 +240,7 @@ class Groups:
         for op in ops: weights[self.accesses[op].order] = weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
         order = max(weights, key=weights.get)
         widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
-        if self.plan.turned and (other := self._turned(root, order[0])) and t.rank > 1 and not self.reductions.get(root):
+        if self.plan.turned and widest.vector * widest.bits >= 32 and (other := self._turned(root, order[0])) and t.rank > 1 and not self.reductions.get(root):
             return both_ways(t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
         found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.spread)

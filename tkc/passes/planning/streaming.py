@@ -30,6 +30,7 @@ from tkc.passes.layouts.movers import crosses
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
+SCALARS = 12                                             # registers of addresses, masks, counters
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
@@ -55,11 +56,8 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
 
 
 def persistent(kernel: tile.Kernel, context: PassContext, say: Callable[[str], None]) -> bool:
-    """Whether a block takes one program after the other, as asked: not where programs wait for one another, for then all of those before must run at the same time."""
+    """Whether a block takes one program after the other, as asked. Programs that wait for others wait for those before them; blocks take theirs in order, and are all there at once."""
     if not context.options.persistent: return False
-    if any(tile.watches(inner) for loop in kernel.walk() if isinstance(loop, scf.WhileOp) for inner in loop.walk()):
-        say("a block runs one program: programs wait for one another")
-        return False
     say("persistent: a block takes one program after the other, as asked")
     return True
 
@@ -74,9 +72,9 @@ def turns(kernel: tile.Kernel) -> bool:
     return any(isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose) for op in kernel.walk())
 
 
-def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, context: PassContext, say: Callable[[str], None]) -> tuple[bool, bool]:
+def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, context: PassContext, say: Callable[[str], None]) -> tuple[bool, bool, int]:
     """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers. Programs that a block takes in turn are a loop too;
-    of those, whether what they share fits as well."""
+    of those, whether what they share fits as well; and how many blocks of a multiprocessor that makes, which ptxas is to have registers for."""
     loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
     own = [op for op in loads if isinstance(op.parent_op(), scf.ForOp) or persistent and op.parent_op() is kernel and program_axes(op.operands)]
     size = lambda ops: sum(op.result.type.bytes // 4 for op in ops)
@@ -87,7 +85,10 @@ def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, contex
     if reads: say(f"loops read one iteration ahead, into {more} registers a thread")
     if reads and persistent: say(_in_flight(4 * size(own) // blocks, context.target))
     if keeps: say(f"what all programs read stays in {kept} registers a thread")
-    return reads, keeps
+    each_thread = -(-(each(pressure(kernel)) + more + keeps * kept + SCALARS) // 8) * 8
+    blocks = context.target.registers // (32 * warps * each_thread) if reads and persistent and blocks == 1 else 0
+    if blocks > 1: say(f"{blocks} blocks a multiprocessor, of {each_thread} registers a thread")
+    return reads, keeps, blocks
 
 
 def _in_flight(each: int, target: Target) -> str:
@@ -115,11 +116,18 @@ def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
     return (value,)
 
 
+def _of_scanned(op: Operation) -> bool:
+    """Whether a reduction is one of the totals of a scan before it."""
+    if not isinstance(op, tile.Reduce): return False
+    scans = [use.operation for use in op.args[0].uses if isinstance(use.operation, tile.Scan) and use.operation.parent is op.parent]
+    return any(scan.kind == op.kind and scan.axis == op.axis and scan.is_before_in_block(op) for scan in scans)
+
+
 def _peak(block: Block, live: frozenset[SSAValue], size: Callable[[SSAValue], int], kinds: Kinds) -> int:
     last: dict[SSAValue, Operation] = {}
     for op in block.ops:
         for inner in op.walk():
-            if isinstance(inner, VIEWS): continue                               # its users read what it is a view of
+            if isinstance(inner, VIEWS) or _of_scanned(inner): continue         # its users read what it is a view of; one of a scan's totals
             for operand in inner.operands:
                 for root in _roots(operand, kinds): last[root] = op
     now = set(live) | {a for a in block.args if size(a)}
