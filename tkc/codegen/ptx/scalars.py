@@ -35,10 +35,9 @@ def wide(e: Emitter, x: Operand, unsigned: bool = False) -> Operand:
 
 def displaced(e: Emitter, base: Operand, index: Operand, scale: Operand, bytes: int = 1, near: bool = False) -> Operand:
     """base + index * scale * bytes: base 64 bits, index 32 or 64 (signed), scale 64 bits or a number. near: 32 bits hold scale * bytes, or index is 0."""
-    if near and isinstance(scale, str) and isinstance(base, str) and not (isinstance(index, str) and index.startswith("%d")):
-        if index == 0: return base
-        scale = e.w.op("cvt.u32.u64", "b32", scale)
-        return e.w.op("mad.wide.s32", "b64", e.w.op("shl.b32", "b32", scale, bytes.bit_length() - 1) if isinstance(index, str) and bytes > 1 else scale, index if isinstance(index, str) else index * bytes, base)
+    if near and isinstance(scale, str) and isinstance(base, str) and isinstance(index, str) and index.startswith("%r"):
+        step = e.w.op("cvt.u32.u64", "b32", scale)
+        return e.w.op("mad.wide.s32", "b64", index, e.w.op("shl.b32", "b32", step, bytes.bit_length() - 1) if bytes > 1 else step, base)
     if not isinstance(index, str) and not isinstance(scale, str): return add(e, base, index * scale * bytes, "s64")
     if not isinstance(index, str): return add(e, base, mul(e, scale, index * bytes, "s64"), "s64")
     narrow = index.startswith("%r")
