@@ -37,8 +37,17 @@ def leaf(draw, n):
 def expression(draw, n, depth):
     if depth == 0: return leaf(draw, n)
     a, b = expression(draw, n, depth - 1), expression(draw, n, draw(st.integers(0, depth - 1)))
+    if draw(st.integers(0, 5)) == 0: return cut(draw, a, b)
     if draw(st.integers(0, 9)) == 0: return ew.Select(C[draw(st.sampled_from(TRUTH))](a, b).results[0], a, b).result
     return C[draw(st.sampled_from(INTEGER))](a, b).results[0]
+
+
+def cut(draw, a, b):
+    """The end of one tile and the beginning of another side by side, along an axis."""
+    axis = draw(st.sampled_from([0, 1, 1]))
+    at = draw(st.integers(1, 3)) if axis == 0 else draw(st.sampled_from([1, 4, 8, 16, 24, 27]))
+    part = lambda x, begin, n: tile.Slice(x, [begin if i == axis else 0 for i in range(2)], TileType([n if i == axis else e for i, e in enumerate(SHAPE)], i32)).result
+    return tile.Concat([part(a, at, SHAPE[axis] - at), part(b, 0, at)], axis, TileType(SHAPE, i32)).result
 
 
 @settings(max_examples=120, deadline=None)

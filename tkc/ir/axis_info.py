@@ -11,6 +11,7 @@ multiple of `divisor` (0: of everything).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd
 
 from xdsl.dialects import scf
@@ -58,6 +59,13 @@ def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValu
             return Along(1, extent, found.divisor) if owner.arg.type.extents[axis] == 1 else found
         case tile.Reshape(): return _reshaped(owner, axis, extent, ask)
         case tile.Transpose(): return ask(owner.arg, owner.permutation.get_values()[axis])
+        case tile.Slice(): return _moved(ask(owner.arg), owner.offsets.get_values()[axis]) if owner.steps[axis] == 1 else Along()
+        case tile.Concat():
+            found, begin = [], 0
+            for part in owner.args:
+                found.append(_moved(ask(part), begin))
+                if axis == owner.axis.value.data: begin += part.type.extents[axis]
+            return reduce(Along.join, found)
         case shared.Convert() | ew.Cast(): return ask(owner.arg)
         case ew.PointerAdd(): return _sum(ask(owner.pointer), ask(owner.offset))
         case ew.Select():
@@ -88,6 +96,12 @@ def _function(name: str, args: list[Along], extent: int) -> Along:
 def _sum(a: Along, b: Along) -> Along:
     run = max(gcd(a.run, b.same), gcd(b.run, a.same))
     return Along(run, gcd(a.same, b.same), gcd(a.at(run), b.at(run)))
+
+
+def _moved(found: Along, by: int) -> Along:
+    """Groups that begin, or end, at a multiple of `by`."""
+    run = gcd(found.run, by)
+    return Along(run, gcd(found.same, by), found.at(run))
 
 
 def _step(a: Along, b: Along) -> int:
