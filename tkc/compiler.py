@@ -135,16 +135,17 @@ class Compiled:
     @cached_property
     def resources(self):
         """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas.
-        Where it spills, a text that lets one block fill a multiprocessor is tried, and becomes `ptx` if it spills less."""
+        Where it spills, texts that let one block fill a multiprocessor, and that keep less alive in loops, are tried, and become `ptx` if they spill less."""
         from tkc.codegen.ptx.ptxas import assemble, roomy
+        from tkc.codegen.ptx.sink import sunk
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
         found = assemble(self.ptx, self.target)
-        if not found.spill_stores: return found
-        text = roomy(self.ptx, self.interface.threads)
-        other = assemble(text, self.target)
-        if other.spill_stores >= found.spill_stores: return found
-        self.ptx = text
-        return other
+        for leaner in (lambda text: roomy(text, self.interface.threads), sunk):
+            if not found.spill_stores: break
+            if (text := leaner(self.ptx)) == self.ptx: continue
+            other = assemble(text, self.target)
+            if other.spill_stores < found.spill_stores: self.ptx, found = text, other
+        return found
 
     @cached_property
     def sass(self) -> str:

@@ -15,7 +15,8 @@ more; a page's number is loaded well before the copies that it is for (pipeline-
 """
 from __future__ import annotations
 
-from math import e, inf, log, log2, prod
+from collections.abc import Callable
+from math import ceil, e, inf, log, log2, prod
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
@@ -25,6 +26,8 @@ LOG2E, LN2 = log2(e), log(2)
 FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
+LARGE = (64, 256, 64, 0.88), (96, 192, 64, 0.93)     # D up to which a program has so many rows of Q and of K by default, and the time of a row beside one of 128 x 128 (H200, benchmarks/results)
+MULTIPROCESSORS = 132
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
 
@@ -128,13 +131,31 @@ def _width(d: int, step: int = 16) -> int:
     return max(step, -(-d // step) * step)
 
 
-def _blocks(q: Array, queries: int, d: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
-    """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers."""
+def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], even: float, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+    """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
+    warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
+    average beside the longest."""
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
     if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
-    elif tkc.target_of(q) == "sm_90a": bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
+    elif tkc.target_of(q) == "sm_90a":
+        bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
+        if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8:
+            time = lambda rows, row: rows * row * _turns(programs(rows), even)
+            bm, bn = next(((m, n) for most, m, n, row in LARGE if d <= most and time(m, row) < time(128, 1)), (bm, bn))
     else: bm, bn = 64 if queries <= 64 or d > 128 else 128, 64
     return rows or bm, columns or bn
+
+
+def _turns(programs: float, even: float) -> float:
+    """How often the longest program's time passes before so many are done: one by one those of one length, else as they fill the multiprocessors, longest first."""
+    return max(1, ceil(programs / MULTIPROCESSORS) if even == 1 else even * programs / MULTIPROCESSORS)
+
+
+def _warps(q: Array, rows: int) -> dict[str, int]:
+    """The option that gives a program of many rows a warpgroup for each 64. Raises LaunchError where there is none."""
+    if rows <= 128 or (target := tkc.target_of(q)) == "cpu": return {}
+    if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8): raise tkc.LaunchError(f"attention: rows = {rows} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
+    return {"num_warps": rows // 16}
 
 
 def _check_block(d: int, rows: int | None, columns: int | None) -> None:
@@ -199,10 +220,9 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap and dtype_of(q) != FLOAT8: return _decoded(q, k, v, o, lse, None, options["scale"])
-    (bm, bn), step = _blocks(q, queries, max(d, v.shape[-1]), rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
-    if bm > 128 and (target := tkc.target_of(q)) != "cpu":
-        if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8): raise tkc.LaunchError(f"attention: rows = {bm} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
-        options["num_warps"] = bm // 16
+    even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
+    (bm, bn), step = _blocks(q, queries, max(d, v.shape[-1]), lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
+    options |= _warps(q, bm)
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
 
@@ -234,8 +254,10 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     out, lse = empty(q, (tokens, heads, dv), _result(q)), empty(q, (heads, tokens), "float32")
     yield out, lse
     if not prod(out.shape): return
-    (bm, bn), step = _blocks(q, longest, max(d, dv)), 32 if dtype_of(q) == FLOAT8 else 16
-    _attention[tkc.cdiv(longest, bm), heads, begins.shape[0] - 1](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
+    sequences = begins.shape[0] - 1
+    (bm, bn), step = _blocks(q, longest, max(d, dv), lambda rows: heads * (tokens / rows + sequences / 2), 0.5), 32 if dtype_of(q) == FLOAT8 else 16
+    options |= _warps(q, bm)
+    _attention[tkc.cdiv(longest, bm), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 
 
 def _rows(pool: Array) -> Array:

@@ -155,14 +155,15 @@ def log1p(e, t: Attribute, x: Operand) -> Operand:
 def tanh(e, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     if str(t) in ("bf16", "f8E4M3FN", "f8E5M2"): return F.op("tanh.approx", x)
-    a = F.abs(x)
-    twice = exp(e, t if bits(t) == 64 else _f32(), F.mul(F.op("min", a, 40.0), 2.0))
-    large = F.sub(1.0, F.op("div.rn", 2.0, F.add(twice, 1.0)))
-    s = F.mul(x, x)
-    if bits(t) == 64: small, border = F.op("div.rn", expm1(e, t, F.mul(a, 2.0)), F.add(twice, 1.0)), 0.25
-    else: small, border = F.fma(F.mul(s, a), F.polynomial(_TANH, s), a), 0.6
-    found = F.signed_as(F.select(F.test("lt", a, border), small, large), x)
-    return _nan_stays(F, x, found)
+    a, s = F.abs(x), F.mul(x, x)
+    if bits(t) == 64:
+        twice = exp(e, t, F.mul(F.op("min", a, 40.0), 2.0))
+        large, small = F.sub(1.0, F.op("div.rn", 2.0, F.add(twice, 1.0))), F.op("div.rn", expm1(e, t, F.mul(a, 2.0)), F.add(twice, 1.0))
+        return _nan_stays(F, x, F.signed_as(F.select(F.test("lt", a, 0.25), small, large), x))
+    # what e^2a and the reciprocal lack counts less than half in the difference; e^2a may be infinite, and NaN goes through
+    share = F.op("rcp.approx.ftz", F.add(F.op("ex2.approx.ftz", F.mul(a, 2 * LOG2E)), 1.0))
+    small, large = F.fma(F.mul(s, a), F.polynomial(_TANH, s), a), F.fma(share, -2.0, 1.0)
+    return F.signed_as(F.select(F.test("lt", a, 0.6), small, large), x)
 
 
 def erf(e, t: Attribute, x: Operand) -> Operand:
