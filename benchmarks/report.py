@@ -71,7 +71,7 @@ def rows(result: Result) -> list[tuple[str, ...]]:
     for name in ranked:
         median = Quartiles.of(result.seconds[name]).median
         rate = f"{contest.rate(median):.4g} {contest.unit}" if contest.amount else "-"
-        error = f"{result.errors[name]:.1e}" if name in result.errors else "-"
+        error = f"{result.errors[name]:.3e}" if name in result.errors else "-"
         table.append((name, seconds(median), rate, _spread(result.against_best_rival(name)), error))
     return table
 

@@ -7,7 +7,8 @@ One kernel serves every variant; what a launch does not use is not in its code:
     soft cap            scores s become cap · tanh(s / cap)
     lengths             ragged batches: Q, K and V of all sequences one after the other, and where each begins
     log-sum-exp         log of each row's sum of exponentials, for whoever combines parts
-    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8 too, times 2^LIFT, so that small ones keep their bits
+    float8              Q, K and V of 8 bits, each with a scale a head; probabilities become float8 too, times 2^LIFT, so that small ones keep their bits. Decoding reads K and V of 8 bits
+                        and multiplies in 16
 
 A single query with many keys (decoding) is bound by the bytes of K and V: `_decode` gives each head's keys to many programs, the group's heads as rows of one block, and
 `_combine` adds their parts up: each part's sum relative to its own maximum. Where keys lie in pages, a block is rows of one page, or of several gathered by rows where a block has
@@ -82,13 +83,16 @@ def _paged(x, h, page, n, inside, width: int, size: int, block: int):
 
 
 @tkc.jit
-def _decode(q, k, v, acc, top, total, lengths, table, scale, PAGE: tkc.constexpr, EACH: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
-    """One query of each head of a group against a part of the keys: a sum, and what it is relative to."""
+def _decode(q, k, v, acc, top, total, lengths, table, qs, ks, vs, scale, PAGE: tkc.constexpr, EACH: tkc.constexpr, D: tkc.constexpr, DV: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+    """One query of each head of a group against a part of the keys: a sum, and what it is relative to. What is kept in 8 bits is multiplied in 16, which hold it exactly."""
     part, h, b = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     keys = k.shape[2] if lengths is None else lengths[b]
     first = part * EACH
     last, c = tkc.minimum(keys, first + EACH), scale * LOG2E
-    qi = tkc.load(q[b, h], (0, 0), (BM, D))
+    if ks is not None: c = c * ks[h]
+    if qs is not None: c = c * tkc.load(qs[h], (0,), (BM,))
+    wide, held = q.dtype if q.dtype.bits > 8 else tkc.float16, v.dtype if v.dtype.bits > 8 else tkc.float16
+    qi = tkc.load(q[b, h], (0, 0), (BM, D)).to(wide)
     if table is None: k, v = k[b, h], v[b, h]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
@@ -97,12 +101,12 @@ def _decode(q, k, v, acc, top, total, lengths, table, scale, PAGE: tkc.constexpr
             cols = n + tkc.arange(BN)
             page = table[b, n // PAGE] if PAGE % BN == 0 else tkc.load(table[b], (cols // PAGE,), (BN,)) * PAGE + cols % PAGE
             ki, vi = (_paged(x, h, page, n, (cols < last)[:, None], width, PAGE, BN) for x, width in ((k, D), (v, DV)))
-        s = tkc.where(keep, tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).T), -inf)
+        s = tkc.where(keep, tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(wide).T), -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
-        p, shrink = tkc.exp2(s * c - new[:, None]), tkc.exp2(high - new)
+        p, shrink = tkc.exp2(s * (c if qs is None else c[:, None]) - new[:, None]), tkc.exp2(high - new)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
-        out = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, DV)) if table is None else vi, out * shrink[:, None])
-    tkc.store(acc[b, h, part], (0, 0), out)
+        out = tkc.dot(p.to(held), (tkc.load(v, (n, 0), (BN, DV)) if table is None else vi).to(held), out * shrink[:, None])
+    tkc.store(acc[b, h, part], (0, 0), out if vs is None else out * vs[h])
     tkc.store(top[b, h, part], (0,), high)
     tkc.store(total[b, h, part], (0,), sums)
 
@@ -164,11 +168,12 @@ def _check_block(d: int, rows: int | None, columns: int | None) -> None:
     if columns is not None and not (16 <= columns <= 256 and columns % 16 == 0): raise tkc.LaunchError(f"attention: columns is a multiple of 16 from 16 to 256, or None; got {columns}")
 
 
-def _check(q: Array, k: Array, v: Array) -> None:
-    """Raises LaunchError where shapes or types do not fit together."""
+def _check(q: Array, k: Array, v: Array, mixed: bool = False) -> None:
+    """Raises LaunchError where shapes or types do not fit together; mixed: k and v may be float8 beside a q of 16 bits."""
     if len({library(x) for x in (q, k, v)}) > 1: raise tkc.LaunchError("attention: q, k and v are arrays of different libraries; convert them to one")
-    if len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in ("bfloat16", "float16", "float32", FLOAT8):
-        raise tkc.LaunchError(f"attention: expected one element type of bfloat16, float16, float32 and {FLOAT8}, got {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them")
+    if mixed and dtype_of(k) == dtype_of(v) == FLOAT8 and dtype_of(q) in ("bfloat16", "float16"): pass
+    elif len({dtype_of(x) for x in (q, k, v)}) > 1 or dtype_of(q) not in ("bfloat16", "float16", "float32", FLOAT8):
+        raise tkc.LaunchError(f"attention: expected one element type of bfloat16, float16, float32 and {FLOAT8}{f' (or k and v of {FLOAT8} beside a q of 16 bits)' * mixed}, got {dtype_of(q)}, {dtype_of(k)} and {dtype_of(v)}; convert them")
     if not len(q.shape) == len(k.shape) == len(v.shape): raise tkc.LaunchError(f"attention: expected arrays of one rank, got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
     if q.shape[-1] != k.shape[-1]: raise tkc.LaunchError(f"attention: rows of q have {q.shape[-1]} elements, those of k {k.shape[-1]}; they must have as many")
     if tuple(k.shape[:-1]) != tuple(v.shape[:-1]): raise tkc.LaunchError(f"attention: k is {list(k.shape)} and v {list(v.shape)}; they must have the same keys and heads")
@@ -179,13 +184,24 @@ def _group(queries: int, keys: int) -> int:
     return queries // keys
 
 
-def _scales(q: Array, heads: int, shared: int, scales: dict[str, Array | None]) -> None:
-    """Raises LaunchError unless scales are those of float8 arrays, float32, one a head."""
-    for name, x in scales.items():
+def _scales(arrays: tuple[Array, Array, Array], heads: int, shared: int, scales: dict[str, Array | None]) -> None:
+    """Raises LaunchError unless the scales of q, k and v are those of float8 arrays, float32, one a head."""
+    for of, (name, x) in zip(arrays, scales.items(), strict=True):
         if x is None: continue
-        if dtype_of(q) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and q is {dtype_of(q)}; multiply by it before the call")
+        if dtype_of(of) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)}; multiply by it before the call")
         expect(x, (heads if name == "q_scale" else shared,), name)
         if dtype_of(x) != "float32": raise tkc.LaunchError(f"attention: {name} is float32, got {dtype_of(x)}; convert it")
+
+
+def _numbers(arrays: tuple[Array, Array, Array], scale: float | None, scales: dict[str, Array | float | None], shared: int) -> tuple[float | None, list[Array | None]]:
+    """Scales of q and k that are numbers become part of the scale of the scores, one of v an array."""
+    numbers = {name: x for name, x in scales.items() if isinstance(x, (int, float))}
+    for of, name in zip(arrays, scales):
+        if name in numbers and dtype_of(of) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)}; multiply by it before the call")
+    q, v = arrays[0], arrays[2]
+    if {"q_scale", "k_scale"} & numbers.keys(): scale = (max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * numbers.get("q_scale", 1) * numbers.get("k_scale", 1)
+    each = lambda name, x: x if name not in numbers else zeros(v, (shared,), "float32") + x if name == "v_scale" else None
+    return scale, [each(name, x) for name, x in scales.items()]
 
 
 def _result(q: Array) -> str:
@@ -215,18 +231,18 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     if k.shape[0] != batch: raise tkc.LaunchError(f"attention: q has {batch} batches and k {k.shape[0]}; they must be as many")
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
     _check_block(max(d, v.shape[-1]), rows, columns)
-    _scales(q, heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
     lse = empty(q, (batch, heads, queries), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
-    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap and dtype_of(q) != FLOAT8: return _decoded(q, k, v, o, lse, None, options["scale"])
+    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
     (bm, bn), step = _blocks(q, queries, max(d, v.shape[-1]), lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
     options |= _warps(q, bm)
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
 
-def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float, table: Array | None = None) -> None:
+def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float, table: Array | None, q_scale: Array | None, k_scale: Array | None, v_scale: Array | None) -> None:
     (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
     shared, keys = (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     group = heads // shared
@@ -236,8 +252,8 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
     each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
     count = tkc.cdiv(keys, each)
     acc, (top, total) = empty(q, (batch, shared, count, group, dv), "float32"), (empty(q, (batch, shared, count, group), "float32") for _ in range(2))
-    rows = q.reshape((batch, shared, group, d))
-    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, table, scale, PAGE=size, EACH=each, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
+    rows, each_row = q.reshape((batch, shared, group, d)), q_scale if q_scale is None else q_scale.reshape((shared, group))
+    _decode[count, shared, batch](rows, k, v, acc, top, total, lengths, table, each_row, k_scale, v_scale, scale, PAGE=size, EACH=each, D=_width(d), DV=_width(dv), BM=bm, BN=bn)
     _combine[group, shared, batch](acc, top, total, o, lse, PARTS=1 << (count - 1).bit_length(), DV=_width(dv), GROUP=group)
 
 
@@ -250,7 +266,7 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     if len(begins.shape) != 1 or begins.shape[0] < 1 or dtype_of(begins) != "int32": raise tkc.LaunchError(f"attention: begins is an array of int32 with one more element than sequences, got {dtype_of(begins)} {list(begins.shape)}")
     (tokens, heads, d), dv = q.shape, v.shape[-1]
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
-    _scales(q, heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
     out, lse = empty(q, (tokens, heads, dv), _result(q)), empty(q, (heads, tokens), "float32")
     yield out, lse
     if not prod(out.shape): return
@@ -269,19 +285,21 @@ def _rows(pool: Array) -> Array:
 
 
 @operator(name="attention_decode")
-def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, pages: Array | None = None) -> tuple[Array, Array]:
+def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, pages: Array | None = None,
+          q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
     """One query a head, and as many keys of each batch as `lengths` says."""
-    _check(q, k, v)
-    if dtype_of(q) == FLOAT8: raise tkc.LaunchError(f"attention_decode: {dtype_of(q)} is not taken by decoding; convert q, k and v, or call attention, which takes it")
+    _check(q, k, v, mixed=True)
     if pages is not None and (len(pages.shape) != 2 or dtype_of(pages) != "int32" or len(q.shape) == 4 and pages.shape[0] != q.shape[0]):
         raise tkc.LaunchError(f"attention_decode: pages is int32 of [batch, pages of a sequence], got {dtype_of(pages)} {list(pages.shape)}")
     if len(q.shape) != 4 or q.shape[2] != 1: raise tkc.LaunchError(f"attention_decode: expected q of [batch, heads, 1, D], got {list(q.shape)}")
     expect(lengths, q.shape[:1], "lengths")
     if dtype_of(lengths) != "int32": raise tkc.LaunchError(f"attention_decode: lengths are int32, got {dtype_of(lengths)}; convert them")
-    _group(q.shape[1], k.shape[1 if pages is None else 2])
-    out, lse = empty(q, (*q.shape[:-1], v.shape[-1])), empty(q, q.shape[:-1], "float32")
+    shared = k.shape[1 if pages is None else 2]
+    _group(q.shape[1], shared)
+    _scales((q, k, v), q.shape[1], shared, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
+    out, lse = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q)), empty(q, q.shape[:-1], "float32")
     yield out, lse
-    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5), pages)
+    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5), pages, q_scale, k_scale, v_scale)
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
@@ -300,22 +318,21 @@ def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float |
     """
     if (begins is None) != (longest is None): raise tkc.LaunchError("attention: begins and longest come together")
     if begins is not None and (rows or columns): raise tkc.LaunchError("attention: rows and columns are not for ragged batches; leave them out")
-    numbers = {name: x for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)) if isinstance(x, (int, float))}
-    if numbers and dtype_of(q) != FLOAT8: raise tkc.LaunchError(f"attention: {next(iter(numbers))} is for arrays of {FLOAT8}, and q is {dtype_of(q)}; multiply by it before the call")
-    if {"q_scale", "k_scale"} & numbers.keys(): scale = (max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * numbers.get("q_scale", 1) * numbers.get("k_scale", 1)
-    if "v_scale" in numbers: v_scale = zeros(v, (v.shape[-2 if begins is not None or not heads_first else -3],), "float32") + v_scale
-    scales = [None if name in numbers and name != "v_scale" else x for name, x in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))]
+    scale, scales = _numbers((q, k, v), scale, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale), v.shape[-2 if begins is not None or not heads_first else -3])
     out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap, *scales)
     return out if with_lse else out[0]
 
 
-def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, with_lse: bool = False, pages: Array | None = None) -> Array | tuple[Array, Array]:
+def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, with_lse: bool = False, pages: Array | None = None,
+                     q_scale: Array | float | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None) -> Array | tuple[Array, Array]:
     """One step of decoding: each head's single query against the first lengths[batch] of its keys.
 
     q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]. pages: the keys lie in pages, k and v are pools of
     [pages, page size, shared heads, D] (any page size; multiples of 64 are read a page at a time, others row by row), and pages, int32 of
-    [batch, pages of a sequence], says which are a sequence's, in order; what stands behind its length is not read. The keys are dealt out over many programs and their parts added up in one
+    [batch, pages of a sequence], says which are a sequence's, in order; what stands behind its length is not read. k and v may be float8_e4m3 beside a q of bfloat16 or float16, or all three (then
+    the result is bfloat16); q_scale, k_scale, v_scale: what they are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]). The keys are dealt out over many programs and their parts added up in one
     order, so that the same arguments give the same bits. Raises LaunchError where shapes or types do not fit.
     """
-    out = _step(q, k, v, lengths, scale, pages)
+    scale, scales = _numbers((q, k, v), scale, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale), k.shape[-3 if pages is None else -2])
+    out = _step(q, k, v, lengths, scale, pages, *scales)
     return out if with_lse else out[0]
