@@ -1,4 +1,4 @@
-"""tkc.kernels.attention beside cuDNN (through torch): head dimensions, grouped queries, ragged lengths, a window, ragged batches, a step of decoding, from pages too; float8. B·S = 16384.
+"""tkc.kernels.attention beside cuDNN (through torch): head dimensions, grouped queries, ragged lengths, a window, ragged batches, a step of decoding, from pages and of float8 keys too; float8. B·S = 16384.
 BENCH_ONLY=float8,paged in the environment picks groups (GROUPS).
 
 Windows count the 128 x 128 blocks that have a visible pair, as work; ragged batches their visible pairs; decoding the bytes of K and V, beside a copy of as many.
@@ -130,16 +130,17 @@ def ragged(seed: int, count: int = 64) -> Contest:
                    figures=(work_ratio("tkc", "tkc, all of 4096", pairs / even_pairs, 0.90),))
 
 
-def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: int = 8192, d: int = 128, page: int = 0) -> Contest:
-    """page: the keys lie in shuffled pages of so many rows."""
+def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: int = 8192, d: int = 128, page: int = 0, short: bool = False) -> Contest:
+    """page: the keys lie in shuffled pages of so many rows; short: keys and values are float8 with a scale a head, beside queries of bfloat16."""
     import torch
 
     from tkc import kernels
     q = torch.randn(batch, heads, 1, d, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.randn(batch, shared, keys, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    k, v = (torch.randn(batch, shared, keys, d, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn if short else torch.bfloat16) for _ in range(2))
+    scales = {name: torch.ones(shared, device="cuda") for name in ("k_scale", "v_scale") if short}
     lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
     half = torch.empty_like(k[:batch // 2]), torch.empty_like(v[:batch // 2])
-    bytes_ = 2 * k.numel() * 2
+    bytes_ = 2 * k.numel() * k.element_size()
 
     pools, table = (k, v), None
     if page:
@@ -147,17 +148,18 @@ def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: i
         pools = []
         for x in (k, v):
             pool = torch.empty(batch * keys // page, page, shared, d, device="cuda", dtype=x.dtype)
-            pool[table.long().flatten()] = x.transpose(1, 2).reshape(-1, page, shared, d)
+            pool.view(torch.uint8)[table.long().flatten()] = x.view(torch.uint8).transpose(1, 2).reshape(-1, page, shared, d * x.element_size())
             pools.append(pool)
 
-    def ours() -> Runner: return Runner(lambda: kernels.attention_decode(q, *pools, lengths, pages=table), None)
+    def ours() -> Runner: return Runner(lambda: kernels.attention_decode(q, *pools, lengths, pages=table, **scales), None)
     def copy() -> Runner: return Runner(lambda: (half[0].copy_(k[:batch // 2]), half[1].copy_(v[:batch // 2])), None)      # reads half of the bytes and writes half
     def reference():
         return torch.nn.functional.scaled_dot_product_attention(q.float(), *(x.float().repeat_interleave(heads // shared, 1) for x in (k, v)))
     where = f", pages of {page}" if page else ""
-    return Contest(f"attention-decode{f'-paged-{page}' if page else ''}", f"A step of decoding: batch 64, 32 query heads, 8 shared, 8192 keys{where}, D = 128, bfloat16", (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
+    return Contest(f"attention-decode{f'-paged-{page}' if page else ''}{'-float8' * short}", f"A step of decoding: batch 64, 32 query heads, 8 shared, 8192 keys{where}, D = 128, {'float8_e4m3 keys and values, bfloat16 queries' if short else 'bfloat16'}", (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
                    harness.gpu_timer, harness.GPU_TIMING, reference, amount=bytes_ / 1e9, unit="GB/s")
 
 
 GROUPS = {"widths": widths, "lengths": lengths, "decode": lambda seed: iter([decode(seed)]), "paged": lambda seed: (decode(seed, page=page) for page in (16, 64, 128)),
+          "decode8": lambda seed: (decode(seed, page=page, short=True) for page in (0, 64)),
           "float8": lambda seed: (float8(seed, s, causal) for s, causal in ((8192, False), (1024, False), (16384, False), (8192, True)))}

@@ -103,6 +103,30 @@ def test_decoding():
     for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(q[i:i + 1], k[i:i + 1, :, :n], v[i:i + 1, :, :n]), "float32")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("page", [0, 16, 64])
+def test_decoding_of_float8(dtype, page):
+    """Keys and values of 8 bits beside queries of 16 or 8, scaled by heads; as exact as the 16 bits that they are multiplied in."""
+    lengths, (k, v), table = np.array([1, 900, 513, 0], np.int32), (numbers((4, 2, 900, 64), "float8_e4m3fn", i) for i in (1, 2)), None
+    pools = k, v
+    if page: k, v, *pools, table, lengths = paged(page, "float8_e4m3fn")
+    q, (qs, ks, vs) = numbers((4, 8, 1, 64), dtype), (np.linspace(0.5, 2, n, dtype=np.float32) for n in (8, 2, 2))
+    scales = dict(q_scale=qs) if dtype == "float8_e4m3fn" else {}
+    out, sums = kernels.attention_decode(q, *pools, lengths, with_lse=True, pages=table, k_scale=ks, v_scale=vs, **scales)
+    assert str(out.dtype) == ("bfloat16" if scales else dtype)
+    wide = double(q) * (qs[:, None, None] if scales else 1), double(k) * ks[:, None, None], double(v) * vs[:, None, None]
+    for i, n in enumerate(lengths): near((out[i:i + 1], sums[i:i + 1]), attention(wide[0][i:i + 1], *(x[i:i + 1, :, :n] for x in wide[1:])), str(out.dtype))
+    for one, other in zip(kernels.attention_decode(q, *pools, lengths, pages=table, k_scale=2.0, v_scale=0.5), kernels.attention_decode(q, *pools, lengths, pages=table, k_scale=ks * 0 + 2, v_scale=vs * 0 + 0.5)):
+        assert np.abs(double(one) - double(other)).max() <= 0.01 * max(1, np.abs(double(other)).max())
+
+
+def test_a_single_query_of_float8_is_decoded():
+    q, k, v = (numbers(shape, "float8_e4m3fn", i) for i, shape in enumerate([(2, 4, 1, 64), (2, 2, 700, 64), (2, 2, 700, 64)]))
+    with launches() as found: kernels.attention(q, k, v)
+    assert [kernel.__name__ for kernel, *_ in found] == ["_decode", "_combine"]
+    near(kernels.attention(q, k, v, with_lse=True, q_scale=2.0, v_scale=3.0), attention(2 * double(q), k, 3 * double(v)), "bfloat16")
+
+
 def paged(page: int, dtype: str = "float32", lengths=(1, 900, 513, 0), shared: int = 2, d: int = 64):
     """(k and v of whole sequences, pools with NaN wherever nothing belongs to a sequence, the table with nonsense behind its end, lengths)."""
     rng, lengths = np.random.default_rng(page), np.array(lengths, np.int32)
@@ -186,7 +210,9 @@ BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 
        (lambda q, k, v: kernels.attention_decode(q, k, v, np.zeros(2, np.int32)), r"\[batch, heads, 1, D\]"),
        (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(3, np.int32)), "lengths"),
        (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k, v, np.zeros(2, np.int32), pages=np.zeros((3, 1), np.int32)), r"\[batch, pages of a sequence\]"),
-       (lambda q, k, v: kernels.attention_decode(*(x.astype(E4) for x in (q[:, :, :1], k, v)), np.zeros(2, np.int32)), "not taken by decoding")]
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1], k.astype(E4), v.astype(E4), np.zeros(2, np.int32)), "k and v of float8_e4m3 beside a q of 16 bits., got float32"),
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1].astype(np.float16), k.astype(E4), v.astype(E4), np.zeros(2, np.int32), q_scale=2.0), "q_scale is for arrays of float8_e4m3, and q is float16"),
+       (lambda q, k, v: kernels.attention_decode(q[:, :, :1].astype(np.float16), k.astype(E4), v.astype(E4), np.zeros(2, np.int32), k_scale=np.ones(4, np.float32)), "k_scale: expected the shape")]
 
 
 @pytest.mark.parametrize("call, says", BAD, ids=[says for _, says in BAD])
@@ -204,9 +230,13 @@ FORMS = {
     "256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256)] * 3, causal=True),
     "192 and 128": lambda: kernels.attention(*[zeros(1, 8, 2048, 192)] * 2, zeros(1, 8, 2048, 128), causal=True),
     "96": lambda: kernels.attention(*[zeros(1, 8, 2048, 96)] * 3),
+    "64, soft cap, a full device": lambda: kernels.attention(*[zeros(4, 32, 1024, 64)] * 3, softcap=30.0),
+    "32, ragged, a full device": lambda: kernels.attention(*[zeros(16384, 32, 32)] * 3, causal=True, window=100, begins=np.zeros(9, np.int32), longest=4096),
     "three warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=192),
     "three warpgroups, causal, wide": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=192, columns=128),
     "three warpgroups, 96": lambda: kernels.attention(*[zeros(1, 8, 1024, 96)] * 3, causal=True, rows=192),
+    "four warpgroups, full": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=256),
+    "four warpgroups, grouped, V narrower": lambda: kernels.attention(zeros(1, 8, 1024, 32), zeros(1, 2, 1024, 32), zeros(1, 2, 1024, 64), rows=256),
     "four warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=256),
     "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
     "float8": lambda: kernels.attention(*[zeros(2, 8, 512, 128).astype(E4)] * 3, causal=True, q_scale=np.ones(8, np.float32), k_scale=2.0, v_scale=np.ones(8, np.float32)),
@@ -224,6 +254,29 @@ def test_it_assembles(name, target, monkeypatch):
         compiled = kernel.compile(*args, target=target, **kwargs)
         assert compiled.resources.clean, compiled.resources.log
         assert target != "sm_90a" or "wgmma" in compiled.ptx and "setmaxnreg" in compiled.ptx, [d for d in compiled.decisions if "one role" in d]
+
+
+@pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
+    (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
+    (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
+    (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
+def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
+    """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device."""
+    for target, rows in (("sm_90a", block), ("sm_80", None)):
+        if target == "sm_80" and options.get("rows"): continue
+        monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+        with launches() as found: kernels.attention(zeros(batch, heads, queries, d), *[zeros(batch, heads, keys, d)] * 2, **options)
+        (_, _, chosen), = found
+        if rows: assert (chosen["BM"], chosen["BN"]) == rows and chosen.get("num_warps") == (rows[0] // 16 if rows[0] > 128 else None)
+        else: assert chosen["BM"] <= 128 and "num_warps" not in chosen
+
+
+@pytest.mark.parametrize("lengths, rows", [((4096,) * 8, 256), ((64,) * 512, 128)])
+def test_default_blocks_of_ragged_batches(lengths, rows, monkeypatch):
+    """Short sequences would leave most rows of a large block empty."""
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
+    with launches() as found: kernels.attention(*[zeros(sum(lengths), 32, 64)] * 3, begins=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), longest=4096)
+    assert found[0][2]["BM"] == rows and found[0][2].get("num_warps") == (16 if rows == 256 else None)
 
 
 def test_many_warpgroups_are_refused_where_there_are_none(monkeypatch):

@@ -27,7 +27,7 @@ LOG2E, LN2 = log2(e), log(2)
 FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
-LARGE = (64, 256, 64, 0.88), (96, 192, 64, 0.93)     # D up to which a program has so many rows of Q and of K by default, and the time of a row beside one of 128 x 128 (H200, benchmarks/results)
+LARGE = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
 MULTIPROCESSORS = 132
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -144,8 +144,8 @@ def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], ev
     elif tkc.target_of(q) == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8:
-            time = lambda rows, row: rows * row * _turns(programs(rows), even)
-            bm, bn = next(((m, n) for most, m, n, row in LARGE if d <= most and time(m, row) < time(128, 1)), (bm, bn))
+            large = next((each for most, each in LARGE.items() if d <= most), ())
+            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda each: each[0] * each[2] * _turns(programs(each[0]), even))
     else: bm, bn = 64 if queries <= 64 or d > 128 else 128, 64
     return rows or bm, columns or bn
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 
 PURE = frozenset("abs add and bfe bfi clz cvt fma lop3 mad max min mov mul neg not or popc prmt selp setp shl shr sub xor".split())
 _LINE = re.compile(r"\t(@!?%\w+ )?([a-z]\w*)([\w.:]*) (.*);")
-_REGISTER = re.compile(r"%[a-z]+\d+")
+_REGISTER, _ADDRESS = re.compile(r"%[a-z]+\d+"), re.compile(r"\[[^]]*]")
 _WAIT = "$wait"                                        # loops that only wait for a barrier: nothing is computed there
 
 
@@ -31,8 +31,8 @@ def sunk(text: str) -> str:
         if _pure(m): single = registers[:1]
         for r in single: written[r].append(i)
         for r in [*_REGISTER.findall(m[1] or ""), *registers[len(single):]]: read[r].append(i)
-        if not single:                                 # a load, a dot …: what it writes is not told from what it reads
-            for r in registers: written[r].append(i)
+        if not single:                                 # a load, a dot …: any of its registers may be written but those of addresses
+            for r in _REGISTER.findall(_ADDRESS.sub("", m[4])): written[r].append(i)
     edges = [i for i, line in enumerate(lines) if line.endswith(":") or " bra" in line]
     block = lambda i: bisect_right(edges, i)
     innermost = _innermost(lines)

@@ -1,0 +1,66 @@
+"""What only the code behind a loop uses is computed there: what moves, what must not, and that kernels which would spill do not."""
+import pytest
+
+from tkc.codegen.ptx.ptxas import assemble, find
+from tkc.codegen.ptx.sink import sunk
+
+BEFORE = """\tmov.u32 %r0, %tid.x;
+\tand.b32 %r1, %r0, 31;
+\tand.b32 %r2, %r1, 3;
+\tsetp.eq.s32 %p0, %r2, 0;
+\tshl.b32 %r3, %r1, 2;
+\tmov.u32 %r4, %clock64;
+\tmov.b32 %r5, 0;
+\tmov.b32 %r6, 7;
+$while_1:
+\tmov.b32 %r5, 0;
+$for_2:
+\tadd.s32 %r5, %r5, %r3;
+\tsetp.lt.s32 %p1, %r5, 99;
+\t@%p1 bra.uni $for_2;
+\t@%p0 st.shared.b32 [%r1], %r5;
+\tst.shared.b32 [%r1+4], %r4;
+\tst.shared.b32 [%r1+8], %r5;
+\tst.shared.b32 [%r1+8], %r6;
+$wait_3:
+\tmbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0, 1000;
+\t@!%p2 bra $wait_3;
+\tst.shared.b32 [%r1+8], %r6;
+\tbra.uni $while_1;
+"""
+
+
+def test_what_moves():
+    """The lane's predicate and the place, with all they alone are made of; not what the loop reads, the clock, what is assigned twice or read in two blocks."""
+    after, kept = sunk(BEFORE).splitlines(), [f"%r{i}" for i in (3, 4, 5, 6)]
+    loop = after.index("$for_2:")
+    assert sorted(after) == sorted(BEFORE.splitlines()) and all(any(line.split(",")[0].endswith(r) for line in after[:loop]) for r in kept)
+    behind = after[after.index("\t@%p1 bra.uni $for_2;") + 1:]
+    assert behind[:2] == ["\tand.b32 %r2, %r1, 3;", "\tsetp.eq.s32 %p0, %r2, 0;"]
+
+
+@pytest.mark.parametrize("text", ["", "\tret;\n", BEFORE.replace("@%p0 st", "st").replace("$for_2", "$wait_2")])
+def test_nothing_moves(text): assert sunk(text) == text
+
+
+def test_nothing_moves_into_a_loop():
+    text = "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0], %r0;\n\t@%p0 bra $for_1;\n$for_2:\n\tst.shared.b32 [%r1], %r0;\n\t@%p0 bra $for_2;\n"
+    assert sunk(text) == text
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+def test_a_kernel_that_would_spill_does_not(monkeypatch):
+    """Four warpgroups of consumers, 112 registers each: ptxas spills one of the values that wait for the epilogue."""
+    import ml_dtypes
+    import numpy as np
+
+    import tkc
+    from tests.kernels.checks import launches
+    from tkc import kernels
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
+    with launches() as found: kernels.attention(*[np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16)] * 3, rows=256)
+    (kernel, args, options), = found
+    compiled = kernel.compile(*args, target="sm_90a", **options)
+    first = compiled.ptx
+    assert compiled.resources.clean, compiled.resources.log
+    assert compiled.ptx == first or assemble(first, "sm_90a").spill_stores and compiled.ptx == sunk(first)
