@@ -259,7 +259,7 @@ def test_it_assembles(name, target, monkeypatch):
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
     (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
     (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
-    (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
+    (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (128, 128)), (1, 32, 16384, 16384, 64, dict(causal=True, window=8192), (256, 64)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
 def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
     """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device."""
     for target, rows in (("sm_90a", block), ("sm_80", None)):

@@ -29,6 +29,7 @@ LIFT = 1                                        # the sum of a block of 128 colu
 WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 LARGE = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
 MULTIPROCESSORS = 132
+CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
 
@@ -135,19 +136,27 @@ def _width(d: int, step: int = 16) -> int:
     return max(step, -(-d // step) * step)
 
 
-def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], even: float, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
     """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
-    average beside the longest."""
+    average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them."""
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
     if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
     elif tkc.target_of(q) == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8:
             large = next((each for most, each in LARGE.items() if d <= most), ())
-            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda each: each[0] * each[2] * _turns(programs(each[0]), even))
+            loop = lambda rows: 1 if window is None else window + CUT * rows
+            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda each: each[0] * each[2] * loop(each[0]) * _turns(programs(each[0]), even))
     else: bm, bn = 64 if queries <= 64 or d > 128 else 128, 64
     return rows or bm, columns or bn
+
+
+def block_of(q: Array, v: Array, keys: int, causal: bool, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+    """Rows of Q and of K in a block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
+    batch, heads, queries, d = q.shape
+    even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
+    return _blocks(q, queries, max(d, v.shape[-1]), lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns)
 
 
 def _turns(programs: float, even: float) -> float:
@@ -236,8 +245,7 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
-    even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
-    (bm, bn), step = _blocks(q, queries, max(d, v.shape[-1]), lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
+    (bm, bn), step = block_of(q, v, keys, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
     options |= _warps(q, bm)
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
@@ -246,7 +254,7 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
     (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
     shared, keys = (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     group = heads // shared
-    bm, bn = max(16, -(-group // 16) * 16), 64
+    bm, bn = max(16, -(-group // 16) * 16), 128 if dtype_of(v) == FLOAT8 and (size % 64 or not size % 128) else 64          # as many bytes in a block of 8 bits, unless that is several pages
     if size % bn: k, v = _rows(k), _rows(v)
     count = max(1, min(tkc.cdiv(keys, LEAST), tkc.cdiv(PARTS * 4, batch * shared)))
     each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
@@ -271,7 +279,7 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     yield out, lse
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
-    (bm, bn), step = _blocks(q, longest, max(d, dv), lambda rows: heads * (tokens / rows + sequences / 2), 0.5), 32 if dtype_of(q) == FLOAT8 else 16
+    (bm, bn), step = _blocks(q, longest, max(d, dv), lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window), 32 if dtype_of(q) == FLOAT8 else 16
     options |= _warps(q, bm)
     _attention[tkc.cdiv(longest, bm), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 
