@@ -4,7 +4,7 @@ import pytest
 from tkc.errors import Error
 from tkc.fuzz.check import check
 from tkc.fuzz.grammar import POLICIES
-from tkc.fuzz.productions import kernel
+from tkc.fuzz.productions import Author, kernel
 from tkc.fuzz.reducer import reduce
 from tkc.ir import tile
 from tkc.ir.text import parse, show
@@ -29,6 +29,14 @@ def test_a_seed_is_a_kernel():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_writes_python(policy):
     for seed in range(30): compile(kernel(seed, policy).source, "k", "exec")
+
+
+def test_a_loop_whose_statements_came_to_nothing(monkeypatch):
+    monkeypatch.setattr(Author, "step", lambda self, depth=2: None)
+    author = Author(0)
+    author.loop_body(1, [], "for i in tkc.range(3):")
+    author.line("x = 1")
+    compile("def kernel():\n" + "\n".join(author.lines), "k", "exec")
 
 
 BIG = """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.builder import ImplicitBuilder
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i1, i32
+from xdsl.dialects.builtin import bf16, f16, f32, i1, i8, i16, i32, i64
 from xdsl.ir import Block, Region
 
 from tests.sim.building import integer, kernel
@@ -15,7 +15,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.ranges import Range, Ranges, divisor, exactly
-from tkc.ir.types import ArrayFacts, ArrayType, Fact, PointerType, TileType
+from tkc.ir.types import ArrayFacts, ArrayType, Fact, PointerType, TileType, element_of, is_unsigned, ui8, ui16, ui32
 from tkc.sim import level0
 
 C = ew.CLASSES
@@ -64,6 +64,43 @@ def test_claims_hold(data):
     module = kernel([i32, ArrayType(2, i32), ArrayType(2, i1)], body)
     values = [np.zeros(SHAPE, np.int32), np.zeros(SHAPE, np.bool_)]
     level0.run(module, [data.draw(st.sampled_from([0, 8, 16, -24, 40])), *values], (1,))
+    for value, got in zip(watched, values):
+        check_range(Ranges().of(value), got.astype(np.int64))
+        for axis in 0, 1: check_contiguity(contiguity(value, axis, Ranges()), got.astype(np.int64), axis)
+
+
+WRAPPING = (i8, ui8, ui32, i16, ui16)
+
+
+def wrapping(draw, depth):
+    """A tile of SHAPE whose numbers wrap: arithmetic of unsigned and of short types, casts between them, by way of floats too."""
+    if depth == 0:
+        start = draw(st.sampled_from([0, -2, -3, 120, 250, 2040, 32760, 65530]))
+        return tile.Broadcast(tile.Reshape(tile.Arange(start, TileType([SHAPE[1]], i32)).result, TileType([1, SHAPE[1]], i32)).result, TileType(SHAPE, i32)).result
+    a = wrapping(draw, depth - 1)
+    way = draw(st.sampled_from(["cast", "cast", "float", "number", "tile"]))
+    if way == "float": a = ew.Cast(a, TileType(SHAPE, draw(st.sampled_from([f16, bf16, f32])))).result
+    if way in ("cast", "float") or element_of(a.type) == i32: return ew.Cast(a, TileType(SHAPE, draw(st.sampled_from((*WRAPPING, i32))))).result
+    name = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "mod", "min"]))
+    least = 0 if is_unsigned(element_of(a.type)) else -128
+    b = tile.Constant(draw(st.sampled_from([n for n in (1, 2, 3, 5, 100, 127, -1, -3) if n >= least])), a.type).result
+    if way == "tile" and name in ("add", "sub", "mul", "min"): b = ew.Cast(wrapping(draw, depth - 1), a.type).result
+    return C[name](a, b).results[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_claims_hold_where_numbers_wrap(data):
+    watched = []
+
+    def body(out, truth):
+        value = wrapping(data.draw, data.draw(st.integers(1, 4)))
+        watched.extend([value, C[data.draw(st.sampled_from(TRUTH))](value, tile.Constant(data.draw(st.sampled_from([0, 1, 3, 64])), value.type).result).results[0]])
+        tile.Store(out, [integer(0), integer(0)], ew.Cast(value, TileType(SHAPE, i64)).result, SHAPE)
+        tile.Store(truth, [integer(0), integer(0)], watched[1], SHAPE)
+    module = kernel([ArrayType(2, i64), ArrayType(2, i1)], body)
+    values = [np.zeros(SHAPE, np.int64), np.zeros(SHAPE, np.bool_)]
+    level0.run(module, values, (1,))
     for value, got in zip(watched, values):
         check_range(Ranges().of(value), got.astype(np.int64))
         for axis in 0, 1: check_contiguity(contiguity(value, axis, Ranges()), got.astype(np.int64), axis)

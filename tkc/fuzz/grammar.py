@@ -157,8 +157,9 @@ class Writer:
         r = self.random.random()
         if r < .6: return self.to(self.block(shape, dtype), dtype)
         if r < .8 and len(shape) == 1:
-            start = self.random.randint(-3, 3)
-            return self.to(self.let(f"tkc.arange({start}, {start + shape[0]})", "int32", shape, shape[0] + 3), dtype)
+            start = self.random.randint(-3, 3) + self.pick((0, 0, 120, 250, 32760))          # near where short types wrap
+            t = self.let(f"tkc.arange({start}, {start + shape[0]})", "int32", shape, shape[0] + abs(start))
+            return self.let(f"{t.name}.to(tkc.{dtype})", dtype, shape, WHOLE[dtype]) if dtype.endswith(("int8", "int16")) and self.chance(.5) else self.to(t, dtype)
         value = self.random.randint(0 if dtype.startswith("u") else -4, 4)
         return self.let(f"tkc.full({list(shape)}, {value}, tkc.{dtype})", dtype, shape, abs(value))
 

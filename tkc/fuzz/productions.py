@@ -25,7 +25,8 @@ class Author(Writer):
         shape = self.shape(2)
         a, axis = self.input(2, self.dtype()), self.random.randrange(2)
         rows = self.fresh("r")
-        self.line(f"{rows} = (tkc.arange({shape[axis]}) * {self.random.randint(1, 7)} + {self.index()}) % {self.random.randint(1, 40)}")
+        narrow = self.pick(("", "", "", ".to(tkc.uint8)", ".to(tkc.int8)", ".to(tkc.int64)"))
+        self.line(f"{rows} = ((tkc.arange({shape[axis]}) * {self.random.randint(1, 7)} + {self.index()}) % {self.pick((self.random.randint(1, 40), 300))}){narrow}")
         self.let(f"tkc.load({a.name}, ({', '.join(rows if i == axis else self.index() for i in range(2))}), {shape})", a.dtype, shape, a.bound)
 
     def partner(self, t: Tile) -> tuple[str, int]:
@@ -237,6 +238,7 @@ class Author(Writer):
         twins = [(a, b) for a in carried for b in carried if a.name < b.name and (a.dtype, a.shape, bounds[a.name]) == (b.dtype, b.shape, bounds[b.name])]
         if twins and self.chance(.5): self.line("{0}, {1} = {1}, {0}".format(*(t.name for t in self.pick(twins))))
         if tail: self.line(tail)
+        if self.lines[-1].endswith(head): self.line("pass")
         self.leave(saved)
         self.pool = [replace(v, bound=bounds.get(v.name, v.bound)) for v in self.pool]
 

@@ -6,7 +6,7 @@
     (%i + %b) < splat(%n), n a multiple of 16        same 16: a vector of 16 is inside or outside as a whole
 
 `run` and `same` are of aligned groups: coordinates [g·run, (g + 1)·run) hold v, v + 1, …, and the v of each group is a
-multiple of `divisor` (0: of everything).
+multiple of `divisor` (0: of everything). Where numbers wrap, what is left of a run are the powers of two it is aligned to.
 """
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from xdsl.ir import Block, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
-from tkc.ir.ranges import Ranges
-from tkc.ir.types import PointerType, TileType, bits, element_of
+from tkc.ir.ranges import Overflow, Ranges, bounds
+from tkc.ir.types import PointerType, TileType, bits, element_of, is_integer
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,17 @@ def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValu
                 found.append(_moved(ask(part), begin))
                 if axis == owner.axis.value.data: begin += part.type.extents[axis]
             return reduce(Along.join, found)
-        case shared.Convert() | ew.Cast(): return ask(owner.arg)
+        case shared.Convert(): return ask(owner.arg)
+        case ew.Cast(): return _cast(owner, ask(owner.arg), ranges)
         case ew.PointerAdd(): return _sum(ask(owner.pointer), ask(owner.offset))
         case ew.Select():
             where = ask(owner.condition).same if isinstance(owner.condition.type, TileType) else extent
             found = ask(owner.if_true).join(ask(owner.if_false))
             return Along(run := gcd(found.run, where), gcd(found.same, where), found.at(run))
-        case ew.Elementwise(): return _function(owner.fn.name, [ask(a) for a in owner.args], extent)
+        case ew.Elementwise():
+            found = _function(owner.fn.name, [ask(a) for a in owner.args], extent)
+            wraps = owner.fn.name in ("add", "sub", "mul") and is_integer(element_of(t)) and ranges.overflow(owner) is Overflow.WRAPS
+            return _wrapped(found, bits(element_of(t))) if wraps else found
         case scf.ForOp():
             i = owner.results.index(value)
             return ask(owner.body.block.args[1 + i])
@@ -91,6 +95,18 @@ def _function(name: str, args: list[Along], extent: int) -> Along:
         case "floordiv" if b.same == extent and b.divisor: return Along(1, max(same, gcd(a.run, a.divisor, b.divisor)), 1)
         case "mod" if b.same == extent and b.divisor: return Along(gcd(a.run, a.divisor, b.divisor), same, gcd(a.divisor, b.divisor))
     return Along(1, same, gcd(*(x.at(1) for x in args)) if name in ("min", "max") else 1)
+
+
+def _cast(op: ew.Cast, found: Along, ranges: Ranges) -> Along:
+    source, wanted = element_of(op.arg.type), element_of(op.result.type)
+    if not is_integer(source) or not is_integer(wanted): return Along(1, found.same)                     # a float rounds
+    return found if bounds(wanted).holds(ranges.of(op.arg)) else _wrapped(found, bits(wanted))
+
+
+def _wrapped(found: Along, width: int) -> Along:
+    """Of numbers modulo 2^width."""
+    run = gcd(found.run, found.divisor, 1 << width)
+    return Along(run, found.same, gcd(found.at(run), 1 << width))
 
 
 def _sum(a: Along, b: Along) -> Along:

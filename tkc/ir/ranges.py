@@ -7,13 +7,15 @@
 A tile's range holds for each of its elements. Ask `Ranges().of(value)`; it follows definitions backward and remembers what it
 found, so make a new one after changing the IR. `divisor(value)` is the short form for one question.
 
-Overflow. Unsigned arithmetic wraps, so a result that does not fit tells nothing. Signed sums and products of indices (program
-ids, extents, loop counters, known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a
-program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten.
+Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not fit tells nothing. Signed sums and
+products of indices (program ids, extents, loop counters, known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0
+refuses a program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten. What a
+kernel is given or loads may be any number: an offset that it is part of does not overflow, another sum may (`Ranges.overflow`).
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import gcd
 
 from xdsl.dialects import scf
@@ -21,7 +23,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
-from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
+from tkc.ir.types import bits, element_of, is_bool, is_integer, is_unsigned
 
 _SMALL, _DEEPEST = 1 << 16, 4
 _COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi), "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
@@ -45,7 +47,14 @@ class Range:
     @property
     def exact(self) -> int | None: return self.lo if self.lo == self.hi else None
 
+    def holds(self, other: Range) -> bool: return self.lo <= other.lo and other.hi <= self.hi
+
     def join(self, other: Range) -> Range: return Range(min(self.lo, other.lo), max(self.hi, other.hi), gcd(self.divisor, other.divisor))
+
+
+class Overflow(IntEnum):
+    """Whether a result is what mathematics says: always, where it is (part of) an offset, or only modulo 2ᵇⁱᵗˢ."""
+    NEVER, UNLESS_OFFSET, WRAPS = range(3)
 
 
 def exactly(n: int) -> Range: return Range(n, n, abs(n))
@@ -84,6 +93,12 @@ class Ranges:
         found = self.of(condition)
         return None if found is None or found.exact is None else bool(found.exact)
 
+    def overflow(self, op: ew.Elementwise) -> Overflow:
+        """Of a sum, a difference, a product, …: of integers."""
+        args, whole = [self.of(a) for a in op.args], bounds(op.result.type)
+        found = _mathematical(op.fn.name, args)
+        return Overflow.WRAPS if found is None else _overflow(found, args, op, whole)
+
     def _compute(self, value: SSAValue, whole: Range) -> Range:
         owner = value.owner
         if isinstance(owner, Block): return self._argument(value, whole)
@@ -112,7 +127,7 @@ class Ranges:
                 found = self.of(owner.arg)
                 if found is None: return whole
                 if is_bool(element_of(value.type)): return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
-                return found if whole.lo <= found.lo and found.hi <= whole.hi else whole
+                return found if whole.holds(found) else Range(whole.lo, whole.hi, _power(found.divisor))
             case ew.Elementwise(): return self._function(owner, whole)
             case scf.IfOp():
                 i = owner.results.index(value)
@@ -173,40 +188,11 @@ class Ranges:
             if name == "lt" and not true: true = self._inside_loop(*op.args)
             return exactly(1) if true else exactly(0) if false else whole
         if is_bool(element_of(op.result.type)): return self._logic(name, a, b, whole)
-        if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
-            return self._fitted(exactly(ew.of_integers(name, *(r.lo for r in args))), args, op, whole)
-        match name:
-            case "add": found = Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
-            case "sub": found = Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
-            case "mul":
-                corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
-                found = Range(min(corners), max(corners), a.divisor * b.divisor)
-            case "neg": found = Range(-a.hi, -a.lo, a.divisor)
-            case "abs": found = Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
-            case "max": found = Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
-            case "min": found = Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
-            case "floordiv" if b.lo > 0:
-                n = b.exact
-                found = Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), a.divisor // n if n and a.divisor % n == 0 else 1)
-            case "mod" if b.lo > 0:
-                inside = 0 <= a.lo and a.hi < b.lo
-                found = a if inside else Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
-            case "and" if b.lo >= 0 or a.lo >= 0:
-                found = Range(0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor)))
-            case "or" | "xor" if a.lo >= 0 and b.lo >= 0:
-                found = Range(0, (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1, gcd(_power(a.divisor), _power(b.divisor)))
-            case "shl" if b.exact is not None and 0 <= b.exact < 63: found = Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
-            case "shr" if b.exact is not None and 0 <= b.exact < 64: found = Range(a.lo >> b.exact, a.hi >> b.exact, a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1)
-            case _: return whole
-        return self._fitted(found, args, op, whole)
-
-    def _fitted(self, found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> Range:
-        if whole.lo <= found.lo and found.hi <= whole.hi: return found
-        blind = [r for r, v in zip(args, op.args) if (full := bounds(v.type)) is not None and (r.lo, r.hi) == (full.lo, full.hi)]
-        hashing = op.fn.name in ("mul", "shl") and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
-        if is_unsigned(element_of(op.result.type)) or hashing or op.fn.name == "shl": return Range(whole.lo, whole.hi, _power(found.divisor))
-        if blind: return Range(whole.lo, whole.hi, found.divisor)
-        return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
+        if (found := _mathematical(name, args)) is None: return whole
+        match _overflow(found, args, op, whole):
+            case Overflow.WRAPS: return Range(whole.lo, whole.hi, _power(found.divisor))
+            case Overflow.UNLESS_OFFSET: return Range(whole.lo, whole.hi, found.divisor)
+            case _: return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
 
     def _logic(self, name: str, a: Range, b: Range, whole: Range) -> Range:
         match name:
@@ -214,6 +200,44 @@ class Ranges:
             case "or": return Range(a.lo | b.lo, a.hi | b.hi, 1)
             case "not": return Range(1 - a.hi, 1 - a.lo, 1)
             case _: return whole
+
+
+def _mathematical(name: str, args: list[Range]) -> Range | None:
+    """The range of a function of integers without bounds; None where nothing is known."""
+    a, b = args[0], args[-1]
+    if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"): return exactly(ew.of_integers(name, *(r.lo for r in args)))
+    match name:
+        case "add": return Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
+        case "sub": return Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
+        case "mul":
+            corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+            return Range(min(corners), max(corners), a.divisor * b.divisor)
+        case "neg": return Range(-a.hi, -a.lo, a.divisor)
+        case "abs": return Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
+        case "max": return Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
+        case "min": return Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
+        case "floordiv" if b.lo > 0:
+            n = b.exact
+            return Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), a.divisor // n if n and a.divisor % n == 0 else 1)
+        case "mod" if b.lo > 0:
+            inside = 0 <= a.lo and a.hi < b.lo
+            return a if inside else Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
+        case "and" if b.lo >= 0 or a.lo >= 0:
+            return Range(0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor)))
+        case "or" | "xor" if a.lo >= 0 and b.lo >= 0:
+            return Range(0, (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1, gcd(_power(a.divisor), _power(b.divisor)))
+        case "shl" if b.exact is not None and 0 <= b.exact < 63: return Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
+        case "shr" if b.exact is not None and 0 <= b.exact < 64: return Range(a.lo >> b.exact, a.hi >> b.exact, a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1)
+    return None
+
+
+def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> Overflow:
+    """Of an operation whose result is mathematically `found`."""
+    if whole.holds(found): return Overflow.NEVER
+    t, name = element_of(op.result.type), op.fn.name
+    hashing = name == "shl" or name == "mul" and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
+    if is_unsigned(t) or bits(t) < 32 or hashing or found.lo > whole.hi or found.hi < whole.lo: return Overflow.WRAPS
+    return Overflow.UNLESS_OFFSET if any(r == replace(bounds(v.type), divisor=r.divisor) for r, v in zip(args, op.args)) else Overflow.NEVER
 
 
 def _power(n: int) -> int:

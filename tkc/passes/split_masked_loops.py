@@ -125,7 +125,7 @@ class Question:
         return None
 
     def _function(self, op: ew.Elementwise) -> tuple[Make, Make] | None:
-        if op.fn.name not in ("min", "max") and any(self._blind(v) for v in op.args): return None
+        if self.ranges.overflow(op): return None
         ends = [self.ends(v) for v in op.args]
         if None in ends: return None
         make = lambda name, *args: lambda: self._make(CLASSES[name], *(a() for a in args))
@@ -141,11 +141,6 @@ class Question:
                     if sign.lo >= 0: return make("mul", lo, x), make("mul", hi, x)
                     if sign.hi <= 0: return make("mul", hi, x), make("mul", lo, x)
                 return None
-
-    def _blind(self, value: SSAValue) -> bool:
-        """Whether an integer can be anything its type holds, so that arithmetic on it may wrap; indices are offsets, which do not (ranges.py)."""
-        found, whole = self.ranges.of(value), bounds(value.type)
-        return found is None or (found.lo, found.hi) == (whole.lo, whole.hi)
 
     def _both(self, name: str, made: list[Make]) -> Make: return lambda: self._make(CLASSES[name], *(m() for m in made))
 

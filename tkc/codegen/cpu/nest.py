@@ -5,7 +5,7 @@ a `Chunk`.  An index is one `Index` an axis, at most one of which runs over the 
 they cost nothing.  Chunks know more than their bits:
 
     uniform   one scalar for all lanes            program_id * 128, a row's maximum spread over the row
-    affine    base + step·lane                    arange; so `x.ptr + i` is one contiguous vector load
+    affine    base + step·lane                    arange; so `x.ptr + i` is one contiguous vector load (where that wraps in a type: modulo 2ᵇⁱᵗˢ)
     vector    everything else
 
 Code is written at the depth its index needs: what depends on the row alone lands in front of the loop over the row's chunks.
@@ -22,7 +22,8 @@ from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import LANES, Function, iota, literal, vec
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import PointerType, TileType, element_of, is_bool, is_integer, is_unsigned
+from tkc.ir.ranges import Overflow, Ranges, bounds
+from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_integer, is_unsigned
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Chunk:
     step: int = 0
     depth: int = 0
     vector: bool = False
+    overflow: Overflow = Overflow.NEVER     # whether some lane of base + step·lane may be another number in the chunk's type
 
     @property
     def uniform(self) -> bool: return not self.vector and not self.step
@@ -92,7 +94,7 @@ class Nest:
 
     def __init__(self, f: Function, env: dict[SSAValue, object]):
         self.f, self.env, self.width, self.vector_masks = f, env, 1, set()
-        self.levels = [_Level(f.section())]
+        self.levels, self.ranges = [_Level(f.section())], Ranges()
 
     # --------------------------------------------------------------------------------------------------------- loops
     def loop(self, stop: int, step: int, carried: Sequence[tuple[str, str]], body: Callable[..., Sequence[str]], lanes: bool = False,
@@ -238,17 +240,20 @@ class Nest:
         return Chunk(out, 0, depth, vector=not uniform and self.width > 1)
 
     def _affine(self, op, args: list[Chunk], element) -> Chunk | None:
-        """Integer arithmetic that keeps base + step·lane (wrap-around aside: offsets are mathematical integers)."""
+        """Integer arithmetic that keeps base + step·lane."""
         if not is_integer(element) or not any(a.step for a in args) or any(a.vector for a in args): return None
-        T, f = numbers.held(element), self.f
+        T, f, overflow = numbers.held(element), self.f, max(a.overflow for a in args)
         match op:
-            case ew.Cast() if is_integer(element_of(op.result.type)):
-                return Chunk(numbers.convert(f, element, args[0].base, element_of(op.result.type), 1), args[0].step)
-            case ew.Elementwise() if op.fn.name == "add": return Chunk(f.op("add", T, args[0].base, args[1].base), args[0].step + args[1].step)
-            case ew.Elementwise() if op.fn.name == "sub": return Chunk(f.op("sub", T, args[0].base, args[1].base), args[0].step - args[1].step)
+            case ew.Cast() if is_integer(t := element_of(op.result.type)):
+                if overflow and numbers.size(t) > numbers.size(element): return None             # each lane is extended as the number it is
+                fits = not overflow and bounds(t).holds(self.ranges.of(op.arg))
+                return Chunk(numbers.convert(f, element, args[0].base, t, 1), args[0].step, overflow=Overflow.NEVER if fits else Overflow.WRAPS)
+            case ew.Elementwise() if op.fn.name in ("add", "sub"):
+                step = args[0].step + args[1].step if op.fn.name == "add" else args[0].step - args[1].step
+                return Chunk(f.op(op.fn.name, T, args[0].base, args[1].base), step, overflow=max(overflow, self.ranges.overflow(op)))
             case ew.Elementwise() if op.fn.name == "mul":
                 a, b = args if args[0].step else args[::-1]
-                if b.uniform and not b.base.startswith("%"): return Chunk(f.op("mul", T, a.base, b.base), a.step * int(b.base))
+                if b.uniform and not b.base.startswith("%"): return Chunk(f.op("mul", T, a.base, b.base), a.step * int(b.base), overflow=max(overflow, self.ranges.overflow(op)))
         return None
 
     def _arange(self, op, i: Index) -> Chunk:
@@ -258,11 +263,13 @@ class Nest:
         return Chunk(self.once(("arange", i.base, t), i.depth, lambda: self.f.emit(f"trunc i64 {i.base} to {t}")), i.step, i.depth)
 
     def wide(self, c: Chunk, t) -> Chunk:
-        """An integer chunk as i64."""
-        if numbers.held(t) == "i64" or c.affine and not c.base.startswith("%"): return c
+        """An integer chunk as i64, to be used as an offset."""
+        if numbers.held(t) == "i64": return c
+        if c.step and c.overflow is Overflow.WRAPS: c = Chunk(self.lanes(c, numbers.held(t)), 0, c.depth, self.width > 1)
+        if c.affine and not c.base.startswith("%"): return replace(c, base=str(int(c.base) % (1 << bits(t)))) if is_unsigned(t) else c
         extend = "zext" if is_unsigned(t) else "sext"
         w = self.width if c.vector else 1
-        return replace(c, base=self.once(("wide", c.base), c.depth, lambda: self.f.emit(f"{extend} {vec(numbers.held(t), w)} {c.base} to {vec('i64', w)}")))
+        return replace(c, base=self.once(("wide", c.base, extend), c.depth, lambda: self.f.emit(f"{extend} {vec(numbers.held(t), w)} {c.base} to {vec('i64', w)}")))
 
     def _pointer_add(self, op, index) -> Chunk:
         pointer, offset = self.eval(op.pointer, index), self.wide(self.eval(op.offset, index), element_of(op.offset.type))
