@@ -11,7 +11,7 @@ takes its layout from the strongest of
 
     1. an accumulator in it: the dot's, as planned
     2. a larger neighbour that it is broadcast to, or that it is reduced from: the neighbour's without the axis, so that row statistics
-       and bias vectors meet their tile without moving
+       and bias vectors meet their tile without moving; one as large, where what the group loads and stores comes in whole sectors there too
     3. the loads and stores it meets: coalesced, vectors as wide as alignment allows, warps off the axes to be reduced
     4. nothing: blocked
 

@@ -220,9 +220,10 @@ class Groups:
             for relation in self.relations:
                 source, target = self.find(relation.source), self.find(relation.target)
                 if source not in self.chosen or target in self.chosen: continue
-                if target.type.size >= source.type.size and any(self.accesses[op].bytes > SMALL for op in self.anchors.get(target, ())): continue      # it knows better itself
-                try: self.chosen[target] = relation.derive(self.chosen[source]); changed = True
+                try: derived = relation.derive(self.chosen[source])
                 except LayoutError: continue
+                if target.type.size >= source.type.size and not all(self.accesses[op].fits(derived, self.plan.warps) for op in self.anchors.get(target, ())): continue      # it knows better itself
+                self.chosen[target], changed = derived, True
 
     def _depth(self, root: SSAValue) -> int:
         """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""
