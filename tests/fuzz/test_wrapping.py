@@ -33,11 +33,14 @@ def sums_of_bytes_below_zero(x, o, n):
 def an_argument_and_more(x, o, n): tkc.store(o, (0,), ((tkc.arange(0, 64) + n).to(tkc.int64) // 16).to(tkc.int32))
 
 
+def a_hash(x, o, n): tkc.store(o, (0,), tkc.where((tkc.arange(0, 64) * 1103 ^ 5) * 64123 < 0, tkc.full((64,), 1, tkc.int32), 0))
+
+
 def below_zero_unsigned(x, o, n): tkc.store(o, (0,), ((tkc.arange(0, 64) * -3).to(tkc.uint32).to(tkc.int64) >> 8).to(tkc.int32))
 
 
 @pytest.mark.parametrize("kernel", [bytes_as_rows, bytes_as_pointers, bytes_widened, numbers_that_two_types_read, rows_by_way_of_float16, sums_of_bytes_below_zero,
-                                    an_argument_and_more, below_zero_unsigned], ids=lambda k: k.__name__)
+                                    an_argument_and_more, a_hash, below_zero_unsigned], ids=lambda k: k.__name__)
 def test_every_way_agrees(kernel):
     make = lambda: {"x": np.arange(256, dtype=np.int32), "o": np.zeros(64, np.int32), "n": 2**31 - 20}
     infos = {n: argument(v, n, False) if isinstance(v, np.ndarray) else ScalarInfo(v, "int32") for n, v in make().items()}

@@ -9,8 +9,9 @@ found, so make a new one after changing the IR. `divisor(value)` is the short fo
 
 Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not fit tells nothing. Signed sums and
 products of indices (program ids, extents, loop counters, known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0
-refuses a program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten. What a
-kernel is given or loads may be any number: an offset that it is part of does not overflow, another sum may (`Ranges.overflow`).
+refuses a program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten, unless
+numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is given or loads may be any number: an offset that it
+is part of does not overflow, another sum may (`Ranges.overflow`).
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_integer, is_unsigned
 
-_SMALL, _DEEPEST = 1 << 16, 4
+_SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
 _COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi), "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
                 "ge": lambda a, b: (a.lo >= b.hi, a.hi < b.lo), "eq": lambda a, b: (a.lo == a.hi == b.lo == b.hi, a.hi < b.lo or b.hi < a.lo),
                 "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi)}
@@ -236,7 +237,8 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
     if whole.holds(found): return Overflow.NEVER
     t, name = element_of(op.result.type), op.fn.name
     hashing = name == "shl" or name == "mul" and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
-    if is_unsigned(t) or bits(t) < 32 or hashing or found.lo > whole.hi or found.hi < whole.lo: return Overflow.WRAPS
+    small = all(-_KNOWN <= r.lo and r.hi <= _KNOWN for r in args)                        # it is not the range of an index that is too large
+    if is_unsigned(t) or bits(t) < 32 or hashing or small or found.lo > whole.hi or found.hi < whole.lo: return Overflow.WRAPS
     return Overflow.UNLESS_OFFSET if any(r == replace(bounds(v.type), divisor=r.divisor) for r, v in zip(args, op.args)) else Overflow.NEVER
 
 
