@@ -93,7 +93,7 @@ def _function(name: str, args: list[Along], extent: int) -> Along:
         case "lt" | "ge": return Along(1, max(same, _step(a, b)), 1)
         case "gt" | "le": return Along(1, max(same, _step(b, a)), 1)
         case "floordiv" if b.same == extent and b.divisor: return Along(1, max(same, gcd(a.run, a.divisor, b.divisor)), 1)
-        case "mod" if b.same == extent and b.divisor: return Along(gcd(a.run, a.divisor, b.divisor), same, gcd(a.divisor, b.divisor))
+        case "mod" if b.same == extent and b.divisor: return Along(run := gcd(a.run, a.divisor, b.divisor), same, gcd(a.at(run), b.divisor))
     return Along(1, same, gcd(*(x.at(1) for x in args)) if name in ("min", "max") else 1)
 
 
