@@ -81,7 +81,7 @@ def _array(a: ArraySpec, values) -> np.ndarray:
 
 
 EVEN, ODD = (16, 16, 32, 64, 8, 48), (1, 2, 3, 5, 7, 13, 17, 19, 33)
-WEIGHTS = dict(load=6, pointers=3, gather=1, binary=8, compare=1, where=3, unary=2, cast=4, shape=6, reduce=4, scan=2, sort=.6, histogram=.4, dot=3, loop=2.5, accumulate=3, branch=2, repeat=.7,
+WEIGHTS = dict(load=6, pointers=3, gather=1, binary=8, compare=1, where=3, unary=2, cast=4, shape=6, reduce=4, scan=2, sort=.6, histogram=.4, hint=.5, dot=3, loop=2.5, accumulate=3, branch=2, repeat=.7,
                store=2, private=2, atomic=.7, combine=.7)
 POLICIES = {
     "mixed": ({}, EVEN[:3] + ODD), "odd": ({}, ODD), "even": ({}, EVEN),
@@ -168,12 +168,13 @@ class Writer:
         """A whole number as an expression, never far from zero."""
         name = self.pick(self.indices)
         low, high = self.indices[name]
-        match self.random.randrange(6):
+        match self.random.randrange(7):
             case 0: return "0"
             case 1: return str(self.random.randint(-3, 20))
             case 2 if high * 32 < 4096: return f"{name} * {self.pick(self.sizes)}"
             case 3: return f"{name} - {self.random.randint(0, 5)}"
             case 4 if high > 20: return f"{name} // 2"
+            case 5 if high * 16 < 4096: return f"tkc.multiple_of({name} * {(n := self.pick((3, 4, 8, 16)))}, {n})"
             case _: return name
 
     def input(self, rank: int, dtype: str) -> ArraySpec:

@@ -213,6 +213,15 @@ class Author(Writer):
         if t.bound <= most: return t
         return self.let(f"{t.name} % {most}" if self.chance(.5) or t.dtype.startswith("u") else f"tkc.minimum(tkc.maximum({t.name}, {-most}), {most})", t.dtype, t.shape, most, t.name)
 
+    def _hint(self, depth):
+        """A promise, kept."""
+        name = self.pick(self.numbers)
+        value = self.numbers[name]
+        divides = self.pick([d for d in range(1, 17) if value % d == 0])
+        self.line(f"tkc.assume({name} {self.pick((f'<= {value + self.random.randint(0, 3)}', f'>= {value - self.random.randint(0, 3)}', f'% {divides} == 0'))})")
+
+    def stages(self) -> str: return f", num_stages={self.random.randint(1, 4)}" if self.chance(.2) else ""
+
     def trips(self) -> tuple[str, int, int]:
         """The bounds of a loop and the greatest value of its variable."""
         n, step = self.random.choice((0, 1, 1, 2, 3, 4, 5)), self.pick((1, 1, 2, 16))
@@ -244,7 +253,7 @@ class Author(Writer):
 
     def _loop(self, depth):
         i, (text, most, _) = self.fresh("i"), self.trips()
-        self.loop_body(depth, self.carried(), f"for {i} in tkc.range({text}):", index=(i, most))
+        self.loop_body(depth, self.carried(), f"for {i} in tkc.range({text}{self.stages()}):", index=(i, most))
 
     def _repeat(self, depth):
         j, n = self.fresh("j"), self.pick(self.numbers)
@@ -280,7 +289,7 @@ class Author(Writer):
         acc = self.let(f"tkc.zeros(({m}, {n}))", "float32", (m, n), 0)
         number = self.chance(.15)
         if number: acc = self.let(f"tkc.zeros(({m}, {n}), tkc.int32)", "int32", (m, n), 0, acc.name)
-        self.line(f"for {i} in tkc.range({text}):")
+        self.line(f"for {i} in tkc.range({text}{self.stages()}):")
         saved = self.enter()
         self.pool = [v for v in self.pool if v.name != acc.name]
         self.mutable, self.indices[i] = set(), (0, most)
