@@ -144,7 +144,7 @@ def both_ways(shape: tuple[int, ...], rows: tuple[int, int], columns: tuple[int,
     rows, columns: (axis, elements of a vector). Where the tile has too few blocks for all threads, shorter vectors; eight lanes read what lies together, four write it.
     """
     (a, n), (b, m) = rows, columns
-    while prod(shape) // (n * m) < 32 * warps and max(n, m) * bits > 32: n, m = (n // 2, m) if n >= m else (n, m // 2)
+    while prod(shape) // (n * m) < 32 * warps and max(n, m) > max(1, 32 // bits): n, m = (n // 2, m) if n >= m else (n, m // 2)
     vector = {a: n, b: m}
     cells = tuple(extent // vector.get(axis, 1) for axis, extent in enumerate(shape))
     lanes = min(8, _floor_power(cells[a]))
