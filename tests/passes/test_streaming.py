@@ -20,6 +20,7 @@ from tkc.language.signature import Options
 from tkc.passes import PassContext, fetch_ahead
 from tkc.sim import dataflow, level0, level4, ptx
 from tkc.sim.check import check
+from tkc.sim.errors import SimulationError
 from tkc.sim.report import Violation
 
 
@@ -34,7 +35,7 @@ def stages_of(kernel, *arguments, target="sm_90a", **keywords):
 
 
 # ---- choices -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("columns, target, warps, blocks", [(512, "sm_90a", 4, 1), (8192, "sm_90a", 8, 1), (32768, "sm_90a", 32, 1), (131072, "sm_90a", 8, 8), (4096, "sm_80", 4, 1)])
+@pytest.mark.parametrize("columns, target, warps, blocks", [(512, "sm_90a", 4, 1), (8192, "sm_90a", 8, 1), (32768, "sm_80", 32, 1), (32768, "sm_90a", 16, 1), (131072, "sm_90a", 16, 4), (4096, "sm_80", 4, 1)])
 def test_warps_and_blocks_follow_the_row(columns, target, warps, blocks):
     rows = max(1, 2048 // columns)
     found, compiled = plan_of(_softmax, f"bf16[64, {columns}]", f"bf16[64, {columns}]", LOG=False, ROWS=rows, COLUMNS=columns, target=target)
@@ -126,27 +127,71 @@ def test_what_the_text_of_a_spread_program_computes(name):
         if right is not None: np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
 
 
-def test_every_barrier_of_the_cluster_is_needed():
-    kernel, given, constants, _, grid = backward_data()
-    final = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2, num_warps=4).ir("final")
-    count = final.count("tile.cluster_wait")
-    assert count >= 3
-    for missing in range(count):
+def dropped(final, kind):
+    """The program without each operation of a kind in turn."""
+    for missing in range(sum(isinstance(op, kind) for op in parse(final).walk())):
         module = parse(final)
-        waits = [op for op in level0.kernel_of(module).walk() if isinstance(op, threads.ClusterWait)]
-        arrive = waits[missing].prev_op
-        while not isinstance(arrive, threads.ClusterArrive): arrive = arrive.prev_op
-        for op in arrive, waits[missing]: op.detach()
-        with pytest.raises(Violation): [run(module, [a.copy() for a in given if isinstance(a, np.ndarray)], [1e-5], grid, seed) for seed in range(8)]
+        op = [op for op in module.walk() if isinstance(op, kind)][missing]
+        if kind is threads.ClusterWait:
+            arrive = op.prev_op
+            while not isinstance(arrive, threads.ClusterArrive): arrive = arrive.prev_op
+            arrive.detach()
+        op.detach()
+        yield module
 
 
-def test_blocks_write_partial_results_everywhere():
+@pytest.mark.parametrize("kind", [threads.ClusterWait, threads.MbarrierInit, threads.MbarrierExpect, threads.Send, threads.MbarrierWait])
+def test_all_that_orders_an_exchange_is_needed(kind):
+    kernel, given, constants, _, grid = backward_data()
+    compiled = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2, num_warps=4)
+    assert any("2 exchanges between the blocks" in line for line in compiled.decisions) and any("1 of the cluster" in line for line in compiled.decisions)
+    for module in dropped(compiled.ir("final"), kind):
+        with pytest.raises(SimulationError): [run(module, [a.copy() for a in given if isinstance(a, np.ndarray)], [1e-5], grid, seed) for seed in range(8)]
+
+
+@tkc.jit
+def _range(x, out, N: tkc.constexpr):
+    for row in tkc.range(tkc.program_id(0), x.shape[0], tkc.num_programs(0)):
+        values = tkc.load(x, (row, 0), (1, N))
+        tkc.store(out, (row, 0), values * 0 + (tkc.max(values, axis=1) - tkc.min(values, axis=1))[:, None])
+
+
+@tkc.jit
+def _mixed(x, out, N: tkc.constexpr):
+    """Truth values, which no store sends with a barrier."""
+    for row in tkc.range(tkc.program_id(0), x.shape[0], tkc.num_programs(0)):
+        values = tkc.load(x, (row, 0), (1, N))
+        tkc.store(out, (row, 0), tkc.where((tkc.any(values > 8, axis=1) & ~tkc.all(values < 9, axis=1))[:, None], values, 0))
+
+
+def test_narrow_elements_are_told_as_words():
+    x = np.random.default_rng(0).integers(-9, 9, (3, 2048)).astype(np.float16)
+    compiled, out = _range.compile(x, x.copy(), N=2048, target="sm_90a", num_ctas=2, num_warps=4), np.zeros_like(x)
+    assert any("2 exchanges" in line for line in compiled.decisions)
+    for stage in "swizzle-shared", "final": run(parse(compiled.ir(stage)), [x, out], [], (2,), 0); np.testing.assert_array_equal(out, np.broadcast_to(np.ptp(x, 1, keepdims=True), x.shape)); out[...] = 0
+
+
+def test_every_barrier_of_the_cluster_is_needed():
+    x = np.random.default_rng(0).integers(-9, 9, (3, 2048)).astype(np.float32)
+    x[1, 2000] = 9
+    compiled = _mixed.compile(x, x.copy(), N=2048, target="sm_90a", num_ctas=2, num_warps=4)
+    final = compiled.ir("final")
+    assert final.count("tile.cluster_wait") == 3 and "st.shared::cluster" in compiled.ptx and not any("exchange" in line for line in compiled.decisions)
+    out = np.zeros_like(x)
+    for seed in range(4): run(parse(final), [x, out], [], (2,), seed)
+    np.testing.assert_array_equal(out, np.where((x > 8).any(1, keepdims=True), x, 0))
+    for module in dropped(final, threads.ClusterWait):
+        with pytest.raises(Violation): [run(module, [x, out], [], (2,), seed) for seed in range(8)]
+
+
+def test_blocks_tell_one_another_partial_results():
     kernel, given, constants, _, _ = softmax_data()
-    stages = stages_of(kernel, *given, **constants, num_ctas=2)
-    writes = [op for op in level0.kernel_of(stages["swizzle-shared"]).walk() if isinstance(op, shared.Write)]
-    assert len(writes) == 2 and all(op.everywhere is not None for op in writes)
-    ptx = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2).ptx
-    assert "st.shared::cluster" in ptx and "mapa.shared::cluster" in ptx and "%clusterid.x" in ptx
+    compiled = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2)
+    writes = [op for op in parse(compiled.ir("swizzle-shared")).walk() if isinstance(op, shared.Write)]
+    sends = [op for op in parse(compiled.ir("final")).walk() if isinstance(op, threads.Send)]
+    assert len(writes) == len(sends) == 2 and all(op.everywhere is not None for op in writes)
+    assert "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes" in compiled.ptx and "mapa.shared::cluster" in compiled.ptx and "%clusterid.x" in compiled.ptx
+    assert compiled.ptx.count("barrier.cluster.arrive") == 1 and "barrier.cluster.arrive.relaxed" in compiled.ptx            # one in release order would wait for all of memory
 
 
 # ---- scans over warps ----------------------------------------------------------------------------------------------------
@@ -223,19 +268,40 @@ def many(data, programs):
     return kernel, tuple(map(rows, given)), constants
 
 
-@pytest.mark.parametrize("name, options", [("norm", {"num_warps": 2}), ("softmax", {"num_warps": 2, "num_ctas": 2})])
+def added_norm(columns=1024):
+    x, w = np.random.default_rng(0).standard_normal((2, 5, columns)).astype(np.float32), np.ones(columns, np.float32)
+    return _norm, (x[0], x[1], w, w, np.full_like(x[0], np.nan), np.full_like(x[0], np.nan), 1e-5), dict(CENTRE=True, ROWS=1, COLUMNS=columns), None, (5,)
+
+
+PERSISTENT = {"norm": lambda: norm_data(1024), "long norm": lambda: norm_data(4096), "softmax": lambda: softmax_data(1021, 1024), "short softmax": lambda: softmax_data(1008, 1024), "two in, two out": added_norm}
+
+
+@pytest.mark.parametrize("name, options", [("norm", {"num_warps": 2}), ("softmax", {"num_warps": 2, "num_ctas": 2}), ("norm", {"num_warps": 2, "num_stages": 1}), ("long norm", {"num_warps": 2, "num_stages": 2}),
+                                           ("short softmax", {"num_warps": 2, "num_stages": 3}), ("short softmax", {"num_warps": 1, "num_ctas": 4, "num_stages": 2}), ("two in, two out", {"num_warps": 2, "num_ctas": 2, "num_stages": 3})])
 def test_a_persistent_program_means_the_same(name, options):
-    """Of five programs each of two blocks (or clusters) takes two or three, and reads the next one's row while it computes."""
-    kernel, given, constants = many(norm_data(1024) if name == "norm" else softmax_data(1021, 1024), 5)
-    compiled = kernel.compile(*given, **constants, target="sm_90a", persistent=True, **options)
-    assert compiled.interface.persistent and any(line.startswith("fetch-ahead: ") for line in compiled.decisions) and compiled.resources.clean
+    """Of five programs each of two blocks (or clusters) takes two or three, and reads the next ones' rows while it computes: into registers, or into a ring that each thread fills for itself."""
+    kernel, given, constants = many(PERSISTENT[name](), 5)
+    compiled, scalars = kernel.compile(*given, **constants, target="sm_90a", persistent=True, **options), [1e-5] * ("softmax" not in name)
+    ring = "num_stages" in options
+    assert compiled.interface.persistent and compiled.resources.clean and any(line.startswith("pipeline-async-copies: " if ring else "fetch-ahead: ") for line in compiled.decisions)
+    assert any("insert-synchronization: " + ("0 barriers, 1 of the cluster" if "num_ctas" in options else "2 barriers") in line for line in compiled.decisions)       # a ring costs none
+    assert any("stays in 32768 bytes of shared memory" in line for line in compiled.decisions) == (name == "long norm")
     want = [a.copy() for a in given if isinstance(a, np.ndarray)]
-    run(parse(compiled.ir("trace")), want, [1e-5] * (name == "norm"), (5,), 0)
-    for stage in "schedule-programs", "fetch-ahead", "assign-registers":
+    run(parse(compiled.ir("trace")), want, scalars, (5,), 0)
+    for stage in ("pipeline-async-copies" if ring else "fetch-ahead"), "assign-registers", "text":
         for seed in range(2) if stage == "assign-registers" else (0,):
             arrays = [a.copy() for a in given if isinstance(a, np.ndarray)]
-            run(parse(compiled.ir(stage)), arrays, [1e-5] * (name == "norm"), (5,), seed)
+            if stage == "text": machine.run(parse(compiled.ir("assign-registers")), [*arrays, *scalars], (5,), seed=1)
+            else: run(parse(compiled.ir(stage)), arrays, scalars, (5,), seed)
             for got, right in zip(arrays, want): np.testing.assert_allclose(got, right, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", [threads.CpWait, threads.CpCommit])
+def test_a_ring_of_ones_own_waits_for_its_copies(kind):
+    kernel, given, constants = many(softmax_data(1008, 1024), 5)
+    final = kernel.compile(*given, **constants, target="sm_90a", persistent=True, num_warps=2, num_stages=2).ir("final")
+    for module in dropped(final, kind):
+        with pytest.raises(SimulationError): [run(module, [a.copy() for a in given], [], (5,), seed) for seed in range(8)]
 
 
 def test_what_all_programs_read_is_kept_where_there_is_room():
@@ -244,10 +310,21 @@ def test_what_all_programs_read_is_kept_where_there_is_room():
     assert found.persistent and found.prefetch and found.keep and compiled.resources.clean
     loop = next(op for op in level0.kernel_of(parse(compiled.ir("select-layouts"))).walk() if op.name == "scf.for")
     assert sum(op.name == "tile.load" for op in loop.walk()) == 1                              # the next row: weight and bias were read before
-    found, compiled = plan_of(_norm, *(a and a.replace("1024", "32768") for a in arguments), CENTRE=True, ROWS=1, COLUMNS=32768, persistent=True)
-    assert found.persistent and not found.keep and compiled.resources.clean
-    in_place, _ = plan_of(_norm, "bf16[64, 1024]", None, None, None, "bf16[64, 1024]", None, "f32", CENTRE=True, ROWS=1, COLUMNS=1024)
-    assert not in_place.persistent                                                              # unasked, until it is measured
+    short, _ = plan_of(_norm, "bf16[64, 1024]", None, None, None, "bf16[64, 1024]", None, "f32", CENTRE=True, ROWS=1, COLUMNS=1024)
+    assert not short.persistent
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent": True}, {"persistent": False}, {"num_stages": 2}])
+def test_programs_that_fill_a_multiprocessor_stream_through_blocks(options):
+    """Of a row of 32768: 16 warps hold it, the next one is on its way to shared memory, which has weight and bias too; two that are on their way leave no room for those."""
+    arguments = "bf16[64, 32768]", None, "bf16[32768]", "bf16[32768]", "bf16[64, 32768]", None, "f32"
+    found, compiled = plan_of(_norm, *arguments, CENTRE=True, ROWS=1, COLUMNS=32768, **options)
+    streams = options.get("persistent", True)
+    assert compiled.interface.persistent == found.persistent == streams and (found.warps, found.stages) == ((16, options.get("num_stages", 1)) if streams else (32, 1)) and compiled.resources.clean
+    assert [load.path for load in found.loads] == ["own", "own", "own"] if found.keep else ["own", "registers", "registers"] if streams else ["registers"] * 3
+    assert found.keep == (streams and "num_stages" not in options)
+    two, _ = plan_of(_norm, arguments[0], *arguments[:1], *arguments[2:5], arguments[0], "f32", CENTRE=True, ROWS=1, COLUMNS=32768)
+    assert (two.warps, two.persistent) == (32, False)                                           # two such rows keep memory busy
 
 
 @tkc.jit
@@ -259,7 +336,7 @@ def _two_axes(x, out, N: tkc.constexpr):
 def test_persistent_programs_of_two_axes_in_place():
     x = np.ones((3, 700), np.float32)
     compiled = _two_axes.compile(x, x, N=256, target="sm_90a", persistent=True)
-    assert not any(line.startswith("fetch-ahead: ") for line in compiled.decisions)          # a program may write what another reads
+    assert any(line.startswith("fetch-ahead: 1 load ") for line in compiled.decisions)        # what other programs write, this one does not read: nothing orders them in any launch
     module = parse(compiled.ir("assign-registers"))
     level4.run(module, [x, x], (3, 3), 0, 2)
     np.testing.assert_array_equal(x, np.arange(3)[:, None] + 10 * (np.arange(700) // 256)[None, :])

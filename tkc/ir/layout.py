@@ -395,6 +395,13 @@ class Layout:
         shape = (*self.shape[:axis], self.shape[axis] * count, *self.shape[axis + 1:])
         return replace(self, shape=shape, blocks=(*self.blocks, Digit(count, axis, self.shape[axis])))
 
+    def within_block(self, axis: int) -> Layout:
+        """What one block of a cluster holds of a tile that all of them deal out along `axis`: the inverse of `across_blocks`."""
+        axis = self._axis(axis)
+        shape = tuple(n // self.num_blocks if a == axis else n for a, n in enumerate(self.shape))
+        if self.blocks != (Digit(self.num_blocks, axis, shape[axis]),): raise LayoutError(f"the blocks of {self} do not deal out axis {axis}")
+        return replace(self, shape=shape, blocks=())
+
     def period(self, axis: int) -> int:
         """Along `axis`, threads repeat after this many coordinates; beyond it there are only registers."""
         return max((d.stride * d.extent for d in self.digits(axis, SECTIONS[1:])), default=1)

@@ -40,8 +40,8 @@ class DotPlan:
 class LoadPlan:
     """How one load gets its block.
 
-    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead) or
-    "tma" (a producer fills the ring by tensor maps).
+    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead), "own" (in a ring
+    that each thread fills for itself, in the layout in which it reads it) or "tma" (a producer fills the ring by tensor maps).
     vector: bytes of one thread's access.  multicast: the axis of the block along which the blocks of the cluster share the copy, or -1.
     """
     path: str = "registers"

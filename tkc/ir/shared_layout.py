@@ -25,6 +25,9 @@ The bytes after which the pattern repeats are the *atom*; a buffer starts at a m
 offset is the XOR of the address.  Everything whose offset is a multiple of the atom (a stage of a ring, 64 rows, a
 panel) is simply added.  Without a swizzle the tile is dense, or has `pad` spare bytes after each row.
 
+Of a tile that the blocks of a cluster deal out along its fastest axis (`spread` of them), each has its own part: the buffer
+is as small as that, and a column stands where it stands in the part.
+
 A swizzle of 16 is panels of one chunk and nothing to XOR: the "no swizzle" of wgmma and TMA, for tiny operands.
 
 >>> tile = SharedLayout((64, 128), 16, swizzle=128)
@@ -64,6 +67,7 @@ class SharedLayout:
     swizzle: int = 0               # width of a panel in bytes, 0: no panels
     order: tuple[int, ...] = ()    # axes, fastest first; default: the last axis is fastest
     pad: int = 0                   # spare bytes after each row of the fastest axis; only without swizzle
+    spread: int = 1                # blocks of a cluster that have a part of the fastest axis each; only dense
     strides: tuple[int, ...] = ()  # bytes per step of each axis, inside a panel
     panel_stride: int = 0          # bytes from panel to panel
 
@@ -80,6 +84,8 @@ class SharedLayout:
             raise LayoutError(f"order {self.order} does not list the {rank} axes of a {shape_text(self.shape)} tile")
         if self.pad and self.swizzle or self.pad < 0:
             raise LayoutError(f"a pad of {self.pad} bytes does not go with swizzle {self.swizzle}")
+        if self.spread < 1 or self.spread > 1 and (self.swizzle or self.pad or self.shape[self.fast] % self.spread):
+            raise LayoutError(f"{self.spread} blocks cannot deal out a row of {self.shape[self.fast]}: it is dense, and their parts are equal")
         if not self.strides:
             self._set(strides=self._dense())
         if not self.panel_stride:
@@ -92,7 +98,7 @@ class SharedLayout:
 
     def _dense(self) -> tuple[int, ...]:
         strides = {self.fast: self.itemsize}
-        step = self.swizzle or self.shape[self.fast] * self.itemsize + self.pad
+        step = self.swizzle or self.row * self.itemsize + self.pad
         for axis in self.order[1:]:
             strides[axis], step = step, step * self.shape[axis]
         return tuple(strides[axis] for axis in range(len(self.shape)))
@@ -118,11 +124,16 @@ class SharedLayout:
     @property
     def panel(self) -> int:
         """Elements of the fastest axis in one panel."""
-        return self.swizzle // self.itemsize or self.shape[self.fast]
+        return self.swizzle // self.itemsize or self.row
+
+    @property
+    def row(self) -> int:
+        """Elements of the fastest axis that a block has."""
+        return self.shape[self.fast] // self.spread
 
     @property
     def num_panels(self) -> int:
-        return -(-self.shape[self.fast] // self.panel)
+        return -(-self.row // self.panel)
 
     @property
     def atom(self) -> int:
@@ -137,7 +148,7 @@ class SharedLayout:
     @property
     def bytes(self) -> int:
         """From the first byte to the last, for a dense tile everything it occupies."""
-        row = self.swizzle or self.shape[self.fast] * self.itemsize + self.pad
+        row = self.swizzle or self.row * self.itemsize + self.pad
         slow = sum((self.shape[a] - 1) * self.strides[a] for a in self.order[1:])
         return (self.num_panels - 1) * self.panel_stride + slow + row
 
@@ -145,14 +156,14 @@ class SharedLayout:
 
     def offset(self, coord: Sequence[int]) -> int:
         """The byte offset of an element."""
-        panel, column = divmod(coord[self.fast], self.panel)
+        panel, column = divmod(coord[self.fast] % self.row if self.spread > 1 else coord[self.fast], self.panel)
         at = panel * self.panel_stride + column * self.itemsize + sum(coord[a] * self.strides[a] for a in self.order[1:])
         return self.swizzled(at)
 
     def offsets(self, coords: np.ndarray) -> np.ndarray:
         """`offset` for an integer array [..., rank] of coordinates."""
         coords = np.asarray(coords)
-        panel, column = np.divmod(coords[..., self.fast], self.panel)
+        panel, column = np.divmod(coords[..., self.fast] % self.row if self.spread > 1 else coords[..., self.fast], self.panel)
         slow = sum((coords[..., a] * self.strides[a] for a in self.order[1:]), 0)
         return self.swizzled(panel * self.panel_stride + column * self.itemsize + slow)
 
@@ -239,11 +250,12 @@ class SharedLayout:
     # ---- text ---------------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        plain = SharedLayout(self.shape, self.bits, self.swizzle, self.order, self.pad)
+        plain = SharedLayout(self.shape, self.bits, self.swizzle, self.order, self.pad, self.spread)
         words = [f"{shape_text(self.shape)}xb{self.bits}"]
         words += [f"swizzle {self.swizzle}"] * bool(self.swizzle)
         words += [f"order {shape_text(self.order)}"] * (self.order != tuple(reversed(range(len(self.shape)))))
         words += [f"pad {self.pad}"] * bool(self.pad)
+        words += [f"spread {self.spread}"] * (self.spread > 1)
         words += [f"strides {shape_text(self.strides)}"] * (self.strides != plain.strides)
         words += [f"panel_stride {self.panel_stride}"] * (self.panel_stride != plain.panel_stride)
         return " ".join(words)
@@ -254,7 +266,7 @@ class SharedLayout:
         head, *words = text.split() or [""]
         match = re.fullmatch(r"(\d+(?:x\d+)*)xb(\d+)", head)
         options = dict(zip(words[::2], words[1::2]))
-        known = {"swizzle", "order", "pad", "strides", "panel_stride"}
+        known = {"swizzle", "order", "pad", "spread", "strides", "panel_stride"}
         if not match or len(words) % 2 or not options.keys() <= known:
             raise LayoutError(f"cannot read the shared layout {text!r}: expected 64x128xb16 [swizzle 128] [order 1x0] [pad 16]")
         values = {key: parse_shape(value) for key, value in options.items()}

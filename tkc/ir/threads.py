@@ -20,6 +20,7 @@ of all its warps. Scalars are uniform: every thread of the instance has the same
     tile.fence dot ; %p = tile.dot_async %a, %b acc %old              wgmma: a, b shared views (or a in registers), old a tile or pending
     tile.dot_commit ; %d = tile.dot_wait 0 [%p]      the only way from pending to a readable tile
     tile.cp_async %a[…] %stage ; tile.cp_commit ; tile.cp_wait 2
+    tile.send %box %x %full[%s]                      registers to the same place in every block of the cluster, counted by that barrier of each
 
 Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips the parity as it wraps.
 """
@@ -38,7 +39,7 @@ from xdsl.utils.exceptions import VerifyException
 from tkc.ir.shared import CopyIn
 from tkc.ir.syntax import OneToOne, Source, TileOperation
 from tkc.ir.tile import SEGMENTED, Reduce, ints
-from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, PointerType, SharedType, TileType
+from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, PointerType, SharedType, TileType, bits
 
 number = lambda value: IntegerAttr(value, i64)
 flags = lambda **given: {k: UnitAttr() for k, v in given.items() if v}
@@ -318,6 +319,20 @@ class MbarrierExpect(TileOperation):
 
 
 @irdl_op_definition
+class Send(TileOperation):
+    """Registers to the same place in the shared memory of every block of the cluster (st.async). Each block's mbarrier at that index counts the bytes that arrive there: whoever
+    waits for a phase that expects all of them sees them."""
+    name = "tile.send"
+    __form__ = "buffer value barriers [index]"
+    buffer, value, barriers, index = operand_def(SharedType), operand_def(TileType), operand_def(BarriersType), var_operand_def()
+    traits = EFFECT
+    def __init__(self, buffer: SSAValue, value: SSAValue, barriers: SSAValue, index: SSAValue): super().__init__(operands=[buffer, value, barriers, [index]])
+
+    def verify_(self) -> None:
+        if bits(self.value.type.element) not in (32, 64): raise VerifyException(f"'tile.send' takes elements of 32 or 64 bits, not {self.value.type.element}")
+
+
+@irdl_op_definition
 class RingNext(TileOperation):
     """The next stage and its parity: stage + steps mod stages, parity flipped for each wrap.
     `steps`: an operand (i32), 1 where absent."""
@@ -492,4 +507,4 @@ class DotWait(TileOperation):
 
 
 OPERATIONS = (Roles, Role, Identity, Vote, Workspace, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
-              MbarrierArrive, MbarrierExpect, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)
+              MbarrierArrive, MbarrierExpect, Send, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)

@@ -2,7 +2,7 @@
 
     %b = tile.alloc : !tile.shared<3, 128x64xbf16, …>     ->     %b = tile.alloc 0 : !tile.shared<3, 128x64xbf16, …>
 
-A buffer is live from its first to its last use in program order; one that lives outside a loop and is used inside is live all
+A buffer is live from its first to its last use in program order, a small one always; one that lives outside a loop and is used inside is live all
 through the loop.  Places are given first-fit, largest buffers first, at multiples of the swizzle's atom.  mbarriers come last.
 The kernel records the sum as `shared_bytes`; more than the target has is an error that names the buffers.
 
@@ -19,6 +19,9 @@ from tkc.errors import CompileError
 from tkc.ir import shared, threads, tile
 from tkc.ir.text import location_of
 from tkc.passes import PassContext
+
+
+SMALL = 1024                                # bytes of a buffer that has them for itself
 
 
 @dataclass
@@ -60,8 +63,9 @@ def lifetimes(kernel: tile.Kernel) -> list[Buffer]:
         if isinstance(op, threads.Barriers): size, alignment, span = 8 * op.result.type.stages, 8, (0, len(position))
         else: size, alignment, span = op.result.type.bytes, max(128, op.result.type.memory.alignment), (min(p[0] for p in places), max(p[1] for p in places))
         if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops): span = 0, len(position)        # roles run side by side
-        if any(isinstance(user, shared.Write) and user.everywhere is not None for user in uses): span = 0, len(position)      # other blocks are elsewhere in the program
+        if any(isinstance(user, threads.Send) or isinstance(user, shared.Write) and user.everywhere is not None for user in uses): span = 0, len(position)      # other blocks are elsewhere in the program
         if any(isinstance(user, threads.CpAsync) for user in uses): span = span[0], _landed(span[1], position)
+        if size <= SMALL: span = 0, len(position)                # to share bytes would cost barriers between their users
         found.append(Buffer(op, size, alignment, *span))
     return found
 

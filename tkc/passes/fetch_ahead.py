@@ -63,7 +63,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
 # ---- which loads -------------------------------------------------------------------------------------------------------
 def _wanted(op: tile.Load, plan: Plan) -> bool:
     """Whether the plan has a load made early: beside dots what goes straight to registers, few of them; without dots, what is not a scalar."""
-    if plan.prefetch: return isinstance(op.result.type, TileType)
+    if plan.prefetch: return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
     return "number" in op.attributes and plan.load(op).path == "registers" and _bytes(op.result) <= MOST
 
 

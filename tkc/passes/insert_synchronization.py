@@ -15,8 +15,9 @@ costs one barrier an iteration, found rather than put there.
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the cluster's barrier alone, before the first write too: a block
 may be written to once it has begun.
 
-Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout, no element of which is another thread's too) is no conflict;
-arrays of different arguments do not overlap (an overlap is part of the specialization).
+Global memory is treated the same, except that a thread's own earlier access (the same array, offsets and layout, no element of which is another thread's too) is no conflict, nor is
+one of a ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Arrays of different arguments do not overlap (an overlap is part of the specialization), and
+the programs that a persistent block takes in turn are as unordered as if others ran them.
 """
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ from tkc.ir.rewrite import before, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import of_programs
+from tkc.passes.analysis.own import own_layout, private
 
 OLDEST = 64            # ages of cp.async groups saturate here
 
@@ -56,7 +59,7 @@ class Access:
     writes: bool
     age: int | None = None               # cp.async: groups committed since its own (-1: not yet committed)
     waited: bool = False
-    own: tuple | None = None             # global: what identifies the thread's own bytes
+    own: tuple | None = None             # what identifies the thread's own bytes
     start: bool = False                  # of other blocks, before they have begun
     stored: bool = False                 # global: an ordinary store
 
@@ -130,9 +133,9 @@ def _publishes(op: tile.Atomic) -> bool:
 
 def _check(op: Operation, new: Access, old: Access) -> None:
     if not (new.writes or old.writes) or not _overlap(new.place, old.place): return
-    if new.own is not None and new.own == old.own: return
     if old.age is not None and not old.waited:
         raise VerifyError(f"{location_of(op) or ''}: '{op.name}' touches bytes that a copy in flight still writes")
+    if new.own is not None and new.own == old.own: return
     raise _Conflict(op, _is_far(new.place), old.start)
 
 
@@ -157,10 +160,10 @@ def _bytes_meet(a: shared.Alloc, b: shared.Alloc) -> bool:
 
 def _loop(loop: scf.ForOp, state: State) -> State:
     """To the fixed point: accesses on entry and those that come round the back edge."""
-    into = frozenset(_enter(a, loop) for a in state)
+    into, programs = frozenset(_enter(a, loop) for a in state), of_programs(loop)
     while True:
         out = _flow(loop.body.block, into)
-        around = frozenset(_again(a, loop) for a in out)
+        around = frozenset(_again(a, loop) for a in out if not (programs and a.place.is_global and isinstance(a.place.space, BlockArgument)))
         if around <= into: break
         into |= around
     return state | frozenset(_leave(a, loop) for a in out)
@@ -223,11 +226,14 @@ def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
 # ------------------------------------------------------------------------------------------------- what touches memory
 def _accesses(op: Operation) -> Iterator[Access]:
     match op:
-        case shared.Read(): yield Access(_buffer(op.buffer), False)
+        case shared.Read():
+            place = _buffer(op.buffer)
+            yield Access(place, False, own=_filled(place.space))
         case shared.Write() if "number" in op.attributes: return               # a stage of a ring: mbarriers say when it is free
         case shared.Write(): yield Access(_buffer(op.buffer), True)
         case threads.CpAsync():
-            yield Access(_buffer(op.buffer), True, age=-1)
+            place = _buffer(op.buffer)
+            yield Access(place, True, age=-1, own=_filled(place.space))
             yield Access(Place(_root(op.array), True), False)
         case tile.Load(): yield Access(Place(_root(op.array), True), False, own=_own(op, op.result.type))
         case tile.Store(): yield Access(Place(_root(op.array), True), True, own=_own(op, op.value.type), stored=True)
@@ -235,6 +241,11 @@ def _accesses(op: Operation) -> Iterator[Access]:
         case tile.LoadPointers(): yield Access(Place(_root(op.pointers), True), False, own=_own_pointers(op.pointers))
         case tile.StorePointers(): yield Access(Place(_root(op.pointers), True), True, own=_own_pointers(op.pointers), stored=True)
         case tile.Atomic(): yield Access(Place(_root(op.pointers), True), True, own=(op.pointers, op.kind.data))
+
+
+def _filled(alloc: shared.Alloc) -> tuple | None:
+    """Of a buffer that each thread fills and reads for itself."""
+    return None if (layout := own_layout(alloc)) is None else (alloc, layout)
 
 
 def _own(op: tile.Load | tile.Store, t) -> tuple | None: return (op.array, *op.offsets, getattr(t, "layout", None)) if _private(t) else None
@@ -250,7 +261,7 @@ def _own_pointers(pointers: SSAValue) -> tuple | None:
 
 def _private(t) -> bool:
     """Whether each element is one thread's alone. Of an element that several hold, and of a scalar, one stores and all load."""
-    return isinstance(t, TileType) and (layout := t.register_layout) is not None and layout.lane_replication == layout.warp_replication == layout.block_replication == 1
+    return isinstance(t, TileType) and (layout := t.register_layout) is not None and private(layout)
 
 
 def _buffer(value: SSAValue) -> Place:

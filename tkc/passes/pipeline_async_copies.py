@@ -18,6 +18,7 @@ stages − 1 iterations are issued before the loop, and each iteration issues th
 What a copy's address is loaded from (a page's number, the rows of a gather) is loaded one iteration before the copy is issued, and carried: no copy waits for memory.
 All copies of one iteration are one group (one token). Past the end of the loop the mask is false: nothing is read, zeros are
 written, the group count stays what the waits expect; so trip counts 0, 1 and stages ± 1 need no case of their own.
+A ring that threads fill and read each for itself (`own`) is filled again as soon as it was read: all of its stages are on their way while the iteration computes.
 Copies by tensor maps, which a producer warp will make, stay in their iteration: the ring's stage and parity are carried through all the loops
 round it, so that the producer may be any number of stages ahead, in the next program too. Any other copy is issued where it stands
 and waited for at once.
@@ -31,10 +32,12 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
-from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, rebuild_if, rebuild_while, replace
+from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.own import own_layout, users
+from tkc.passes.warpgroups.carried import Carried
 
 Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 
@@ -45,7 +48,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)]
             stages = _stages(copies, kernel, context)
-            if stages > 1: _pipeline(loop, copies, stages, context)
+            if stages > 1 or copies and all(own_layout(copy.buffer.owner) is not None for copy in copies): _pipeline(loop, copies, stages, context)
         for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]: _at_once(op)
         kernel.set_integer("level", 3)
 
@@ -73,7 +76,9 @@ def _number(anchor: Operation, value: int, like: SSAValue) -> SSAValue:
 
 
 def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: PassContext) -> None:
-    body, iv, ahead = loop.body.block, loop.body.block.args[0], stages - 1
+    body, iv = loop.body.block, loop.body.block.args[0]
+    own = all(own_layout(copy.buffer.owner) is not None for copy in copies)
+    ahead = stages if own else stages - 1
     sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
     slice_ = defining_slice(sources, body)
     loads = [op for op in slice_ if isinstance(op, tile.Load)]
@@ -120,9 +125,11 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     first, terminator = body.first_op, body.last_op
 
     ready = before(first, shared.WaitCopies([carried[0]], ahead - 1)).ready
+    if own:                                                       # a thread asks for its next bytes when it has read these
+        reads = {op for copy in copies for op in users(copy.buffer) if isinstance(op, shared.Read)}
+        first = [op for op in body.ops if any(inner in reads for inner in op.walk())][-1].next_op
     distance = before(first, Mul(loop.step, _number(first, ahead, loop.step))).result
-    steps = before(first, tile.Constant(ahead, i32)).result
-    target = before(first, threads.RingNext(stage, zero, stages, steps)).next_stage
+    target = stage if own else before(first, threads.RingNext(stage, zero, stages, before(first, tile.Constant(ahead, i32)).result)).next_stage
     coming = before(first, Add(iv, distance)).result
     token = issue(first, coming, target, loaded)
     asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
@@ -166,7 +173,7 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
     return [Ring(context.plan.rings[number], found) for number, found in sorted(fillers.items())]
 
 
-class Ring:
+class Ring(Carried):
     """Buffers that a producer fills, or a role that lays factors anew: stage and parity are threaded through the whole program, each place that copies taking the next."""
 
     def __init__(self, stages: int, copies: list[shared.Copy | shared.Write]):
@@ -192,30 +199,8 @@ class Ring:
             if site and (op.regions or isinstance(op, tile.Dot)): state, site = self._fill(site, state), []
             if op in self.copies and isinstance(op, shared.Write): state = self._written(op, state)
             elif op in self.copies: site.append(op)
-            elif isinstance(op, scf.ForOp) and self.inside(op): state = self._loop(op, state)
-            elif isinstance(op, scf.WhileOp) and self.inside(op): state = self._while(op, state)
-            elif isinstance(op, scf.IfOp) and self.inside(op): state = self._branch(op, state)
+            elif op.regions: state = self.around(op, state)
         return self._fill(site, state) if site else state
-
-    def _loop(self, loop: scf.ForOp, state: list[SSAValue]) -> list[SSAValue]:
-        count, body = len(loop.iter_args), loop.body.block
-        loop = rebuild_for(loop, range(count), state)
-        body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
-        ends = self.thread(body, list(body.args[-2:]))
-        body.last_op.operands = [*body.last_op.operands, *ends]
-        return list(loop.results[-2:])
-
-    def _while(self, loop: scf.WhileOp, state: list[SSAValue]) -> list[SSAValue]:
-        loop = rebuild_while(loop, state)
-        body = loop.after_region.block
-        body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
-        ends = self.thread(body, list(body.args[-2:]))
-        body.last_op.operands = [*body.last_op.operands, *ends]
-        return list(loop.results[-2:])
-
-    def _branch(self, branch: scf.IfOp, state: list[SSAValue]) -> list[SSAValue]:
-        sides = [self.thread(region.block, state) if region.blocks else state for region in branch.regions]
-        return list(rebuild_if(branch, range(len(branch.results)), list(zip(*sides))).results[-2:])
 
     def _written(self, write: shared.Write, state: list[SSAValue]) -> list[SSAValue]:
         """A stage that threads write: there when the write is over."""

@@ -8,7 +8,7 @@ all but the newest groups, and loops no longer carry tokens:
     %r = tile.wait_copies [%u] {pending = 1}          tile.cp_wait 1
     %x = tile.read %s after(%r)                       %x = tile.read %s
 
-Barriers of one role are not this pass's: insert-synchronization derives them. With a producer and consumers, warpgroups/roles.py splits the
+What the blocks of a cluster tell one another goes by mbarriers (warpgroups/exchange.py). Other barriers of one role are not this pass's: insert-synchronization derives them. With a producer and consumers, warpgroups/roles.py splits the
 program in two and makes the rings' tokens mbarriers.
 """
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.passes import PassContext
+from tkc.passes.warpgroups.exchange import exchange
 from tkc.passes.warpgroups.roles import split
 
 
@@ -30,6 +31,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             split(kernel, context.plan, context)
             kernel.set_integer("level", 4)
             continue
+        exchange(kernel, context)
         for op in list(kernel.walk()):
             match op:
                 case shared.Read() if op.after: replace(op, _without_tokens(op))

@@ -29,21 +29,23 @@ from math import gcd
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, UnitAttr, i32, i64
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, copies
-from tkc.ir.elementwise import CLASSES, Select
+from tkc.ir.elementwise import CLASSES, Cast, Select
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import divisor
-from tkc.ir.rewrite import before, erase, replace
+from tkc.ir.rewrite import before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.threads import Vote
-from tkc.ir.types import SharedType, TileType, bits, is_float, is_unsigned
+from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float, is_unsigned
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.mapped import of_block
+from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 from tkc.passes.layouts.movers import is_free
 from tkc.passes.layouts.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
@@ -56,6 +58,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             match op:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
                 case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "tma": _staged(op, context)
+                case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "own": _own(op, context)
                 case shared.Convert() if op.result.type.shared_layout is not None: _restaged(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):
@@ -87,6 +90,26 @@ def _staged(op: tile.Load, context: PassContext) -> None:
         user = use.operation
         if isinstance(user, shared.Convert): replace(user, _recorded(shared.Read(buffer, user.result.type), user.result.type.register_layout, context))
         else: user.operands[use.index] = before(user, _recorded(shared.Read(buffer, t), t.register_layout, context)).result
+    erase(op)
+
+
+def _own(op: tile.Load, context: PassContext) -> None:
+    """A block of the programs that a block takes in turn, or one that all of them share: a copy that each thread makes for itself, in a buffer as dense as its layout (of a block of a cluster
+    its part); what is shared is read again where a program wants it."""
+    loop, t = op.parent_op(), op.result.type
+    layout = t.register_layout
+    if isinstance(loop, scf.ForOp) and (not unchanged(op, loop, context.overlaps) or counted_slice([v for v in op.operands if v is not op.array], loop) is None): return
+    spread = layout.blocks_along(t.rank - 1)
+    if not private(layout) or layout.num_blocks != spread: return
+    buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, SharedLayout(t.extents, bits(t.element), spread=spread)))).result
+    buffer.name_hint = op.result.name_hint
+    before(op, shared.Copy(op.array, op.offsets, buffer, op.extents.get_values(), op.mask, op.other, vector=_planned(op, context).vector, threads=layout))
+    users: dict[Block, list[Operation]] = {}
+    for use in op.result.uses: users.setdefault(use.operation.parent, []).append(use.operation)
+    for block, inside in users.items():
+        first = next(inner for inner in block.ops if inner in inside)
+        read = before(op if block is op.parent else first, _recorded(shared.Read(buffer, t), layout, context)).result
+        for user in inside: user.operands = [read if v is op.result else v for v in user.operands]
     erase(op)
 
 
@@ -336,7 +359,10 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
     partial = TileType([count if a == axis else n for a, n in enumerate(t.extents)], t.element, _one_per_warp(layout, axis))
     part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
     gathered = _axis_in_registers(partial.register_layout, axis)
+    wide = far and bits(t.element) < 32 and not is_bool(t.element)                # to other blocks words are sent (st.async), and each narrow number is one
+    if wide: part = before(op, Cast(part, partial.with_element(f32 if is_float(t.element) else i32))).result
     read = _through_shared(part, gathered, op, context, far)
+    if wide: read = before(op, Cast(read, read.type.with_element(t.element))).result
     replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
 
 

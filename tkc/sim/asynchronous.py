@@ -165,13 +165,14 @@ def cp_async(m, op):
     held = op.threads.data if op.threads is not None else None
     other = 0 if op.other is None else m[op.other]
 
-    def act() -> None: buffer.memory.store(buffer.base, buffer.layout, m.memory.load(*pointers_live, dtype_of(buffer.type), other).reshape(buffer.layout.shape))
+    mine = elements_of(held, ALL, False, m.block.rank) if buffer.layout.spread > 1 else None
+    def act() -> None: buffer.memory.store(buffer.base, buffer.layout, m.memory.load(*pointers_live, dtype_of(buffer.type), other).reshape(buffer.layout.shape), mine)
     copy = Copy(act, op)
 
     def action(agent: Agent) -> Generator:
         yield None
         event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
-        cells = cells_of(buffer.layout, held, agent.part, True) if held is not None else coalesced(buffer.layout, m.warps, agent.part)
+        cells = cells_of(buffer.layout, held, agent.part, True, m.block.rank) if held is not None else coalesced(buffer.layout, m.warps, agent.part)
         buffer.memory.write(buffer.base, cells, event, op)
         if agent is m.leader: m.ordered(READS, event, op, *pointers_live)
         if agent is m.leader: buffer.memory.poison(buffer.base, buffer.layout); m.launch.scheduler.start(copy)
@@ -233,6 +234,16 @@ def global_access(kind: str, rule):
     return step
 
 
+def store(m, op) -> None:
+    """What this block holds of a tile that a cluster deals out."""
+    (pointers, live), t = level0.block(m, op), op.value.type
+    if isinstance(t, TileType) and t.register_layout is not None and t.register_layout.num_blocks > 1:
+        mine = np.zeros(live.size, bool)
+        mine[elements_of(t.register_layout, ALL, True, m.block.rank, 0)] = True
+        live = live & mine.reshape(live.shape)
+    m.memory.store(pointers, live, np.broadcast_to(level0.stored(m, t, m[op.value]), live.shape))
+
+
 # ------------------------------------------------------------------------------------------------------ shared memory and registers
 def claims(m, op, buffer: Buffer, held) -> None:
     """The bank conflicts that the compiler claims of an access are those of some way to make it: by matrices, or by vectors of one width."""
@@ -278,6 +289,32 @@ def write(m, op):
             there = replace(buffer, memory=block.memory)
             m.buffer_access(agent, there, event, op, op.value.type.register_layout, write=True)
             if agent.first: there.memory.store(there.base, there.layout, value.reshape(there.layout.shape), m.share(agent, op.value.type.register_layout))
+    yield from m.both(op, action)
+    return ()
+
+
+def exchanged(m, op):
+    """Registers to every block, each of whose barriers counts what arrives."""
+    buffer, value, held, address = m[op.buffer], np.asarray(m[op.value]), op.value.type.register_layout, m.address(op.barriers, op.index)
+    cluster = m.block.cluster
+
+    def action(agent: Agent) -> Generator:
+        yield None
+        event = cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
+        mine = elements_of(held, agent.part, True, m.block.rank, 0)
+        size = (value.size if mine is None else mine.size) * buffer.layout.itemsize
+        if not size: return
+        for block in cluster.blocks:
+            m.mbarrier(address, agent, op, block.rank)
+            m.buffer_access(agent, replace(buffer, memory=block.memory), event, op, held, write=True)
+            block.visits.append((event.index, event.epoch, op))
+
+            def land(block=block) -> None:
+                if block.over: raise Violation("pending at exit", f"what {agent.name} sends arrives in block {block.rank} after its end", op)
+                block.memory.store(buffer.base, buffer.layout, value.reshape(buffer.layout.shape), mine)
+                block.mbarriers[address].deliver(cluster.clocks.end(event), size, op)
+            m.launch.scheduler.start(Copy(land, op))
+        agent.tick()
     yield from m.both(op, action)
     return ()
 

@@ -70,9 +70,9 @@ Instance.steps = {
     threads.TmaLoad: a.tma_load, threads.TmaStore: a.tma_store, threads.BulkCommit: a.commit("bulk", False), threads.BulkWait: a.bulk_wait,
     threads.CpAsync: a.cp_async, threads.CpCommit: a.commit("copies", True), threads.CpWait: a.cp_wait,
     threads.DotAsync: a.dot_async, threads.DotCommit: a.commit("dots", True), threads.DotWait: a.dot_wait,
-    shared.Read: a.read, shared.Write: a.write, threads.Post: a.post, threads.Fetch: a.fetch,
+    shared.Read: a.read, shared.Write: a.write, threads.Send: a.exchanged, threads.Post: a.post, threads.Fetch: a.fetch,
     tile.Load: a.global_access(READS, level0.load), tile.LoadPointers: a.global_access(READS, level0.load_pointers),
-    tile.Store: a.global_access(WRITES, level0.store), tile.StorePointers: a.global_access(WRITES, level0.store_pointers),
+    tile.Store: a.global_access(WRITES, a.store), tile.StorePointers: a.global_access(WRITES, level0.store_pointers),
     tile.Atomic: a.global_access(UPDATES, level0.atomic), tile.AtomicBlock: a.global_access(UPDATES, level0.atomic_block),
 }
 

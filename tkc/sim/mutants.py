@@ -115,12 +115,12 @@ def commit_early(op: Operation) -> None:
 
 T = threads
 SYNCHRONISING = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.ClusterWait, T.Fence, T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.BulkCommit, T.BulkWait,
-                 T.CpCommit, T.CpWait, T.DotCommit, T.DotWait, T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.Post, T.Fetch)
+                 T.CpCommit, T.CpWait, T.DotCommit, T.DotWait, T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, T.Send, shared.Read, shared.Write, T.Post, T.Fetch)
 DROPPED = (T.Barrier, T.BarrierArrive, T.BlockBarrier, T.ClusterArrive, T.ClusterWait, T.Fence, T.MbarrierInit, T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.BulkCommit, T.BulkWait,
-           T.CpCommit, T.CpWait, T.DotCommit, T.TmaLoad, T.TmaStore)
+           T.CpCommit, T.CpWait, T.DotCommit, T.TmaLoad, T.TmaStore, T.Send)
 
 
-USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, shared.Read, shared.Write, T.Post, T.Fetch, T.MbarrierArrive)
+USES = (T.TmaLoad, T.TmaStore, T.CpAsync, T.DotAsync, T.Send, shared.Read, shared.Write, T.Post, T.Fetch, T.MbarrierArrive)
 
 
 def _ring(op: Operation): return op.ring if isinstance(op, shared.Stage) else op.barriers
@@ -168,7 +168,7 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
     "bytes + 16": (add("bytes", 16), lambda op: isinstance(op, T.MbarrierExpect)),
     "bytes - 16": (add("bytes", -16), lambda op: isinstance(op, T.MbarrierExpect)),
     "parity": (other_parity, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierTest))),
-    "stage": (stage_before, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, shared.Stage)) and len(op.index) > 0 and _ring(op).type.stages > 1),
+    "stage": (stage_before, lambda op: isinstance(op, (T.MbarrierWait, T.MbarrierArrive, T.MbarrierExpect, T.Send, shared.Stage)) and len(op.index) > 0 and _ring(op).type.stages > 1),
     "kind": (other_kind, lambda op: isinstance(op, T.Fence) and op.kind.data != "block"),
     "alias": (alias, lambda op: _is_ring(op) and _is_ring(_room_before(op))),
     "leader alone": (leader_alone, lambda op: isinstance(op, T.MbarrierArrive) and op.each is not None),

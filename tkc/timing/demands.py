@@ -89,7 +89,7 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
         case threads.Vote(): total.add("alu", 4, registers(op.arg.type) * e.alu + 2 * e.lsu, "vote")
         case shared.Read() | shared.Write() | shared.ReducePartial():
             t = next(v.type for v in (*op.results, *op.operands) if isinstance(v.type, TileType))
-            size = t.size * max(bits(t.element), 8) // 8
+            size = t.size * max(bits(t.element), 8) // 8 // (t.register_layout.num_blocks if t.register_layout is not None else 1)
             ways = op.properties["conflicts"].value.data if "conflicts" in op.properties else 1
             total.add("shared", size / (512 * max(1, warps / 4)) , size * max(1, ways) / e.shared / max(1, warps / 4), name)
         case tile.Load() | tile.Store() | tile.LoadPointers() | tile.StorePointers() | tile.Atomic() | tile.AtomicBlock():

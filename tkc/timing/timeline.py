@@ -280,7 +280,12 @@ class Machine:
                 barrier = state.barriers[op.barriers][self._index(op, a)]
                 sharing = self.cluster if op.to is not None else 1
                 barrier.arrive((max(1, a.warps // a.groups) if op.each is not None else 1) * sharing)
-            case threads.MbarrierExpect(): state.barriers[op.barriers][self._index(op, a)].expect(op.bytes.value.data)
+            case threads.MbarrierExpect():
+                if not a.group: state.barriers[op.barriers][self._index(op, a)].expect(op.bytes.value.data)
+            case threads.Send():
+                barrier, share = state.barriers[op.barriers][self._index(op, a)], op.buffer.type.size * bits(op.buffer.type.element) // 8 // a.groups      # of all blocks, which do the same
+                yield "delay", e.lsu, "send"
+                self._at(self.now + e.turn, lambda: barrier.land(share))
             case threads.TmaLoad():
                 barrier, size = state.barriers[op.barriers][self._index(op, a)], demands.copied(op)
                 total = size * (self.cluster if op.to is not None else 1)
@@ -345,7 +350,7 @@ class Machine:
                 until = a.bulk[-1 - pending] if len(a.bulk) > pending else 0.0
                 if until > self.now: yield "delay", until - self.now, "copy out"
             case threads.CpAsync():
-                size = op.buffer.type.size * bits(op.buffer.type.element) // 8 // a.groups
+                size = op.buffer.type.bytes // a.groups
                 demand = demands.Demand()
                 demand.add("lsu", size / (16 * 32 * 4), size / (16 * 32 * 4) * e.lsu, "cp.async")
                 yield "work", demand

@@ -83,7 +83,8 @@ def load_tile(e: Emitter, t: TileType, vector: int, group: Callable[[int], Group
     return Tile.of(t, registers)
 
 
-def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Group], space: str, hint: str = "") -> None:
+def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Group], space: str, hint: str = "", tail: str = "") -> None:
+    """tail: further operands of every store."""
     width, p = bits(value.element), value.pack
     if p == 2 and vector % 2:
         halves: list[str] = []
@@ -105,7 +106,7 @@ def store_tile(e: Emitter, value: Tile, vector: int, group: Callable[[int], Grou
         at = group(i * vector)
         if at.held is False: continue
         source = [e.w.register(r, kind) for r in value.registers[i * count:(i + 1) * count]]
-        with e.w.predicated(at.held if isinstance(at.held, str) else None): e.w.emit(f"st{hint}.{space}{suffix} {at.text}, {_vector(source)}")
+        with e.w.predicated(at.held if isinstance(at.held, str) else None): e.w.emit(f"st{hint}.{space}{suffix} {at.text}, {_vector(source)}{tail}")
 
 
 def _vector(registers: list[str]) -> str: return registers[0] if len(registers) == 1 else f"{{{', '.join(registers)}}}"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.ptx import mathematics
+from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
 from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import displaced
@@ -218,9 +219,13 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
     ops = [op for op in ops if op not in products]
     step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
     homes = {op: None if op is ops[0] and _clash(e.home(op.result), seen) else e.home(op.result) for op in ops}
+    alike = {op: _alike(e, op) for op in ops}
     for start in range(0, count, step):
         for op in ops:
             element, home = op.result.type.element, homes[op]
+            if alike[op] > 1 and home is None:
+                for i in range(start, start + step): results[op.result].append(e.owned(compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands])) if i % alike[op] == 0 else results[op.result][-1])
+                continue
             p = packing(element, count)
             for first in range(start, start + step, p):
                 since = e.w.count(compute_class(element))
@@ -232,6 +237,13 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
                 if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
+
+
+def _alike(e: Emitter, op: Operation) -> int:
+    """For how many elements that a thread holds one after the other a truth value is the same: whether a vector lies inside an array, say."""
+    t = op.result.type
+    axis = fast_axis(t.register_layout) if is_bool(t.element) else None
+    return 1 if axis is None else vector_of_mask(e, op.result, axis, t.register_layout.vector(axis, 16))
 
 
 def contracted(e: Emitter, ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:

@@ -8,8 +8,10 @@ their dots have been waited for.
 from __future__ import annotations
 
 from tkc.codegen.ptx import traps
+from tkc.codegen.ptx.access import store_tile
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread
+from tkc.codegen.ptx.shared_memory import everywhere
 from tkc.codegen.ptx.values import BarriersView
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
@@ -77,7 +79,8 @@ def test(e: Emitter, op: threads.MbarrierTest) -> None:
 
 @emitter(threads.MbarrierExpect)
 def expect(e: Emitter, op: threads.MbarrierExpect) -> None:
-    with only(e): e.w.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {of(e, op)}, {op.bytes.value.data}")
+    at = of(e, op)                                      # for all: what follows may use it too
+    with only(e): e.w.emit(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, {at}, {op.bytes.value.data}")
 
 
 @emitter(threads.MbarrierArrive)
@@ -109,6 +112,16 @@ def arrive(e: Emitter, op: threads.MbarrierArrive) -> None:
     at = place(e, view, index, base)
     if when is not True: chosen = _both(e, chosen, when)
     with w.predicated(chosen): w.emit(f"mbarrier.arrive.shared::cluster.b64 _, {at}")
+
+
+@emitter(threads.Send)
+def send(e: Emitter, op: threads.Send) -> None:
+    """Each store names the barrier beside its bytes, in the block it goes to."""
+    e.need("8.1")
+    w, value, view, index = e.w, e.tile(op.value), e.value(op.barriers), e.operand(op.index[0])
+    for peer, v, there in everywhere(e, value.layout, e.value(op.buffer)):
+        base = w.hoist(("peer", peer), lambda peer=peer: w.op("mapa.shared::cluster.u32", "b32", e.shared_base(), peer))
+        store_tile(e, value, v, there, "shared::cluster.mbarrier::complete_tx::bytes", ".async.weak", f", {place(e, view, index, base)}")
 
 
 def has(e: Emitter, mask: Operand, bit: Operand) -> Operand:

@@ -10,7 +10,7 @@ because the algebra was; a register that fits no base so far gets a base of its 
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,10 +118,10 @@ def plain_groups(e: Emitter, layout: Layout, view: SharedView) -> tuple[int, Cal
     memory = view.memory
     offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
     v = vector_width(layout, memory, offsets, view.align)
-    constants = layout.offsets("registers")
+    constants, here = layout.offsets("registers"), layout if memory.spread == 1 else layout.within_block(memory.fast)
 
     def coords(i: int) -> list[Operand]:
-        return [add(e, thread_offset(e, layout, {a: 1}), int(constants[i * v, a])) for a in range(layout.rank)]
+        return [add(e, thread_offset(e, here, {a: 1}), int(constants[i * v, a])) for a in range(layout.rank)]
     address = Addresses(e, view, ("plain", layout), offsets[:, ::v], coords)
 
     def group(r: int) -> Group:
@@ -212,14 +212,17 @@ def write(e: Emitter, op: shared.Write) -> None:
 
 
 def _write_everywhere(e: Emitter, value: Tile, view: SharedView) -> None:
-    """To the same place in every block of the cluster. Where the lanes of a warp hold copies, each writes to one block."""
-    w, layout, size = e.w, value.layout, e.cluster[0] * e.cluster[1]
+    for _, v, there in everywhere(e, value.layout, view): store_tile(e, value, v, there, "shared::cluster")
+
+
+def everywhere(e: Emitter, layout: Layout, view: SharedView) -> Iterator[tuple[Operand, int, Callable[[int], Group]]]:
+    """(block, vector, place of the group that starts with a register) for every block of the cluster that a thread writes a tile to. Where the lanes of a warp hold copies, each writes to one block."""
+    w, size = e.w, e.cluster[0] * e.cluster[1]
     v, groups = plain_groups(e, layout, view)
-    if alike := all(d.axis < 0 for d in layout.lanes) and size <= 32: own = w.hoist(("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True)
-    elif any(d.axis < 0 for d in layout.lanes): own = is_first_copy(e, layout)
-    else: own = True
+    if alike := all(d.axis < 0 for d in layout.lanes) and size <= 32 and not any(d.axis < 0 for d in (*layout.warps, *layout.blocks)): own = w.hoist(("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True)
+    else: own = is_first_copy(e, layout)
     for peer in [e.lane()] if alike else range(size):
         def there(r: int, peer=peer) -> Group:
             at = groups(r)
             return Group(w.memo(("far", at.address, peer), lambda: w.op("mapa.shared::cluster.u32", "b32", at.address, peer)), at.offset, both(e, at.held, own))
-        store_tile(e, value, v, there, "shared::cluster")
+        yield peer, v, there

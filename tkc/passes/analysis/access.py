@@ -21,6 +21,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
+from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 
@@ -55,18 +56,26 @@ def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) ->
 
 
 def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]]) -> bool:
-    """Whether what a load in a loop reads may be read in another iteration than its own: nothing in the loop may write it. Where the loop looks at what others write, nothing in the
-    kernel may, for that is what they run; and whoever looks with acquire may be told that something else has been written."""
+    """Whether what a load in a loop reads may be read in another iteration than its own: nothing in the loop may write it (where iterations are programs that nothing orders: nothing that its own
+    program does before). Where the loop looks at what others write, nothing in the kernel may, for that is what they run; and whoever looks with acquire may be told that something else has been written."""
     array = argument_of(op.array)
     if array is None: return False
     alike, watched = overlapping(array, overlaps), [other for other in loop.walk() if tile.watches(other)]
     if any(other.semantics is None or other.semantics.data != "relaxed" for other in watched): return False
-    return not any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in (kernel_around(loop) if watched else loop).walk() if isinstance(other, WRITES))
+    if op.parent_op() is loop and of_programs(loop): ops = [inner for each in loop.body.block.ops if each.is_before_in_block(op) for inner in each.walk()]
+    else: ops = (kernel_around(loop) if watched else loop).walk()
+    return not any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in ops if isinstance(other, WRITES))
 
 
 def kernel_around(op: Operation) -> Operation:
     while not isinstance(op, tile.Kernel): op = op.parent_op()
     return op
+
+
+def of_programs(loop: Operation) -> bool:
+    """Whether iterations are programs that a block takes in turn, and that do not wait for one another: what two of them do to the user's arrays nothing orders in any launch."""
+    counted = isinstance(loop, scf.ForOp) and isinstance(loop.lb.owner, Identity) and loop.lb.owner.what.data == "cluster" and isinstance(loop.step.owner, Identity)
+    return counted and not any(tile.watches(op) for op in loop.walk())
 
 
 def addresses(value: SSAValue) -> bool:

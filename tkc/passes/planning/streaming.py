@@ -3,9 +3,11 @@
     registers a thread = 32-bit registers of all tiles that are live together / threads          (at level 0, where every tile is whole)
 
 The fewest warps with which that stays below HELD: a thread then has several vectors on their way at once, a barrier waits for few, and several blocks fit a multiprocessor: while
-one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192, 32 for 32768.
-With `persistent=True` a block takes one program after the other: those of a launch are a loop like any other, and reading ahead in it keeps memory busy while the rows that are
-there are reduced, by as many blocks as Little's law asks for (latency x bandwidth / multiprocessors bytes on their way). Not run on an H200 yet, so no plan chooses it unasked.
+one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192.
+Where a program would fill a multiprocessor, nobody computes while it waits: a block of 16 warps then takes one program after the other, and asks for the next row as soon as it has this one in
+registers (a ring in shared memory, see `ahead`). Measured on an H200, rows of 32768 bfloat16 from 168 to 145 us (softmax) and 174 to 145 (layer norm), where a copy takes 130; rows of 131072, 16 warps in each of
+four blocks, from 376 to 273 and 437 to 285, where a copy takes 257. Of shorter rows, or of programs that read two such rows at once, it is slower: multiprocessors get as many programs each, not as many
+as they are quick to do (8192: 75 against 69 us). `persistent=True` or False at the launch decides otherwise.
 A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
 reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
 
@@ -13,35 +15,46 @@ reductions. Each block reads its part once, and a reduction adds up the parts th
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.plan import LoadPlan
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
+from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, Kinds
 from tkc.passes.layouts.movers import crosses
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
+STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SCALARS = 12                                             # registers of addresses, masks, counters
+WIDEST = 16                                              # elements of the longest vector, of bytes
+RESERVED = 2048                                          # bytes of shared memory for what threads tell one another
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
 
-def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callable[[str], None]) -> tuple[int, tuple[int, int]]:
-    """(warps, spread) of a program without dots; `largest`: elements of its largest tile. The user's num_warps and num_ctas narrow the choice."""
+def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], largest: int, context: PassContext, say: Callable[[str], None]) -> tuple[int, tuple[int, int], bool]:
+    """(warps, spread, whether programs stream through blocks) of a program without dots; `largest`: elements of its largest tile. The user's num_warps and num_ctas narrow the choice."""
     words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
     each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
     most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
     elements = 2 * ELEMENTS if any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
     fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
+    if asked is None and ctas == 1 and most is HELD and fit in (None, WARPS[-1]) and context.options.persistent is not False and context.target.clusters and (extent := row_of(kernel)):
+        for blocks in BLOCKS if fit is None else (1,):
+            if each(STREAMERS, blocks) > SPREAD or extent % (blocks * 32 * STREAMERS * WIDEST) or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams: continue
+            say(f"{STREAMERS} warps" + (f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}" if blocks > 1 else "") + f", through which programs stream: {found.stage} bytes of each fill a multiprocessor")
+            return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
     if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
         limit = most if most is LOOPED else SPREAD
         possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
@@ -49,15 +62,42 @@ def choose(kernel: tile.Kernel, largest: int, context: PassContext, say: Callabl
         if good:
             warps, blocks = min(good, key=(lambda x: x[::-1]) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
-            return warps, (blocks, extent)
+            return warps, (blocks, extent), False
     warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
-    return warps, (1, 0)
+    return warps, (1, 0), False
 
 
-def persistent(kernel: tile.Kernel, context: PassContext, say: Callable[[str], None]) -> bool:
-    """Whether a block takes one program after the other, as asked. Programs that wait for others wait for those before them; blocks take theirs in order, and are all there at once."""
-    if not context.options.persistent: return False
+@dataclass(frozen=True)
+class Shares:
+    """What a block reads: own: tiles of each program, alike: those that all programs share; copied: those of them that threads can copy, each what it reads itself, 16 bytes at a time. stage, kept: bytes of
+    what is copied of a program, and of all that is shared, in one of the blocks of a cluster."""
+    own: tuple[tile.Load, ...]
+    alike: tuple[tile.Load, ...]
+    copied: frozenset[tile.Load]
+    blocks: int
+
+    @staticmethod
+    def of(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int) -> Shares:
+        tiles = [(op, plan) for op, plan in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and op.parent_op() is kernel]
+        whole = lambda op: op.mask is None and (op.other is None or constant(op.other) is not None) and not any(isinstance(o.type, TileType) for o in op.offsets)
+        copied = frozenset(op for op, plan in tiles if plan.vector == 16 and op.result.type.bytes >= 16 * 32 * warps * blocks and whole(op))
+        own = tuple(op for op, _ in tiles if program_axes(op.operands))
+        return Shares(own, tuple(op for op, _ in tiles if op not in own), copied, blocks)
+
+    @property
+    def stage(self) -> int: return sum(op.result.type.bytes for op in self.own if op in self.copied) // self.blocks
+    @property
+    def kept(self) -> int: return sum(op.result.type.bytes for op in self.alike) // self.blocks
+    @property
+    def streams(self) -> bool:
+        """Whether all long rows of a program can be copied, and are few enough bytes that a block waits for them while it has nothing else."""
+        return 0 < self.stage <= MULTIPROCESSOR and all(op in self.copied or op.result.type.size < 1024 for op in self.own)
+
+
+def persistent(streams: bool, context: PassContext, say: Callable[[str], None]) -> bool:
+    """Whether a block takes one program after the other, because they stream through it or as asked. Programs that wait for others wait for those before them; blocks take theirs in order, and are all there at once."""
+    if not context.options.persistent: return streams
     say("persistent: a block takes one program after the other, as asked")
     return True
 
@@ -72,23 +112,42 @@ def turns(kernel: tile.Kernel) -> bool:
     return any(isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose) for op in kernel.walk())
 
 
-def ahead(kernel: tile.Kernel, warps: int, blocks: int, persistent: bool, context: PassContext, say: Callable[[str], None]) -> tuple[bool, bool, int]:
-    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers. Programs that a block takes in turn are a loop too;
-    of those, whether what they share fits as well; and how many blocks of a multiprocessor that makes, which ptxas is to have registers for."""
-    loads = [op for op in kernel.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
-    own = [op for op in loads if isinstance(op.parent_op(), scf.ForOp) or persistent and op.parent_op() is kernel and program_axes(op.operands)]
-    size = lambda ops: sum(op.result.type.bytes // 4 for op in ops)
+@dataclass(frozen=True)
+class Reading:
+    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks: as in a Plan."""
+    loads: tuple[LoadPlan, ...]
+    stages: int = 0
+    prefetch: bool = False
+    keep: bool = False
+    blocks: int = 0
+
+
+def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int, persistent: bool, streams: bool, context: PassContext, say: Callable[[str], None]) -> Reading:
+    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers. Programs that a block takes in turn are a loop too. Theirs may come through a
+    ring in shared memory instead, which each thread fills for itself, 16 bytes at a time: it asks for its next bytes as soon as it has these in registers, and nothing but its own wait orders them.
+    What all programs share is read once, where registers or shared memory have room."""
+    tiles = [op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
+    shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
+    shared, stage = context.target.shared_bytes - RESERVED, shares.stage
+    stages = min(context.options.num_stages or int(streams), shared // stage) if stage else 0
+    own = set(shares.own) & shares.copied if stages else set()
     each = lambda words: -(-words // (32 * warps * blocks))
+    size = lambda ops: each(sum(op.result.type.bytes // 4 for op in ops))
+    early = [op for op in tiles if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own]
     room = min(FULL, 1600 // warps) - each(pressure(kernel))                           # 16 warps have 128 registers a thread
-    more, kept = each(size(own)), each(size([op for op in loads if op not in own]))
-    reads, keeps = bool(own) and more <= room, persistent and bool(kept) and more + kept <= room
-    if reads: say(f"loops read one iteration ahead, into {more} registers a thread")
-    if reads and persistent: say(_in_flight(4 * size(own) // blocks, context.target))
-    if keeps: say(f"what all programs read stays in {kept} registers a thread")
-    each_thread = -(-(each(pressure(kernel)) + more + keeps * kept + SCALARS) // 8) * 8
-    blocks = context.target.registers // (32 * warps * each_thread) if reads and persistent and blocks == 1 else 0
-    if blocks > 1: say(f"{blocks} blocks a multiprocessor, of {each_thread} registers a thread")
-    return reads, keeps, blocks
+    more, kept = size(early), size(shares.alike)
+    prefetch, keep = bool(early) and more <= room, bool(kept) and more + kept <= room
+    if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself")
+    if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
+    if prefetch and persistent and not stages: say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
+    if keep: say(f"what all programs read stays in {kept} registers a thread")
+    elif stages and kept and shares.copied.issuperset(shares.alike) and stages * stage + shares.kept <= shared:
+        own, keep = own.union(shares.alike), True
+        say(f"what all programs read stays in {shares.kept} bytes of shared memory")
+    each_thread = -(-(each(pressure(kernel)) + more + (keep and not stages) * kept + SCALARS) // 8) * 8
+    resident = context.target.registers // (32 * warps * each_thread) if prefetch and persistent and blocks == 1 else 0
+    if resident > 1: say(f"{resident} blocks a multiprocessor, of {each_thread} registers a thread")
+    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, resident if resident > 1 else 0)
 
 
 def _in_flight(each: int, target: Target) -> str:

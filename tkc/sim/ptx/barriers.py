@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tkc.sim.ptx.machine import WARP, Machine, require, rule
+from tkc.sim.ptx.machine import SIZE, WARP, Machine, require, rule
 from tkc.sim.ptx.memory import place
 from tkc.sim.ptx.text import Instruction, Unknown
 
@@ -167,6 +167,16 @@ def deliver(m: Machine, barrier: Mbarrier, size: int) -> None:
     """Bytes have come; they may come before they are expected."""
     barrier.bytes -= size
     barrier.advance(m)
+
+
+@rule("st.async")
+def store_async(m: Machine, i: Instruction, mask: np.ndarray) -> None:
+    """A store to any block of the cluster, whose bytes its barrier counts."""
+    registers = i.operands[1] if isinstance(i.operands[1], list) else [i.operands[1]]
+    size = SIZE[i.kind]
+    space, at = place(m, i.name, m.address(i.operands[0]), size * len(registers), mask)
+    for n, r in enumerate(registers): space[(at[:, None] + n * size + np.arange(size))[mask]] = np.ascontiguousarray(m.read(r, f"u{8 * size}"))[mask].view(np.uint8).reshape(-1, size)
+    for barrier, who in barriers(m, i, mask, i.operands[2]): deliver(m, barrier, size * len(registers) * int(who.sum()))
 
 
 @rule("mbarrier.test_wait", "mbarrier.try_wait")
