@@ -1,4 +1,7 @@
-"""Products of bfloat16 matrices at RIVALS' thirteen shapes: tkc.kernels.matmul as it is and tuned, beside cuBLAS with both orders of B and Triton's persistent kernel."""
+"""Products of bfloat16 matrices at RIVALS' thirteen shapes: tkc.kernels.matmul as it is and tuned, beside cuBLAS with both orders of B and Triton's persistent kernel.
+BENCH_ONLY=64x8192x8192 in the environment picks shapes."""
+import os
+
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
 
@@ -7,7 +10,9 @@ SHAPES = ((16384, 16384, 16384), (8192, 8192, 8192), (4096, 4096, 4096), (2048, 
 
 
 def contests(seed: int):
-    for shape in SHAPES: yield contest(seed, shape)
+    only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
+    for shape in SHAPES:
+        if not only or "x".join(map(str, shape)) in only: yield contest(seed, shape)
 
 
 def contest(seed: int, shape: tuple[int, int, int] = SHAPES[1], rivals: bool = True) -> Contest:

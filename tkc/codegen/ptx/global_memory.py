@@ -129,8 +129,13 @@ def load(e: Emitter, op: tile.Load) -> None:
         kind, count = registers_of(t)
         into = e.free_home(op.result, *op.operands) or e.w.many(kind, count)
         inner, ragged = block.unbounded(fast_axis(block.layout)), Block(e, op, t.register_layout)
-        in_two(e, whole, lambda: load_tile(e, t, wide, inner.group, otherwise(e, op.other), "global", into=into),
-               lambda: load_tile(e, t, v, ragged.group, otherwise(e, op.other), "global", into=into))
+
+        def delivered(v: int, group: Callable[[int], Group]) -> None:
+            """Elements behind a tile's end too, which are constants: both ways lead to the same registers."""
+            found = load_tile(e, t, v, group, otherwise(e, op.other), "global", into=into)
+            for register, value in zip(into, found.registers):
+                if value != register: e.w.move(register, value)
+        in_two(e, whole, lambda: delivered(wide, inner.group), lambda: delivered(v, ragged.group))
         return e.set(op.result, Tile.of(t, into))
     group = guarded(e, lambda r: block.group(r, op.mask), v * block.array.itemsize, "reads", op.array)
     e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
