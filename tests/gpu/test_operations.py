@@ -2,8 +2,8 @@
 import pytest
 
 from tests.operations.case import run
-from tests.operations.table import CASES
+from tests.operations.table import CASES, MORE
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("case", CASES + MORE, ids=repr)
 def test_operation(case): run(case, "gpu")

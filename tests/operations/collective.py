@@ -183,3 +183,4 @@ def softmaxes(dtype: np.dtype, n: int) -> Case:
 CASES = [*(reductions(t, m, n) for t in DTYPES for m, n in PAIRS), *(scans(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in PAIRS),
          *(combinations(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in PAIRS[1:-2]), *(sorts(t, n) for t in (*INTEGERS, *FLOATS) for n in EXTENTS),
          *(histograms(t, n, b) for t in INTEGERS for n, b in zip(EXTENTS, (1, 10, 16, 100, 7, 96))), *(softmaxes(t, n) for t in FLOATS for n in EXTENTS)]
+MORE = [*(reductions(t, m, n) for t in DTYPES for m, n in ((1, 16), (100, 96))), *(scans(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in ((1, 16), (100, 96)))]

@@ -141,7 +141,10 @@ def exchanges(dtype: np.dtype, n: int) -> Case:
     return Case(f"exchanges of {dtype} {n}", exchanging, arguments, want, (max(-(-n // 64), 1),))
 
 
-CASES = [*(copies(t, l, s) for t in DTYPES for l in STRIDES for s in (SHAPES if t in (F32, BF16) else SHAPES[6:8] if l is not plain else (SHAPES[0], SHAPES[2], SHAPES[7]))),
+FEW = {(t, l, s) for t in DTYPES for l in STRIDES for s in (SHAPES if t in (F32, BF16) else SHAPES[6:8] if l is not plain else (SHAPES[0], SHAPES[2], SHAPES[7]))}
+EVERY = [(t, l, s) for t in DTYPES for l in STRIDES for s in SHAPES]
+CASES = [*(copies(*c) for c in EVERY if c in FEW),
          *(gathers(t, k, n) for t in DTYPES for k, n in ((1, 7), (7, 16), (16, 100))), *(masks(t, n) for t in DTYPES for n in (1, 7, 96, 1000)),
          *(additions(t, n) for t in NUMBERS for n in (1, 7, 1000)), *(additions(t, 100, s, c) for t in (I32, F32) for s in SEMANTICS for c in SCOPES),
          *(exchanges(t, n) for t in INTEGERS for n in (7, 100))]
+MORE = [*(copies(*c) for c in EVERY if c not in FEW), *(gathers(t, k, n) for t in DTYPES for k, n in ((1, 96), (96, 1), (100, 7))), *(masks(t, n) for t in DTYPES for n in (16, 100))]

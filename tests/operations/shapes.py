@@ -63,3 +63,4 @@ def constants(dtype: np.dtype, n: int) -> Case:
 
 
 CASES = [*(turns(t, m, n) for t in DTYPES for m, n in PAIRS), *(cuts(t, m, n) for t in DTYPES for m, n in PAIRS), *(constants(t, n) for t in DTYPES for n in (1, 7, 16, 96, 100, 1000))]
+MORE = [make(t, m, n) for make in (turns, cuts) for t in DTYPES for m, n in ((1, 1), (7, 7), (96, 100), (1000, 1))]

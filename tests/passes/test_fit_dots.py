@@ -49,6 +49,29 @@ def test_products(turned, m, k, n, dtype, name):
     assert any(ptxas.assemble(text, name).clean for text in (program.text, program.roomy)), ptxas.assemble(program.text, name).log
 
 
+def computed(a, b, out, M: tkc.constexpr, K: tkc.constexpr, N: tkc.constexpr):
+    """Factors masked along k and computed, one of another dot and one by pointers, in a loop."""
+    i, k, n = tkc.arange(M), tkc.arange(K), tkc.arange(N)
+    for step in tkc.range(0, 2):
+        x = tkc.load(a, (step, 0), (M, K), mask=(k % 3 != 0)[None, :] & (i > 0)[:, None], other=2) * 2 + (k % 4)[None, :].to(a.dtype)
+        y = tkc.where(k[:, None] > 5, tkc.load(b.ptr + k[:, None] * b.strides[0] + n[None, :], mask=(k < K - 3)[:, None]), tkc.load(b, (0, 0), (1, N)))
+        tkc.store(out, (0, 0), tkc.dot(x, y) + tkc.load(out, (0, 0), (M, N)))
+
+
+@pytest.mark.parametrize("dtype, k", [(tkc.float64, 1401)])
+def test_factors_that_are_computed(dtype, k):
+    """What is masked, computed, loaded by pointers is so part by part; out is read and written in every iteration of the loop."""
+    (m, n), rng, sums = (8, 8), np.random.default_rng(0), SUMS.get(dtype, tkc.float32)
+    a, b = (rng.integers(-2, 3, shape).astype(NUMPY[dtype]) for shape in ((m + 2, k), (k, n)))
+    module, given = traced(computed, *(array(dtype, 2),) * 2, array(sums, 2), M=m, K=k, N=n), lambda: [a, b, np.ones((m, n), NUMPY[sums])]
+    level0.run(module, want := given(), (1,))
+    found = through(module, PIPELINE[-1], context("sm_80"))
+    assert any(f"k = {k} in parts" in line for line in found.decisions)
+    machine.run(module, data := given(), (1, 1, 1))
+    np.testing.assert_array_equal(data[2], want[2])
+    if ptxas.find("ptxas"): assert any(ptxas.assemble(text, "sm_80").clean for p in [emit(module, target("sm_80"))] for text in (p.text, p.roomy)), ptxas.assemble(emit(module, target("sm_80")).text, "sm_80").log
+
+
 def between(a, b, out):
     x, y = tkc.load(a, (0, 0), (64, 1000)), tkc.load(b, (0, 0), (1000, 64))
     tkc.store(a, (0, 0), tkc.zeros((64, 64)))

@@ -79,7 +79,9 @@ def test_the_users_options_are_taken():
 
 @pytest.mark.parametrize("options, words", [({"num_stages": 40}, "at most 10 stages do"), ({"num_warps": 3}, "num_warps = 3"), ({"num_warps": 1}, "512 registers"), ({"maxnreg": 64}, "there are 64")])
 def test_what_cannot_be_is_refused_with_a_way_out(options, words):
-    with pytest.raises(CompileError, match=words) as caught: product_plan(128, 128, 32, **options)
+    """What fit-results would cut is refused where that does not run."""
+    kind = aligned(tkc.bfloat16, 2)
+    with pytest.raises(CompileError, match=words) as caught: planning.plan(traced(matmul, kind, kind, kind, BM=128, BN=128, BK=32), context(**options))
     assert caught.value.location is not None and caught.value.location.file.endswith("kernels.py")
 
 

@@ -243,3 +243,8 @@ def test_grids_as_numbers(gpu, function):
     for bad in ((), (1, 2, 3, 4), -1, 2.5, (1, "x")):
         with pytest.raises(LaunchError, match="grid"): normalized(bad, "k")
     assert math.prod(normalized((0, 7), "k")) == 0
+
+
+def test_there_are_more_than_forty_classes():
+    from tests.runtime.test_jit import BAD
+    assert len({name for name, *_ in (*REFUSED, *BAD)}) >= 50

@@ -47,7 +47,7 @@ from tkc.passes.planning.cost import Cost, Sizes, Work, cost
 from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles
 
-MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, RESERVED = 255, 128, 144, 160, 64, 2048
+MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = 255, 128, 144, 160, 64, 32, 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -257,13 +257,34 @@ def _unused(plan: Plan, options) -> list[str]:
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
-    widened = _widened(program, context)
+    narrow = {4: _widened(program, context) or _ragged(program, context), 8: _ragged(program, context)}
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
-        if each <= (ACCUMULATORS // 2 if widened and warps == 4 else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
+        if each <= (ACCUMULATORS // 2 if narrow.get(warps) else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
+
+
+def _added(program: Program, context: PassContext) -> Program:
+    """Of its dots, those that multiply-adds compute."""
+    return replace(program, dots=tuple(d for d in program.dots if instruction_of(d, context.target.capability)[0] is None))
+
+
+def _ragged(program: Program, context: PassContext) -> bool:
+    """Whether multiply-adds compute a dot of extents that are no powers of two: its layout has more elements than the tile."""
+    return any(n & (n - 1) for dot in _added(program, context).dots for n in dot.acc.type.extents[-2:])
+
+
+def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
+    """Dots of one role whose results leave no registers to compute with, the largest first."""
+    program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
+    most = min(MOST_REGISTERS, context.target.registers // (32 * warps), context.options.maxnreg or MOST_REGISTERS)
+    ragged = _ragged(program, context) or any(n % 16 for d in program.dots for n in d.acc.type.extents[-2:])
+    limit = min(ACCUMULATORS, most // 2 if _added(program, context).dots else most - BESIDE) // (2 if ragged else 1)
+    together = lambda dot: replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
+    if not (full := [d for d in program.dots if _accumulators(together(d), warps) > limit]) or _plan(program, context).roles != "one": return []
+    return sorted(full, key=lambda d: -d.result.type.bytes)
 
 
 def _widened(program: Program, context: PassContext) -> bool:
@@ -292,6 +313,7 @@ def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, 
         held = -(-m * n // (32 * warps))
         side = max(1, int(held ** 0.5))
         chunk = max(1, min(8, 1 << (max(1, 64 * 32 // width // (side + max(1, held // side))).bit_length() - 1), k))
+        if (m & (m - 1) or n & (n - 1)) and held >= 16: chunk = max(1, chunk // 2)                             # layouts of ragged extents have more elements than the tile
         say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
         return DotPlan("fma", split, chunk=chunk)
     split = (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)

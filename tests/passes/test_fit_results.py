@@ -1,0 +1,93 @@
+"""Dots whose results no registers hold: parts of rows, of columns, of both, with all that is made of them; the same at level 0, with threads and as PTX."""
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import array, traced
+from tests.passes.kernels import context, through
+from tkc.codegen.ptx import ptxas
+from tkc.codegen.ptx.emit import emit
+from tkc.errors import CompileError
+from tkc.ir import tile
+from tkc.ir.target import target
+from tkc.passes.fit_results import parted
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0, level4
+
+NUMPY = {tkc.float32: np.float32, tkc.bfloat16: ml_dtypes.bfloat16, tkc.int8: np.int8, tkc.float64: np.float64}
+
+
+def product(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A sum that begins with what is loaded."""
+    tkc.store(o, (1, 2), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)), tkc.load(c, (0, 0), (M, N))))
+
+
+def epilogue(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Biases of rows and columns, positions, a mask, a transposed result, and pointers."""
+    x = tkc.dot(tkc.load(b, (0, 0), (K, N)).T, tkc.load(a, (0, 0), (M, K)).T).T + tkc.load(c, (0, 0), (None, N))[None, :]
+    i, j = tkc.arange(M), tkc.arange(3, N + 3)
+    x = tkc.where((i[:, None] + j[None, :]) % 3 != 0, x * 2, i[:, None].to(x.dtype)) + tkc.load(c, (0, 1), (M, None))[:, None]
+    tkc.store(o.ptr + (i[:, None] + 1) * o.strides[0] + (j[None, :] - 1) * o.strides[1], x, mask=(j < N + 2)[None, :])
+
+
+def looped(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A loop along k, rows scaled by their own sums; what is loaded is overwritten by its own part."""
+    acc, largest = tkc.zeros((M, N), c.dtype), tkc.full((M,), -100, c.dtype)
+    for k in tkc.range(0, K, 16):
+        x = tkc.load(a, (0, k), (M, 16))
+        largest = tkc.maximum(largest, tkc.max(x, axis=1).to(c.dtype))
+        acc = tkc.dot(x, tkc.load(b, (k, 0), (16, N)), acc)
+    old = tkc.load(o, (1, 2), (M, N))
+    tkc.store(o, (1, 2), acc + old * largest[:, None])
+
+
+def summed(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Rows are reduced: columns are not cut. Two results, one of which a branch stores."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    tkc.store(o[:, 0], (1,), tkc.sum(x, axis=1).to(o.dtype))
+    if o.shape[0] > 3: tkc.store(o, (1, 2), x.to(o.dtype))
+
+
+CASES = [(product, 50, 48, 16, tkc.float32, "sm_90a"), (product, 7, 300, 7, tkc.float32, "sm_80"), (product, 300, 5, 16, tkc.float64, "sm_89"), (product, 128, 64, 32, tkc.bfloat16, "sm_80"),
+         (product, 96, 64, 32, tkc.int8, "sm_89"), (epilogue, 50, 48, 16, tkc.float32, "sm_80"), (epilogue, 64, 96, 16, tkc.bfloat16, "sm_89"), (looped, 50, 48, 40, tkc.float32, "sm_89"),
+         (looped, 128, 64, 48, tkc.bfloat16, "sm_90a"), (summed, 100, 30, 16, tkc.float32, "sm_80"), (summed, 128, 64, 32, tkc.bfloat16, "sm_89")]
+
+
+@pytest.mark.parametrize("fn, m, n, k, dtype, name", CASES, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_products(fn, m, n, k, dtype, name):
+    """Small integers, whose sums are exact."""
+    rng, t = np.random.default_rng(0), NUMPY[dtype]
+    sums = {tkc.float64: tkc.float64, tkc.int8: tkc.int32}.get(dtype, tkc.float32)
+    a, b = (rng.integers(-2, 3, shape).astype(t) for shape in ((m, k), (k, n)))
+    c, o = (rng.integers(-2, 3, (m + 3, n + 5)).astype(NUMPY.get(sums, np.int32)) for _ in range(2))
+    module = traced(fn, *(array(dtype, 2),) * 2, *(array(sums, 2),) * 2, M=m, N=n, K=k)
+    given = lambda: [a, b, c, o.copy()]
+    level0.run(module, want := given(), (1,))
+    found = through(module, PIPELINE[-1], context(name, num_warps=1))
+    assert any(line.startswith("fit-results: a dot's") for line in found.decisions), found.decisions
+    level4.run(module, data := given(), (1, 1, 1), 1)
+    np.testing.assert_array_equal(data[3], want[3])
+    machine.run(module, data := given(), (1, 1, 1))
+    np.testing.assert_array_equal(data[3], want[3])
+    if ptxas.find("ptxas") is None: return
+    program = emit(module, target(name))
+    assert any(ptxas.assemble(text, name).clean for text in (program.text, program.roomy)), ptxas.assemble(program.text, name).log
+
+
+def in_place(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr): tkc.store(a, (1, 0), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))))
+def whole(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr): tkc.store(o.ptr, tkc.sum(tkc.sum(tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))), axis=1), axis=0))
+
+
+@pytest.mark.parametrize("fn", [in_place, whole])
+def test_what_cannot_be_cut_is_refused(fn):
+    """A part would read what an earlier one has written; one number is made of all parts."""
+    module = traced(fn, *(array(tkc.float32, 2),) * 4, M=1024, N=64, K=64)
+    through(module, "fit-results", context("sm_80", num_warps=4))
+    assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1
+    with pytest.raises(CompileError, match="accumulators take 512 registers of each thread"): through(module, "plan", context("sm_80", num_warps=4))
+
+
+def test_parts():
+    assert parted((1024, 4096), 16384) == (128, 128) and parted((96, 1000), 4096) == (48, 40) and parted((96, 999), 16384) == (96, 128) and parted((16, 1000), 16384) == (16, 1000) and parted((7, 512, 512), 16384) == (1, 128, 128)

@@ -1,0 +1,230 @@
+"""A cut through a program along one axis of a tile: what is cut (`Cut`), and one part of it written anew (`Part`).
+
+It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores, and back through what these need. Parts of what is needed are made of loads of the
+part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
+
+from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES, Cast
+from tkc.ir.rewrite import before, retype
+from tkc.ir.types import TileType
+from tkc.passes.analysis.memory import apart, reads, unseen, writes
+from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
+
+
+def factors(dot: tile.Dot) -> tuple[tuple[SSAValue, int], tuple[SSAValue, int]]:
+    """The factors of a dot, and their axes of k."""
+    last = dot.a.type.rank - 1
+    return (dot.a, last), (dot.b, last - 1)
+
+
+class Cut:
+    """What has to be cut once a dot's result is: `axes` of the values that exist in parts alone, `frames` of the operations between. Raises NotCut where something stands in the way.
+    Where a dot's k is cut (axis is None), only its factors are."""
+
+    def __init__(self, dot: tile.Dot, axis: int | None, overlaps):
+        self.axes: dict[SSAValue, int] = {}
+        self.frames: dict[Operation, int] = {}
+        self.needs: dict[tuple[SSAValue, int], None] = {}                     # parts that are made of values that stay
+        self.early = False                                                  # whether they are made before anything is stored
+        self.sum = dot if axis is None else None
+        if axis is None:
+            for factor, k in factors(dot): self._need(factor, k)
+            self.around, self.ops, self.inside = dot.parent, [dot], {dot}
+            self._check_memory(overlaps)
+            return
+        self._force(dot.result, axis)
+        self._frame(dot, axis)
+        self.around = min((op.parent for op in self.frames), key=_depth)
+        self.ops = [op for op in self.around.ops if any(inner in self.frames for inner in op.walk())]
+        self.inside = {inner for op in self.ops for inner in op.walk()}
+        for op in self.frames:
+            while op is not None and op.parent is not self.around:
+                op = op.parent_op()
+                if not isinstance(op, (scf.ForOp, scf.IfOp)): raise NotCut
+        self._check_order()
+        self._check_memory(overlaps)
+
+    def _force(self, value: SSAValue, axis: int) -> None:
+        """The value exists in parts alone: so do the results of whoever uses it."""
+        if self.axes.setdefault(value, axis) != axis: raise NotCut
+        for use in list(value.uses):
+            op = use.operation
+            if isinstance(op, scf.YieldOp): self._carry(op.parent_op(), use.index, axis)
+            elif isinstance(op, scf.ForOp): self._carry(op, use.index - 3, axis)
+            else: self._frame(op, frame_of(op, use.index, axis))
+
+    def _carry(self, op: Operation, index: int, axis: int) -> None:
+        """A value that a loop carries, or a branch gives."""
+        if not isinstance(op, (scf.ForOp, scf.IfOp)) or self.sum: raise NotCut
+        if op.results[index] in self.axes: return
+        self._force(op.results[index], axis)
+        if isinstance(op, scf.ForOp):
+            self._force(op.body.block.args[1 + index], axis)
+            self._need(op.iter_args[index], axis)
+        for region in op.regions: self._need(region.block.last_op.operands[index], axis)
+
+    def _frame(self, op: Operation, frame: int) -> None:
+        if op in self.frames:
+            if self.frames[op] != frame: raise NotCut
+            return
+        if op.results and not is_side_effect_free(op) and not reads(op) or isinstance(op, tile.StorePointers) and op.semantics is not None: raise NotCut
+        self.frames[op] = frame
+        for result in op.results: self._force(result, given(op, frame))
+        for i, value in enumerate(op.operands):
+            if (axis := needed(op, i, frame)) is not None: self._need(value, axis)
+
+    def _need(self, value: SSAValue, axis: int) -> None:
+        """A part of the value is needed, which may stay whole for others."""
+        if value in self.axes or isinstance(value, BlockArgument) or isinstance(value.owner, (scf.ForOp, scf.IfOp)):
+            if isinstance(value.owner, Block) and not isinstance(value.owner.parent_op(), scf.ForOp): raise NotCut
+            if isinstance(value, BlockArgument): self._carry(value.owner.parent_op(), value.index - 1, axis)
+            elif value not in self.axes: self._carry(value.owner, value.index, axis)
+            if self.axes[value] != axis: raise NotCut
+            return
+        if (value, axis) in self.needs: return
+        op, frame = value.owner, frame_back(value.owner, axis)
+        if not is_side_effect_free(op) and not reads(op): raise NotCut
+        self.needs[value, axis] = None
+        for i, operand in enumerate(op.operands):
+            if (needs := needed(op, i, frame)) is not None: self._need(operand, needs)
+
+    def _check_order(self) -> None:
+        """What stands between the first and the last operation that is cut runs before all of them."""
+        op, written = self.ops[0], False
+        while op is not self.ops[-1]:
+            if op in self.ops: written = written or any(map(writes, op.walk()))
+            elif any(writes(x) or written and reads(x) for x in op.walk()): raise NotCut
+            op = op.next_op
+
+    def _check_memory(self, overlaps) -> None:
+        """A part loads what the whole would have: nothing that is stored before, by an earlier part or by what now runs before it, may be seen by its loads."""
+        if any(writes(op) and op not in self.frames for op in self.inside): raise NotCut
+        remade = {value.owner for value, _ in self.needs if reads(value.owner)}
+        stores = [op for op in self.frames if writes(op)]
+        for load in remade | {op for op in self.inside if reads(op)}:
+            for store in stores:
+                if apart(load, store, overlaps): continue
+                if not self._same_block(load, store): raise NotCut
+                self.early = True
+        if not all(unseen(load, self.ops[-1], overlaps, self.frames) for load in remade - self.inside): raise NotCut
+
+    def _same_block(self, load: Operation, store: Operation) -> bool:
+        """Whether a part's store changes only what the part itself has loaded: the same block, cut alike."""
+        if not isinstance(load, tile.Load) or not isinstance(store, tile.Store) or load.parent is not self.around or store.parent is not self.around or load in self.inside: return False
+        return load.array is store.array and list(load.offsets) == list(store.offsets) and load.extents == store.extents and not any(isinstance(o.type, TileType) for o in load.offsets) \
+            and all(axis == self.frames[store] for value, axis in self.needs if value.owner is load)
+
+
+def _depth(block: Block) -> int:
+    op = block.parent_op()
+    return 0 if isinstance(op, tile.Kernel) else 1 + _depth(op.parent)
+
+
+class Part:
+    """One part: `size` from `start` on."""
+
+    def __init__(self, cut: Cut, start: SSAValue, size: int):
+        self.cut, self.start, self.size = cut, start, size
+        self.whole: dict[SSAValue, SSAValue] = {}                               # what loops of the part compute anew
+        self.made: list[dict[tuple[SSAValue, int], SSAValue]] = [{}]             # parts, by block, inside out last
+
+    def all(self, anchor: Operation) -> None:
+        if self.cut.early: self._ahead(self.cut.inside, anchor)
+        self.write(self.cut.ops, anchor)
+
+    def _ahead(self, inside: set[Operation], anchor: Operation) -> None:
+        """Makes what is needed inside some operations, and comes from outside, before them."""
+        for value, axis in self.cut.needs:
+            if isinstance(value.owner, Operation) and value.owner not in inside and any(use.operation in inside for use in value.uses): self.of(value, axis, anchor)
+
+    def write(self, ops: Iterable[Operation], anchor: Operation) -> None:
+        for op in ops:
+            if isinstance(op, scf.ForOp) and self._is_cut(op): self._for(op, anchor)
+            elif isinstance(op, scf.IfOp) and self._is_cut(op): self._if(op, anchor)
+            elif op in self.cut.frames:
+                new = self._operation(op, self.cut.frames[op], anchor)
+                for old, result in zip(op.results, new.results): self.made[-1][old, self.cut.axes[old]] = result
+            else:
+                new = before(anchor, op.clone(self.whole))
+                self.whole |= dict(zip(op.results, new.results))
+
+    def _is_cut(self, op: Operation) -> bool: return any(inner in self.cut.frames for inner in op.walk()) or any(r in self.cut.axes for r in op.results)
+
+    def _for(self, op: scf.ForOp, anchor: Operation) -> None:
+        old, give = op.body.block, lambda v, like, at: self.of(v, self.cut.axes[like], at) if like in self.cut.axes else self._of(v)
+        body = Block(arg_types=[old.args[0].type, *(self._type(a.type, self.cut.axes[a]) if a in self.cut.axes else a.type for a in old.args[1:])])
+        new = scf.ForOp(*(self._of(v) for v in op.operands[:3]), [give(v, a, anchor) for v, a in zip(op.iter_args, old.args[1:])], Region(body))
+        new.attributes |= op.attributes
+        body.add_op(end := scf.YieldOp())
+        self._ahead(set(op.walk()), anchor)
+        before(anchor, new)
+        self.made.append({(a, self.cut.axes[a]): b for a, b in zip(old.args, body.args) if a in self.cut.axes})
+        self.whole |= dict(zip(old.args, body.args))
+        self.write([o for o in old.ops if o is not old.last_op], end)
+        end.operands = [give(v, a, end) for v, a in zip(old.last_op.operands, old.args[1:])]
+        self.made.pop()
+        self._gave(op, new)
+
+    def _if(self, op: scf.IfOp, anchor: Operation) -> None:
+        types = [self._type(r.type, self.cut.axes[r]) if r in self.cut.axes else r.type for r in op.results]
+        self._ahead(set(op.walk()), anchor)
+        new = before(anchor, scf.IfOp(self._of(op.cond), types, *(Region(Block([scf.YieldOp()]) if region.blocks else []) for region in op.regions)))
+        for region, written in zip(op.regions, new.regions):
+            if not region.blocks: continue
+            end = written.block.last_op
+            self.made.append({})
+            self.write([o for o in region.block.ops if o is not region.block.last_op], end)
+            end.operands = [self.of(v, self.cut.axes[r], end) if r in self.cut.axes else self._of(v) for v, r in zip(region.block.last_op.operands, op.results)]
+            self.made.pop()
+        self._gave(op, new)
+
+    def _gave(self, op: Operation, new: Operation) -> None:
+        for old, result in zip(op.results, new.results):
+            result.name_hint = old.name_hint
+            if old in self.cut.axes: self.made[-1][old, self.cut.axes[old]] = result
+            else: self.whole[old] = result
+
+    def of(self, value: SSAValue, axis: int, anchor: Operation) -> SSAValue:
+        """The part of a value, made before the anchor unless it has been."""
+        for made in reversed(self.made):
+            if (value, axis) in made: return made[value, axis]
+        op = value.owner
+        new = self._operation(op, frame_back(op, axis), anchor)
+        for old, result in zip(op.results, new.results): self.made[-1][old, axis] = result
+        return self.made[-1][value, axis]
+
+    def _operation(self, op: Operation, frame: int, anchor: Operation) -> Operation:
+        """The operation along its part."""
+        if isinstance(op, tile.Arange):
+            t = self._type(op.result.type, 0)
+            by = self.start if t.element == i32 else before(anchor, Cast(self.start, t.element)).result
+            return before(anchor, CLASSES["add"](before(anchor, tile.Arange(op.start.value.data, t)).result, before(anchor, tile.Splat(by, t)).result))
+        operands = [self._of(v) if (axis := needed(op, i, frame)) is None else self.of(v, axis, anchor) for i, v in enumerate(op.operands)]
+        extents = None
+        if isinstance(op, (tile.Load, tile.Store)):
+            place, extents = kept(op)[frame], list(op.extents.get_values())
+            extents[place] = self.size
+            offset = operands[1 + place]
+            if not isinstance(offset.type, TileType): operands[1 + place] = self._moved(offset, anchor)
+        new = op.clone(self.whole)
+        new.operands = operands
+        if extents is not None: new.properties["extents"] = tile.ints(extents)
+        for result in new.results: retype(result, self._type(result.type, given(op, frame)))
+        return before(anchor, new)
+
+    def _moved(self, offset: SSAValue, anchor: Operation) -> SSAValue:
+        by = self.start if offset.type == i32 else before(anchor, Cast(self.start, offset.type)).result
+        return before(anchor, CLASSES["add"](offset, by)).result
+
+    def _of(self, value: SSAValue) -> SSAValue: return self.whole.get(value, value)
+
+    def _type(self, t: TileType, axis: int) -> TileType: return TileType([self.size if a == axis else n for a, n in enumerate(t.extents)], t.element)
