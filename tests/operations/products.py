@@ -74,5 +74,5 @@ KINDS = (F16, BF16, F32, F64, E4M3, E5M2, I8, U8, I16, I32, I64)
 CASES = [*(products(product, t, *s) for t in KINDS for s in TRIPLES), *(products(turned, t, *s) for t in KINDS for s in TRIPLES[1:8:3] + TRIPLES[8:9]),
          *(products(product, F32, *s, precision=p) for p in ("tf32", "tf32x3") for s in TRIPLES), *(products(product, E4M3, *s, other=E5M2) for s in TRIPLES[3:9]),
          *(batches(t, *s) for t in (F16, BF16, F32, F64, I8, I32) for s in ((1, 7, 16, 7), (3, 16, 16, 16), (7, 1, 7, 16), (2, 32, 64, 32)))]
-LARGE = ((100, 1, 1000), (1000, 7, 100), (256, 256, 16), (96, 1000, 16), (1000, 16, 7), (7, 100, 1000), (1000, 96, 1))          # cut in parts by fit-results and fit-dots
-MORE = [products(kernel, t, *s) for t in KINDS for s in LARGE for kernel in (product, turned)[:1 + (s == LARGE[0])]]
+LARGE = ((1000, 16, 7), (100, 1, 1000), (1000, 7, 100), (256, 256, 16), (96, 1000, 16), (7, 100, 1000), (1000, 96, 1))          # cut in parts by fit-results and fit-dots
+MORE = [products(kernel, t, *s) for t in KINDS for s in (LARGE if t in (F32, BF16, I8) else LARGE[:1]) for kernel in (product, turned)[:1 + (s == LARGE[1])]]

@@ -34,7 +34,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if whole <= context.target.shared_bytes and not _passes(dot, context): continue
             try: cut = Cut(dot, None, context.overlaps)
             except NotCut: continue
-            size = max(1, context.target.shared_bytes * k // (PARTS * whole))
+            size = max(1, min(context.target.shared_bytes * k // (PARTS * whole), PASSING * k // max(dot.a.type.bytes, dot.b.type.bytes) if loop_of(dot) is None else k))
             size = min(64 if all(map(_plain, (dot.a, dot.b))) else 16, size - size % 16) if size >= 16 else size
             _walk(cut, dot, k, size)
             erase_dead(kernel.body.block)

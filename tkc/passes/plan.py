@@ -9,7 +9,8 @@ user's options narrow both.  Why each choice was made, and what was rejected, is
 
 Rules of this pass (one role, mma.sync):
   instruction   the tensor core's where one takes the element types and k is a multiple of its own; else multiply-adds
-  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators (160 with loads that cannot be copied asynchronously); without dots, 8 to 16 elements a thread
+  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators (160 with loads that cannot be copied asynchronously; 48 where multiply-adds
+                compute extents that are no powers of two); without dots, 8 to 16 elements a thread
   split         the warps' share of m and n that reads least shared memory; all along m where rows are reduced or feed another dot,
                 so that a row stays in one warp and an accumulator becomes an operand where it is
   loads         what only feeds dots goes through shared memory, in a loop ahead of time, if at least 4 bytes at a time move
@@ -257,11 +258,11 @@ def _unused(plan: Plan, options) -> list[str]:
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
-    narrow = {4: _widened(program, context) or _ragged(program, context), 8: _ragged(program, context)}
+    narrow = dict.fromkeys((4, 8), 3 * ACCUMULATORS // 8) if _ragged(program, context) else {4: ACCUMULATORS // 2} if _widened(program, context) else {}
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
         staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
-        if each <= (ACCUMULATORS // 2 if narrow.get(warps) else ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
+        if each <= narrow.get(warps, ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
 
