@@ -2,7 +2,8 @@
 
     BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300 --out /tmp/plans
 
-persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py)
+persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py);
+               num_stages: of the ring in shared memory that they come through, in registers without one
 turned         a tile that is read along one axis and written along another is turned in registers (tkc/passes/analysis/access.py)
 cumsum         elements of a program and programs of a group (kernels/scans.py)
 
@@ -26,7 +27,8 @@ PLANS: dict[str, tuple[dict, ...]] = {
     "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}), "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
     "quantize": ({"persistent": True}, {"num_warps": 4}), "transpose": ({"turned": True}, {"turned": True, "num_warps": 4}),
 }
-CLUSTERS = ({"persistent": True, "num_ctas": 4, "num_warps": 16}, {"persistent": True, "num_ctas": 8, "num_warps": 8}, {"num_ctas": 8, "num_warps": 8}, {"num_ctas": 4, "num_warps": 16})     # of rows of 131072
+STREAMS = tuple({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((1, 16, 1), (1, 16, 2), (2, 8, 1), (2, 16, 1), (4, 8, 1)))                                # of rows of 32768
+CLUSTERS = (*({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((4, 16, 1), (4, 16, 2), (8, 8, 1), (8, 16, 1))), {"persistent": False})                     # of rows of 131072
 SCANS = ((4096, 256), (8192, 128), (8192, 512), (16384, 256))
 
 
@@ -76,7 +78,7 @@ def contests(seed: int) -> Iterator[Contest]:
             def normal(*s, dtype=torch.bfloat16): return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
             moved, _, ours, _, reference = build(normal, *shape)
             if name == "cumsum": others = [(f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g)) for n, g in SCANS]
-            else: others = [(text(o), lambda o=o: planned(ours, o)) for o in (CLUSTERS if shape[-1] == 131072 else PLANS[name])]
+            else: others = [(text(o), lambda o=o: planned(ours, o)) for o in (CLUSTERS if shape[-1] == 131072 else (*STREAMS, {"persistent": False}) if shape[-1] == 32768 else PLANS[name])]
             yield Contest(f"{name}-plans-{'x'.join(map(str, shape))}", f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan", (
                 Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"), *(Contestant(n, make) for n, make in others),
                 Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),

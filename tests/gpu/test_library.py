@@ -98,6 +98,19 @@ def test_persistent_programs(columns, options):
     near(planned(lambda: kernels.softmax(x), {"persistent": True, **options}).run(), torch.softmax(x.double(), -1))
 
 
+@pytest.mark.parametrize("columns, options", [(4096, {"num_stages": 3}), (32768, {}), (32752, {"num_stages": 2}), (32768, {"num_ctas": 4, "num_warps": 8, "num_stages": 3}), (131072, {}), (131056, {"num_ctas": 8, "num_warps": 8, "num_stages": 2})])
+def test_programs_that_stream_through_blocks(columns, options):
+    """Through rings that threads fill for themselves, ragged rows too; what all programs read is read once. In place, and with the rows of two arrays."""
+    x, y, w, b = normal(1501, columns), normal(1501, columns, seed=1), normal(columns), normal(columns, seed=1)
+    run = lambda call: planned(call, {"persistent": True, **options}).run()
+    near(run(lambda: kernels.softmax(x)), torch.softmax(x.double(), -1))
+    near(run(lambda: kernels.layer_norm(x, w, b)), torch.nn.functional.layer_norm(x.double(), (columns,), w.double(), b.double()))
+    near(run(lambda: kernels.add_rms_norm(x, y, w)), torch.nn.functional.rms_norm((x + y).double(), (columns,), w.double(), 1e-6))
+    classes = torch.randint(0, columns, (1501,), device="cuda")
+    want = torch.nn.functional.cross_entropy(x.double(), classes, reduction="none")
+    near(run(lambda: kernels.cross_entropy_(x, classes)), want)
+
+
 @pytest.mark.parametrize("rows, columns", [(1000, 4096), (4096, 136)])
 def test_a_transpose_in_registers(rows, columns):
     x = normal(3, rows, columns)
