@@ -92,8 +92,14 @@ def _decode(q, k, v, acc, top, total, lengths, table, qs, ks, vs, scale, PAGE: t
     last, c = tkc.minimum(keys, first + EACH), scale * LOG2E
     if ks is not None: c = c * ks[h]
     if qs is not None: c = c * tkc.load(qs[h], (0,), (BM,))
-    wide, held = q.dtype if q.dtype.bits > 8 else tkc.float16, v.dtype if v.dtype.bits > 8 else tkc.float16
-    qi = tkc.load(q[b, h], (0, 0), (BM, D)).to(wide)
+    qi, short = tkc.load(q[b, h], (0, 0), (BM, D)), k.dtype.bits == 8
+    rows = qs is not None or short and q.dtype == tkc.bfloat16  # have each a factor of their own
+    if short and q.dtype == tkc.bfloat16:                       # relative to a power of two: float16 has the bits, not the range
+        most = tkc.max(tkc.abs(qi.to(tkc.float32)), axis=1)
+        unit = tkc.where(most > 0, tkc.exp2(tkc.floor(tkc.log2(most))), 1)
+        qi, c = qi.to(tkc.float32) / unit[:, None], c * unit
+    if short: qi = qi.to(tkc.float16)
+    held = tkc.float16 if short else v.dtype
     if table is None: k, v = k[b, h], v[b, h]
     high, sums, out = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     for n in tkc.range(first, last, BN):
@@ -102,9 +108,9 @@ def _decode(q, k, v, acc, top, total, lengths, table, qs, ks, vs, scale, PAGE: t
             cols = n + tkc.arange(BN)
             page = table[b, n // PAGE] if PAGE % BN == 0 else tkc.load(table[b], (cols // PAGE,), (BN,)) * PAGE + cols % PAGE
             ki, vi = (_paged(x, h, page, n, (cols < last)[:, None], width, PAGE, BN) for x, width in ((k, D), (v, DV)))
-        s = tkc.where(keep, tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(wide).T), -inf)
+        s = tkc.where(keep, tkc.dot(qi, (tkc.load(k, (n, 0), (BN, D)) if table is None else ki).to(qi.dtype).T), -inf)
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
-        p, shrink = tkc.exp2(s * (c if qs is None else c[:, None]) - new[:, None]), tkc.exp2(high - new)
+        p, shrink = tkc.exp2(s * (c[:, None] if rows else c) - new[:, None]), tkc.exp2(high - new)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
         out = tkc.dot(p.to(held), (tkc.load(v, (n, 0), (BN, DV)) if table is None else vi).to(held), out * shrink[:, None])
     tkc.store(acc[b, h, part], (0, 0), out if vs is None else out * vs[h])

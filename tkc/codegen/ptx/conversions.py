@@ -43,6 +43,13 @@ def widen(e: Emitter, raw: str, element: Attribute, part: int = 0) -> str:
     return w.op("cvt.f32.f16", "b32", half[part])
 
 
+def halves(e: Emitter, raw: str, element: Attribute, part: int, into: str | None = None) -> str:
+    """The lower or upper two float8 of a register as two float16, which hold them exactly: one instruction, where each by way of float32 takes three."""
+    half = e.w.many("b16", 2)
+    e.w.emit(f"mov.b32 {{{half[0]}, {half[1]}}}, {raw}")
+    return e.w.op(f"cvt.rn.f16x2.{_FP8[element]}x2", "b32", half[part], into=into)
+
+
 def narrow(e: Emitter, elements: list[Operand], element: Attribute, into: str | None = None) -> Operand:
     w = e.w
     if not any(isinstance(x, str) for x in elements):

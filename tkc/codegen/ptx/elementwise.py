@@ -11,14 +11,14 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.ptx import mathematics
 from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
-from tkc.codegen.ptx.conversions import cast, normal
+from tkc.codegen.ptx.conversions import cast, halves, has_fp8, normal
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.scalars import displaced
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, wrapped
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
+from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2, f16, f32, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
 GROUP = 4                                               # elements: the most that share a register
@@ -229,6 +229,9 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
             p = packing(element, count)
             for first in range(start, start + step, p):
                 since = e.w.count(compute_class(element))
+                if (pair := _float8_pair(e, op, first, p, count, tiles)) is not None:
+                    results[op.result].append(halves(e, *pair, home[first // p] if home else None))
+                    continue
                 if op in fused:
                     product, other = fused[op]
                     elements = [e.w.op("fma.rn.f32", "b32", *(_element(e, v, i, tiles, results) for v in (*product.operands, other))) for i in range(first, first + p)]
@@ -244,6 +247,16 @@ def _alike(e: Emitter, op: Operation) -> int:
     t = op.result.type
     axis = fast_axis(t.register_layout) if is_bool(t.element) else None
     return 1 if axis is None else vector_of_mask(e, op.result, axis, t.register_layout.vector(axis, 16))
+
+
+def _float8_pair(e: Emitter, op: Operation, first: int, p: int, count: int, tiles: dict[SSAValue, Tile]) -> tuple[str, Attribute, int] | None:
+    """The register, type and half of it that two elements of a cast from float8 to float16 come from."""
+    if not isinstance(op, ew.Cast) or p != 2 or op.result.type.element != f16 or op.arg not in tiles: return None
+    source = op.arg.type.element
+    each = packing(source, count)
+    if source not in (f8e4m3, f8e5m2) or each != 4 or not has_fp8(e): return None
+    raw = tiles[op.arg].registers[first // each]
+    return (raw, source, first % each // 2) if isinstance(raw, str) else None
 
 
 def contracted(e: Emitter, ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:
