@@ -39,7 +39,7 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
     def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)
     def reference(): return rivals_torch.attention("EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal)()
 
-    kind, (rows, columns) = "causal" if causal else "full", block_of(q, v, s, causal, None)
+    kind, (rows, columns) = "causal" if causal else "full", block_of(q, k, v, causal, None)
     forced = tuple(Contestant(f"tkc {m} x {n}", ours(rows=m, columns=n), "ours") for m, n in BLOCKS[d])
     if d in FUSED: forced += Contestant("tkc plain", plain(), "ours"), Contestant("tkc plain, fused", plain(fuse=True), "ours")
     return Contest(f"attention-blocks-d{d}-{kind}-{s}", f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x {columns}", (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),

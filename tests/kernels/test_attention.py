@@ -233,11 +233,12 @@ FORMS = {
     "64, soft cap, a full device": lambda: kernels.attention(*[zeros(4, 32, 1024, 64)] * 3, softcap=30.0),
     "32, ragged, a full device": lambda: kernels.attention(*[zeros(16384, 32, 32)] * 3, causal=True, window=100, begins=np.zeros(9, np.int32), longest=4096),
     "three warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=192),
-    "three warpgroups, causal, wide": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=192, columns=128),
     "three warpgroups, 96": lambda: kernels.attention(*[zeros(1, 8, 1024, 96)] * 3, causal=True, rows=192),
     "four warpgroups, full": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=256),
     "four warpgroups, grouped, V narrower": lambda: kernels.attention(zeros(1, 8, 1024, 32), zeros(1, 2, 1024, 32), zeros(1, 2, 1024, 64), rows=256),
     "four warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=256),
+    "three warpgroups, V wider": lambda: kernels.attention(*[zeros(1, 8, 1024, 72)] * 2, zeros(1, 8, 1024, 96), rows=192),
+    "four warpgroups, V narrower": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 2, zeros(1, 8, 1024, 48), causal=True, rows=256),
     "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
     "float8": lambda: kernels.attention(*[zeros(2, 8, 512, 128).astype(E4)] * 3, causal=True, q_scale=np.ones(8, np.float32), k_scale=2.0, v_scale=np.ones(8, np.float32)),
     "float8, 256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256).astype(E4)] * 3),
@@ -258,7 +259,7 @@ def test_it_assembles(name, target, monkeypatch):
 
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
     (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
-    (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
+    (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 96, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
     (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (128, 128)), (1, 32, 16384, 16384, 64, dict(causal=True, window=8192), (256, 64)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
 def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
     """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device."""
@@ -269,6 +270,17 @@ def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypa
         (_, _, chosen), = found
         if rows: assert (chosen["BM"], chosen["BN"]) == rows and chosen.get("num_warps") == (rows[0] // 16 if rows[0] > 128 else None)
         else: assert chosen["BM"] <= 128 and "num_warps" not in chosen
+
+
+def test_default_blocks_of_rows_that_no_tensor_map_copies(monkeypatch):
+    """Warpgroups share a program only where tensor maps feed them: rows of 66 elements do not begin at multiples of 16 bytes, every second element is not dense."""
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
+    odd, wide = zeros(16, 32, 1024, 66), zeros(16, 32, 1024, 128)
+    for q, k, v in ((odd,) * 3, (wide[..., ::2],) * 3, (wide[..., :64], wide[..., :64], odd[..., :64])):
+        with launches() as found: kernels.attention(q, k, v)
+        assert found[0][2]["BM"] == 128 and "num_warps" not in found[0][2]
+    with launches() as found: kernels.attention(*[wide[..., 64:]] * 3)
+    assert found[0][2]["BM"] == 256
 
 
 @pytest.mark.parametrize("lengths, rows", [((4096,) * 8, 256), ((64,) * 512, 128)])

@@ -21,6 +21,7 @@ from math import ceil, e, inf, log, log2, prod
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
+from tkc.kernels.matmul import strides_of
 from tkc.kernels.operator import operator
 
 LOG2E, LN2 = log2(e), log(2)
@@ -142,15 +143,16 @@ def _width(d: int, step: int = 16) -> int:
     return max(step, -(-d // step) * step)
 
 
-def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
     """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
     average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them."""
+    d = max(q.shape[-1], v.shape[-1])
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
     if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
     elif tkc.target_of(q) == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8:
+        if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and all(map(_mapped, (q, k, v))):
             large = next((each for most, each in LARGE.items() if d <= most), ())
             loop = lambda rows: 1 if window is None else window + CUT * rows
             bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda each: each[0] * each[2] * loop(each[0]) * _turns(programs(each[0]), even))
@@ -158,16 +160,23 @@ def _blocks(q: Array, queries: int, d: int, programs: Callable[[int], float], ev
     return rows or bm, columns or bn
 
 
-def block_of(q: Array, v: Array, keys: int, causal: bool, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
     """Rows of Q and of K in a block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
-    batch, heads, queries, d = q.shape
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
-    return _blocks(q, queries, max(d, v.shape[-1]), lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns)
+    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns)
+
+
+def _mapped(x: Array) -> bool:
+    """Whether tensor maps can copy blocks of an array's rows of 16-bit elements: dense rows that begin at multiples of 16 bytes."""
+    *outer, dense = strides_of(x)
+    start = x.data_ptr() if library(x) == "torch" else x.data.ptr if library(x) == "cupy" else 0
+    return dense == 1 and start % 16 == 0 and all(stride % 8 == 0 for stride, n in zip(outer, x.shape) if n > 1)
 
 
 def _turns(programs: float, even: float) -> float:
-    """How often the longest program's time passes before so many are done: one by one those of one length, else as they fill the multiprocessors, longest first."""
-    return max(1, ceil(programs / MULTIPROCESSORS) if even == 1 else even * programs / MULTIPROCESSORS)
+    """How often the longest program's time passes before so many are done: one by one those of one length, else as they fill the multiprocessors, longest first, and then a while not all."""
+    return ceil(programs / MULTIPROCESSORS) if even == 1 else max(1, even * programs / MULTIPROCESSORS) + 0.3
 
 
 def _warps(q: Array, rows: int) -> dict[str, int]:
@@ -251,7 +260,7 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
-    (bm, bn), step = block_of(q, v, keys, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
+    (bm, bn), step = block_of(q, k, v, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
     options |= _warps(q, bm)
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
@@ -260,7 +269,7 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
     (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
     shared, keys = (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     group = heads // shared
-    bm, bn = max(16, -(-group // 16) * 16), 128 if dtype_of(v) == FLOAT8 and (size % 64 or not size % 128) else 64          # as many bytes in a block of 8 bits, unless that is several pages
+    bm, bn = max(16, -(-group // 16) * 16), 64
     if size % bn: k, v = _rows(k), _rows(v)
     count = max(1, min(tkc.cdiv(keys, LEAST), tkc.cdiv(PARTS * 4, batch * shared)))
     each = tkc.cdiv(tkc.cdiv(keys, count), bn) * bn
@@ -285,7 +294,7 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     yield out, lse
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
-    (bm, bn), step = _blocks(q, longest, max(d, dv), lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window), 32 if dtype_of(q) == FLOAT8 else 16
+    (bm, bn), step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window), 32 if dtype_of(q) == FLOAT8 else 16
     options |= _warps(q, bm)
     _attention[tkc.cdiv(longest, bm), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 

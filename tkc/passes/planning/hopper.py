@@ -40,7 +40,7 @@ SLACK = 12                                   # registers by which scores kept be
 ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
-BARRIERS, STAGES = 1024, 16
+BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -78,7 +78,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
-    room = context.target.shared_bytes - BARRIERS - (1 if alone else 2) * crossing(program, dots, groups)
+    room = context.target.shared_bytes - BARRIERS[len(dots) > 1] - (1 if alone else 2) * crossing(program, dots, groups)
     columns = widest(leaving, each * min(2, parts_of_k))
     slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
     # two slabs in turn unless the second one costs a stage
