@@ -344,19 +344,42 @@ def test_persistent_programs_of_two_axes_in_place():
 
 @pytest.mark.parametrize("rows, columns, group", [(1, 9 * 1024 + 5, 4), (3, 4 * 1024 + 7, 2)])
 def test_persistent_programs_that_wait_for_one_another(rows, columns, group):
-    """A view that the counter chooses (x[row]) is there for every program of the loop; the next block arrives while this one waits."""
+    """A view that the counter chooses (x[row]) is there for every program of the loop; the next block is published before this one waits, the one after that arrives meanwhile."""
     x = np.random.default_rng(0).integers(-3, 4, (rows, columns)).astype(BF16)
     blocks = -(-columns // 1024)
     empty = lambda: [x, np.zeros_like(x), np.zeros((rows, blocks), np.uint64)]
-    compiled = _cumsum.compile(*empty(), REVERSE=False, N=1024, GROUP=group, target="sm_90a", persistent=True)
-    assert compiled.interface.persistent and any(line.startswith("fetch-ahead: 1 load") for line in compiled.decisions) and compiled.resources.clean
+    compiled = _cumsum.compile(*empty(), REVERSE=False, N=1024, GROUP=group, target="sm_90a")
+    assert compiled.interface.persistent and compiled.interface.together and compiled.resources.clean
+    assert all(any(line.startswith(begun) for line in compiled.decisions) for begun in ("stagger-programs: ", "fetch-ahead: 1 load"))
     want = np.cumsum(x.astype(np.float64), 1).astype(BF16)
-    for stage, seed, resident in ("fetch-ahead", 0, 1), *(("assign-registers", seed, n) for seed, n in enumerate((1, 2, 5))):
+    for stage, seed, resident in ("stagger-programs", 0, 1), ("fetch-ahead", 0, 1), *(("assign-registers", seed, n) for seed, n in enumerate((1, 2, 5))):
         arrays, module = empty(), parse(compiled.ir(stage))
-        if stage == "fetch-ahead": run(module, arrays, [], (blocks, rows), seed)
+        if stage != "assign-registers": run(module, arrays, [], (blocks, rows), seed)
         else: level4.run(module, arrays, (blocks, rows, 1), seed, resident)
         np.testing.assert_array_equal(arrays[1], want)
     assert not check(module, empty(), (blocks, rows, 1), runs=3).findings
+
+
+@tkc.jit
+def _taking_turns(out, words, WAITING: tkc.constexpr):
+    """Each program adds to what the one before it has left; it says nothing before it waits."""
+    i = tkc.program_id(0)
+    told = tkc.load(words.ptr + i, sem="relaxed")
+    while WAITING and told == 0: told = tkc.load(words.ptr + i, sem="relaxed")
+    tkc.store(words.ptr + i + 1, told + 1, sem="relaxed")
+    tkc.store(out, (i,), told)
+
+
+def test_who_runs_one_program_a_block():
+    """Programs that read nothing ahead of their waiting, and whoever asks for it."""
+    given = "i32[16]", "i32[17]"
+    turns, none, asked = (_taking_turns.compile(*given, target="sm_90a", WAITING=w, persistent=p) for w, p in ((True, None), (False, None), (True, True)))
+    assert not turns.interface.persistent and not none.interface.together and asked.interface.together and not any("stagger" in line for line in asked.decisions)
+    assert not _cumsum.compile("f32[1, 65536]", "f32[1, 65536]", "u64[1, 8]", REVERSE=False, N=8192, GROUP=4, target="sm_90a", persistent=False).interface.persistent
+    out, words = np.zeros(16, np.int32), np.zeros(17, np.int32)
+    words[0] = 1
+    level4.run(parse(asked.ir("assign-registers")), [out, words], (16, 1, 1), 0, 3)
+    np.testing.assert_array_equal(out, 1 + np.arange(16))
 
 
 @pytest.mark.parametrize("change, ahead", [("", True), (" acquire", False), (" in place", False)])
@@ -378,8 +401,8 @@ def test_what_is_read_ahead_of_a_wait(change, ahead):
 def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     x = np.random.default_rng(0).integers(-99, 99, (2, *shape)).astype(dtype)
     out = np.zeros((2, *shape[::-1]), dtype)
-    compiled = _transpose.compile(x, out, TILE=64, target="sm_90a", turned=True, num_warps=warps)
-    grid = -(-shape[1] // 64), -(-shape[0] // 64), 2
+    compiled = _transpose.compile(x, out, ROWS=64, COLUMNS=64, target="sm_90a", turned=True, num_warps=warps)
+    grid = -(-shape[0] // 64), -(-shape[1] // 64), 2
     for stage in "select-layouts", "assign-registers":
         out[...] = 0
         run(parse(compiled.ir(stage)), [x, out], [], grid, 0)
@@ -392,6 +415,6 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
 
 
 def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_vectors():
-    plain, asked = (_transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", TILE=64, target="sm_90a", turned=turned) for turned in (None, False))
-    odd = [_transpose.compile(f"bf16[1, {n}, {m}]", f"bf16[1, {m}, {n}]", TILE=64, target="sm_90a") for n, m in ((127, 65), (128, 65), (127, 64))]
+    plain, asked = (_transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", ROWS=64, COLUMNS=64, target="sm_90a", turned=turned) for turned in (None, False))
+    odd = [_transpose.compile(f"bf16[1, {n}, {m}]", f"bf16[1, {m}, {n}]", ROWS=64, COLUMNS=64, target="sm_90a") for n, m in ((127, 65), (128, 65), (127, 64))]
     assert not plain.interface.shared_bytes and asked.interface.shared_bytes and all(c.interface.shared_bytes for c in odd)

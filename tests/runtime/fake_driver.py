@@ -87,6 +87,9 @@ class FakeDriver:
     def cuLaunchKernel(self, function, x, y, z, bx, by, bz, shared, stream, address, extra):
         return self._did("launch", (x, y, z), (bx, by, bz), shared, stream, self._read(address))
 
+    def cuLaunchCooperativeKernel(self, function, x, y, z, bx, by, bz, shared, stream, address):
+        return self._did("launch together", (x, y, z), (bx, by, bz), shared, stream, self._read(address))
+
     def cuLaunchKernelEx(self, config, function, address, extra):
         return self._did("launch", (config.gridDimX, config.gridDimY, config.gridDimZ), (config.blockDimX, 1, 1), config.sharedMemBytes, config.hStream, self._read(address), config)
 

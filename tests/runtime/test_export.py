@@ -107,11 +107,12 @@ def test_a_workspace_that_depends_on_the_grid(tmp_path, gpu, split):
 
 
 @needs_c
-@pytest.mark.parametrize("cluster,persistent,grid", [((1, 1), False, (3, 4, 5)), ((2, 1), False, (3, 4, 5)), ((1, 1), True, (3, 40, 5)), ((2, 1), True, (3, 1, 1)), ((2, 2), True, (100, 9, 1))])
-def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gpu, cluster, persistent, grid):
+@pytest.mark.parametrize("cluster,persistent,grid,together", [((1, 1), False, (3, 4, 5), False), ((2, 1), False, (3, 4, 5), False), ((1, 1), True, (3, 40, 5), False), ((1, 1), True, (3, 40, 5), True),
+                                                              ((2, 1), True, (3, 1, 1), False), ((2, 2), True, (100, 9, 1), False)])
+def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gpu, cluster, persistent, grid, together):
     from tkc.runtime import driver
     from tkc.runtime.launch import launch
-    interface = Interface("entry", "sm_90a", 384, 100000, cluster, persistent, PARAMETERS)
+    interface = Interface("entry", "sm_90a", 384, 100000, cluster, persistent, PARAMETERS, together=together)
     arguments = [("a", facts(ARRAYS[0])), ("grid", facts(ARRAYS[1])), ("p1", ("scalar", "float64", 1))]
     (tmp_path / "k.h").write_text(header("k", interface, arguments)); (tmp_path / "k.c").write_text(source("k", interface, arguments, '// "text"\t\\ ??/\n.entry entry'))
     array = lambda i: f"{{ {i.pointer}, {{ {', '.join(map(str, i.shape))} }}, {{ {', '.join(map(str, i.strides))} }} }}"
@@ -123,12 +124,12 @@ def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gp
         }}""", [p.size for p in PARAMETERS])
     gpu.sizes = [p.size for p in PARAMETERS]
     launch(interface, driver.load(b"", "entry", 0, 100000), [*ARRAYS, 0.5], grid)
-    _, (x, y, z), *_, given = gpu.named("launch")[0][:6]
+    _, (x, y, z), *_, given = gpu.named("launch together" if together else "launch")[0][:6]
     maps = [describe(p, ARRAYS[p.argument], "x") for p in PARAMETERS if p.kind == "map"]
     text = lambda words: " ".join(map(str, words))
     steps = lambda m: [s if n > 1 else 16 for n, s in zip(m.extents[1:], m.strides)]
     assert [line for line in lines if line.startswith("map")] == [f"map {m.pointer} : {text(m.extents)} : {text(steps(m))} : {text(m.box)} : 3" for m in maps]
-    assert f"launch {x} {y} {z} x 384 shared 100000 stream 0 cluster {cluster[0]} {cluster[1]}" in lines
+    assert f"launch {x} {y} {z} x 384 shared 100000 stream 0 cluster {cluster[0]} {cluster[1]}" in lines and ("together" in lines) == together
     assert "attribute 8 = 100000" in lines and "allocate 768" in lines and "clear 768" in lines and lines[-2:] == ["free", "unload"]
     at = next(i for i, line in enumerate(lines) if line.startswith("launch"))
     assert [lines[at + 5], *lines[at + 7:at + 9]] == hexed(given[4], *given[6:])

@@ -77,6 +77,11 @@ def test_a_persistent_grid_is_what_is_resident(gpu, function, grid, cluster, blo
     assert gpu.named("launch")[0][1] == (expected, 1, 1)
 
 
+def test_blocks_that_wait_for_one_another_begin_together(gpu, function):
+    launch(interface(POINTER, persistent=True, together=True), function, [FakeTensor((8,))], (100, 10))
+    assert gpu.named("launch together")[0][1] == (132 * gpu.blocks, 1, 1) and not gpu.named("launch")
+
+
 @pytest.mark.parametrize("grid", [(0,), (4, 0), (4, 4, 0)])
 def test_an_empty_grid_launches_nothing(gpu, function, grid):
     launch(interface(POINTER), function, [FakeTensor((8,))], grid)

@@ -4,9 +4,10 @@ import pytest
 
 import tkc
 from tests.sim.test_compiled import BF, array, matmul, stages
+from tkc.ir import tile
 from tkc.language import dtypes
 from tkc.sim import dataflow, level0, level4
-from tkc.sim.check import check, sample, waits_for_programs
+from tkc.sim.check import check, sample
 from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import blank, clones, fill
 from tkc.sim.mutants import mutants
@@ -76,7 +77,7 @@ def given(programs, first=1): return [np.arange(programs, dtype=np.int32), np.ar
 
 def test_of_programs_that_wait_the_first_run_in_order():
     kernel = level0.kernel_of(relayed(4))
-    assert waits_for_programs(kernel) and not waits_for_programs(level0.kernel_of(final()))
+    assert tile.waits_for_programs(kernel) and not tile.waits_for_programs(level0.kernel_of(final()))
     assert sample(kernel, 100) == [0, 1, 2, 3, 4, 5] and sample(kernel, 3) == [0, 1, 2] and sample(kernel, 0) == []
     result = check(relayed(4), given(40), (40,), runs=4)
     assert not result.findings and result.clusters == (0, 1, 2, 3, 4, 5)

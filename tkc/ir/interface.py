@@ -66,6 +66,7 @@ class Interface:
     debug: int = 0
     sites: tuple[Site, ...] = ()
     split: int = 1                      # persistent: blocks that can work on one program of the grid
+    together: bool = False              # persistent: blocks wait for one another, so that none may begin before all can
 
     def to_json(self) -> dict: return asdict(self)
 

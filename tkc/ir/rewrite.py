@@ -73,6 +73,15 @@ def erase(op: Operation) -> None:
     op.detach(); op.erase()
 
 
+def only_if(condition: SSAValue, op: Operation) -> None:
+    """An operation without results, done where the condition holds."""
+    inner = Block()
+    branch = before(op, scf.IfOp(condition, [], Region(inner)))
+    op.detach()
+    inner.add_op(op)
+    inner.add_op(stamp(scf.YieldOp(), branch))
+
+
 def is_inside(value: SSAValue, round_it: Operation) -> bool:
     """Whether a value is defined in a region of an operation."""
     block = value.owner if isinstance(value.owner, Block) else value.owner.parent

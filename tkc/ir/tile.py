@@ -565,6 +565,11 @@ def watches(op: Operation) -> bool:
     return isinstance(op, Atomic) or isinstance(op, LoadPointers) and op.semantics is not None
 
 
+def waits_for_programs(kernel: Kernel) -> bool:
+    """Whether a program may wait for what another writes: a loop without a count reads memory that others write meanwhile."""
+    return any(watches(op) for loop in kernel.walk() if loop.name == "scf.while" for op in loop.walk())
+
+
 @irdl_op_definition
 class Print(TileOperation):
     """Prints scalars or tiles for debugging."""

@@ -3,15 +3,16 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, power, zeros
+from tkc.kernels.blocks import parts
 from tkc.kernels.operator import operator
 
-TILE, ROWS, COLUMNS = 64, 16, 1024              # of a transposed block; rows gathered together; columns of them
+TILE, ROWS, COLUMNS = (128, 64), 16, 1024       # of a transposed block; rows gathered together; columns of them
 
 
 @tkc.jit
-def _transpose(x, out, TILE: tkc.constexpr):
-    row, column, batch = tkc.program_id(1) * TILE, tkc.program_id(0) * TILE, tkc.program_id(2)
-    tkc.store(out[batch], (column, row), tkc.load(x[batch], (row, column), (TILE, TILE)).T)
+def _transpose(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    row, column, batch = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS, tkc.program_id(2)          # neighbours in time write neighbours: lines leave the cache whole
+    tkc.store(out[batch], (column, row), tkc.load(x[batch], (row, column), (ROWS, COLUMNS)).T)
 
 
 @tkc.jit
@@ -44,9 +45,12 @@ def transpose(x: Array) -> Array:
     *batch, rows, columns = x.shape
     out = empty(x, (*batch, columns, rows))
     yield out
-    n = 1
+    n, (height, width) = 1, TILE
     for b in batch: n *= b
-    _transpose[tkc.cdiv(columns, TILE), tkc.cdiv(rows, TILE), n](x.reshape((n, rows, columns)), out.reshape((n, columns, rows)), TILE=TILE)
+    source, target = x.reshape((n, rows, columns)), out.reshape((n, columns, rows))
+    for part in parts(tkc.cdiv(columns, width)):
+        some = slice(part.start * width, part.stop * width)
+        _transpose[tkc.cdiv(rows, height), part.stop - part.start, n](source[:, :, some], target[:, some], ROWS=height, COLUMNS=width)
 
 
 @operator

@@ -38,11 +38,11 @@ def _cumsum(x, out, words, REVERSE: tkc.constexpr, N: tkc.constexpr, GROUP: tkc.
     x, out, words = x[row], out[row], words[row]
     start, place = (tkc.num_programs(0) - 1 - block if REVERSE else block) * N, block % GROUP
     values = tkc.load(x, (start,), (N,)).to(tkc.float32 if x.dtype.is_float else tkc.int32)
-    scanned, own = tkc.cumsum(values, reverse=REVERSE), tkc.sum(values)
+    own = tkc.sum(values)
     if place < GROUP - 1: _publish(words.ptr + block, own)
     before = _sum_of_words(words.ptr + (block - 1 - back), (back <= place) & (back < block), values.dtype)
     if place == GROUP - 1: _publish(words.ptr + block, before + own)
-    tkc.store(out, (start,), (scanned + before).to(out.dtype))
+    tkc.store(out, (start,), (tkc.cumsum(values, reverse=REVERSE) + before).to(out.dtype))
 
 
 @tkc.jit

@@ -225,7 +225,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     loads = tuple(_load(op, ranges) for op in program.loads)
     given = list(zip(program.loads, loads))
     warps, spread, streams = (num_warps or _warps(program, loads, context, say), (1, 0), False) if program.dots else streaming.choose(program.kernel, given, program.largest, context, say)
-    persistent = not program.dots and streaming.persistent(streams, context, say)
+    persistent = not program.dots and streaming.persistent(program.kernel, streams, context, say)
     reading = streaming.Reading(loads) if program.dots else streaming.ahead(program.kernel, given, warps, spread[0], persistent, streams, context, say)
     loads = reading.loads
     if num_warps and program.dots: say(f"{warps} warps, as asked")

@@ -50,7 +50,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, replace, stamp
+from tkc.ir.rewrite import Builder, before, only_if, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
@@ -189,9 +189,10 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("split", plan.split_k)
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
-        for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: _only_if(real, op)
+        for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: only_if(real, op)
         kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])
     kernel.attributes["persistent"] = UnitAttr()
+    if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
     if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])
 
 
@@ -204,15 +205,6 @@ def _claiming(first: SSAValue, total: SSAValue, place: list[SSAValue]) -> tuple[
 
 
 EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert
-
-
-def _only_if(condition: SSAValue, op: Operation) -> None:
-    """An operation without results, done where the condition holds."""
-    inner = Block()
-    branch = before(op, scf.IfOp(condition, [], Region(inner)))
-    op.detach()
-    inner.add_op(op)
-    inner.add_op(stamp(scf.YieldOp(), branch))
 
 
 def _dependent(block: Block) -> list[Operation]:

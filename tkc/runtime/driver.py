@@ -202,19 +202,21 @@ def resident(function: Function, threads: int, shared_bytes: int, cluster: tuple
         return int(check(d.cuOccupancyMaxActiveClusters(function.handle, c), f"asking how many clusters of {function.entry} fit")) * size
 
 
-def prepared_call(function: Function, grid, threads: int, shared_bytes: int, stream: int, cluster: tuple[int, int], parameters: int) -> Callable[[], int]:
+def prepared_call(function: Function, grid, threads: int, shared_bytes: int, stream: int, cluster: tuple[int, int], parameters: int, together: bool = False) -> Callable[[], int]:
     """A function of nothing that asks the driver for this launch and gives its error code (0: none). `parameters`: the address of the table of addresses.
+    together: the blocks, of no cluster, begin when there is room for all.
 
     With the real driver it is cuLaunchKernelEx itself through ctypes, four arguments that are converted once: Python's part of a launch is then that one call.
     """
     entry = _launch_entry()
     if entry is not None:
-        config, attribute = _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0), _Attribute(4, 0, *cluster, 1)      # 4: CLUSTER_DIMENSION
-        if cluster != (1, 1): config.attributes, config.count = ctypes.addressof(attribute), 1
+        config, attribute = _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0), _Attribute(2, 0, 1) if together else _Attribute(4, 0, *cluster, 1)      # COOPERATIVE, CLUSTER_DIMENSION
+        if together or cluster != (1, 1): config.attributes, config.count = ctypes.addressof(attribute), 1
         call = partial(entry, ctypes.c_void_p(ctypes.addressof(config)), ctypes.c_void_p(int(function.handle)), ctypes.c_void_p(parameters), None)
         call.kept = config, attribute                                               # live as long as the call does
         return call
     d = api()
+    if together: return lambda: d.cuLaunchCooperativeKernel(function.handle, *grid, threads, 1, 1, shared_bytes, stream, parameters)[0]
     if cluster == (1, 1):
         launch, x, y, z = d.cuLaunchKernel, *grid
         return lambda: launch(function.handle, x, y, z, threads, 1, 1, shared_bytes, stream, parameters, 0)[0]
@@ -228,7 +230,7 @@ class _Config(ctypes.Structure):
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute whose value is the cluster's extents."""
+    """CUlaunchAttribute whose value is the cluster's extents, or one number."""
     _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint), ("rest", ctypes.c_uint * 13)]
 
 

@@ -146,7 +146,8 @@ def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b
     lines = "\n".join("    " + line for line in body)
     grid = _persistent(i) if i.persistent else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
     limits = f"(uint64_t)grid[0] * grid[1] * grid[2]{f' * {i.split}' if i.split > 1 else ''} > 0x7fffffffu" if i.persistent else f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2] > 65535"
-    launch = (f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters, NULL);" if i.cluster == (1, 1) else
+    launch = (f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters);" if i.together else
+              f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters, NULL);" if i.cluster == (1, 1) else
               f"CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);\n"
               f"    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n"
               f"    config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz; config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;\n"

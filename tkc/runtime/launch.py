@@ -102,7 +102,7 @@ class Launch:
         packed, i = self._pack(stream) if self.varies else self.kept[None], self.interface
         if self.epoch != self.function.epoch: self._forget()                    # packing freed a workspace
         self.kept[stream] = packed
-        call = self.calls[stream] = driver.prepared_call(self.function, self.grid, i.threads, i.shared_bytes, stream, i.cluster, packed.address)
+        call = self.calls[stream] = driver.prepared_call(self.function, self.grid, i.threads, i.shared_bytes, stream, i.cluster, packed.address, i.together)
         return call
 
     def _forget(self) -> None:

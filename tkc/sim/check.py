@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 
 from tkc.ir import tile
@@ -38,15 +37,9 @@ class Checked:
                           *(f"  {f}" for f in self.findings)])
 
 
-def waits_for_programs(kernel: tile.Kernel) -> bool:
-    """Whether a program may wait for what another writes: a loop without a count reads memory that others write meanwhile."""
-    loops = (op for op in kernel.walk() if isinstance(op, scf.WhileOp))
-    return any(tile.watches(op) for loop in loops for op in loop.walk())
-
-
 def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MOST) -> list[int]:
     """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones where programs wait for those before them."""
-    if waits_for_programs(kernel): return list(range(min(n, most)))
+    if tile.waits_for_programs(kernel): return list(range(min(n, most)))
     corners = sorted({0, n - 1, n // 2})
     rest = random.Random(seed).sample(range(n), min(n, most))
     return [*dict.fromkeys([*corners, *rest])][:min(n, most)]
@@ -57,7 +50,7 @@ def check(module: ModuleOp, arguments: Sequence, grid: Sequence[int], seed: int 
     kernel, began = level0.kernel_of(module), time.perf_counter()
     launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
     needed = -(-prod(grid) // launch.size)
-    launched, together = -(-needed // 2) if launch.persistent else launch.clusters, waits_for_programs(kernel)
+    launched, together = -(-needed // 2) if launch.persistent else launch.clusters, tile.waits_for_programs(kernel)
     if together and launch.persistent: launched = min(launched, MOST)                  # what the others would run is waited for
     chosen, found, ran, done = sample(kernel, launched, seed), {}, [], 0
     for number in range(runs if launched else 0):

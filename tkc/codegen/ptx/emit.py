@@ -313,7 +313,7 @@ def _program(e: Emitter) -> PtxProgram:
     if e.sites:
         from tkc.codegen.ptx.traps import CLAIMED, handler
         end, declarations = handler(e), [*e.globals, CLAIMED]
-    interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters), e.debug, tuple(e.sites), kernel.integer("split", 1))
+    interface = Interface(name, e.target.name, e.threads, e.shared_bytes, shape, e.persistent, tuple(e.parameters), e.debug, tuple(e.sites), kernel.integer("split", 1), "together" in kernel.attributes)
     declared = ",\n".join(f"\t.param .align 128 .b8 {n}[128]" if p.kind == "map" else f"\t.param .{p.type} {n}" for p, n in e.parameters.items())
     directives = [f".reqntid {e.threads}, 1, 1", *e.directives]
     if not e.directives and (most := kernel.integer("maxnreg")): directives.append(f".maxnreg {most}")

@@ -27,6 +27,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
+from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, Kinds
@@ -34,7 +35,7 @@ from tkc.passes.layouts.movers import crosses
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
 STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
-ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
+ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SCALARS = 12                                             # registers of addresses, masks, counters
 WIDEST = 16                                              # elements of the longest vector, of bytes
@@ -48,7 +49,7 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
     words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
     each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
     most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
-    elements = 2 * ELEMENTS if any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
+    elements = 2 * ELEMENTS if context.options.turned is not False and turns(kernel) or any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
     fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
     if asked is None and ctas == 1 and most is HELD and fit in (None, WARPS[-1]) and context.options.persistent is not False and context.target.clusters and (extent := row_of(kernel)):
         for blocks in BLOCKS if fit is None else (1,):
@@ -95,10 +96,13 @@ class Shares:
         return 0 < self.stage <= MULTIPROCESSOR and all(op in self.copied or op.result.type.size < 1024 for op in self.own)
 
 
-def persistent(streams: bool, context: PassContext, say: Callable[[str], None]) -> bool:
-    """Whether a block takes one program after the other, because they stream through it or as asked. Programs that wait for others wait for those before them; blocks take theirs in order, and are all there at once."""
-    if not context.options.persistent: return streams
-    say("persistent: a block takes one program after the other, as asked")
+def persistent(kernel: tile.Kernel, streams: bool, context: PassContext, say: Callable[[str], None]) -> bool:
+    """Whether a block takes one program after the other: as asked, because they stream through it, or because they wait for one another, and the next one's blocks can arrive meanwhile. A program may
+    wait for those before it only; blocks take theirs in order, and are all there at once."""
+    asked = context.options.persistent
+    early = lambda op: isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and op.parent_op() is kernel and program_axes(op.operands) and unchanged(op, kernel, context.overlaps)
+    if asked is False or not asked and not (tile.waits_for_programs(kernel) and any(map(early, kernel.walk()))): return streams
+    say(f"persistent: a block takes one program after the other, {'as asked' if asked else 'and reads the next one where it waits for others'}")
     return True
 
 
@@ -144,7 +148,8 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     elif stages and kept and shares.copied.issuperset(shares.alike) and stages * stage + shares.kept <= shared:
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
-    each_thread = -(-(each(pressure(kernel)) + more + (keep and not stages) * kept + SCALARS) // 8) * 8
+    begun = more if tile.waits_for_programs(kernel) else 0                              # what stagger-programs has of the next program
+    each_thread = -(-(each(pressure(kernel)) + more + begun + (keep and not stages) * kept + SCALARS) // 8) * 8
     resident = context.target.registers // (32 * warps * each_thread) if prefetch and persistent and blocks == 1 else 0
     if resident > 1: say(f"{resident} blocks a multiprocessor, of {each_thread} registers a thread")
     return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, resident if resident > 1 else 0)
