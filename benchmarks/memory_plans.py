@@ -25,11 +25,11 @@ ROWS = ({"persistent": True}, *({"persistent": True} | w for w in WIDER), *WIDER
 PLANS: dict[str, tuple[dict, ...]] = {
     "softmax": ROWS, "layer_norm": ROWS, "rms_norm": ROWS, "cross_entropy": ROWS,
     "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}), "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
-    "quantize": ({"persistent": True}, {"num_warps": 4}), "transpose": ({"turned": True}, {"turned": True, "num_warps": 4}),
+    "quantize": ({"persistent": True}, {"num_warps": 4}), "transpose": ({"turned": False}, {"num_warps": 8}),
 }
 STREAMS = tuple({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((1, 16, 1), (1, 16, 2), (2, 8, 1), (2, 16, 1), (4, 8, 1)))                                # of rows of 32768
 CLUSTERS = (*({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((4, 16, 1), (4, 16, 2), (8, 8, 1), (8, 16, 1))), {"persistent": False})                     # of rows of 131072
-SCANS = ((4096, 256), (8192, 128), (8192, 512), (16384, 256))
+SCANS = ((4096, 128), (4096, 512), (8192, 256), (16384, 256))
 
 
 @contextmanager
@@ -57,10 +57,10 @@ def scanned(call: Callable[[], object], block: int, group: int) -> Runner:
     from tkc.kernels import scans
 
     def run():
-        kept = scans.LONG, scans.GROUP
-        scans.LONG, scans.GROUP = block, group
+        kept = scans.PART, scans.GROUP
+        scans.PART, scans.GROUP = block, group
         try: return call()
-        finally: scans.LONG, scans.GROUP = kept
+        finally: scans.PART, scans.GROUP = kept
     return Runner(run)
 
 

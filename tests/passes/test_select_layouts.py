@@ -109,11 +109,12 @@ def test_a_matrix_that_is_column_major_is_read_along_its_columns():
     assert layout.lanes[0].axis == 0
 
 
-def test_transposing_through_memory_converts_once():
+@pytest.mark.parametrize("turned, where", [(False, "warps"), (None, "registers")])
+def test_transposing_converts_once(turned, where):
     def transpose(x, o): tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)).T)
     case = Case(transpose, (aligned(tkc.float32, 2),) * 2, {}, lambda: [normal(64, 64), blank(64, 64)], (1,))
-    module, kernel, _ = selected(case)
-    assert scopes(kernel) == ["warps"]
+    module, kernel, _ = selected(case, turned=turned)
+    assert scopes(kernel) == [where]
     same(case.run(module), case.run(case.module()), 0)
 
 

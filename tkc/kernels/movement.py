@@ -6,7 +6,8 @@ from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, 
 from tkc.kernels.blocks import parts
 from tkc.kernels.operator import operator
 
-TILE, ROWS, COLUMNS = (128, 64), 16, 1024       # of a transposed block; rows gathered together; columns of them
+ROWS, COLUMNS = 16, 1024                        # rows gathered together; columns of them
+WIDE, TALL = (64, 128), (128, 32)               # rows and columns of a block that is transposed where vectors can be moved, and where rows begin anywhere
 
 
 @tkc.jit
@@ -45,7 +46,7 @@ def transpose(x: Array) -> Array:
     *batch, rows, columns = x.shape
     out = empty(x, (*batch, columns, rows))
     yield out
-    n, (height, width) = 1, TILE
+    n, (height, width) = 1, WIDE if rows % 8 == columns % 8 == 0 else TALL
     for b in batch: n *= b
     source, target = x.reshape((n, rows, columns)), out.reshape((n, columns, rows))
     for part in parts(tkc.cdiv(columns, width)):

@@ -18,7 +18,7 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
-LONG, GROUP, READY = 8192, 256, 1 << 32         # elements of a program that shares its row with others; programs of a group; a word that has a number
+LONG, PART, GROUP, READY = 8192, 4096, 256, 1 << 32         # elements of a row that one program scans; of a program that shares its row with others; programs of a group; a word that has a number
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
 
@@ -76,9 +76,9 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
         height = max(1, min(power(rows), ELEMENTS // block))
         _cumsum_rows[tkc.cdiv(rows, height)](source, target, REVERSE=reverse, ROWS=height, COLUMNS=block)
     elif rows:
-        blocks = tkc.cdiv(columns, LONG)
+        blocks = tkc.cdiv(columns, PART)
         words = zeros(x, (rows, blocks), "uint64")
-        for part in parts(rows): _cumsum[blocks, part.stop - part.start](source[part], target[part], words[part], REVERSE=reverse, N=LONG, GROUP=GROUP)
+        for part in parts(rows): _cumsum[blocks, part.stop - part.start](source[part], target[part], words[part], REVERSE=reverse, N=PART, GROUP=GROUP)
 
 
 @operator

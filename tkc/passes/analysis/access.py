@@ -123,9 +123,9 @@ class Access:
         return mine >= min(best, SECTOR * 8 // self.bits)
 
     def _run(self, layout: Layout) -> int:
-        """Neighbouring elements that the lanes of a warp touch together."""
+        """Neighbouring elements that the lanes of a warp touch together, in two accesses at most: each takes its sectors from the cache again."""
         axis = self.order[0]
-        run = layout.vector(axis, max(1, 128 // self.bits))
+        run = layout.vector(axis, min(max(1, 128 // self.bits), 2 * self.vector))
         for digit in sorted(layout.digits(axis, ["lanes"]), key=lambda d: d.stride):
             if digit.stride == run: run *= digit.extent
         return min(run, self.shape[axis])
