@@ -20,7 +20,6 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.text import location_of
 from tkc.passes import PassContext
 
-
 SMALL = 1024                                # bytes of a buffer that has them for itself
 
 

@@ -28,7 +28,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.ranges import Ranges, bounds
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, is_inside, stamp
 from tkc.ir.types import TileType, element_of, is_integer, is_unsigned
 from tkc.passes import PassContext
