@@ -215,7 +215,7 @@ class Part:
             extents[place] = self.size
             offset = operands[1 + place]
             if not isinstance(offset.type, TileType): operands[1 + place] = self._moved(offset, anchor)
-        new = op.clone(self.whole)
+        new = op.clone(dict(self.whole))                                    # which clone adds its results to: a part is not the whole
         new.operands = operands
         if extents is not None: new.properties["extents"] = tile.ints(extents)
         for result in new.results: retype(result, self._type(result.type, given(op, frame)))

@@ -63,7 +63,9 @@ def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
 
 
 def _own_buffers(role: threads.Role) -> None:
-    for op in [op for op in role.walk() if isinstance(op, shared.Alloc)]:
+    """Each instance has its own of what only this role reads and writes, be it allocated in it or before all roles."""
+    theirs = [op for op in role.parent_op().parent.ops if isinstance(op, shared.Alloc) and op.result.type.stages == 1 and op.result.first_use and all(role.is_ancestor(use.operation) for use in op.result.uses)]
+    for op in [*(op for op in role.walk() if isinstance(op, shared.Alloc)), *theirs]:
         t = op.result.type
         both = before(role.parent_op(), shared.Alloc(SharedType(role.instances, t.shape, t.element, t.layout)))
         both.result.name_hint = op.result.name_hint

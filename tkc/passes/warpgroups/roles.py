@@ -79,6 +79,9 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block = kernel.body.block
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
+    for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
+        op.detach()
+        before(first, op)
     size = plan.cluster[0]
     shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
     rings: dict[SSAValue, RingBarriers] = {}
