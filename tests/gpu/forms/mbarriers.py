@@ -102,6 +102,31 @@ ACQUIRE: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %there, [%s+24
 MET:
     barrier.cluster.arrive.aligned; {PASS}; mad.lo.u32 %r9, %rank, 32, %t; {put(0, '%r9', '%r3')}""", [zeros(64) + 9], [zeros(64)], [FAR, MAPA], blocks=2, cluster=2, shared=512)
 
+# ---- stores into the next block's shared memory whose bytes its mbarrier counts: the blocks do not meet, and who waits sees all of them, in each of many rounds --------
+SEND = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+for size, count in (("b32", 1), ("b64", 1), ("v2.b32", 2), ("v4.b32", 4), ("v2.b64", 2)):
+    width = int(size[-2:])
+    each = width * count // 8                                      # bytes of a thread; two places for them, by turns
+    names = [f"{'%r' if width == 32 else '%d'}{20 + i}" for i in range(count)]
+    value = " ".join(f"add.u32 {n}, %r10, {i};" if width == 32 else f"add.u32 %r11, %r10, {i}; cvt.u64.u32 {n}, %r11;" for i, n in enumerate(names))
+    group = names[0] if count == 1 else "{" + ", ".join(names) + "}"
+    wrong = " ".join(f"setp.ne.u{width} %p2, {n}, {n[:2]}4{i}; @%p2 add.u32 %r3, %r3, 1;" for i, n in enumerate(names))
+    sends = f"""
+    and.b32 %r5, %r4, 1; shr.u32 %r6, %r4, 1; and.b32 %r6, %r6, 1; mad.lo.u32 %r7, %r5, 8, %s; mad.lo.u32 %r8, %r5, 8, %r2; mad.lo.u32 %r9, %r5, {64 * each}, 64; mad.lo.u32 %r9, %t, {each}, %r9;
+    {only(0, f"{EXPECT} _, [%r7], {64 * each};")}
+    mad.lo.u32 %r10, %r4, 4, %rank; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
+    add.u32 %r13, %r2, %r9; {SEND}.{size} [%r13], {group}, [%r8];"""
+    reads = f"""
+    mad.lo.u32 %r10, %r4, 4, %r12; mad.lo.u32 %r10, %r10, 64, %t; shl.b32 %r10, %r10, 3; {value}
+    add.u32 %r14, %s, %r9; ld.shared.{size} {'{' * (count > 1)}{', '.join(f'{n[:2]}4{i}' for i, n in enumerate(names))}{'}' * (count > 1)}, [%r14]; {wrong}
+    {MEET}; {PASS};"""
+    belief(f"bytes_of_{size.replace('.', '_')}_sent_to_the_next_block_are_counted_there", f"""
+    {only(0, f"{INIT} [%s], 1;", f"{INIT} [%s+8], 1;", f"{VISIBLE};")}
+    {MEET}; {PASS};
+    add.u32 %r1, %rank, 1; and.b32 %r1, %r1, 3; {MAPA} %r2, %s, %r1; add.u32 %r12, %rank, 3; and.b32 %r12, %r12, 3; mov.u32 %r3, 0;
+    {repeat('%r4', 20, sends, wait('[%r7]', '%r6'), reads)}
+    mad.lo.u32 %r15, %rank, 64, %t; {put(0, '%r15', '%r3')}""", [zeros(256) + 9], [zeros(256)], [f"{SEND}.{size}", EXPECT, TRY, MAPA], threads=64, blocks=4, cluster=4, shared=64 + 128 * each)
+
 STAGES, STEPS, WORDS, READERS = 2, 64, 256, 4
 source = np.arange(STEPS * WORDS, dtype=np.uint32)
 belief("the_first_lane_arrives_for_its_warp_and_the_stage_is_filled_again", f"""

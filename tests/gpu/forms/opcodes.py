@@ -32,6 +32,7 @@ FORMS: tuple[str, ...] = (
       *(rf"k32\.row\.col\.f32\.{a}\.{b}\.f32" for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")), *(rf"k32\.row\.col\.s32\.{a}\.{b}\.s32" for a in ("s8", "u8") for b in ("s8", "u8")))),
     *(rf"{kind}\.sync\.aligned\.m8n8\.x{n}{trans}\.shared\.b16" for kind in ("ldmatrix", "stmatrix") for n in (1, 2, 4) for trans in ("", r"\.trans")),
     r"shfl\.sync\.bfly\.b32", r"shfl\.sync\.idx\.b32", r"vote\.sync\.all\.pred", r"bar\.red\.and\.pred", *(rf"st\.shared::cluster\.{size}" for size in ("b8", "b16", "b32", "b64", r"v2\.b32", r"v4\.b32", r"v2\.b64")),
+    *(rf"st\.async\.weak\.shared::cluster\.mbarrier::complete_tx::bytes\.{size}" for size in ("b32", "b64", r"v2\.b32", r"v4\.b32", r"v2\.b64")),
     *(rf"{kind}\.relaxed\.{SCOPE}\.global\.{form}" for kind in ("red", "atom") for form in (r"add\.s32", r"add\.u32", r"add\.u64", r"add\.f32", r"add\.f64", r"add\.noftz\.f16", r"add\.noftz\.bf16",
       *(rf"{o}\.{t}" for o in ("max", "min") for t in ("s32", "u32", "s64", "u64")), *(rf"{o}\.b{w}" for o in ("and", "or", "xor") for w in (32, 64)))),
     *(rf"atom\.relaxed\.{SCOPE}\.global\.{o}\.b{w}" for o in ("exch", "cas") for w in (32, 64)), r"red\.relaxed\.cta\.shared\.add\.u32", r"atom\.relaxed\.gpu\.global\.inc\.u32",

@@ -299,8 +299,12 @@ class Groups:
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
         kept = self.plan.spread[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"           # roles convert nothing between warps
         if have is not None and self.plan.turned and isinstance(op, tile.Store): have = vectors_first(have, access.order[0])
-        if have is not None and (kept or access.fits(have, self.plan.warps)): return have
+        if have is not None and (kept or self._by_map(op) or access.fits(have, self.plan.warps)): return have
         return access.layout(self.plan.warps, spread=self.plan.spread)
+
+    def _by_map(self, op: Operation) -> bool:
+        """Whether a tensor map copies a load's block: threads only read it where it then lies."""
+        return isinstance(op, tile.Load) and "number" in op.attributes and self.plan.loads[op.attributes["number"].value.data].path == "tma"
 
     def moved(self, op: Operation) -> tuple[list[Layout], Layout]:
         """Layouts of the operands and the result of a concat, sort (or the first of one) or flip."""
