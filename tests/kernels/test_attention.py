@@ -272,6 +272,14 @@ def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypa
         else: assert chosen["BM"] <= 128 and "num_warps" not in chosen
 
 
+@pytest.mark.parametrize("target, heads, rows", [("sm_80", 6, 64), ("sm_80", 8, 128), ("sm_89", 8, 64), ("sm_89", 9, 128)])
+def test_default_blocks_ask_the_target_how_many_multiprocessors_it_has(target, heads, rows, monkeypatch):
+    """16 programs of 64 rows a head: smaller blocks as long as each has a multiprocessor, 108 of an sm_80 and 128 of an sm_89."""
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    with launches() as found: kernels.attention(*[zeros(1, heads, 1024, 64)] * 3)
+    assert found[0][2]["BM"] == rows
+
+
 def test_default_blocks_of_rows_that_no_tensor_map_copies(monkeypatch):
     """Warpgroups share a program only where tensor maps feed them: rows of 66 elements do not begin at multiples of 16 bytes, every second element is not dense."""
     monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)

@@ -28,8 +28,7 @@ LOG2E, LN2 = log2(e), log(2)
 FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
-LARGE = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
-MULTIPROCESSORS = 132
+HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -147,16 +146,17 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
     """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
     average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them."""
-    d = max(q.shape[-1], v.shape[-1])
+    d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
+    each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
     if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
-    elif tkc.target_of(q) == "sm_90a":
+    elif target == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and all(map(_mapped, (q, k, v))):
-            large = next((each for most, each in LARGE.items() if d <= most), ())
+            large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
             loop = lambda rows: 1 if window is None else window + CUT * rows
-            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda each: each[0] * each[2] * loop(each[0]) * _turns(programs(each[0]), even))
-    else: bm, bn = 64 if queries <= 64 or d > 128 else 128, 64
+            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda block: block[0] * block[2] * loop(block[0]) * _turns(each(block[0]), even))
+    else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 64             # the most programs that all have a multiprocessor
     return rows or bm, columns or bn
 
 
@@ -174,9 +174,10 @@ def _mapped(x: Array) -> bool:
     return dense == 1 and start % 16 == 0 and all(stride % 8 == 0 for stride, n in zip(outer, x.shape) if n > 1)
 
 
-def _turns(programs: float, even: float) -> float:
-    """How often the longest program's time passes before so many are done: one by one those of one length, else as they fill the multiprocessors, longest first, and then a while not all."""
-    return ceil(programs / MULTIPROCESSORS) if even == 1 else max(1, even * programs / MULTIPROCESSORS) + 0.3
+def _turns(each: float, even: float) -> float:
+    """How often the longest program's time passes before so many of each multiprocessor are done: one by one those of one length, else as they fill the multiprocessors, longest first, and then
+    a while not all."""
+    return ceil(each) if even == 1 else max(1, even * each) + 0.3
 
 
 def _warps(q: Array, rows: int) -> dict[str, int]:
