@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.kernels.checks import FLAT, assembles, close, double, numbers
+from tests.kernels.checks import FLAT, assembles, close, double, launches, numbers
 from tkc import kernels
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -129,3 +129,6 @@ def test_on_gpus():
     assembles(lambda: (kernels.adam_(x, x, p, p, 3, master=p), kernels.quantize(x), kernels.quantize_rows(x, "int8"), kernels.dequantize(x.astype(np.int8), np.ones(1, np.float32))), ("sm_90a",))
     heads, angles = np.empty((2, 512, 32, 128), BF16), np.empty((512, 64), np.float32)
     assembles(lambda: (kernels.rotary(heads, angles, angles), kernels.rotary(heads, angles, angles, True)))
+    with launches() as found: kernels.rotary(heads, angles, angles)
+    (kernel, args, options), = found
+    assert not any("moves" in line for line in kernel.compile(*args, target="sm_90a", **options).decisions)        # halves of a head, 16 bytes at a time

@@ -41,6 +41,15 @@ def test_facts_of_views():
     assert '"shape =8 strides =1 align 32"' in text and '"shape 1 =8 strides =8 =1 align 64"' in text and '"shape 1 =8 strides =8 =1 align 32"' in text
 
 
+def test_a_view_begins_and_ends_at_what_divides_its_bounds():
+    """Behind a number that is known to be a multiple: so its elements move 16 bytes at a time."""
+    def kernel(x, a):
+        n = tkc.multiple_of(a, 8)
+        tkc.load(x[:, n:2 * n], (0, 0), (4, 4)); tkc.load(x[2 * n], (0,), (4,))
+    text = show(traced(kernel, array(f, 2, shape=(None, 64), strides=(64, 1), align=128), i32()))
+    assert '"shape 1 8 strides =64 =1 align 32"' in text and '"shape =64 strides =1 align 128"' in text
+
+
 def test_wide_arrays_have_wide_extents():
     def kernel(x, out):
         for k in tkc.range(x.shape[0]): tkc.store(out, (k,), x[k])

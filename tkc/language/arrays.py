@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import SSAValue
 
 from tkc.ir import tile
+from tkc.ir.ranges import divisor
 from tkc.ir.types import ArrayFacts, ArrayType, Fact
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.tracer import fail, integer_type, tracer
@@ -106,7 +107,7 @@ class Array:
             step = (stride.exact if stride.exact is not None else stride.divisor) * element_bytes
             if not isinstance(i, slice):
                 kinds.append("index"); offsets.append(self._index(i, axis))
-                align = math.gcd(align, step * (i if isinstance(i, int) and i >= 0 else 1))
+                align = math.gcd(align, step * (i if isinstance(i, int) and i >= 0 else divisor(offsets[-1])))
                 continue
             strides.append(stride)
             if i.step not in (None, 1): fail("an array is sliced by steps of 1")
@@ -119,9 +120,9 @@ class Array:
             last = self._index(self.shape[axis] if stop is None else stop, axis)
             offsets += [first, last]
             known = isinstance(start, int) and start >= 0 and extent.exact is not None and (stop is None or isinstance(stop, int) and stop >= 0)
-            shape.append(Fact(exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)) if known else Fact())
-            if isinstance(start, int) and start >= 0: align = math.gcd(align, step * start)
-            else: align = math.gcd(align, step)
+            whole = extent.divisor if extent.exact is None else extent.exact                       # where the slice ends behind it
+            shape.append(Fact(exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)) if known else Fact(math.gcd(divisor(first), divisor(last), whole) or 1))
+            align = math.gcd(align, step * divisor(first))
         if all(k == "all" for k in kinds): return self
         result = ArrayType(len(shape), self.ssa.type.element, ArrayFacts(tuple(shape), tuple(strides), max(align, 1)))
         return Array(tracer().emit(tile.View(self.use(), kinds, offsets, result)).result, self.wide)
