@@ -57,7 +57,7 @@ STAGES = {
     "product_odd": race("product_odd", seconds=120),
     "sanitize": Stage(("-m", "tests.gpu.sanitize", "--seconds", "{each}"), 240, 60),
     "golden_programs": race("golden_programs", seconds=90),
-    "cpu": race("compile_time", "cpu_matmul", "check_speed", seconds=150),
+    "cpu": race("compile_time", "warm_start", "cpu_matmul", "check_speed", seconds=150),
 }
 
 

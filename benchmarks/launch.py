@@ -1,4 +1,5 @@
 """Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare driver call, tkc, and others."""
+import itertools
 from collections.abc import Iterator
 
 import tkc
@@ -67,6 +68,14 @@ def contest(seed: int, n: int = N) -> Contest:
         launch = add.prepare(x, y, out, n, grid=1)
         return Runner(lambda: (launch(), out)[1], out)
 
+    def elsewhere() -> Runner:
+        add, pools = harness.example("vector_add").add, [itertools.cycle([t.clone() for _ in range(many)]) for t, many in ((x, 61), (y, 67), (out, 71))]
+        def run():
+            at = [next(pool) for pool in pools]
+            add[(1,)](*at, n)
+            return at[2]
+        return Runner(run)
+
     def triton() -> Runner:
         from benchmarks import rivals_triton
         return Runner(lambda: rivals_triton.add(x, y, out), out)
@@ -74,6 +83,7 @@ def contest(seed: int, n: int = N) -> Contest:
     return Contest("launch", "Host time of one launch, 3 tensors", (
         Contestant("tkc", ours, "ours", risky=True),
         Contestant("tkc prepared", prepared, "ours", risky=True),
+        Contestant("tkc, other arrays each time", elsewhere, "ours"),
         Contestant("bare cuLaunchKernel", lambda: Runner(bare(x, y, out), out), "bound"),
         Contestant("torch.add(out=)", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
         Contestant("triton", triton),

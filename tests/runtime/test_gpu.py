@@ -1,9 +1,11 @@
 """The runtime on a real GPU."""
 import os
+import random
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import BuiltinFunctionType
 
 import pytest
 
@@ -88,6 +90,38 @@ def test_views_and_overlaps(torch):
     x_before = x.clone()
     shift[1](x, 100, x[:64])
     assert torch.equal(x[:64], x_before[100:164])
+
+
+def test_launches_in_machine_code(torch):
+    """Random calls of one kernel: arrays anywhere, of other strides, types and sizes, in place or not, in other streams, their results read at once."""
+    k, pools, random_, side = JitFunction(add.fn), [torch.arange(1 << 16, device="cuda", dtype=torch.float32) for _ in range(2)], random.Random(1), torch.cuda.Stream()
+    for round in range(300):
+        n, kind, step = random_.choice((64, 100, 1000)), random_.choice((torch.float32, torch.int32)), random_.choice((1, 1, 2))
+        x, y = (pool.view(kind)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
+        out = random_.choice((x, y, torch.empty(n, device="cuda", dtype=kind)))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(random_.choice((side, torch.cuda.default_stream()))):
+            wanted = x + y
+            k[grid](x, y, out, n) if round % 3 else k[-(-n // 64)](x, y, out, n)
+            assert torch.equal(out.view(torch.int32), wanted.view(torch.int32)), round
+    assert type(k[16]) is BuiltinFunctionType
+
+
+def test_a_parameter_and_a_graph_in_machine_code(torch):
+    k, x = JitFunction(add.fn), torch.nn.Parameter(torch.ones(256, device="cuda"))
+    out, side = torch.zeros(256, device="cuda"), torch.cuda.Stream()
+    for _ in range(3): k[4](x, x, out, 256)
+    assert type(k[4]) is BuiltinFunctionType and (out == 2).all()
+    with torch.cuda.stream(side):
+        for _ in range(2): k[4](x, x, out, 256)
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side): k[4](x, x, out, 256)
+        with torch.no_grad(): x.fill_(5)
+        out.zero_()
+        graph.replay()
+        side.synchronize()
+    assert (out == 10).all()
 
 
 def test_text_that_the_driver_translates(torch, monkeypatch):

@@ -23,6 +23,7 @@ STICKY = {214, 220, 226, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719, 
 LOG = 8192                                      # bytes of the driver's own messages
 _api: Any = None                                # cuda.bindings.driver, or what a test puts in its place
 poison: str | None = None                      # why the context is dead, once it is
+generation = ctypes.c_uint64(0)                 # changes whenever a launch that was remembered may no longer be made: a workspace was freed, the context died
 _contexts: dict[int, Any] = {}                  # device -> primary context
 _records: list[tuple[int, str, tuple[Site, ...]]] = []          # of kernels with checks: address, kernel, what each number of a site says
 _lock = threading.Lock()
@@ -59,6 +60,7 @@ def check(result: tuple, what: str):
 def failure(code: int, what: str) -> DeviceError:
     """The exception of a failed call; a sticky one poisons the runtime, and says which check of TKC_DEBUG trapped, if one did."""
     global poison
+    if code in STICKY: generation.value += 1
     message = f"{what} failed: {_named(_api, code)}"
     if code in STICKY and (trap := trapped()) is not None:
         poison = f"{str(trap).splitlines()[0]}; the GPU's context is dead until the process ends"
@@ -208,12 +210,13 @@ def prepared_call(function: Function, grid, threads: int, shared_bytes: int, str
 
     With the real driver it is cuLaunchKernelEx itself through ctypes, four arguments that are converted once: Python's part of a launch is then that one call.
     """
-    entry = _launch_entry()
+    entry = launch_entry()
     if entry is not None:
         config, attribute = _Config(*grid, threads, 1, 1, shared_bytes, stream or None, None, 0), _Attribute(2, 0, 1) if together else _Attribute(4, 0, *cluster, 1)      # COOPERATIVE, CLUSTER_DIMENSION
         if together or cluster != (1, 1): config.attributes, config.count = ctypes.addressof(attribute), 1
         call = partial(entry, ctypes.c_void_p(ctypes.addressof(config)), ctypes.c_void_p(int(function.handle)), ctypes.c_void_p(parameters), None)
         call.kept = config, attribute                                               # live as long as the call does
+        call.native = ctypes.cast(entry, ctypes.c_void_p).value, ctypes.addressof(config), int(function.handle), parameters        # the same for machine code
         return call
     d = api()
     if together: return lambda: d.cuLaunchCooperativeKernel(function.handle, *grid, threads, 1, 1, shared_bytes, stream, parameters)[0]
@@ -234,7 +237,7 @@ class _Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint), ("rest", ctypes.c_uint * 13)]
 
 
-def _launch_entry():
+def launch_entry():
     """cuLaunchKernelEx of the loaded driver library, None where another driver stands in for it or it is older than the function."""
     return _entry() if getattr(api(), "__name__", "") == "cuda.bindings.driver" else None
 
@@ -267,6 +270,7 @@ def workspace(function: Function, stream: int, size: int) -> int:
             check(d.cuCtxSynchronize(), "waiting for a workspace to be unused")
             check(d.cuMemFree(held.pop(free[0])), "freeing a workspace")
             function.epoch += 1
+            generation.value += 1
         with outside_of_captures():
             pointer = int(check(d.cuMemAlloc(size), f"allocating a workspace of {size} bytes for {function.entry}"))
             side = check(d.cuStreamCreate(1), "making a stream")                     # 1: it does not wait for the default stream, which may be captured

@@ -4,7 +4,7 @@ A launch goes through three doors, the first that opens:
     1. the same launch was made before (same addresses, extents, strides, numbers, grid): one look-up, then the driver;
     2. the same specialization was compiled before: check, pack, remember under 1;
     3. compile it (or read it from the disk cache), remember under 2.
-The key of door 1 is made by a function written for the types of the arguments (`key_function`), so that a launch costs little more than the driver's own call.
+The key of door 1 is made by a function written for the types of the arguments (`key_function`), or by machine code (`tkc/runtime/native.py`), so that a launch costs little more than the driver's own call.
 """
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import Compiled, compile
@@ -60,7 +61,7 @@ class JitFunction:
         self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # TKC_DEBUG and types -> (keyer, {key: launch})
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
-        self._launchers: dict[Any, Launcher] = {}
+        self._launchers: dict[Any, Callable] = {}                               # grid -> Launcher, or its door in machine code
         self._launcher = type("Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__})               # of this kernel: it learns `_quick`
         self._fingerprint, self._watched, self._cells = None, (), ()
 
@@ -162,7 +163,7 @@ class JitFunction:
     def _forget_if_rebound(self) -> None:
         """Where a global or a closure's variable that the kernel reads was bound to something else, what was compiled is no longer this kernel."""
         if any(namespace.get(name) is not value for namespace, name, value in self._watched) or any(_contents(cell) is not value for cell, value in self._cells):
-            self._ready.clear(); self._compiled.clear(); self._loaded.clear()
+            self._ready.clear(); self._compiled.clear(); self._loaded.clear(); self._launchers.clear()
             self._launcher.__call__ = Launcher.__call__
             self._fingerprint, self._watched, self._cells = None, (), ()
 
@@ -207,6 +208,10 @@ class Launcher:
 
     def __call__(self, *args, **kwargs) -> None:
         """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError, CompileError, DeviceError."""
+        self.found(args, kwargs)()
+
+    def found(self, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
+        """The launch of such a call, as it was made before or as it is made now."""
         kernel = self.kernel
         try: values, options = kernel._bind(*args, **kwargs)
         except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
@@ -220,22 +225,34 @@ class Launcher:
             keyer, ready = kernel._ready[types]
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
         except (KeyError, TypeError): pass                                      # not made before, or not hashable
-        launch() if launch is not None else self._slowly(values, options, extents, types, len(args), tuple(kwargs))
+        return launch if launch is not None else self._made(values, options, extents, types, args, kwargs)
 
-    def _slowly(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, positional: int, named: tuple[str, ...]) -> None:
+    def _made(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents)
         if getattr(launch, "reusable", False):
-            if types not in kernel._ready:
+            if new := types not in kernel._ready:
                 kernel._ready[types] = key_function(values, kernel.constexpr), {}
-                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], positional, named) or kernel._launcher.__call__
+                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], len(args), tuple(kwargs)) or kernel._launcher.__call__
+            if new or type(kernel._launchers.get(extents)) is not BuiltinFunctionType: self._open(launch, extents, args, kwargs, types)
             keyer, ready = kernel._ready[types]
             try: key = keyer(extents, options and tuple(options.items()), values)
             except (TypeError, AttributeError): key = None
             if len(ready) >= READY: ready.clear()
             try: ready[key] = launch
             except TypeError: pass                                              # an unhashable constexpr was refused already; anything else goes this way each time
-        launch()
+        return launch
+
+    def _open(self, launch: Callable, extents: tuple[int, int, int], args: Sequence, kwargs: dict[str, Any], types: tuple) -> None:
+        """From now on `kernel[grid]` is a function in machine code, for calls like this one on a GPU; those it does not know come back here."""
+        kernel = self.kernel
+        if not hasattr(launch, "calls") or kernel._cells: return
+        from tkc.runtime import native
+        door = native.door(self if self._constant else Launcher(kernel, extents), launch, args, kwargs, [*kernel._watched, (_variables, _DEBUG, types[0])])
+        if door is None: return
+        if len(kernel._launchers) >= READY: kernel._launchers.clear()
+        kernel._launchers[extents] = door.launch
+        if type(self.grid) in (int, tuple): kernel._launchers[self.grid] = door.launch
 
 
 class Prepared:
@@ -308,12 +325,13 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
     if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names): return None
     if (parts := _key_parts(values, kernel.constexpr, names)) is None: return None
     space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types[1:])}
-    space |= {"_type": type, "_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get, "_debugging": _variables.get, "_debug": types[0]}
+    space |= {"_type": type, "_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get, "_debugging": _variables.get, "_debug": types[0],
+              "_doors": kernel._launchers.get, "_builtin": BuiltinFunctionType}
     by_name = [f"{n} = _named[{n!r}]" for n in named]
     defaults = [f"{n} = _d{i}" for i, n in enumerate(names) if i >= positional and n not in named]
     bound = "; ".join([f"{', '.join(names[:positional])}, = _given" if positional else "pass", *by_name, *defaults])
     exec(f"""def __call__(self, *_given, **_named):
-    _launch = None
+    _launch = _door = None
     if len(_given) == {positional} and len(_named) == {len(named)}:
         try:
             {bound}
@@ -321,8 +339,11 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
                 for _space, _name, _value in _kernel._watched:
                     if _space.get(_name) is not _value: break
                 else:
-                    if not _kernel._cells: _launch = _get((self._constant or self.extents(({''.join(n + ', ' for n in names)})), {tuple(kernel.options) or None!r}, {', '.join(parts)}))
+                    _extents = self._constant or self.extents(({''.join(n + ', ' for n in names)}))
+                    _door = _doors(_extents)
+                    if type(_door) is not _builtin and not _kernel._cells: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}))
         except (KeyError, TypeError): pass
+    if type(_door) is _builtin: return _door(*_given, **_named)
     return _launch() if _launch is not None else _general(self, *_given, **_named)""", space)
     return space["__call__"]
 
@@ -330,6 +351,7 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
 def normalized(grid, kernel: str) -> tuple[int, int, int]:
     """A grid as three numbers. Raises LaunchError."""
     if type(grid) is int and grid >= 0: return grid, 1, 1
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0: return grid[0], 1, 1                    # what most grids are, quickly
     given = grid if isinstance(grid, (tuple, list)) else (grid,)
     try: extents = tuple(n.__index__() for n in given)
     except (AttributeError, TypeError): raise LaunchError(f"{kernel}: a grid is an integer, up to three of them, or a function that gives them; got {grid!r}") from None

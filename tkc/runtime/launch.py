@@ -137,7 +137,7 @@ def _without_owner(i: ArrayInfo) -> ArrayInfo: return ArrayInfo(i.pointer, i.sha
 # ------------------------------------------------------------------------------------------------------------- parameters
 class Packed:
     """Parameter values in one buffer and the array of their addresses that the driver reads."""
-    __slots__ = ("values", "addresses", "address")
+    __slots__ = ("values", "addresses", "address", "base", "size", "places")
 
     def __init__(self, pieces: Sequence[bytes]):
         places, end = [], 0
@@ -146,7 +146,8 @@ class Packed:
             end = -(-end // step) * step
             places.append(end); end += len(piece)
         self.values = ctypes.create_string_buffer(end + 64)
-        base = -(-ctypes.addressof(self.values) // 64) * 64
+        base = self.base = -(-ctypes.addressof(self.values) // 64) * 64
+        self.size, self.places = end, places                                    # places: from the base
         for place, piece in zip(places, pieces): ctypes.memmove(base + place, piece, len(piece))
         self.addresses = (ctypes.c_void_p * max(len(pieces), 1))(*(base + p for p in places))
         self.address = ctypes.addressof(self.addresses)

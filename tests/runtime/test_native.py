@@ -1,0 +1,263 @@
+"""Launches through machine code: whatever changes between two calls, the driver is asked for exactly what a kernel that was never launched before would ask for."""
+import ctypes
+import gc
+import random
+import sys
+import threading
+import weakref
+from types import BuiltinFunctionType
+
+import pytest
+
+import tkc
+from tests.runtime.fake_driver import FakeTensor
+from tests.runtime.kernels import add, grid, scaled
+from tkc.errors import DeviceError, LaunchError
+from tkc.runtime import driver, launch, native
+from tkc.runtime.jit import JitFunction, Launcher
+
+CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
+stream = [0]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)]
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
+def describe(t, out):
+    t.words = (ctypes.c_int64 * len(t.shape))(*t.shape), (ctypes.c_int64 * len(t.shape))(*t.stride())
+    out[0] = DLTensor(t.data_ptr(), (2, t.device.index), len(t.shape), *CODES[str(t.dtype).removeprefix("torch.")], 1, *map(ctypes.addressof, t.words), 0)
+    return 0
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64))
+def current(kind, device, out):
+    out[0] = stream[0]
+    return 0
+
+
+API = (ctypes.c_void_p * 7)(1 | 3 << 32, None, None, None, None, *(ctypes.cast(f, ctypes.c_void_p).value for f in (describe, current)))
+NEXT = (ctypes.c_void_p * 2)(2, ctypes.addressof(API))                          # a table of version 2, which knows that of version 1
+capsule = ctypes.pythonapi.PyCapsule_New
+capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+NAME = b"dlpack_exchange_api"
+
+
+class Tensor(FakeTensor):
+    __dlpack_c_exchange_api__ = capsule(ctypes.addressof(NEXT), NAME, None)
+
+
+@pytest.fixture
+def machine(gpu, monkeypatch):
+    """A GPU whose driver is called from machine code; `launched` is what it was asked for: the code, grid, stream and parameters."""
+    images, launched, sizes = [], [], {}
+    monkeypatch.setattr(gpu, "cuModuleLoadDataEx", lambda image, *_: (0, images.append(image) or len(images)))
+    monkeypatch.setattr(gpu, "cuModuleGetFunction", lambda module, entry: (0, module))
+    loading = launch.load
+
+    def load(compiled, device):
+        function = loading(compiled, device)
+        sizes[function.handle] = [p.size for p in compiled.interface.parameters]
+        return function
+    monkeypatch.setattr(launch, "load", load)
+    monkeypatch.setattr(launch, "stream_source", lambda values, device: lambda: stream[0])
+    gpu.codes = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    def entry(config, function, parameters, extra):
+        if gpu.codes: return gpu.codes.pop(0)
+        gpu.sizes, words = sizes[function], (ctypes.c_uint * 8).from_address(config)
+        launched.append((images[function - 1], tuple(words[:7]), ctypes.c_uint64.from_address(config + 32).value, gpu._read(parameters)))
+        return 0
+    monkeypatch.setattr(driver, "launch_entry", lambda: entry)
+    stream[0] = 0
+    gpu.launched = launched
+    return gpu
+
+
+def doubled(x, y, out, n):
+    """Its parameters have extents and strides."""
+    i = tkc.program_id(0) * 64
+    tkc.store(out, (i,), tkc.load(x, (i + n,), (64,)) + tkc.load(y, (i,), (64,)))
+
+
+def number(x, n): tkc.store(x.ptr + tkc.arange(1), tkc.zeros((1,), tkc.int64) + n.to(tkc.int64))
+
+
+def of(pointer=0x1000_0000, n=256, dtype="float32", strides=None): return Tensor((n,), dtype, pointer, strides)
+def three(**changes): return [of(0x1000_0000 * (i + 1), **changes) for i in range(3)]
+def addresses(m) -> list[int]: return sorted(n for p in m[3] if (n := int.from_bytes(p, "little")) >= 0x1000_0000)
+def is_native(launcher) -> bool: return type(launcher) is BuiltinFunctionType
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """The Python that was run: how many calls went the general way."""
+    calls, found = [], Launcher.found
+    monkeypatch.setattr(Launcher, "found", lambda self, args, kwargs: (calls.append(args), found(self, args, kwargs))[1])
+    return calls
+
+
+def test_a_launch_made_before_runs_no_python(machine, general):
+    k = JitFunction(add.fn)
+    for _ in range(2): k[4](*three(), 256)
+    before = len(general)
+    for _ in range(3): k[4](*three(), 256)
+    assert is_native(k[4]) and len(general) == before == 2 and len(machine.launched) == 5 and len(set(map(str, machine.launched))) == 1
+
+
+def test_arrays_elsewhere_are_the_same_launch(machine, general):
+    """Of the same alignment, and overlapping as before: the addresses are written into the parameters on the way."""
+    k = JitFunction(add.fn)
+    for _ in range(2): k[4](*three(), 256)
+    k[4](*(of(0x5000_0000 + 0x10_0000 * i) for i in range(3)), 256)
+    assert len(general) == 2 and addresses(machine.launched[-1]) == [0x5000_0000, 0x5010_0000, 0x5020_0000]
+    assert machine.launched[-1][:3] == machine.launched[0][:3] and machine.launched[-1][3] != machine.launched[0][3]
+
+
+def changes():
+    x, y, out = three()
+    return {"nothing": (x, y, out, 256), "alignment": (of(0x1000_0004), y, out, 256), "address": (of(0x7000_0000), y, out, 256), "overlap": (x, y, of(0x1000_0010), 256),
+            "the same": (x, x, out, 256), "in place": (x, y, x, 256), "touching": (x, of(0x1000_0400), out, 256), "one byte": (x, of(0x1000_03F0), out, 256), "extent": (of(n=250), y, out, 250), "stride": (of(strides=(2,)), y, out, 256),
+            "backwards": (of(0x1000_0400, strides=(-1,)), y, out, 256), "type": (*three(dtype="int32"), 256), "narrow": (*three(dtype="bfloat16"), 256), "number": (x, y, out, 255), "one": (x, y, out, 1),
+            "long": (x, y, out, 1 << 40), "negative": (x, y, out, -1), "true": (x, y, out, True), "empty": (of(n=0), of(n=0), of(n=0), 0), "rank": (Tensor((16, 16)), Tensor((16, 16), pointer=0x2000_0000), Tensor((16, 16), pointer=0x3000_0000), 256)}
+
+
+def test_every_change_reaches_the_driver(machine):
+    """Random calls, each also made by a kernel without doors: the driver cannot tell them apart. Every fact of a specialization is among what changes."""
+    random_, calls, grids, seen = random.Random(6), changes(), (1, (4,), (2, 2)), set()
+    pairs = [(k := JitFunction(fn), plain := JitFunction(fn)) for fn in (add.fn, doubled)]
+    for k, plain in pairs: plain._compiled = k._compiled
+    for _ in range(600):
+        (k, plain), name, by_name, stream[0] = random_.choice(pairs), random_.choice(list(calls)), random_.random() < 0.3, random_.choice((0, 0, 77))
+        if k is not pairs[0][0] and name in ("rank", "true", "backwards"): continue             # not what `doubled` takes
+        args, where = calls[name], random_.choice(grids)
+        start = len(machine.launched)
+        k[where](*args[:3], n=args[3]) if by_name else k[where](*args)
+        Launcher(plain, where).found(args, {})()
+        assert len(machine.launched) == start + 2
+        ours, wanted = machine.launched[start:]
+        seen.add(ours[0])
+        assert ours == wanted, name
+    assert all(is_native(k[1]) for k, _ in pairs) and len(seen) >= 12
+
+
+def test_numbers_of_every_size(machine):
+    k, x = JitFunction(number), of(dtype="float32")
+    for n in (-1, (1 << 64) - 1, -1, (1 << 64) - 1, 1 << 31, 0): k[1](x, n)
+    codes = [m[0] for m in machine.launched]
+    assert codes[0] == codes[2] != codes[1] == codes[3] != codes[4] != codes[0] and machine.launched[1] == machine.launched[3]
+    with pytest.raises(LaunchError, match="64 bits"): k[1](x, 1 << 64)
+
+
+def test_what_is_no_argument_is_watched(machine, monkeypatch):
+    k, (x, out, _) = JitFunction(scaled.fn), three()
+    for _ in range(3): k[4](x, out, 256)
+    count = len(machine.launched)
+    monkeypatch.setitem(k.fn.__globals__, "SCALE", 5.0)
+    held = k[4]
+    held(x, out, 256)
+    assert len(machine.launched) == count + 1 and machine.launched[-1][0] != machine.launched[0][0]
+    for _ in range(3): k[4](x, out, 256)
+    assert is_native(k[4]) and machine.launched[-1][0] == machine.launched[count][0]
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    k[4](x, out, 256)
+    assert machine.launched[-1][0] != machine.launched[count][0]                 # with checks
+    monkeypatch.delenv("TKC_DEBUG")
+    k[4](x, out, 256)
+    assert machine.launched[-1][0] == machine.launched[count][0]
+
+
+def test_options_and_constants(machine, general):
+    k = JitFunction(add.fn)
+    for warps in (1, 2, 1, 2): k[4](*three(), 256, num_warps=warps)
+    assert [m[1][3] for m in machine.launched] == [32, 64, 32, 64] and len(general) == 3           # the second of each is known, the first of all was before there was a door
+    for block in (64, 128, 64, 128): k[4](*three(), 256, BLOCK=block)
+    assert machine.launched[-1][0] != machine.launched[-2][0] and machine.launched[-1] == machine.launched[-3]
+
+
+def test_a_grid_that_is_a_function(machine, general):
+    k, sizes = JitFunction(add.fn), (256, 512, 256, 512, 256, 512)
+    for n in sizes: k[grid](*three(n=n), n)
+    assert [m[1][0] for m in machine.launched] == [n // 64 for n in sizes]
+    before = len(general)
+    for n in sizes: k[grid](*three(n=n), n)
+    assert len(general) == before
+
+
+def test_an_error_of_the_driver(machine):
+    k = JitFunction(add.fn)
+    for _ in range(3): k[4](*three(), 256)
+    machine.codes[:] = [1, 1]
+    with pytest.raises(DeviceError, match="CUDA_ERROR_1"): k[4](*three(), 256)
+    machine.codes[:] = [201, 201]                                               # no context on this thread: asked again with ours
+    k[4](*three(), 256)
+    assert len(machine.launched) == 4
+    machine.codes[:] = [700, 700]
+    for _ in range(3):
+        with pytest.raises(DeviceError, match="dead until the process ends"): k[4](*three(), 256)
+    assert not machine.codes and len(machine.launched) == 4
+
+
+def test_what_the_runtime_took_back_is_not_launched(machine, general):
+    """A workspace was freed, or the context died: launches remembered before are made again."""
+    k = JitFunction(add.fn)
+    for _ in range(3): k[4](*three(), 256)
+    driver.generation.value += 1
+    before = len(general)
+    for _ in range(3): k[4](*three(), 256)
+    assert len(general) == before + 1 and len(machine.launched) == 6
+
+
+def test_arrays_of_tensor_maps_are_remembered_by_address(machine, general):
+    @tkc.jit
+    def product(a, b, c, K: tkc.constexpr = 128):
+        i, total = tkc.program_id(0), tkc.zeros((128, 128), tkc.float32)
+        for k in tkc.range(0, K, 64): total = tkc.dot(tkc.load(a, (i * 128, k), (128, 64)), tkc.load(b, (k, 0), (64, 128)), acc=total)
+        tkc.store(c, (i * 128, 0), total.to(tkc.bfloat16))
+    matrices = lambda at: [Tensor(s, "bfloat16", at + (i << 24)) for i, s in enumerate(((256, 128), (128, 128), (256, 128)))]
+    for _ in range(3):
+        for at in (0x1000_0000, 0x7000_0000): product[2](*matrices(at))
+    assert any(p.kind == "map" for p in product.compile(*matrices(0x1000_0000)).interface.parameters)
+    assert len(general) == 3 and machine.launched[0] == machine.launched[2] == machine.launched[4] != machine.launched[1] == machine.launched[3] == machine.launched[5]
+
+
+def test_from_threads(machine):
+    k, failed = JitFunction(add.fn), []
+    k[4](*three(), 256)
+
+    def work(i):
+        try:
+            for j in range(50): k[4](*(of(0x1000_0000 * (i + 1) + 0x10_0000 * (m + 3 * (j % 5))) for m in range(3)), 256)
+        except Exception as e: failed.append(e)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not failed and len(machine.launched) == 401 and all(b - a == c - b for a, b, c in map(addresses, machine.launched))
+
+
+def test_nothing_is_kept(machine):
+    """References are given back; a kernel that is dropped goes with its doors, and its arrays are nobody's but the caller's."""
+    k, arguments = JitFunction(add.fn), (*three(), 256)
+    for _ in range(3): k[4](*arguments)
+    before = [sys.getrefcount(a) for a in arguments]
+    for _ in range(100): k[4](*arguments)
+    assert [sys.getrefcount(a) for a in arguments] == before
+    held, gone, array = k[4], weakref.ref(k), weakref.ref(arguments[0])
+    del k, held, arguments
+    gc.collect()
+    assert gone() is None and array() is None
+
+
+def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
+    for name, value in (("_methods", lambda: None), ("_exchange", lambda kind: None)):
+        with monkeypatch.context() as m:
+            m.setattr(native, name, value)
+            k = JitFunction(add.fn)
+            for _ in range(3): k[4](*three(), 256)
+            assert isinstance(k[4], Launcher)
+    k = JitFunction(add.fn)
+    for _ in range(3): k[4](*(FakeTensor((256,), pointer=0x1000_0000 * (i + 1)) for i in range(3)), 256)
+    assert isinstance(k[4], Launcher) and len(machine.launched) == 9
