@@ -170,12 +170,36 @@ def test_what_is_no_argument_is_watched(machine, monkeypatch):
     assert machine.launched[-1][0] == machine.launched[count][0]
 
 
+def test_a_kernel_launched_with_checks_first(machine, monkeypatch, general):
+    k = JitFunction(add.fn)
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    for _ in range(3): k[4](*three(), 256)
+    monkeypatch.delenv("TKC_DEBUG")
+    before = len(general)
+    for _ in range(5): k[4](*three(), 256)
+    assert is_native(k[4]) and len(general) <= before + 2 and machine.launched[-1][0] != machine.launched[0][0]
+
+
 def test_options_and_constants(machine, general):
     k = JitFunction(add.fn)
     for warps in (1, 2, 1, 2): k[4](*three(), 256, num_warps=warps)
     assert [m[1][3] for m in machine.launched] == [32, 64, 32, 64] and len(general) == 3           # the second of each is known, the first of all was before there was a door
     for block in (64, 128, 64, 128): k[4](*three(), 256, BLOCK=block)
     assert machine.launched[-1][0] != machine.launched[-2][0] and machine.launched[-1] == machine.launched[-3]
+
+
+def test_calls_of_several_kinds(machine, general):
+    """Each has its door; whichever was opened last asks the others."""
+    def bias(x, b, out, n):
+        i = tkc.program_id(0) * 64 + tkc.arange(64)
+        tkc.store(out.ptr + i, tkc.load(x.ptr + i) + (0 if b is None else tkc.load(b.ptr + i)))
+    k, (x, b, out) = JitFunction(bias), three()
+    for _ in range(3):
+        k[4](x, b, out, 256); k[4](x, None, out, n=256); k[4](x, None, out, 256)
+    assert [m[0] for m in machine.launched[:3]] == [m[0] for m in machine.launched[3:6]] and machine.launched[0][0] != machine.launched[1][0] == machine.launched[2][0]
+    before = len(general)
+    for at in (0x5000_0000, 0x6000_0000): k[4](of(at), b, out, 256); k[4](of(at), None, out, n=256); k[4](of(at), None, out, 256)
+    assert len(general) == before
 
 
 def test_a_grid_that_is_a_function(machine, general):

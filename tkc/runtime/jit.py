@@ -22,6 +22,7 @@ from tkc.runtime.arrays import ArrayInfo, describe
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
 
 if TYPE_CHECKING:
+    from tkc.runtime.native import Door
     from tkc.timing.predict import Prediction
 
 READY = 4096                                    # launches remembered for each kernel
@@ -61,7 +62,8 @@ class JitFunction:
         self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # TKC_DEBUG and types -> (keyer, {key: launch})
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
-        self._launchers: dict[Any, Callable] = {}                               # grid -> Launcher, or its door in machine code
+        self._launchers: dict[Any, Callable] = {}                               # grid -> Launcher, or its last door in machine code
+        self._doors: dict[tuple, dict[tuple, Door | None]] = {}                        # grid -> {kind of call: door, None where there can be none}
         self._launcher = type("Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__})               # of this kernel: it learns `_quick`
         self._fingerprint, self._watched, self._cells = None, (), ()
 
@@ -163,7 +165,7 @@ class JitFunction:
     def _forget_if_rebound(self) -> None:
         """Where a global or a closure's variable that the kernel reads was bound to something else, what was compiled is no longer this kernel."""
         if any(namespace.get(name) is not value for namespace, name, value in self._watched) or any(_contents(cell) is not value for cell, value in self._cells):
-            self._ready.clear(); self._compiled.clear(); self._loaded.clear(); self._launchers.clear()
+            self._ready.clear(); self._compiled.clear(); self._loaded.clear(); self._launchers.clear(); self._doors.clear()
             self._launcher.__call__ = Launcher.__call__
             self._fingerprint, self._watched, self._cells = None, (), ()
 
@@ -225,16 +227,17 @@ class Launcher:
             keyer, ready = kernel._ready[types]
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
         except (KeyError, TypeError): pass                                      # not made before, or not hashable
-        return launch if launch is not None else self._made(values, options, extents, types, args, kwargs)
+        if launch is None: launch = self._made(values, options, extents, types, args, kwargs)
+        if hasattr(launch, "calls") and not kernel._cells: self._open(launch, extents, args, kwargs, types)
+        return launch
 
     def _made(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents)
         if getattr(launch, "reusable", False):
-            if new := types not in kernel._ready:
+            if types not in kernel._ready:
                 kernel._ready[types] = key_function(values, kernel.constexpr), {}
                 kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], len(args), tuple(kwargs)) or kernel._launcher.__call__
-            if new or type(kernel._launchers.get(extents)) is not BuiltinFunctionType: self._open(launch, extents, args, kwargs, types)
             keyer, ready = kernel._ready[types]
             try: key = keyer(extents, options and tuple(options.items()), values)
             except (TypeError, AttributeError): key = None
@@ -245,12 +248,13 @@ class Launcher:
 
     def _open(self, launch: Callable, extents: tuple[int, int, int], args: Sequence, kwargs: dict[str, Any], types: tuple) -> None:
         """From now on `kernel[grid]` is a function in machine code, for calls like this one on a GPU; those it does not know come back here."""
-        kernel = self.kernel
-        if not hasattr(launch, "calls") or kernel._cells: return
         from tkc.runtime import native
-        door = native.door(self if self._constant else Launcher(kernel, extents), launch, args, kwargs, [*kernel._watched, (_variables, _DEBUG, types[0])])
-        if door is None: return
-        if len(kernel._launchers) >= READY: kernel._launchers.clear()
+        if type(launch) is not native.Launch: return                            # one with checks
+        kernel = self.kernel
+        if len(kernel._doors) >= READY: kernel._doors.clear(); kernel._launchers.clear()
+        doors, kind = kernel._doors.setdefault(extents, {}), native.kind(args, kwargs)
+        if kind not in doors: doors[kind] = native.door(self if self._constant else Launcher(kernel, extents), args, kwargs, [*kernel._watched, (_variables, _DEBUG, types[0])], doors)
+        if (door := doors[kind]) is None: return
         kernel._launchers[extents] = door.launch
         if type(self.grid) in (int, tuple): kernel._launchers[self.grid] = door.launch
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,25 +91,30 @@ def _exchange(kind: type) -> tuple[int, int] | None:
     return found if found and all(found) else None
 
 
-def door(launcher: Launcher, launch: Callable, args: Sequence, kwargs: dict[str, Any], watched: Sequence[tuple[dict, Any, Any]]) -> Door | None:
-    """A door for calls like this one, whose launch this is. watched: (namespace, name, value) that must stay so. None where such calls cannot be told in words, or there is no machine code."""
-    if type(launch) is not Launch or driver.launch_entry() is None: return None
+def kind(args: Sequence, kwargs: dict[str, Any]) -> tuple: return tuple(map(type, args)), *((n, type(v)) for n, v in kwargs.items())
+
+
+def door(launcher: Launcher, args: Sequence, kwargs: dict[str, Any], watched: Sequence[tuple[dict, Any, Any]], others: dict[tuple, Door | None]) -> Door | None:
+    """A door for calls like this one. watched: (namespace, name, value) that must stay so; others: doors for the same grid, by the kind of their calls. None where such calls
+    cannot be told in words, or there is no machine code."""
+    if driver.launch_entry() is None: return None
     kinds, kernel = [], launcher.kernel
     fixed = {n for n, constant in zip(kernel.names, kernel.constexpr) if constant}
     for name, v in (*zip(kernel.names, args), *kwargs.items()):
-        kind = INT if type(v) is int else FLOAT if type(v) is float else SAME if type(v) in (bool, str, type(None)) else TENSOR if name not in fixed and _exchange(type(v)) else None
-        if kind is None: return None
-        kinds.append((type(v), kind))
+        what = INT if type(v) is int else FLOAT if type(v) is float else SAME if type(v) in (bool, str, type(None)) else TENSOR if name not in fixed and _exchange(type(v)) else None
+        if what is None: return None
+        kinds.append((type(v), what))
     tensors = {_exchange(t) for t, k in kinds if k == TENSOR}
     if len(tensors) != 1 or len(args) + len(kwargs) > TENSORS or not all(type(space) is dict for space, *_ in watched) or (methods := _methods()) is None: return None
-    return Door(launcher, kinds, len(args), tuple(map(sys.intern, kwargs)), tensors.pop(), tuple(watched), methods)
+    return Door(launcher, kinds, len(args), tuple(map(sys.intern, kwargs)), tensors.pop(), tuple(watched), others, methods)
 
 
 class Door:
     """`launch` is the builtin function, `words` another one that gives what it would look up (None: the call is of another kind)."""
 
-    def __init__(self, launcher: Launcher, kinds: list[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, methods: tuple[_Method, _Method]):
-        self.launcher, self.kinds, self.watched, self.known = launcher, kinds, launcher.kernel._watched, {}
+    def __init__(self, launcher: Launcher, kinds: list[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, others: dict[tuple, Door | None],
+                 methods: tuple[_Method, _Method]):
+        self.launcher, self.kinds, self.watched, self.others, self.known = launcher, kinds, launcher.kernel._watched, others, {}
         tables = [b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows) for rows in ([(id(t), k) for t, k in kinds], [(id(n),) for n in names], [tuple(map(id, w)) for w in watched])]
         self.tensors, slow = sum(kind == TENSOR for _, kind in kinds), self.missed
         fields = {"positional": positional, "named": len(names), "watched": len(watched), "tensors": self.tensors, "known": id(self.known), "slow": id(slow), "none": id(None), "describe": exchange[0], "stream": exchange[1],
@@ -120,6 +125,7 @@ class Door:
     def missed(self, *args, **kwargs) -> None:
         """The general way, remembered. (What a call is told by is asked before and after: another thread may change an array meanwhile.)"""
         written = self.words(*args, **kwargs)
+        if written is None and (other := self.others.get(kind(args, kwargs)) or self) is not self: return other.launch(*args, **kwargs)
         launch = self.launcher.found(args, kwargs)
         launch()
         if written is None or type(launch) is not Launch or self.launcher.kernel._watched is not self.watched: return
