@@ -64,26 +64,20 @@ def contest(seed: int, shape=SHAPES[0]) -> Contest:
 def sweep(shapes=SHAPES, rounds: int = 5) -> None:
     import torch
 
-    import tkc
     from tkc import kernels
-    from tkc.kernels.arrays import power
-    from tkc.kernels.grouped import BLOCKS as EACH
-    from tkc.kernels.grouped import LOWEST, _blocks, _grid, _grouped, _places
+    from tkc.kernels.grouped import _grid, _grouped, table
     for shape in shapes:
         a, b, ends, out = operands(shape, 0)
         m, k, n, count = shape
         runs = {"torch._grouped_mm": lambda: torch._grouped_mm(a, b, offs=ends), "tkc": lambda: kernels.grouped_matmul(a, b, ends)}
         want = kernels.grouped_matmul(a, b, ends)
         for bm, bn in BLOCKS:
-            for raster in (1, 8, 16):
-                places = torch.empty(4, -(-_blocks(a, b, LOWEST) // EACH) * EACH, device="cuda", dtype=torch.int32)
-                try:
-                    _places[tkc.cdiv(_blocks(a, b, bm), EACH)](ends, places, m, k, BM=bm, GROUPS=power(count + 1), BLOCKS=EACH)
-                    run = _grouped.kernel.prepare(a, b, places, out.fill_(77), BM=bm, BN=bn, BK=64, raster=raster, grid=_grid)
-                    run()
-                    if (error := harness.relative_error(out, want.double())) > 1e-2: print(f"{shape} {bm}x{bn} raster {raster}: error {error:.3g}"); continue
-                    runs[f"{bm}x{bn}x64 raster {raster}"] = run
-                except Exception as e: print(f"{shape} {bm}x{bn} raster {raster}: {type(e).__name__} {str(e).splitlines()[0][:200]}", flush=True)
+            try:
+                run = _grouped.kernel.prepare(a, b, table(a, b, ends, bm, bn), out.fill_(77), BM=bm, BN=bn, BK=64, grid=_grid)
+                run()
+                if (error := harness.relative_error(out, want.double())) > 1e-2: print(f"{shape} {bm}x{bn}: error {error:.3g}"); continue
+                runs[f"{bm}x{bn}x64"] = run
+            except Exception as e: print(f"{shape} {bm}x{bn}: {type(e).__name__} {str(e).splitlines()[0][:200]}", flush=True)
         times = [{name: harness.gpu_timer(runs[name], 5, 20) for name in random.Random(i).sample(list(runs), len(runs))} for i in range(rounds)]
         for name in sorted(runs, key=lambda r: statistics.median(t[r] for t in times)):
             seconds = statistics.median(t[name] for t in times)

@@ -10,7 +10,7 @@ from tests.passes.kernels import context, through
 from tests.passes.test_roles import array, integers, role
 from tkc import kernels
 from tkc.ir import threads
-from tkc.kernels.grouped import BLOCKS, _blocks, _grid, _grouped, _places
+from tkc.kernels.grouped import _grid, _grouped, table
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level4
 
@@ -68,23 +68,22 @@ def test_what_cannot_be_is_refused(change, words):
 def test_ragged_groups_on_hoppers_engines(block):
     """Under the happens-before check, in random schedules; ends that do not ascend leave empty groups."""
     BM, BN, BK = block
-    given = context("sm_90a", raster=8)
+    given = context("sm_90a")
     module = traced(_grouped.kernel.fn, *(array(tkc.bfloat16, rank) for rank in (2, 3)), array(tkc.int32), array(tkc.bfloat16), BM=BM, BN=BN, BK=BK)
     through(module, PIPELINE[-1], given)
     kernel = module.body.block.first_op
-    assert given.plan.roles == "cooperative" and given.plan.queue and given.plan.raster == 8 and any(isinstance(op, threads.TmaStore) for op in role(kernel, "consumer").walk())
+    assert given.plan.roles == "cooperative" and given.plan.queue and any(isinstance(op, threads.TmaStore) for op in role(kernel, "consumer").walk())
     for i, (ends, m) in enumerate((([BM, BM + 5, BM + 5, 2 * BM + 9], 2 * BM + 20), ([2 * BM], 2 * BM), ([90, 60, 400], 100))):
         a, b, c = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, 72), (len(ends), 72, 40), (m, 40))))
-        places = np.zeros((4, -(-_blocks(a, b, BM) // BLOCKS) * BLOCKS), np.int32)
-        _places[places.shape[1] // BLOCKS](np.array(ends), places, m, 72, BM=BM, GROUPS=8, BLOCKS=BLOCKS)
+        places = table(a, b, np.array(ends), BM, BN)
         c[...] = np.nan
-        level4.run(module, [a, b, places, c], (*_grid(dict(a=a, b=b, c=c, BM=BM, BN=BN)), 1), seed=i, resident=1 + i)
+        level4.run(module, [a, b, places, c], (*_grid(dict(a=a, b=b, c=c, BM=BM, BN=BN)), 1, 1), seed=i, resident=1 + i)
         assert np.array_equal(double(c), double(expected(a, b, ends).astype(BF16)))
 
 
 def test_it_assembles_clean_for_the_shapes_of_experts():
     for m, k, n, count, b in ((8192, 4096, 14336, 8, "bf16[8, 4096, 14336]"), (16384, 2048, 768, 128, "bf16[128:1572864, 2048:1, 768:2048]")):
-        arguments = f"bf16[{m}, {k}]", b, f"i32[4, {-(-(m // 16 + 1 + count) // 16) * 16}]", f"bf16[{m}, {n}]"
+        arguments = f"bf16[{m}, {k}]", b, f"i32[5, 4096]", f"bf16[{m}, {n}]"
         config = _grouped.choose(*arguments, grid=_grid, target="sm_90a").config
         compiled = _grouped.kernel.compile(*arguments, **dict(config.items), target="sm_90a")
         assert "wgmma" in compiled.ptx and not [line for line in compiled.decisions if "is not used" in line]

@@ -49,6 +49,7 @@ class LoadPlan:
     multicast: int = -1
     ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
     restaged: int = -1                              # and the ring in which it is laid anew
+    keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
     boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
 
 
@@ -66,6 +67,7 @@ class Plan:
     spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them
     prefetch: bool = False                          # loops without dots read one iteration ahead
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
+    serpentine: bool = False                        # every second program of a block walks k backwards, and every second raster its columns: what the last one read last is in the cache
     persistent: bool = False                        # a block takes one program after the other
     blocks: int = 0                                 # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
     turned: bool = False                            # tiles that are read along one axis and written along another are turned in registers, not in shared memory
@@ -79,6 +81,7 @@ class Plan:
     relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
     slabs: int = 1                                  # tma: buffers in turn through which each result leaves,
+    leave: str = ""                                 # tma: what L2 is told of results
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 

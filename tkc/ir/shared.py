@@ -183,6 +183,7 @@ class CopyIn(TileOperation):
     vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
     engine = opt_prop_def(StringAttr)             # "tma": the tensor memory accelerator; absent: the threads
     tf32 = opt_prop_def(UnitAttr)                 # float32 rounded to tf32 on its way (by the tensor memory accelerator)
+    hint = opt_prop_def(StringAttr)               # "evict_first" or "evict_last": what the L2 cache is told (by the tensor memory accelerator)
     cut = opt_prop_def(IntegerAttr)               # the buffer's axis along which the blocks of the cluster share the copy, each for all of them
     threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
     irdl_options = SEGMENTED
@@ -209,12 +210,13 @@ class CopyOut(TileOperation):
     array, offsets, buffer = operand_def(ArrayType), var_operand_def(), operand_def(SharedType)
     extents = prop_def(DenseArrayBase)
     slots = prop_def(IntegerAttr)
+    hint = opt_prop_def(StringAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     @property
     def mask(self) -> None: return None
 
-    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int):
-        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)})
+    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int, hint: str = ""):
+        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)} | ({"hint": StringAttr(hint)} if hint else {}))
 
 
 @irdl_op_definition

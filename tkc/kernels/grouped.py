@@ -2,9 +2,12 @@
 
     c[start:end] = a[start:end] @ b[g]          for group g with its rows start = ends[g - 1] to end = ends[g]
 
-Where groups end is known on the device alone. A small kernel writes for each block of rows its group, its rows and its steps of k; the product is then the plain
-one, with a row and a matrix that are loaded: tensor maps take both as coordinates. Only a group's last block, which the next group begins in, stores by rows.
-Blocks of which there turn out to be none take no steps. Their number is bounded without knowing the groups: a / BM + 1 and one more for each group.
+Where groups end is known on the device alone. A small kernel writes for each program its group, its rows, its columns and its steps of k; the product is then the plain
+one, with a row, a column and a matrix that are loaded: tensor maps take all of them as coordinates. Only a group's last block, which the next group begins in, stores by rows.
+Programs of which there turn out to be none take no steps. Their number is bounded without knowing the groups: a / BM + 1 blocks of rows, and one more for each group.
+
+The table is also the order of the programs: a group after the other, so that its matrix is read once, and in a group as on any matrix: so many blocks of rows side by side,
+column after column. An order that does not know where groups end reads two matrices at once.
 """
 from __future__ import annotations
 
@@ -13,25 +16,31 @@ from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_o
 from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of
 from tkc.kernels.operator import operator
 
-LOWEST = 32                                     # rows of a block, at least
-BLOCKS = 16                                     # of rows that a program of _places looks for
+LOWEST, NARROWEST = 32, 64                      # rows and columns of a block, at least, but of narrow results
+BLOCKS = 16                                     # of the product's programs that one of _places looks for
+TOGETHER = 2048                                 # rows that go through the columns side by side: with as many columns they are what runs at once
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64), (32, 64))
 
 
 @tkc.jit
-def _places(ends, places, rows, steps, BM: tkc.constexpr, GROUPS: tkc.constexpr, BLOCKS: tkc.constexpr):
-    """places[:, t] = group, first row, end and steps of the block of rows t; rows of no group follow the last one, with no steps."""
+def _places(ends, places, rows, steps, columns, BM: tkc.constexpr, GROUPS: tkc.constexpr, BLOCKS: tkc.constexpr):
+    """places[:, t] = group, first row, end, steps and block of columns of program t; rows of no group follow the last one, with no steps."""
     groups, g, t = ends.shape[0], tkc.arange(GROUPS), tkc.program_id(0) * BLOCKS + tkc.arange(BLOCKS)
     given = lambda i: tkc.where(i < groups, tkc.minimum(tkc.maximum(tkc.load(ends, (tkc.minimum(i, groups - 1),), (GROUPS,)).to(tkc.int32), 0), rows), rows)
     until = lambda x: tkc.scan(x, 0, tkc.maximum)                               # an end before the one before leaves an empty group
     end, start = until(given(g)), until(tkc.where(g > 0, given(tkc.maximum(g - 1, 0)), 0))
     count = (end - start + (BM - 1)) // BM
-    above = tkc.cumsum(count) - count
-    here = (t[:, None] >= above[None, :]) & (t[:, None] < (above + count)[None, :])
+    above = (tkc.cumsum(count) - count) * columns
+    here = (t[:, None] >= above[None, :]) & (t[:, None] < (above + count * columns)[None, :])
     of = lambda x: tkc.sum(tkc.where(here, x[None, :], 0), axis=1)
-    there, group = of(tkc.full((GROUPS,), 1, tkc.int32)), of(g)
-    first, at = of(start - above * BM) + there * t * BM, tkc.program_id(0) * BLOCKS
-    for i, x in enumerate((tkc.minimum(group, groups - 1), first, of(end), tkc.where((there > 0) & (group < groups), steps, 0))): tkc.store(places[i], (at,), x)
+    there, group, high = of(tkc.full((GROUPS,), 1, tkc.int32)), of(g), of(count)
+    inside = there * t - of(above)
+    side = TOGETHER // BM
+    strip = inside // (side * columns)
+    inside, height = inside - strip * side * columns, tkc.maximum(tkc.minimum(side, high - strip * side), 1)
+    column = inside // height
+    first, at = of(start) + (strip * side + inside - column * height) * BM, tkc.program_id(0) * BLOCKS
+    for i, x in enumerate((tkc.minimum(group, groups - 1), first, of(end), tkc.where((there > 0) & (group < groups), steps, 0), column)): tkc.store(places[i], (at,), x)
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -41,11 +50,19 @@ def _configs(args: dict) -> list[tkc.Config]:
     high = max(LOWEST, power(m // max(groups, 1)))
     tiles = [(bm, bn) for bm, bn in TILES if bm <= high and bn <= max(64, power(n)) and (bm > LOWEST or high == LOWEST)]
     host = (min(128, high), min(128, max(16, power(n))), 64)
-    return [tkc.Config(BM=bm, BN=bn, BK=bk, raster=8) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles)])]
+    return [tkc.Config(BM=bm, BN=bn, BK=bk) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles)])]
 
 
-def _blocks(a: Array, b: Array, BM: int) -> int: return a.shape[0] // BM + 1 + b.shape[0]
-def _grid(args: dict) -> tuple[int, int]: return _blocks(args["a"], args["b"], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
+def _programs(a: Array, b: Array, BM: int, BN: int) -> int: return (a.shape[0] // BM + 1 + b.shape[0]) * tkc.cdiv(b.shape[2], BN)
+def _grid(args: dict) -> tuple[int]: return (_programs(args["a"], args["b"], args["BM"], args["BN"]),)
+
+
+def table(a: Array, b: Array, ends: Array, BM: int, BN: int) -> Array:
+    """Of the programs of these blocks."""
+    count = tkc.cdiv(_programs(a, b, BM, BN), BLOCKS)
+    places = empty(ends, (5, count * BLOCKS), "int32")
+    _places[count](ends, places, a.shape[0], a.shape[1], tkc.cdiv(b.shape[2], BN), BM=BM, GROUPS=power(b.shape[0] + 1), BLOCKS=BLOCKS)
+    return places
 
 
 def _key(args: dict) -> str:
@@ -57,9 +74,8 @@ def _key(args: dict) -> str:
 @tkc.autotune(_configs, key=_key, measure=False)
 @tkc.jit
 def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    t, n = tkc.program_id(0), tkc.program_id(1) * BN
-    group, m, end, steps = (places[i, t] for i in range(4))
-    w = b[group]
+    group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
+    w, n = b[group], column * BN
     acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
     for k in tkc.range(0, steps, BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)), acc)
@@ -80,7 +96,7 @@ def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexp
     tkc.store(c[g], (m, n), acc.to(c.dtype))
 
 
-_heights: dict[tuple, int] = {}                  # of the blocks chosen for arrays like these
+_chosen: dict[tuple, tuple[int, int]] = {}       # the blocks for arrays like these
 
 
 def _checked(a: Array, b: Array, ends: Array) -> None:
@@ -108,14 +124,11 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     yield out
     if 0 in out.shape or 0 in b.shape: return
     a = aligned(a, n, m * n * a.shape[1])
-    places = empty(ends, (4, -(-_blocks(a, b, LOWEST) // BLOCKS) * BLOCKS), "int32")                    # enough for the lowest blocks
-    fill = lambda height: _places[tkc.cdiv(_blocks(a, b, height), BLOCKS)](ends, places, m, a.shape[1], BM=height, GROUPS=power(b.shape[0] + 1), BLOCKS=BLOCKS)
-    if (facts := (facts_of(a), facts_of(b), facts_of(out))) not in _heights:
-        if len(_heights) >= REMEMBERED: _heights.clear()
-        fill(LOWEST)                                                                                # so that what is measured (TKC_AUTOTUNE=1) has rows and steps
-        _heights[facts] = _grouped.choose(a, b, places, out, grid=_grid).config.constants["BM"]
-    fill(_heights[facts])
-    _grouped[_grid](a, b, places, out)
+    if (facts := (facts_of(a), facts_of(b), facts_of(out))) not in _chosen:
+        if len(_chosen) >= REMEMBERED: _chosen.clear()
+        given = _grouped.choose(a, b, table(a, b, ends, LOWEST, NARROWEST), out, grid=_grid).config.constants       # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
+        _chosen[facts] = given["BM"], given["BN"]
+    _grouped[_grid](a, b, table(a, b, ends, *_chosen[facts]), out)
 
 
 @operator

@@ -22,6 +22,8 @@ class LaunchOptions(Protocol):
     roles: str | None
     programs: int | None
     raster: int | None
+    serpentine: bool | None
+    retain: int | None
     split_k: int | None
     stream_k: int | None
     sum_parts: int | None
@@ -42,6 +44,8 @@ class Free:
     roles: str | None = None
     programs: int | None = None
     raster: int | None = None
+    serpentine: bool | None = None
+    retain: int | None = None
     split_k: int | None = None
     stream_k: int | None = None
     sum_parts: int | None = None

@@ -34,6 +34,8 @@ fewer:
       yield tile.next_program %programs
     }
 
+What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
+
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
 With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (programs/stream_k.py).
@@ -50,13 +52,14 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, before, only_if, replace, stamp
+from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, only_if, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import argument_of, overlapping
+from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 from tkc.passes.programs.split_k import divide
+from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 2                                          # of the cache, one part in so many
@@ -86,15 +89,28 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
 class Order(Builder):
     """Writes what follows from the order of programs."""
 
-    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue) -> list[SSAValue]:
-        """Row and column of a number, rows taken in groups of a size."""
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups of a size; back: every second group from its last column to its first."""
         wide = self.mul(size, columns)
         which = self.floordiv(linear, wide)
         start = self.mul(which, size)
         height = self.min(size, self.sub(rows, start))
         inside = self.sub(linear, self.mul(which, wide))
         column = self.floordiv(inside, height)
-        return [self.add(start, self.sub(inside, self.mul(column, height))), column]
+        row = self.add(start, self.sub(inside, self.mul(column, height)))
+        return [row, self.select(self.odd(which), self.sub(self.sub(columns, 1), column), column) if back else column]
+
+    def odd(self, n: SSAValue) -> SSAValue: return self.eq(self.and_(n, 1), 1)
+
+    def looked_up(self, loads: list[tile.Load], needed: list[Operation], places: dict[SSAValue, SSAValue], there: SSAValue) -> list[SSAValue]:
+        """What is loaded for the program of that place; zeros where there is none."""
+        if not loads: return []
+        yes, no = Block([end := scf.YieldOp()]), Block()
+        clone_slice(needed, mapping := dict(places), end)
+        end.operands = [mapping[op.result] for op in loads]
+        zeros = [tile.Constant(0, i32) for _ in loads]
+        no.add_ops([*zeros, scf.YieldOp(*zeros)])
+        return list(self.do(scf.IfOp(there, [i32] * len(loads), Region(yes), Region(no))).results)
 
     def section(self, loop: scf.ForOp, others: SSAValue, room: int) -> SSAValue:
         """How many neighbours along the other axes have their arrays in a cache of so many bytes: those a loop loads from."""
@@ -146,7 +162,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
                 layer = build.mul(teams, columns)
                 z = build.floordiv(linear, layer)
                 linear = build.sub(linear, build.mul(z, layer))
-            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster))
+            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster), plan.serpentine)
             else:
                 column = build.floordiv(linear, teams)
                 place = [build.sub(linear, build.mul(column, teams)), column]
@@ -154,14 +170,20 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
+    asked = _looked_up(kernel, inside, context) if plan.queue else []
+    needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
     for op in inside: op.detach()
     real = None
-    if plan.queue:                                              # the next program's place is carried, so that a producer works it out for all
-        loop, place = _claiming(first, total, place_of(first, build))
+    if plan.queue:                                              # the next program's place is carried, and what it looks up there, so that a producer works it out for all
+        def known(number: SSAValue, build: Order) -> list[SSAValue]:
+            place = place_of(number, build)
+            return [*place, *build.looked_up(asked, needed, {op.result: place[op.axis.value.data] for op in ids}, build.lt(number, total))]
+        loop, place = _claiming(first, total, known(first, build))
         before(end, loop)
         body = loop.after_region.block
         body.add_ops([following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
-        body.last_op.operands = [following.result, *place_of(following.result, Order(body.last_op))]
+        body.last_op.operands = [following.result, *known(following.result, Order(body.last_op))]
+        for op, value in zip(asked, place[-len(asked):]): replace(op, [value])
     else:
         body = Block(arg_types=[i32])
         loop = before(end, scf.ForOp(first, deal.turns if deal else total, step, [], Region(body)))
@@ -179,7 +201,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     body.args[0].name_hint = "program"
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
-    if plan.split_k > 1 or deal: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
+    if plan.split_k > 1 or deal or plan.serpentine: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
+    if plan.serpentine: backwards(sums, Order(body.first_op), body.args[0], first, step)
     if deal:
         share(body, sums, deal, turn, plan.warps // 4)
         kernel.set_integer("split", plan.stream_k)
@@ -202,6 +225,15 @@ def _claiming(first: SSAValue, total: SSAValue, place: list[SSAValue]) -> tuple[
     more = CLASSES["lt"](test.args[0], total)
     test.add_ops([more, scf.ConditionOp(more.result, *test.args)])
     return scf.WhileOp([first, *place], [i32] * (1 + len(place)), Region(test), Region(body)), list(body.args[1:])
+
+
+def _looked_up(kernel: tile.Kernel, inside: list[Operation], context: PassContext) -> list[tile.Load]:
+    """The numbers of 32 bits that a program loads by its place alone, from arrays that the kernel does not change."""
+    by_place: set[Operation] = set()
+    for op in inside:
+        looks_up = isinstance(op, tile.Load) and op.result.type == i32 and op.mask is None and unchanged(op, kernel, context.overlaps)
+        if not op.regions and (looks_up or is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)) and all(v.owner in by_place or v.owner not in inside for v in op.operands): by_place.add(op)
+    return [op for op in inside if op in by_place and isinstance(op, tile.Load)]
 
 
 EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert

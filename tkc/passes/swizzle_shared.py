@@ -134,6 +134,7 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
     copy.properties["engine"] = StringAttr("tma")
     if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
     if _reads_tf32(op.result): copy.properties["tf32"] = UnitAttr()
+    if hint := _planned(op, context).keep: copy.properties["hint"] = StringAttr(hint)
     if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
     before(op, copy)
     return buffer
@@ -198,7 +199,7 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
         for op, turn in zip(stores, buffers):
             buffer, part = turn[i % in_turn], parts.of(op.value, (at, (rows, columns)), anchor)
             before(anchor, _recorded(shared.Write(buffer, part), layout, context))
-            before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores)))
+            before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores), context.plan.leave))
     for op in stores: erase(op)
 
 

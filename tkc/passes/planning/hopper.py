@@ -88,9 +88,10 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
     # a program's Q must find room beside the one before's
     fuse = bool(options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not streamed and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], again.get(op, -1), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], again.get(op, -1), _kept(op, plan, options), share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
@@ -110,7 +111,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", leave="evict_first" if leaving and (options.retain or 0) > 1 else "", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:
@@ -182,6 +183,13 @@ def _rings(dots, restaged) -> list[list[tile.Load]]:
         rings += [[load] for load in apart]
         if together := [load for load in here if load not in apart]: rings.append(together)
     return rings + [[load] for load in restaged]
+
+
+def _kept(load: tile.Load, plan: Plan, options) -> str:
+    """What a raster reads again as it moves along axis 1 stays in the cache; what it reads but then goes first."""
+    if not options.retain or plan.raster < 2: return ""
+    axes = program_axes(load.operands)
+    return "evict_last" if 0 in axes and 1 not in axes else "evict_first" if 1 in axes and 0 not in axes else ""
 
 
 def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for load in ring)

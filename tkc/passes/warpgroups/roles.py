@@ -273,7 +273,7 @@ def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Map
     for view, offsets in parts:
         if t.memory.fast != t.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(t.memory.order)])).result
         map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None)
-        before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to))
+        before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to, copy.hint.data if copy.hint else None))
 
 
 def _drain(block: Block, ring: RingBarriers) -> None:
@@ -494,7 +494,7 @@ def _send(outs: list[shared.CopyOut], maps: Maps) -> None:
             box = [max(n, 1) for n in out.extents.get_values()]
             if share: box[next(a for a, n in enumerate(box) if n > 1)] = share
             map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
-            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
+            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None, hint=out.hint.data if out.hint else None))
         before(end, threads.BulkCommit(each))
         for out in group: erase(out)
 
