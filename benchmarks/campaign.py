@@ -54,6 +54,7 @@ STAGES = {
     "launch": race("launch", seconds=20),
     "product_types": race("product_types", seconds=90),
     "product_grouped": race("product_grouped", seconds=60),
+    "product_figures": race("product_figures", seconds=100),
     "product_odd": race("product_odd", seconds=120),
     "sanitize": Stage(("-m", "tests.gpu.sanitize", "--seconds", "{each}"), 240, 60),
     "golden_programs": race("golden_programs", seconds=90),

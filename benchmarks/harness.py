@@ -87,6 +87,7 @@ class Contest:
     amount: float | None = None
     unit: str = ""
     figures: tuple[Figure, ...] = ()
+    worst_error: float | None = None                # what each of ours may have of the least error of a rival
     notes: tuple[str, ...] = ()
 
     def rate(self, seconds: float) -> float: return self.amount / seconds
@@ -129,6 +130,12 @@ class Result:
         """The figure's number over the rounds; None if a contestant it speaks of is out."""
         if any(name not in self.seconds for name in figure.needs): return None
         return Quartiles.of([figure.measure(times) for times in map(self.round, range(self.rounds))])
+
+
+    def worst_error(self) -> float | None:
+        """The largest error of ours over the least of a rival; None where one of them has none."""
+        mine, others = ([self.errors[c.name] for c in self.contest.contestants if c.role == role and c.name in self.errors] for role in ("ours", "rival"))
+        return max(mine) / min(others) if mine and others and min(others) else None
 
 
 # ------------------------------------------------------------------------------------------------------------ correctness

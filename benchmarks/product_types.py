@@ -216,7 +216,8 @@ def contest(seed: int, name: str = "fp8 fast", shape: tuple[int, int, int] = SHA
     return Contest(f"{name.replace(' ', '-')}-{text(shape)}", f"Product {text(shape)}, {name}", (
         *(Contestant(label(*b), lambda b=b: ours(*b), "ours") for b in kind.blocks[:CHOSEN]),
         *(Contestant(rival_name, lambda make=make: rival(make)) for rival_name, make in kind.rivals.items()),
-    ), harness.gpu_timer, harness.GPU_TIMING, lambda: kind.reference(given), kind.tolerance, amount=2 * m * n * k / 1e12, unit="TFLOP/s")
+    ), harness.gpu_timer, harness.GPU_TIMING, lambda: kind.reference(given), kind.tolerance, amount=2 * m * n * k / 1e12, unit="TFLOP/s",
+        figures=tuple(harness.speed_ratio(label(*b), rival_name, 1.0) for b in kind.blocks[:1] for rival_name in kind.rivals), worst_error=1.1)
 
 
 # ---- the sweep --------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,9 @@ def verdicts(result: Result) -> list[tuple[str, str, str]]:
     for figure in result.contest.figures:
         q = result.figure(figure)
         out.append((figure.text, _spread(q, seconds if figure.seconds else lambda x: f"{x:.4g}"), "not measured" if q is None else "met" if figure.met(q.median) else "MISSED"))
+    if (most := result.contest.worst_error) is not None:
+        worst = result.worst_error()
+        out.append((f"errors of ours at most {most:g} x the least of a rival", "-" if worst is None else f"{worst:.4f}", "not measured" if worst is None else "met" if worst <= most else "MISSED"))
     return out
 
 
@@ -107,7 +110,7 @@ def markdown(result: Result, where: dict, plot: str | None) -> str:
              "the best other rival of the same round, median and quartiles.", ""]
     parts += [line(HEADER), line(["---"] * len(HEADER)), *map(line, rows(result)), ""]
     if result.failures: parts += [f"Out of the race: {name}: {why}" for name, why in result.failures.items()] + [""]
-    if contest.figures: parts += [line(("figure", "measured", "")), line(["---"] * 3), *map(line, verdicts(result)), ""]
+    if verdicts(result): parts += [line(("figure", "measured", "")), line(["---"] * 3), *map(line, verdicts(result)), ""]
     parts += [*contest.notes, ""] if contest.notes else []
     if plot: parts += [f"![times of the rounds]({plot})", ""]
     return "\n".join(parts)

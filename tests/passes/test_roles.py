@@ -2,7 +2,7 @@
 
 All numbers are small integers, so that sums are exact in float32 and every result has one right value.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import ml_dtypes
@@ -101,6 +101,19 @@ def last(form: Form): return compiled(form)[0][LAST]
 
 
 # ------------------------------------------------------------------------------------------------------ values
+@assembler
+@pytest.mark.parametrize("form", [Form((64, 64, 32), "tt", options=(("num_stages", 3), ("serpentine", True))), Form((128, 128, 64), options=(("num_stages", 2), ("cluster", (2, 1)), *TOGETHER)),
+                                  *(Form((64, 64, 32), options=((name, 2), ("roles", roles))) for name in ("split_k", "stream_k") for roles in ("cooperative", "pingpong"))], ids=lambda f: f.name)
+def test_arrays_whose_offsets_need_64_bits(form):
+    """More than 2³¹ elements: the copy engine's coordinates have 32 bits all the same."""
+    BM, BN, BK = form.block
+    wide = [replace(array(form.dtype, rank), wide=True) for rank in (2, 2, 1, 2, 2)]
+    module = stages.compiled(traced(product, *wide, BM=BM, BN=BN, BK=BK, MAJORS=form.majors, EPILOGUE=""), **dict(form.options))[0][LAST]
+    assert any(str(op.operands[1].type) == "i64" for op in role(module.body.block.first_op, "producer").walk() if isinstance(op, threads.TmaLoad))
+    check(module, form, BM + 5, BN + 9, 3 * BK - 7, run=machine.run, resident=1)
+    assembles_clean(module)
+
+
 @EVERY
 def test_every_level(form):
     BM, BN, BK = form.block

@@ -50,7 +50,7 @@ class Builder:
     def _alike(self, *xs: SSAValue | int) -> list[SSAValue]: return [self.of(x, next((v.type for v in xs if not isinstance(v, int)), i32)) for x in xs]
     def __getattr__(self, name: str): return lambda a, b: self(CLASSES[name.rstrip("_")](*self._alike(a, b)))
     def select(self, condition: SSAValue, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self(Select(condition, *self._alike(a, b)))
-    def up(self, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self.floordiv(self.add(a, self.sub(b, 1)), b)
+    def up(self, a: SSAValue | int, b: SSAValue | int) -> SSAValue: return self.floordiv(self.add(a, b - 1 if isinstance(b, int) else self.sub(b, 1)), b)
 
 
 def retype(value: SSAValue, t: Attribute) -> None:

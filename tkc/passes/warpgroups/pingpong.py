@@ -15,10 +15,12 @@ Buffers that a consumer writes exist twice, a stage for each. The producer is as
 from __future__ import annotations
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
+from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
 from tkc.passes.analysis.values import LOADS
@@ -121,4 +123,5 @@ class _Steps:
         clone_slice(needed, mapping, build.anchor)
         first, last, step = (mapping.get(v, v) for v in bounds)
         one, zero = (build.number(n, step.type) for n in (1, 0))
-        return build.max(build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero)
+        trips = build.max(build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero)
+        return trips if trips.type == i32 else build(Cast(trips, i32))                # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
