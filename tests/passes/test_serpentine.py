@@ -14,7 +14,7 @@ from tkc.ir.target import target
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level4
 
-BOTH = ("serpentine", True), ("retain", 2)
+BOTH = ("serpentine", True), ("retain", True)
 FORMS = [Form((64, 64, 32), options=(*BOTH, ("raster", 2))), Form((64, 64, 32), "tt", options=(*BOTH, ("raster", 2), ("num_stages", 3), ("roles", "cooperative"))), Form((128, 128, 64), options=(*BOTH, ("raster", 2), ("cluster", (2, 1))))]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 
@@ -50,13 +50,13 @@ def test_it_assembles_clean(form): assembles_clean(last(form))
 
 
 def test_the_cache_is_told():
-    """Rows, which the raster reads again, stay; columns and results go first. Without a raster nothing is said."""
+    """Rows, which the raster reads again, stay; columns go first. Without a raster nothing is said."""
     text = emit(last(FORMS[0]), target("sm_90a")).text
-    assert text.count(".L2::cache_hint") == 3 and all(str(policy) in text for policy in POLICIES.values())
+    assert text.count(".L2::cache_hint") == 2 and all(str(policy) in text for policy in POLICIES.values())
     hints = [op.hint.data for op in role(last(FORMS[0]).body.block.first_op, "producer").walk() if isinstance(op, threads.TmaLoad)]
     assert hints == ["evict_last", "evict_first"]
-    plain = compiled(Form((64, 64, 32), options=(("retain", 1), ("raster", 1))))[1]
-    assert any("retain = 1 is not used" in line for line in plain.decisions)
+    plain = compiled(Form((64, 64, 32), options=(("retain", True), ("raster", 1))))[1]
+    assert any("retain = True is not used" in line for line in plain.decisions)
 
 
 def test_every_pass_is_validated(tmp_path):

@@ -81,7 +81,6 @@ class Plan:
     relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
     slabs: int = 1                                  # tma: buffers in turn through which each result leaves,
-    leave: str = ""                                 # tma: what L2 is told of results
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 

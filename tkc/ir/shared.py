@@ -210,13 +210,12 @@ class CopyOut(TileOperation):
     array, offsets, buffer = operand_def(ArrayType), var_operand_def(), operand_def(SharedType)
     extents = prop_def(DenseArrayBase)
     slots = prop_def(IntegerAttr)
-    hint = opt_prop_def(StringAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     @property
     def mask(self) -> None: return None
 
-    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int, hint: str = ""):
-        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)} | ({"hint": StringAttr(hint)} if hint else {}))
+    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int):
+        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)})
 
 
 @irdl_op_definition

@@ -386,10 +386,10 @@ class TmaStore(TileOperation):
     name = "tile.tma_store"
     __form__ = "map [offsets] buffer"
     map, offsets, buffer = operand_def(MapType), var_operand_def(), operand_def(SharedType)
-    reduce, each, axis, hint = opt_prop_def(StringAttr), opt_prop_def(StringAttr), opt_prop_def(IntegerAttr), opt_prop_def(StringAttr)
+    reduce, each, axis = opt_prop_def(StringAttr), opt_prop_def(StringAttr), opt_prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, map, offsets, buffer, reduce: str | None = None, each: str | None = None, axis: int | None = None, hint: str | None = None):
-        super().__init__(operands=[map, list(offsets), buffer], properties=named(reduce=reduce, each=each, hint=hint) | ({} if axis is None else {"axis": number(axis)}))
+    def __init__(self, map, offsets, buffer, reduce: str | None = None, each: str | None = None, axis: int | None = None):
+        super().__init__(operands=[map, list(offsets), buffer], properties=named(reduce=reduce, each=each) | ({} if axis is None else {"axis": number(axis)}))
 
     def verify_(self) -> None:
         if self.each is None: return

@@ -47,7 +47,7 @@ class Options:
     programs: int | None = None           # at once in a block; 2: ping-pong between programs
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
     serpentine: bool | None = None        # every second program of a block walks k, and every second raster its columns, backwards
-    retain: int | None = None             # L2 keeps what a raster reads again longer than what it has done with: 1: factors; 2: results leave first too
+    retain: bool | None = None            # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has then done with
     split_k: int | None = None            # programs that share one output block, each a part of k
     stream_k: int | None = None           # programs of the last wave are shared by all blocks, each in at most so many parts of k
     sum_parts: int | None = None          # 1: dots whose results a loop adds up stay whole; else they come in parts, so that one is added up under the next

@@ -23,7 +23,7 @@ class LaunchOptions(Protocol):
     programs: int | None
     raster: int | None
     serpentine: bool | None
-    retain: int | None
+    retain: bool | None
     split_k: int | None
     stream_k: int | None
     sum_parts: int | None
@@ -45,7 +45,7 @@ class Free:
     programs: int | None = None
     raster: int | None = None
     serpentine: bool | None = None
-    retain: int | None = None
+    retain: bool | None = None
     split_k: int | None = None
     stream_k: int | None = None
     sum_parts: int | None = None

@@ -150,7 +150,7 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": bool([x for x in plan.loads if x.keep]) + bool(plan.leave), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
 
 
 def forcing(plan: Plan) -> dict:

@@ -199,7 +199,7 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
         for op, turn in zip(stores, buffers):
             buffer, part = turn[i % in_turn], parts.of(op.value, (at, (rows, columns)), anchor)
             before(anchor, _recorded(shared.Write(buffer, part), layout, context))
-            before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores), context.plan.leave))
+            before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores)))
     for op in stores: erase(op)
 
 

@@ -113,7 +113,7 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
             if not isinstance(value, int) or value < 0: raise LaunchError(f"{kernel}: debug is expected to be True, False or the seconds that a wait may take, got {value!r}")
         elif name == "roles":
             if value not in ROLES: raise LaunchError(f"{kernel}: roles is expected to be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {value!r}")
-        elif name in ("relax", "fuse", "persistent", "turned", "serpentine"):
+        elif name in ("relax", "fuse", "persistent", "turned", "serpentine", "retain"):
             if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
         elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")

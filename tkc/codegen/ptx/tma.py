@@ -82,18 +82,13 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
         suffix = ".multicast::cluster"
         half = w.memo(("mask", mask), lambda: w.op("cvt.u16.u32", "b16", mask)) if isinstance(mask, str) else w.hoist(("mask", mask), lambda: w.op("mov.b16", "b16", mask))
         extra = f", {half}"
-    hinted, how = policy(e, op)
-    suffix, extra = suffix + hinted, extra + how
+    if op.hint is not None:
+        suffix += ".L2::cache_hint"
+        extra += f", {w.hoist(('policy', op.hint.data), lambda: w.op('mov.b64', 'b64', POLICIES[op.hint.data]))}"
     barrier, copies = of(e, op), list(boxes(e, m, op.offsets, view))
     with only(e):
         for coords, at, n in copies:
             w.emit(f"cp.async.bulk.tensor.{n}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix} {at}, [{m.address}, {coords}], {barrier}{extra}")
-
-
-def policy(e: Emitter, op) -> tuple[str, str]:
-    """What the cache is told, in the name of a copy and behind its operands."""
-    if op.hint is None: return "", ""
-    return ".L2::cache_hint", f", {e.w.hoist(('policy', op.hint.data), lambda: e.w.op('mov.b64', 'b64', POLICIES[op.hint.data]))}"
 
 
 @emitter(threads.TmaStore)
@@ -108,9 +103,9 @@ def store(e: Emitter, op: threads.TmaStore) -> None:
         rows = m.type.extents[axis]
         _, share = view.memory.slice([rows, *[0] * (len(view.memory.shape) - 1)], [rows, *view.memory.shape[1:]])
         view, further = replace(view, base=add(e, view.base, mul(e, warpgroup(e), share))), (axis, mul(e, warpgroup(e), rows))
-    copies, (suffix, extra) = list(boxes(e, m, op.offsets, view, further)), policy(e, op)
+    copies = list(boxes(e, m, op.offsets, view, further))
     with acting(e, op):
-        for coords, at, n in copies: e.w.emit(f"{name.format(n)}{suffix} [{m.address}, {coords}], {at}{extra}")
+        for coords, at, n in copies: e.w.emit(f"{name.format(n)} [{m.address}, {coords}], {at}")
 
 
 def acting(e: Emitter, op):

@@ -494,7 +494,7 @@ def _send(outs: list[shared.CopyOut], maps: Maps) -> None:
             box = [max(n, 1) for n in out.extents.get_values()]
             if share: box[next(a for a, n in enumerate(box) if n > 1)] = share
             map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
-            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None, hint=out.hint.data if out.hint else None))
+            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
         before(end, threads.BulkCommit(each))
         for out in group: erase(out)
 
