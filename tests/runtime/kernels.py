@@ -18,6 +18,13 @@ def add(x, y, out, n, BLOCK: tkc.constexpr = 64):
 
 
 @tkc.jit
+def strided(x, y, out, n, by, BLOCK: tkc.constexpr = 64):
+    i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
+    a, b = (tkc.load(t.ptr + i * t.strides[0], mask=i < n) for t in (x, y))
+    tkc.store(out.ptr + i * out.strides[0], a + (b * by).to(b.dtype), mask=i < n)
+
+
+@tkc.jit
 def scaled(x, out, n, BLOCK: tkc.constexpr = 64):
     i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
     tkc.store(out.ptr + i, helper(tkc.load(x.ptr + i, mask=i < n)) + math.pi + OFFSETS[0], mask=i < n)

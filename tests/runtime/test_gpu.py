@@ -9,7 +9,7 @@ from types import BuiltinFunctionType
 
 import pytest
 
-from tests.runtime.kernels import add, grid, shift
+from tests.runtime.kernels import add, grid, shift, strided
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import ArrayInfo, contiguous
@@ -94,17 +94,28 @@ def test_views_and_overlaps(torch):
 
 def test_launches_in_machine_code(torch):
     """Random calls of one kernel: arrays anywhere, of other strides, types and sizes, in place or not, in other streams, their results read at once."""
-    k, pools, random_, side = JitFunction(add.fn), [torch.arange(1 << 16, device="cuda", dtype=torch.float32) for _ in range(2)], random.Random(1), torch.cuda.Stream()
+    k, pools, random_, side = JitFunction(strided.fn), [torch.arange(1 << 16, device="cuda", dtype=torch.float32) % 97 for _ in range(2)], random.Random(1), torch.cuda.Stream()
     for round in range(300):
-        n, kind, step = random_.choice((64, 100, 1000)), random_.choice((torch.float32, torch.int32)), random_.choice((1, 1, 2))
-        x, y = (pool.view(kind)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
+        n, kind, step, by = random_.choice((64, 100, 1000)), random_.choice((torch.float32, torch.int32)), random_.choice((1, 1, 2)), random_.choice((1, 2, 16, 0.5, -0.0, 3.0))
+        x, y = (pool.to(kind)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
         out = random_.choice((x, y, torch.empty(n, device="cuda", dtype=kind)))
         torch.cuda.synchronize()
         with torch.cuda.stream(random_.choice((side, torch.cuda.default_stream()))):
-            wanted = x + y
-            k[grid](x, y, out, n) if round % 3 else k[-(-n // 64)](x, y, out, n)
-            assert torch.equal(out.view(torch.int32), wanted.view(torch.int32)), round
+            wanted = x + (y * by).to(kind)
+            k[grid](x, y, out, n, by) if round % 3 else k[-(-n // 64)](x, y, out, n, by)
+            assert torch.equal(out, wanted), (round, n, kind, step, by)
     assert type(k[16]) is BuiltinFunctionType
+
+
+def test_a_prepared_launch_in_machine_code(torch):
+    x, out, side = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda"), torch.cuda.Stream()
+    launch = add.prepare(x, x, out, 256, grid=4)
+    assert type(launch) is BuiltinFunctionType
+    for stream in (torch.cuda.default_stream(), side) * 2:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream): x.add_(1); launch()
+        stream.synchronize()
+        assert torch.equal(out, 2 * x)
 
 
 def test_a_parameter_and_a_graph_in_machine_code(torch):

@@ -117,12 +117,43 @@ def test_arrays_elsewhere_are_the_same_launch(machine, general):
     assert machine.launched[-1][:3] == machine.launched[0][:3] and machine.launched[-1][3] != machine.launched[0][3]
 
 
+def test_numbers_elsewhere_are_the_same_launch(machine, general):
+    """Of the same facts (1, a multiple of 16, 32 bits): they are written into the parameters too, as wide as these are."""
+    def axpy(x, out, n, a, b, W: tkc.constexpr = 3):
+        i = tkc.program_id(0) * 64 + tkc.arange(64)
+        tkc.store(out.ptr + i, tkc.load(x.ptr + i) * a + b + W, mask=i < n)
+    k, (x, out, _) = JitFunction(axpy), three()
+    for _ in range(2):
+        for n in (100, 32, 1 << 40): k[4](x, out, n, 2.5, -0.0)
+    before, said = len(general), []
+    for n, a, b in ((-7, 1e300, 0.0), (255, -0.0, 3.5), (-16, 2.5, float("inf")), ((1 << 41) + 16, -1e-320, 1.0)):
+        k[4](x, out, n, a, b)
+        Launcher(JitFunction(axpy), 4).found((x, out, n, a, b), {})()
+        ours, wanted = machine.launched[-2:]
+        said.append(ours[3])
+        assert ours == wanted
+    assert len(general) == before + 4 and len(set(map(str, said))) == 4              # the other kernel's alone
+    k[4](x, out, 100, 2.5, -0.0, W=4)
+    assert machine.launched[-1][0] != machine.launched[0][0] and len(general) == before + 5
+
+
+def test_a_prepared_launch(machine):
+    launch = add.prepare(*three(), 256, grid=4)
+    for stream[0] in (0, 0, 77, 0, 77): launch()
+    assert type(launch) is BuiltinFunctionType and [m[2] for m in machine.launched] == [0, 0, 77, 0, 77] and len({str(m[:2] + m[3:]) for m in machine.launched}) == 1
+    machine.codes[:] = [1, 1]
+    with pytest.raises(DeviceError, match="CUDA_ERROR_1"): launch()
+    driver.generation.value += 1
+    launch()
+    assert len(machine.launched) == 6
+
+
 def changes():
     x, y, out = three()
     return {"nothing": (x, y, out, 256), "alignment": (of(0x1000_0004), y, out, 256), "address": (of(0x7000_0000), y, out, 256), "overlap": (x, y, of(0x1000_0010), 256),
             "the same": (x, x, out, 256), "in place": (x, y, x, 256), "touching": (x, of(0x1000_0400), out, 256), "one byte": (x, of(0x1000_03F0), out, 256), "extent": (of(n=250), y, out, 250), "stride": (of(strides=(2,)), y, out, 256),
             "backwards": (of(0x1000_0400, strides=(-1,)), y, out, 256), "type": (*three(dtype="int32"), 256), "narrow": (*three(dtype="bfloat16"), 256), "number": (x, y, out, 255), "one": (x, y, out, 1),
-            "long": (x, y, out, 1 << 40), "negative": (x, y, out, -1), "true": (x, y, out, True), "empty": (of(n=0), of(n=0), of(n=0), 0), "rank": (Tensor((16, 16)), Tensor((16, 16), pointer=0x2000_0000), Tensor((16, 16), pointer=0x3000_0000), 256)}
+            "long": (x, y, out, 1 << 40), "odd": (x, y, out, (1 << 40) + 1), "negative": (x, y, out, -1), "true": (x, y, out, True), "empty": (of(n=0), of(n=0), of(n=0), 0), "rank": (Tensor((16, 16)), Tensor((16, 16), pointer=0x2000_0000), Tensor((16, 16), pointer=0x3000_0000), 256)}
 
 
 def test_every_change_reaches_the_driver(machine):

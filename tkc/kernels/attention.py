@@ -112,7 +112,8 @@ def _decode(q, k, v, acc, top, total, lengths, table, qs, ks, vs, scale, PAGE: t
         new = tkc.maximum(high, tkc.max(s, axis=1) * c)
         p, shrink = tkc.exp2(s * (c[:, None] if rows else c) - new[:, None]), tkc.exp2(high - new)
         sums, high = sums * shrink + tkc.sum(p, axis=1), new
-        out = tkc.dot(p.to(held), (tkc.load(v, (n, 0), (BN, DV)) if table is None else vi).to(held), out * shrink[:, None])
+        if table is None: vi = tkc.load(v, (n, 0), (BN, DV), mask=(n + tkc.arange(BN) < last)[:, None])                # p is 0 behind the end; 0 times what lies there need not be
+        out = tkc.dot(p.to(held), vi.to(held), out * shrink[:, None])
     tkc.store(acc[b, h, part], (0, 0), out if vs is None else out * vs[h])
     tkc.store(top[b, h, part], (0,), high)
     tkc.store(total[b, h, part], (0,), sums)
@@ -351,7 +352,7 @@ def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float 
                      q_scale: Array | float | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None) -> Array | tuple[Array, Array]:
     """One step of decoding: each head's single query against the first lengths[batch] of its keys.
 
-    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]. pages: the keys lie in pages, k and v are pools of
+    q: [batch, heads, 1, D]; k, v: [batch, shared heads, capacity, D]; lengths: int32 [batch]; what stands behind them does not matter, NaN neither. pages: the keys lie in pages, k and v are pools of
     [pages, page size, shared heads, D] (any page size; multiples of 64 are read a page at a time, others row by row), and pages, int32 of
     [batch, pages of a sequence], says which are a sequence's, in order; what stands behind its length is not read. k and v may be float8_e4m3 beside a q of bfloat16 or float16, or all three (then
     the result is bfloat16); q_scale, k_scale, v_scale: what they are to be multiplied by, a number or float32 of [heads] (k, v: [shared heads]). The keys are dealt out over many programs and their parts added up in one

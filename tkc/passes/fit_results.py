@@ -6,17 +6,22 @@
                                                                            and the 104 rows that are left
 
 A cut goes forward from the dot's result through whatever uses it, loops included, up to stores, and back through what these need: loads are made of the part alone, and what
-constants, loads and pure operations give is computed anew for it; what does not depend on the axis that is cut stays whole. There is no cut where an operation looks along
-the axis (a sum over it, a scan, a sort), where something else has effects between, or where a store may change what a later part loads.
+constants, loads and pure operations give is computed anew for it; what does not depend on the axis that is cut stays whole. Sums, products, maxima … along the axis add up over the parts, and
+who waits for them moves behind. There is no cut where a part waits for such a sum (a softmax along the axis), where another operation looks along it (a scan, a sort, an argmax), where something
+else has effects between, or where a store may change what a later part loads.
 """
 from __future__ import annotations
 
+import math
+
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Block, Region
+from xdsl.dialects.builtin import ModuleOp, f32, i32
+from xdsl.ir import Attribute, Block, Region
 
 from tkc.ir import tile
+from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase, erase_dead
+from tkc.ir.types import TileType, bits, element_of, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, Part
@@ -56,9 +61,34 @@ def _walk(cut: Cut, extent: int, size: int) -> None:
     """A loop over the parts, and one part more of what is left, in place of the operations that are cut."""
     last, whole = cut.ops[-1], extent - extent % size
     constant = lambda n: before(last, tile.Constant(n, i32)).result
-    body = Block(arg_types=[i32])
-    before(last, scf.ForOp(constant(0), constant(whole), constant(size), [], Region(body)))
+    sums = [before(last, tile.Constant(_nothing(op), _sum_type(op))).result for op in cut.sums]
+    body = Block(arg_types=[i32, *(v.type for v in sums)])
+    sums = before(last, scf.ForOp(constant(0), constant(whole), constant(size), sums, Region(body))).results
     body.add_op(end := scf.YieldOp())
-    Part(cut, body.args[0], size).all(end)
-    if extent % size: Part(cut, constant(whole), extent % size).all(last)
+    end.operands = Part(cut, body.args[0], size).all(end, body.args[1:])
+    if extent % size: sums = Part(cut, constant(whole), extent % size).all(last, sums)
+    for op, value in zip(cut.sums, sums): op.results[0].replace_all_uses_with(value if value.type == op.results[0].type else before(last, Cast(value, op.results[0].type)).result)
+    for op in cut.late:
+        op.detach()
+        before(last, op)
     for op in reversed(cut.ops): erase(op)
+
+
+def _sum_type(op: tile.Reduce) -> Attribute:
+    """What parts are summed up in: short floats are not rounded after each."""
+    t = op.results[0].type
+    short = is_float(element_of(t)) and bits(element_of(t)) < 32 and op.kind.data in ("sum", "prod")
+    return t if not short else TileType(t.extents, f32) if isinstance(t, TileType) else f32
+
+
+def _nothing(op: tile.Reduce) -> float | int:
+    """What a reduction of no part comes to."""
+    kind, element = op.kind.data, element_of(op.results[0].type)
+    match kind:
+        case "sum": return -0.0 if is_float(element) else 0                    # which keeps a sum of -0.0 what it is
+        case "prod" | "all": return 1
+        case "any" | "xor": return 0
+    if is_float(element): return -math.inf if kind == "max" else math.inf
+    width = bits(element)
+    low, high = (0, (1 << width) - 1) if is_unsigned(element) else (-(1 << width - 1), (1 << width - 1) - 1)
+    return low if kind == "max" else high

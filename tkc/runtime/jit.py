@@ -101,7 +101,8 @@ class JitFunction:
         """
         values, options = self._bind(*args, **kwargs)
         launch = self._prepare(values, options, Launcher(self, grid).extents(values), target)
-        return Prepared(launch, values)
+        from tkc.runtime import native
+        return native.prepared(launch, values) or Prepared(launch, values)
 
     def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
         """How long a launch would take on a GPU, and who uses which engine when: a tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every number.

@@ -130,8 +130,8 @@ out:
   ret void
 }
 
-; Writes down what a call depends on, and the addresses of its tensors. The number of words; 0 where the call is not of the door's kind.
-define private i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %addresses) {
+; Writes down what a call depends on, and the values that do not matter to that: addresses and numbers. The number of words; 0 where the call is not of the door's kind.
+define private i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values) {
   %tensor = alloca [6 x i64], align 16
   %ends = alloca [{ENDS} x i64], align 16
   %over = alloca i32
@@ -140,6 +140,7 @@ define private i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %wor
   %named = call i64 @field(ptr %door, i64 {named})
   %kinds = call ptr @pointer(ptr %door, i64 {kinds})
   %describe = call ptr @pointer(ptr %door, i64 {describe})
+  %home = call i64 @field(ptr %door, i64 {device})
   %ask = call ptr @pointer(ptr %door, i64 {stream})
   %total = add i64 %positional, %named
   %place = getelementptr i64, ptr %tensor, i64 1
@@ -156,7 +157,8 @@ argument:
   %i = phi i64 [ 0, %check ], [ %i1, %written ]
   %n = phi i64 [ 0, %check ], [ %n1, %written ]
   %t = phi i64 [ 0, %check ], [ %t1, %written ]
-  %device = phi i64 [ 0, %check ], [ %device1, %written ]
+  %v = phi i64 [ 0, %check ], [ %v1, %written ]
+  %device = phi i64 [ %home, %check ], [ %device1, %written ]
   %left = icmp ult i64 %i, %total
   %room = icmp ult i64 %n, {ROOM}
   %out = getelementptr i64, ptr %words, i64 %n
@@ -175,7 +177,7 @@ look:
   %typed = icmp eq i64 %type, %wanted
   br i1 %typed, label %dispatch, label %no
 dispatch:
-  switch i64 %kind, label %object [ i64 {TENSOR}, label %array  i64 {INT}, label %integer  i64 {FLOAT}, label %float ]
+  switch i64 %kind, label %object [ i64 {TENSOR}, label %array  i64 {INT}, label %integer  i64 {FLOAT}, label %float  i64 {NUMBER}, label %number  i64 {REAL}, label %real ]
 object:
   %identity = ptrtoint ptr %arg to i64
   br label %one
@@ -186,11 +188,39 @@ integer:
   %exact = icmp eq i32 %wrapped, 0
   br i1 %exact, label %one, label %no
 float:
-  %real = call double @PyFloat_AsDouble(ptr %arg)
-  %bits = bitcast double %real to i64
+  %fraction = call double @PyFloat_AsDouble(ptr %arg)
+  %bits = bitcast double %fraction to i64
+  br label %one
+number:                                           ; what a specialization may know of an integer: it is 1, a multiple of 16, it needs 64 bits
+  store i32 0, ptr %over
+  %integral = call i64 @PyLong_AsLongLongAndOverflow(ptr %arg, ptr %over)
+  %large = load i32, ptr %over
+  %whole_ = icmp eq i32 %large, 0
+  %narrow = trunc i64 %integral to i32
+  %again = sext i32 %narrow to i64
+  %fits_ = icmp eq i64 %again, %integral
+  %is_one = icmp eq i64 %integral, 1
+  %lower = and i64 %integral, 15
+  %aligned = icmp eq i64 %lower, 0
+  %fact1 = select i1 %aligned, i64 1, i64 0
+  %fact2 = select i1 %fits_, i64 0, i64 2
+  %fact3 = add i64 %fact2, %fact1
+  %fact = select i1 %is_one, i64 8, i64 %fact3
+  br i1 %whole_, label %value, label %no
+real:
+  %any_real = call double @PyFloat_AsDouble(ptr %arg)
+  %real_bits = bitcast double %any_real to i64
+  br label %value
+value:
+  %given_value = phi i64 [ %integral, %number ], [ %real_bits, %real ]
+  %known_fact = phi i64 [ %fact, %number ], [ 0, %real ]
+  %value_at = getelementptr i64, ptr %values, i64 %v
+  store i64 %given_value, ptr %value_at
+  %v_value = add i64 %v, 1
   br label %one
 one:
-  %word = phi i64 [ %identity, %object ], [ %small, %integer ], [ %bits, %float ]
+  %word = phi i64 [ %identity, %object ], [ %small, %integer ], [ %bits, %float ], [ %known_fact, %value ]
+  %v_one = phi i64 [ %v, %object ], [ %v, %integer ], [ %v, %float ], [ %v_value, %value ]
   store i64 %word, ptr %out
   %n_one = add i64 %n, 1
   br label %written
@@ -220,8 +250,9 @@ sizes:
   %sound = and i1 %laid, %somewhere
   br i1 %sound, label %write, label %no
 write:
-  %address_at = getelementptr i64, ptr %addresses, i64 %t
+  %address_at = getelementptr i64, ptr %values, i64 %v
   store i64 %first, ptr %address_at
+  %v_array = add i64 %v, 1
   %t_next = add i64 %t, 1
   %alignment = and i64 %first, 15
   store i64 %alignment, ptr %out
@@ -284,13 +315,14 @@ written:
   %n1 = phi i64 [ %n_one, %one ], [ %n_array, %whole ]
   %device1 = phi i64 [ %device, %one ], [ %device_of, %whole ]
   %t1 = phi i64 [ %t, %one ], [ %t_next, %whole ]
+  %v1 = phi i64 [ %v_one, %one ], [ %v_array, %whole ]
   %i1 = add i64 %i, 1
   br label %argument
 last:
   %device_kind = trunc i64 %device to i32
   %upper = lshr i64 %device, 32
-  %number = trunc i64 %upper to i32
-  %refused = call i32 %ask(i32 %device_kind, i32 %number, ptr %stream)
+  %ordinal = trunc i64 %upper to i32
+  %refused = call i32 %ask(i32 %device_kind, i32 %ordinal, ptr %stream)
   %answered = icmp eq i32 %refused, 0
   br i1 %answered, label %bytes, label %raised
 bytes:
@@ -339,20 +371,20 @@ no:
   ret ptr null
 }
 
-; What a call depends on, then the addresses, as bytes; None where it is not of the door's kind.
+; What a call depends on, then the values, as bytes; None where it is not of the door's kind.
 define ptr @words(ptr %self, ptr %args, i64 %given, ptr %call) {
   %words = alloca [{WORDS} x i64], align 16
-  %addresses = alloca [{TENSORS} x i64], align 16
+  %values = alloca [{VALUES} x i64], align 16
   %door = call ptr @door_of(ptr %self)
-  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %addresses)
+  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
   %like = icmp ne i64 %n, 0
   br i1 %like, label %yes, label %no
 yes:
-  %tensors = call i64 @field(ptr %door, i64 {tensors})
+  %count = call i64 @field(ptr %door, i64 {values})
   %behind = getelementptr i64, ptr %words, i64 %n
-  %bytes = mul i64 %tensors, 8
-  call void @llvm.memcpy.p0.p0.i64(ptr %behind, ptr %addresses, i64 %bytes, i1 0)
-  %all = add i64 %n, %tensors
+  %bytes = mul i64 %count, 8
+  call void @llvm.memcpy.p0.p0.i64(ptr %behind, ptr %values, i64 %bytes, i1 0)
+  %all = add i64 %n, %count
   %size = mul i64 %all, 8
   %made = call ptr @PyBytes_FromStringAndSize(ptr %words, i64 %size)
   ret ptr %made
@@ -365,15 +397,15 @@ no:
 define ptr @launch(ptr %self, ptr %args, i64 %given, ptr %call) {
 entry:
   %words = alloca [{WORDS} x i64], align 16
-  %addresses = alloca [{TENSORS} x i64], align 16
+  %values = alloca [{VALUES} x i64], align 16
   %block = alloca [{BLOCK} x i8], align 64
   %table = alloca [{PARAMETERS} x ptr], align 16
   %door = call ptr @door_of(ptr %self)
-  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %addresses)
+  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
   %like = icmp ne i64 %n, 0
   br i1 %like, label %look, label %slow
 look:
-  %tensors = call i64 @field(ptr %door, i64 {tensors})
+  %given_values = call i64 @field(ptr %door, i64 {values})
   %dict = call ptr @pointer(ptr %door, i64 {known})
   %form = call ptr @under(ptr %dict, ptr %words, i64 %n)
   %known = icmp ne ptr %form, null
@@ -384,7 +416,7 @@ which:
   %fixed = icmp eq ptr %movable, null
   br i1 %fixed, label %exactly, label %copy
 exactly:
-  %same = call ptr @under(ptr %first, ptr %addresses, i64 %tensors)
+  %same = call ptr @under(ptr %first, ptr %values, i64 %given_values)
   %made = icmp ne ptr %same, null
   br i1 %made, label %as_it_was, label %slow
 as_it_was:
@@ -408,12 +440,25 @@ place:
   %value_at = getelementptr i8, ptr %block, i64 %offset
   %table_at = getelementptr ptr, ptr %table, i64 %p
   store ptr %value_at, ptr %table_at
-  %tensor = call i64 @field(ptr %moves, i64 %p)
-  %moved = icmp ult i64 %tensor, %tensors
-  br i1 %moved, label %move, label %placed
-move:
-  %address = call i64 @field(ptr %addresses, i64 %tensor)
-  store i64 %address, ptr %value_at
+  %move = call i64 @field(ptr %moves, i64 %p)      ; which value, and how: as it is, its lower half, as a float
+  %which_ = and i64 %move, 255
+  %how = lshr i64 %move, 8
+  %moved = icmp ult i64 %which_, %given_values
+  br i1 %moved, label %take, label %placed
+take:
+  %new = call i64 @field(ptr %values, i64 %which_)
+  switch i64 %how, label %full [ i64 {HALF}, label %half  i64 {SHORT}, label %short ]
+full:
+  store i64 %new, ptr %value_at
+  br label %placed
+half:
+  %lower_half = trunc i64 %new to i32
+  store i32 %lower_half, ptr %value_at
+  br label %placed
+short:
+  %double_ = bitcast i64 %new to double
+  %float_ = fptrunc double %double_ to float
+  store float %float_, ptr %value_at
   br label %placed
 placed:
   %p1 = add i64 %p, 1

@@ -5,10 +5,10 @@ current. `door(launcher, …)` makes a builtin function that takes the place of 
 words of 8 bytes what code and parameters may depend on, looks them up and calls the driver:
 
     words    of a tensor        its address modulo 16, device, rank and element type, extents and strides
-             of a number        its value; of None, a bool or a str: which object it is
+             of a number        whether it is 1, a multiple of 16, needs 64 bits (of a constexpr: its value); of None, a bool or a str: which object it is
              of the tensors     which share bytes; and the stream
     known    {words: entry}     entry: (record, what it needs …). The record has the driver's cuLaunchKernelEx, its arguments and the kernel's parameters, which are copied and
-                                given the tensors' addresses on the way; where tensor maps hold addresses, ({addresses: entry},)
+                                given the tensors' addresses and the numbers on the way; where tensor maps hold addresses, ({addresses and numbers: entry},)
 
 Whatever is not as it was, also a global that the kernel reads, TKC_DEBUG, a freed workspace, or an error of the driver, goes the general way (`missed`), which also fills `known`. So nothing here
 decides what a launch is; it can only say that one is like another. Where LLVM, the API or ordinary CPython is missing, there is no such door, and Python's stays.
@@ -18,23 +18,24 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.runtime import driver
-from tkc.runtime.launch import Launch, Packed
+from tkc.runtime.launch import Launch
 
 if TYPE_CHECKING:
     from tkc.runtime.jit import Launcher
 
-API, MAJOR = "__dlpack_c_exchange_api__", 1
-WORDS, TENSORS, BLOCK, PARAMETERS = 512, 32, 4096, 256         # of one call, at most; BLOCK: bytes of its parameters
-KNOWN = 4096                                    # launches remembered by a door, and for each, addresses
-TENSOR, INT, FLOAT, SAME = range(4)
+API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
+WORDS, VALUES, BLOCK, PARAMETERS = 512, 32, 4096, 256          # of one call, at most; BLOCK: bytes of its parameters
+KNOWN = 4096                                    # launches remembered by a door, and for each, values
+TENSOR, NUMBER, REAL, INT, FLOAT, SAME = range(6)                               # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it
+FULL, HALF, SHORT, STAYS = 0, 1, 2, 255         # how a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all
 
-FIELDS = ("positional", "named", "watched", "tensors", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches")             # of a door, 8 bytes each
+FIELDS = ("positional", "named", "watched", "values", "device", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches")             # of a door, 8 bytes each
 
 
 class _Method(ctypes.Structure):
@@ -66,8 +67,8 @@ def _object() -> bytes:
     from tkc.codegen.cpu.running import host
     from tkc.runtime import cache, fingerprint
     llvm, machine, processor, _ = host()
-    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "TENSORS", "BLOCK", "PARAMETERS", "TENSOR", "INT", "FLOAT")}
-    numbers |= {"ENDS": 2 * TENSORS, "ROOM": WORDS - 4 - 2 * 64 - 2 * TENSORS, "type": object.__basicsize__ - 8}                                            # where an argument may still begin; after the count of references
+    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "VALUES", "BLOCK", "PARAMETERS", "TENSOR", "NUMBER", "REAL", "INT", "FLOAT", "HALF", "SHORT")}
+    numbers |= {"ENDS": 2 * VALUES, "ROOM": WORDS - 4 - 2 * 64 - 2 * VALUES, "type": object.__basicsize__ - 8}                                            # where an argument may still begin; after the count of references
     program = reduce(lambda text, n: text.replace(f"{{{n}}}", str(numbers[n])), numbers, Path(__file__).with_suffix(".ll").read_text())
     disk, key = cache.disk(), fingerprint.digest([("launcher", program.encode()), ("processor", processor.encode()), ("llvm", str(llvm.llvm_version_info).encode())])
     if disk and (found := disk.get(key)): return found["object"]
@@ -97,30 +98,61 @@ def kind(args: Sequence, kwargs: dict[str, Any]) -> tuple: return tuple(map(type
 def door(launcher: Launcher, args: Sequence, kwargs: dict[str, Any], watched: Sequence[tuple[dict, Any, Any]], others: dict[tuple, Door | None]) -> Door | None:
     """A door for calls like this one. watched: (namespace, name, value) that must stay so; others: doors for the same grid, by the kind of their calls. None where such calls
     cannot be told in words, or there is no machine code."""
-    if driver.launch_entry() is None: return None
     kinds, kernel = [], launcher.kernel
-    fixed = {n for n, constant in zip(kernel.names, kernel.constexpr) if constant}
+    given = {n for n, constant in zip(kernel.names, kernel.constexpr) if not constant}
     for name, v in (*zip(kernel.names, args), *kwargs.items()):
-        what = INT if type(v) is int else FLOAT if type(v) is float else SAME if type(v) in (bool, str, type(None)) else TENSOR if name not in fixed and _exchange(type(v)) else None
+        what = (NUMBER if name in given else INT) if type(v) is int else (REAL if name in given else FLOAT) if type(v) is float else SAME if type(v) in (bool, str, type(None)) \
+            else TENSOR if name in given and _exchange(type(v)) else None
         if what is None: return None
         kinds.append((type(v), what))
-    tensors = {_exchange(t) for t, k in kinds if k == TENSOR}
-    if len(tensors) != 1 or len(args) + len(kwargs) > TENSORS or not all(type(space) is dict for space, *_ in watched) or (methods := _methods()) is None: return None
-    return Door(launcher, kinds, len(args), tuple(map(sys.intern, kwargs)), tensors.pop(), tuple(watched), others, methods)
+    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
+    if len(exchanges) != 1 or len(kinds) > VALUES or not all(type(space) is dict for space, *_ in watched) or driver.launch_entry() is None or not (methods := _methods()): return None
+    return Door(launcher, kinds, len(args), tuple(map(sys.intern, kwargs)), exchanges.pop(), tuple(watched), others, methods)
 
 
-class Door:
-    """`launch` is the builtin function, `words` another one that gives what it would look up (None: the call is of another kind)."""
+def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
+    """The launch as a builtin function of nothing, which keeps the values alive; None where there can be none."""
+    exchange = next((e for v in values if (e := _exchange(type(v)))), None)
+    if type(launch) is not Launch or exchange is None or driver.launch_entry() is None or not (methods := _methods()): return None
+    return Prepared(launch, values, exchange, methods).launch
+
+
+class Machine:
+    """`launch` is the builtin function; `words` gives what it would look up, as bytes (None: the call is of another kind); `missed` is what it calls where it does not know a launch."""
+
+    def __init__(self, kinds: Sequence[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, methods: tuple[_Method, _Method], device: int = 0):
+        self.kinds, self.known, self.values, slow = kinds, {}, sum(k in (TENSOR, NUMBER, REAL) for _, k in kinds), self.missed
+        tables = [b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows) for rows in ([(id(t), k) for t, k in kinds], [(id(n),) for n in names], [tuple(map(id, w)) for w in watched])]
+        fields = {"positional": positional, "named": len(names), "watched": len(watched), "values": self.values, "device": KDLCUDA | device << 32, "known": id(self.known), "slow": id(slow),
+                  "none": id(None), "describe": exchange[0], "stream": exchange[1], "generation": ctypes.addressof(driver.generation), **dict(zip(("kinds", "names", "watches"), map(_content, tables)))}
+        owner = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)), tables, self.known, slow, kinds, names, watched          # all that its addresses are of
+        self.launch, self.words = (_builtin(ctypes.addressof(m), owner, None) for m in methods)
+
+    def remember(self, written: bytes, launch: Launch, same: Sequence = (), moves: Sequence[int] | None = None) -> None:
+        """What was just launched, under its words. same: objects whose addresses are among them; moves: of each parameter, which value it is and how (None: they stay as they are)."""
+        split = len(written) - 8 * self.values
+        words, values = written[:split], written[split:]
+        generation, stream = driver.generation.value, int.from_bytes(words[-8:], "little")
+        call, packed = launch.calls.get(stream), launch.kept.get(stream)
+        if getattr(call, "native", None) is None or driver.poison or launch.epoch != launch.function.epoch: return
+        if len(self.known) >= KNOWN: self.known.clear()
+        record = generation, *call.native
+        if moves is not None and packed.size <= BLOCK and len(moves) <= PARAMETERS:
+            tables = [struct.pack(f"<{len(t)}Q", *t) for t in (packed.places, moves)]
+            self.known[words] = struct.pack("<10Q", *record, packed.base, packed.size, len(moves), *map(_content, tables)), tables, call, packed, launch, same
+            return
+        by_values = self.known.setdefault(words, ({},))[0]
+        if len(by_values) >= KNOWN: by_values.clear()
+        by_values[values] = struct.pack("<5Q", *record), call, packed, launch, same
+
+
+class Door(Machine):
+    """Calls of `kernel[grid]` of one kind."""
 
     def __init__(self, launcher: Launcher, kinds: list[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, others: dict[tuple, Door | None],
                  methods: tuple[_Method, _Method]):
-        self.launcher, self.kinds, self.watched, self.others, self.known = launcher, kinds, launcher.kernel._watched, others, {}
-        tables = [b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows) for rows in ([(id(t), k) for t, k in kinds], [(id(n),) for n in names], [tuple(map(id, w)) for w in watched])]
-        self.tensors, slow = sum(kind == TENSOR for _, kind in kinds), self.missed
-        fields = {"positional": positional, "named": len(names), "watched": len(watched), "tensors": self.tensors, "known": id(self.known), "slow": id(slow), "none": id(None), "describe": exchange[0], "stream": exchange[1],
-                  "generation": ctypes.addressof(driver.generation), **dict(zip(("kinds", "names", "watches"), map(_content, tables)))}
-        owner = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)), tables, self.known, slow, kinds, names, watched          # all that its addresses are of
-        self.launch, self.words = (_builtin(ctypes.addressof(m), owner, None) for m in methods)
+        super().__init__(kinds, positional, names, exchange, watched, methods)
+        self.launcher, self.watched, self.others, self.names = launcher, launcher.kernel._watched, others, (*launcher.kernel.names[:positional], *names)
 
     def missed(self, *args, **kwargs) -> None:
         """The general way, remembered. (What a call is told by is asked before and after: another thread may change an array meanwhile.)"""
@@ -128,26 +160,29 @@ class Door:
         if written is None and (other := self.others.get(kind(args, kwargs)) or self) is not self: return other.launch(*args, **kwargs)
         launch = self.launcher.found(args, kwargs)
         launch()
-        if written is None or type(launch) is not Launch or self.launcher.kernel._watched is not self.watched: return
-        words, addresses = written[:-8 * self.tensors], written[-8 * self.tensors:]
-        generation, stream = driver.generation.value, int.from_bytes(words[-8:], "little")
-        call, packed = launch.calls.get(stream), launch.kept.get(stream)
-        if getattr(call, "native", None) is None or driver.poison or launch.epoch != launch.function.epoch or self.words(*args, **kwargs) != written: return
-        if len(self.known) >= KNOWN: self.known.clear()
-        same = [v for v, (_, kind) in zip((*args, *kwargs.values()), self.kinds) if kind == SAME]                                   # whose addresses are in the words
-        record = generation, *call.native
-        if (moves := self._moves(launch, packed, kwargs)) is not None:
-            tables = [struct.pack(f"<{len(t)}Q", *t) for t in (packed.places, moves)]
-            self.known[words] = struct.pack("<10Q", *record, packed.base, packed.size, len(packed.places), *map(_content, tables)), tables, call, packed, launch, same
-            return
-        by_address = self.known.setdefault(words, ({},))[0]
-        if len(by_address) >= KNOWN: by_address.clear()
-        by_address[addresses] = struct.pack("<5Q", *record), call, packed, launch, same
+        if written is None or type(launch) is not Launch or self.launcher.kernel._watched is not self.watched or self.words(*args, **kwargs) != written: return
+        self.remember(written, launch, [v for v, (_, kind) in zip((*args, *kwargs.values()), self.kinds) if kind == SAME], self._moves(launch))
 
-    def _moves(self, launch: Launch, packed: Packed, kwargs: dict[str, Any]) -> list[int] | None:
-        """For each parameter the tensor whose address it is (TENSORS: it is none). None where addresses are elsewhere too, in tensor maps."""
-        names, parameters = launch.arguments[0], launch.interface.parameters
-        if any(p.kind == "map" or p.kind == "pointer" and p.size != 8 for p in parameters) or packed.size > BLOCK or len(parameters) > PARAMETERS: return None
-        called = zip((*self.launcher.kernel.names[:len(self.kinds) - len(kwargs)], *kwargs), self.kinds)
-        order = [names.index(n) for n, (_, kind) in called if kind == TENSOR]                                                      # of each tensor of the call, its number at run time
-        return [order.index(p.argument) if p.kind == "pointer" else TENSORS for p in parameters]
+    def _moves(self, launch: Launch) -> list[int] | None:
+        """For each parameter which value it is, and how. None where values are elsewhere too, in tensor maps."""
+        number = {n: i for i, n in enumerate(launch.arguments[0])}                                                                 # of each argument at run time
+        order = [number.get(n) for n, (_, kind) in zip(self.names, self.kinds) if kind in (TENSOR, NUMBER, REAL)]                  # an integer that is 1 is none
+        moves = []
+        for p in launch.interface.parameters:
+            how = FULL if p.size == 8 and p.type[0] in "usb" else HALF if p.size == 4 and p.type[0] in "usb" else SHORT if p.type == "f32" else None
+            if p.kind == "map" or p.kind in ("pointer", "scalar") and how is None: return None
+            moves.append(order.index(p.argument) | how << 8 if p.kind in ("pointer", "scalar") and p.argument in order else STAYS)
+        return moves
+
+
+class Prepared(Machine):
+    """One launch, again and again."""
+
+    def __init__(self, launch: Launch, values: Sequence, exchange: tuple[int, int], methods: tuple[_Method, _Method]):
+        super().__init__((), 0, (), exchange, (), methods, launch.function.device)
+        self.bound, self.arguments = launch, values
+
+    def missed(self) -> None:
+        written = self.words()
+        self.bound()
+        if written is not None: self.remember(written, self.bound)

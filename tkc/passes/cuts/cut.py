@@ -1,11 +1,11 @@
 """A cut through a program along one axis of a tile: what is cut (`Cut`), and one part of it written anew (`Part`).
 
-It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores, and back through what these need. Parts of what is needed are made of loads of the
+It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the parts, and back through what these need. Parts of what is needed are made of loads of the
 part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
@@ -15,7 +15,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import before, retype
-from tkc.ir.types import TileType
+from tkc.ir.types import TileType, element_of
 from tkc.passes.analysis.memory import apart, reads, unseen, writes
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
 
@@ -24,6 +24,9 @@ def factors(dot: tile.Dot) -> tuple[tuple[SSAValue, int], tuple[SSAValue, int]]:
     """The factors of a dot, and their axes of k."""
     last = dot.a.type.rank - 1
     return (dot.a, last), (dot.b, last - 1)
+
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}        # what joins two parts of a reduction
 
 
 class Cut:
@@ -35,6 +38,8 @@ class Cut:
         self.frames: dict[Operation, int] = {}
         self.needs: dict[tuple[SSAValue, int], None] = {}                     # parts that are made of values that stay
         self.early = False                                                  # whether they are made before anything is stored
+        self.sums: list[tile.Reduce] = []                                    # along the axis: each part's is joined to those before
+        self.late: list[Operation] = []                                      # what waits for these, and stands before the last operation that is cut
         self.sum = dot if axis is None else None
         if axis is None:
             for factor, k in factors(dot): self._need(factor, k)
@@ -50,6 +55,7 @@ class Cut:
             while op is not None and op.parent is not self.around:
                 op = op.parent_op()
                 if not isinstance(op, (scf.ForOp, scf.IfOp)): raise NotCut
+        self._check_sums()
         self._check_order()
         self._check_memory(overlaps)
 
@@ -60,7 +66,13 @@ class Cut:
             op = use.operation
             if isinstance(op, scf.YieldOp): self._carry(op.parent_op(), use.index, axis)
             elif isinstance(op, scf.ForOp): self._carry(op, use.index - 3, axis)
+            elif isinstance(op, tile.Reduce) and op.axis.value.data == axis: self._sum(op, axis)
             else: self._frame(op, frame_of(op, use.index, axis))
+
+    def _sum(self, op: tile.Reduce, axis: int) -> None:
+        if op.kind.data not in COMBINE or self.sum: raise NotCut
+        self.frames[op] = axis
+        self.sums.append(op)
 
     def _carry(self, op: Operation, index: int, axis: int) -> None:
         """A value that a loop carries, or a branch gives."""
@@ -97,11 +109,28 @@ class Cut:
         for i, operand in enumerate(op.operands):
             if (needs := needed(op, i, frame)) is not None: self._need(operand, needs)
 
+    def _check_sums(self) -> None:
+        """No part waits for what all parts sum to; whoever else does can move behind them."""
+        if any(op.parent is not self.around for op in self.sums): raise NotCut
+        whole, waiting, last = {op.results[0] for op in self.sums}, set(), False
+        for op in self.around.ops:
+            if any(v in whole for inner in op.walk() for v in inner.operands):
+                waiting.add(op)
+                whole |= set(op.results)
+                if not last: self.late.append(op)
+            last = last or op is self.ops[-1]
+        if waiting & set(self.ops) or any(value in whole for value, _ in self.needs): raise NotCut
+
     def _check_order(self) -> None:
-        """What stands between the first and the last operation that is cut runs before all of them."""
-        op, written = self.ops[0], False
-        while op is not self.ops[-1]:
-            if op in self.ops: written = written or any(map(writes, op.walk()))
+        """What stands between the first and the last operation that is cut runs before all of them; what waits for sums, behind them."""
+        op, written, passed = self.ops[0], False, False
+        while op is not self.ops[-1].next_op:
+            touches = any(not is_side_effect_free(x) or reads(x) for x in op.walk())
+            if op in self.late:
+                if touches and not isinstance(op, (tile.Store, tile.StorePointers)): raise NotCut
+                passed = passed or touches
+            elif passed and touches: raise NotCut                              # they would change places
+            elif op in self.ops: written = written or any(map(writes, op.walk()))
             elif any(writes(x) or written and reads(x) for x in op.walk()): raise NotCut
             op = op.next_op
 
@@ -136,10 +165,21 @@ class Part:
         self.cut, self.start, self.size = cut, start, size
         self.whole: dict[SSAValue, SSAValue] = {}                               # what loops of the part compute anew
         self.made: list[dict[tuple[SSAValue, int], SSAValue]] = [{}]             # parts, by block, inside out last
+        self.sums: list[SSAValue] = []
 
-    def all(self, anchor: Operation) -> None:
+    def all(self, anchor: Operation, sums: Sequence[SSAValue]) -> list[SSAValue]:
+        """Writes it before the anchor; gives the sums of the parts up to this one, from those of the parts before."""
+        self.sums = list(sums)
         if self.cut.early: self._ahead(self.cut.inside, anchor)
         self.write(self.cut.ops, anchor)
+        return self.sums
+
+    def _sum(self, op: tile.Reduce, anchor: Operation) -> None:
+        i, part = self.cut.sums.index(op), self.of(op.args[0], self.cut.frames[op], anchor)
+        old = self.sums[i]
+        element = element_of(old.type)
+        if part.type.element != element: part = before(anchor, Cast(part, TileType(part.type.extents, element))).result
+        self.sums[i] = before(anchor, CLASSES[COMBINE[op.kind.data]](old, before(anchor, tile.Reduce(op.kind.data, part, op.axis.value.data)).result)).result
 
     def _ahead(self, inside: set[Operation], anchor: Operation) -> None:
         """Makes what is needed inside some operations, and comes from outside, before them."""
@@ -150,6 +190,7 @@ class Part:
         for op in ops:
             if isinstance(op, scf.ForOp) and self._is_cut(op): self._for(op, anchor)
             elif isinstance(op, scf.IfOp) and self._is_cut(op): self._if(op, anchor)
+            elif op in self.cut.sums: self._sum(op, anchor)
             elif op in self.cut.frames:
                 new = self._operation(op, self.cut.frames[op], anchor)
                 for old, result in zip(op.results, new.results): self.made[-1][old, self.cut.axes[old]] = result
