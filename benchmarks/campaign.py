@@ -50,6 +50,7 @@ STAGES = {
     "attention_blocks": race("attention_blocks", seconds=200),
     "memory_bound": race("vector_add", "softmax", "memory_bound", seconds=150),
     "memory_plans": race("memory_plans", seconds=150),
+    "errors": Stage(("-m", "benchmarks.errors"), 60, 60),
     "counters": Stage(("-m", "benchmarks.counters", "softmax-131072", "rms_norm-131072", "cross_entropy-131072", "cumsum"), 60, 14),
     "launch": race("launch", seconds=20),
     "product_types": race("product_types", seconds=90),
