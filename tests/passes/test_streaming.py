@@ -304,6 +304,57 @@ def test_a_ring_of_ones_own_waits_for_its_copies(kind):
         with pytest.raises(SimulationError): [run(module, [a.copy() for a in given], [], (5,), seed) for seed in range(8)]
 
 
+CLAIMED = {"a block": {"num_warps": 2, "num_stages": 1}, "two rows ahead": {"num_warps": 2, "num_stages": 2}, "a cluster": {"num_warps": 1, "num_ctas": 2, "num_stages": 1}}
+
+
+@pytest.mark.parametrize("name", CLAIMED)
+def test_programs_that_stream_are_claimed_one_by_one(name):
+    """Each is run once, however quick the blocks are, and the counter is zero again for the next launch; one barrier of the row's own reductions tells a block what was claimed."""
+    kernel, given, constants = many(PERSISTENT["short softmax"](), 9)
+    compiled = kernel.compile(*given, **constants, target="sm_90a", persistent=True, **CLAIMED[name])
+    final = compiled.ir("final")
+    assert sum(isinstance(op, threads.NextProgram) for op in parse(final).walk()) == 1 and compiled.resources.clean
+    for programs in 1, 2, 3, 9:
+        x, out = (a[:programs].copy() for a in given)
+        for seed in range(3):
+            out[...] = np.nan
+            level4.run(parse(final), [x, out], (programs,), seed, resident=2)
+            np.testing.assert_allclose(out.sum(1), 1, rtol=1e-5)
+    x, out = given[0].copy(), np.full_like(given[1], np.nan)
+    machine.run(parse(final), [x, out], (9,), seed=1)
+    np.testing.assert_allclose(out.sum(1), 1, rtol=1e-5)
+
+
+@tkc.jit
+def _doubled(x, out, N: tkc.constexpr):
+    row = tkc.program_id(0)
+    tkc.store(out, (row, 0), tkc.load(x, (row, 0), (1, N)) * 2)
+
+
+def test_claims_are_told_where_nothing_else_meets():
+    x, out = np.arange(7 * 1024, dtype=np.float32).reshape(7, 1024), np.zeros((7, 1024), np.float32)
+    compiled = _doubled.compile(x, out, N=1024, target="sm_90a", persistent=True, num_stages=2, num_warps=4)
+    assert any("claimed one by one" in line for line in compiled.decisions)
+    for seed in range(6):
+        out[...] = 0
+        level4.run(parse(compiled.ir("final")), [x, out], (7,), seed, resident=3)
+        np.testing.assert_array_equal(out, 2 * x)
+    machine.run(parse(compiled.ir("final")), [x, (again := np.zeros_like(x))], (7,), seed=1)
+    np.testing.assert_array_equal(again, 2 * x)
+
+
+@pytest.mark.parametrize("name, kind", [("a block", threads.BlockBarrier), ("a block", threads.Post), ("a cluster", threads.MbarrierWait), ("a cluster", threads.MbarrierExpect), ("a cluster", threads.Send)])
+def test_all_that_tells_of_a_claim_is_needed(name, kind):
+    kernel, given, constants = many(PERSISTENT["short softmax"](), 9)
+    for module in dropped(kernel.compile(*given, **constants, target="sm_90a", persistent=True, **CLAIMED[name]).ir("final"), kind):
+        with pytest.raises(SimulationError): [run(module, [a.copy() for a in given], [], (9,), seed) for seed in range(8)]
+
+
+def test_a_row_over_a_cluster_is_predicted():
+    found = _softmax.predict("bf16[2048, 131072]", "bf16[2048, 131072]", LOG=False, ROWS=1, COLUMNS=131072, target="sm_90a", grid=(2048,))
+    assert 230e-6 < found.seconds < 350e-6                                                      # measured: 273 us
+
+
 def test_what_all_programs_read_is_kept_where_there_is_room():
     arguments = "bf16[64, 1024]", None, "bf16[1024]", "bf16[1024]", "bf16[64, 1024]", None, "f32"
     found, compiled = plan_of(_norm, *arguments, CENTRE=True, ROWS=1, COLUMNS=1024, persistent=True)

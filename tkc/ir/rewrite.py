@@ -132,12 +132,24 @@ def defining_slice(values: Iterable[SSAValue], block: Block) -> list[Operation]:
     return [op for op in block.ops if op in wanted]
 
 
-def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp, also: Callable[[Operation], bool] = lambda op: False) -> list[Operation] | None:
+def body_of(loop: scf.ForOp | scf.WhileOp) -> Block:
+    """What a loop repeats."""
+    return loop.body.block if isinstance(loop, scf.ForOp) else loop.after_region.block
+
+
+def known_ahead(loop: scf.ForOp | scf.WhileOp) -> int | None:
+    """How many iterations before its own a loop's counter is known: any number for a counted one (None); of a while, whose counter is its first carried value, as many as it carries one behind the other."""
+    if isinstance(loop, scf.ForOp): return None
+    args, yielded = body_of(loop).args, body_of(loop).last_op.operands
+    return next((i for i in range(len(yielded)) if i + 1 >= len(args) or yielded[i] is not args[i + 1]), 0)
+
+
+def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp | scf.WhileOp, also: Callable[[Operation], bool] = lambda op: False) -> list[Operation] | None:
     """The operations of a loop's body that the values are computed from, if all follows from the loop's counter and from what stands before the loop:
     `clone_slice` then makes them for another iteration. None where something is carried, or has effects (but for operations that `also` permits)."""
-    body, values = loop.body.block, list(values)
+    body, values = body_of(loop), list(values)
     ops = defining_slice(values, body)
-    carried = any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in {*values, *(v for op in ops for v in op.operands)})
+    carried = known_ahead(loop) == 0 or any(isinstance(v, BlockArgument) and v.block is body and v.index > 0 for v in {*values, *(v for op in ops for v in op.operands)})
     return None if carried or not all(is_side_effect_free(op) and not op.regions or also(op) for op in ops) else ops
 
 
@@ -160,6 +172,26 @@ def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:
     for old, result in zip(loop.results, new.results):
         result.name_hint = old.name_hint
         old.replace_all_uses_with(result)
+    erase(loop)
+    return new
+
+
+def narrow_while(loop: scf.WhileOp, keep: Sequence[int]) -> scf.WhileOp:
+    """The loop with only the carried values of those indices; its test passes on what it gets, and the others have no use."""
+    test, body = loop.before_region.block, loop.after_region.block
+    test.last_op.operands = [test.last_op.operands[0], *(test.last_op.operands[1 + i] for i in keep)]
+    body.last_op.operands = [body.last_op.operands[i] for i in keep]
+    for block in (test, body):
+        for i in reversed(range(len(block.args))):
+            if i not in keep: block.erase_arg(block.args[i])
+    regions = Region(), Region()
+    for old, new in zip(loop.regions, regions): old.move_blocks(new)
+    new = scf.WhileOp([loop.arguments[i] for i in keep], [loop.results[i].type for i in keep], *regions)
+    new.attributes |= loop.attributes
+    before(loop, new)
+    for i, result in zip(keep, new.results):
+        result.name_hint = loop.results[i].name_hint
+        loop.results[i].replace_all_uses_with(result)
     erase(loop)
     return new
 

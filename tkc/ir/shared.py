@@ -164,15 +164,16 @@ class Read(TileOperation):
 
 @irdl_op_definition
 class Write(TileOperation):
-    """Registers to shared memory; everywhere: to that of every block of the cluster."""
+    """Registers to shared memory; everywhere: to that of every block of the cluster. lone: of copies, what a block's first thread holds is meant, and nothing else."""
     name = "tile.write"
     __form__ = "buffer value"
     buffer, value = operand_def(SharedType), operand_def(TileType)
     conflicts = opt_prop_def(IntegerAttr)
     everywhere = opt_prop_def(UnitAttr)
+    lone = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect())
-    def __init__(self, buffer: SSAValue, value: SSAValue, everywhere: bool = False):
-        super().__init__(operands=[buffer, value], properties={"everywhere": UnitAttr()} if everywhere else {})
+    def __init__(self, buffer: SSAValue, value: SSAValue, everywhere: bool = False, lone: bool = False):
+        super().__init__(operands=[buffer, value], properties={name: UnitAttr() for name, given in (("everywhere", everywhere), ("lone", lone)) if given})
 
 
 class CopyIn(TileOperation):

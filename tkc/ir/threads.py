@@ -110,7 +110,8 @@ class Workspace(Source):
 @irdl_op_definition
 class NextProgram(TileOperation):
     """The number of the program that a block takes next, of `total` in their order: blocks start with those of their own numbers and claim the rest
-    one by one from a counter of the launch. What is claimed past the last is at least `total`; it is claimed once by each block, at its end."""
+    one by one from a counter of the launch. What is claimed past the last is at least `total`; it is claimed once by each block, at its end. From level 2 on the first thread
+    alone has the number, of a cluster that shares programs that of its first block, and gives it to the others through shared memory."""
     name = "tile.next_program"
     __form__ = "total"
     total, result = operand_def(i32), result_def(i32)
@@ -321,12 +322,13 @@ class MbarrierExpect(TileOperation):
 @irdl_op_definition
 class Send(TileOperation):
     """Registers to the same place in the shared memory of every block of the cluster (st.async). Each block's mbarrier at that index counts the bytes that arrive there: whoever
-    waits for a phase that expects all of them sees them."""
+    waits for a phase that expects all of them sees them. lone: as of a tile.write."""
     name = "tile.send"
     __form__ = "buffer value barriers [index]"
     buffer, value, barriers, index = operand_def(SharedType), operand_def(TileType), operand_def(BarriersType), var_operand_def()
+    lone = opt_prop_def(UnitAttr)
     traits = EFFECT
-    def __init__(self, buffer: SSAValue, value: SSAValue, barriers: SSAValue, index: SSAValue): super().__init__(operands=[buffer, value, barriers, [index]])
+    def __init__(self, buffer: SSAValue, value: SSAValue, barriers: SSAValue, index: SSAValue, lone: bool = False): super().__init__(operands=[buffer, value, barriers, [index]], properties=flags(lone=lone))
 
     def verify_(self) -> None:
         if bits(self.value.type.element) not in (32, 64): raise VerifyException(f"'tile.send' takes elements of 32 or 64 bits, not {self.value.type.element}")

@@ -18,7 +18,7 @@ from tkc.ir.types import TileType
 CONTROL = (scf.ForOp, scf.IfOp, scf.WhileOp, scf.YieldOp, scf.ConditionOp)
 LEVEL_0 = {ModuleOp, *CONTROL, *elementwise.OPERATIONS, *tile.OPERATIONS, threads.Identity, threads.Workspace, threads.NextProgram, threads.Vote}
 LEVEL_1 = LEVEL_0 | {shared.Convert, shared.SortFirst}
-LEVEL_2 = LEVEL_1 | {shared.Alloc, shared.Stage, shared.SharedTranspose, shared.SharedReshape, shared.SharedSlice, shared.Read, shared.Write, shared.Copy, shared.CopyOut, shared.ReducePartial, shared.ScanTotal}
+LEVEL_2 = LEVEL_1 | {shared.Alloc, shared.Stage, shared.SharedTranspose, shared.SharedReshape, shared.SharedSlice, shared.Read, shared.Write, shared.Copy, shared.CopyOut, shared.ReducePartial, shared.ScanTotal, threads.Post, threads.Fetch}
 LEVEL_3 = LEVEL_2 | {shared.CopyAsync, shared.WaitCopies, shared.JoinTokens, shared.NoToken, threads.RingNext}
 LEVEL_4 = (LEVEL_2 | set(threads.OPERATIONS)) - {shared.Copy, shared.CopyOut}
 LEVELS = (LEVEL_0, LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4)

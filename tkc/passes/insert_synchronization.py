@@ -33,7 +33,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.elementwise import PointerAdd
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import before, is_inside
+from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
@@ -169,11 +169,18 @@ def _loop(loop: scf.ForOp, state: State) -> State:
     return state | frozenset(_leave(a, loop) for a in out)
 
 
-def _enter(access: Access, loop: scf.ForOp) -> Access:
+def _carried(loop: scf.ForOp | scf.WhileOp) -> list[tuple[BlockArgument, SSAValue, SSAValue]]:
+    """What a loop carries: its name in the body, what it is at first, and what the next iteration's is."""
+    body, counted = body_of(loop), isinstance(loop, scf.ForOp)
+    if not counted and list(loop.before_region.block.last_op.operands[1:]) != list(loop.before_region.block.args): return []      # its test passes on something else
+    return list(zip(body.args[1:] if counted else body.args, loop.iter_args if counted else loop.arguments, body.last_op.operands))
+
+
+def _enter(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
     """An access from before a loop, its constant stage re-expressed by the carried value that the loop's stages start from."""
     stage = access.place.stage
     if access.place.is_global or stage is None: return access
-    for argument, value in zip(loop.body.block.args[1:], loop.iter_args):
+    for argument, value, _ in _carried(loop):
         base, step = _stage_of(value)
         if base is stage[0] and _is_base(argument, access.place.space): return replace(access, place=replace(access.place, stage=(argument, stage[1] - step)))
     return access if stage[0] is not None else replace(access, place=replace(access.place, stage=None))
@@ -184,11 +191,12 @@ def _is_base(argument: BlockArgument, alloc: Operation) -> bool:
     return any(isinstance(use.operation, shared.Stage) and _stage_of(use.operation.index[0])[0] is argument for use in alloc.result.uses)
 
 
-def _again(access: Access, loop: scf.ForOp) -> Access:
+def _again(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
     """An access as the next iteration sees it."""
-    left, stage, body = _leave(access, loop), access.place.stage, loop.body.block
-    if stage is None or stage[0] not in body.args[1:]: return left
-    base, step = _stage_of(body.last_op.operands[stage[0].index - 1])
+    left, stage = _leave(access, loop), access.place.stage
+    following = None if stage is None else next((value for argument, _, value in _carried(loop) if argument is stage[0]), None)
+    if following is None: return left
+    base, step = _stage_of(following)
     if base is not stage[0]: return left
     return replace(left, place=replace(access.place, stage=(base, (stage[1] - step) % access.place.space.result.type.stages)))
 
@@ -202,10 +210,10 @@ def _leave(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
 
 
 def _while(loop: scf.WhileOp, state: State) -> State:
-    into = state
+    into, programs = frozenset(_enter(a, loop) for a in state), of_programs(loop)
     while True:
         out = _flow(loop.before_region.block, into)
-        around = frozenset(_leave(a, loop) for a in _flow(loop.after_region.block, out))
+        around = frozenset(_again(a, loop) for a in _flow(loop.after_region.block, out) if not (programs and a.place.is_global and isinstance(a.place.space, BlockArgument)))
         if around <= into: return state | frozenset(_leave(a, loop) for a in out)
         into |= around
 
@@ -231,6 +239,8 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(place, False, own=_filled(place.space))
         case shared.Write() if "number" in op.attributes: return               # a stage of a ring: mbarriers say when it is free
         case shared.Write(): yield Access(_buffer(op.buffer), True)
+        case threads.Post(): yield Access(_buffer(op.box), True)
+        case threads.Fetch(): yield Access(_buffer(op.box), False)
         case threads.CpAsync():
             place = _buffer(op.buffer)
             yield Access(place, True, age=-1, own=_filled(place.space))

@@ -18,7 +18,8 @@ stages − 1 iterations are issued before the loop, and each iteration issues th
 What a copy's address is loaded from (a page's number, the rows of a gather) is loaded one iteration before the copy is issued, and carried: no copy waits for memory.
 All copies of one iteration are one group (one token). Past the end of the loop the mask is false: nothing is read, zeros are
 written, the group count stays what the waits expect; so trip counts 0, 1 and stages ± 1 need no case of their own.
-A ring that threads fill and read each for itself (`own`) is filled again as soon as it was read: all of its stages are on their way while the iteration computes.
+A ring that threads fill and read each for itself (`own`) is filled again as soon as it was read: all of its stages are on their way while the iteration computes. Where programs are claimed one by one,
+the loop is a while that carries the numbers of the next ones, as many as the ring has stages, and a copy's mask is the loop's test of its number.
 Copies by tensor maps, which a producer warp will make, stay in their iteration: the ring's stage and parity are carried through all the loops
 round it, so that the producer may be any number of stages ahead, in the next program too. Any other copy is issued where it stands
 and waited for at once.
@@ -32,7 +33,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
-from tkc.ir.rewrite import after, before, clone_slice, counted_slice, defining_slice, erase, rebuild_for, replace
+from tkc.ir.rewrite import after, before, body_of, clone_slice, counted_slice, defining_slice, erase, known_ahead, rebuild_for, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
@@ -45,18 +46,19 @@ Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         for ring in _rings(kernel, context): ring.thread(kernel.body.block, ring.start(kernel))
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            copies = [op for op in loop.body.block.ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)]
+        for loop in [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]:
+            copies = [op for op in body_of(loop).ops if isinstance(op, shared.Copy) and op.engine is None and _runs_ahead(op, loop, context)]
             stages = _stages(copies, kernel, context)
             if stages > 1 or copies and all(own_layout(copy.buffer.owner) is not None for copy in copies): _pipeline(loop, copies, stages, context)
         for op in [op for op in kernel.walk() if isinstance(op, shared.Copy)]: _at_once(op)
         kernel.set_integer("level", 3)
 
 
-def _runs_ahead(copy: shared.Copy, loop: scf.ForOp, context: PassContext) -> bool:
+def _runs_ahead(copy: shared.Copy, loop: scf.ForOp | scf.WhileOp, context: PassContext) -> bool:
     """Whether the copy's operands of a later iteration can be computed now, loaded from arrays that the loop does not change, and its buffer is the loop's own."""
-    if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not loop.body.block: return False
-    readable = lambda op: isinstance(op, tile.Load) and unchanged(op, loop, context.overlaps)
+    if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not body_of(loop): return False
+    if isinstance(loop, scf.WhileOp) and (own_layout(copy.buffer.owner) is None or known_ahead(loop) < context.plan.stages): return False
+    readable = lambda op: isinstance(loop, scf.ForOp) and isinstance(op, tile.Load) and unchanged(op, loop, context.overlaps)
     return counted_slice([v for v in copy.operands if v is not copy.buffer], loop, readable) is not None
 
 
@@ -75,8 +77,9 @@ def _number(anchor: Operation, value: int, like: SSAValue) -> SSAValue:
     return before(anchor, tile.Constant(value, like.type)).result
 
 
-def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: PassContext) -> None:
-    body, iv = loop.body.block, loop.body.block.args[0]
+def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: int, context: PassContext) -> None:
+    body, counted = body_of(loop), isinstance(loop, scf.ForOp)
+    iv = body.args[0]
     own = all(own_layout(copy.buffer.owner) is not None for copy in copies)
     ahead = stages if own else stages - 1
     sources = [v for copy in copies for v in copy.operands if v is not copy.buffer]
@@ -98,7 +101,7 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
 
     def issue(anchor: Operation, at: SSAValue, stage: SSAValue, loaded: list[SSAValue]) -> SSAValue:
         """The copies of the iteration whose induction variable is `at`, as one token."""
-        valid = before(anchor, Lt(at, loop.ub)).result
+        valid = before(anchor, Lt(at, loop.ub)).result if counted else _goes_on(loop, at, anchor)
         mapping: dict[SSAValue, SSAValue] = {iv: at} | {op.result: v for op, v in zip(loads, loaded)}
         clone_slice(needed, mapping, anchor)
         tokens = []
@@ -112,15 +115,16 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
         return tokens[0] if len(tokens) == 1 else before(anchor, shared.JoinTokens(tokens)).token
 
     zero = before(loop, tile.Constant(0, i32)).result
-    at, tokens = loop.lb, []
+    at, tokens = loop.lb if counted else loop.arguments[0], []
     for j in range(ahead):
-        if j: at = before(loop, Add(at, loop.step)).result
+        if j: at = before(loop, Add(at, loop.step)).result if counted else loop.arguments[j]
         tokens.append(issue(loop, at, _number(loop, j, zero), ask(loop, at)))
     zero.name_hint = "stage"
-    old, loaded = len(loop.iter_args), ask(loop, before(loop, Add(at, loop.step)).result) if loads else []
-    loop = rebuild_for(loop, range(old), [zero, *tokens, *loaded])
-    body = loop.body.block
-    stage, *carried = body.args[1 + old:]
+    old, loaded = len(loop.iter_args if counted else loop.arguments), ask(loop, before(loop, Add(at, loop.step)).result) if loads else []
+    extra = [zero, *tokens, *loaded]
+    loop = rebuild_for(loop, range(old), extra) if counted else rebuild_while(loop, extra)
+    body = body_of(loop)
+    stage, *carried = body.args[-len(extra):]
     carried, loaded = carried[:ahead], carried[ahead:]
     first, terminator = body.first_op, body.last_op
 
@@ -128,9 +132,9 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     if own:                                                       # a thread asks for its next bytes when it has read these
         reads = {op for copy in copies for op in users(copy.buffer) if isinstance(op, shared.Read)}
         first = [op for op in body.ops if any(inner in reads for inner in op.walk())][-1].next_op
-    distance = before(first, Mul(loop.step, _number(first, ahead, loop.step))).result
+    distance = before(first, Mul(loop.step, _number(first, ahead, loop.step))).result if counted else None
     target = stage if own else before(first, threads.RingNext(stage, zero, stages, before(first, tile.Constant(ahead, i32)).result)).next_stage
-    coming = before(first, Add(iv, distance)).result
+    coming = before(first, Add(iv, distance)).result if counted else body.args[ahead]
     token = issue(first, coming, target, loaded)
     asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
     for copy in copies:
@@ -148,6 +152,14 @@ def _pipeline(loop: scf.ForOp, copies: list[shared.Copy], stages: int, context: 
     for op in reversed(slice_):
         if not any(r.first_use for r in op.results): erase(op)
     context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep" + (f", {len(loads)} load{'s'[:len(loads) > 1]} of their addresses one further" if loads else ""))
+
+
+def _goes_on(loop: scf.WhileOp, at: SSAValue, anchor: Operation) -> SSAValue:
+    """Whether a loop would run once more with that counter."""
+    test = loop.before_region.block
+    mapping = {test.args[0]: at}
+    clone_slice(list(test.ops)[:-1], mapping, anchor)
+    return mapping[test.last_op.operands[0]]
 
 
 def _without(loads: list[tile.Load], values: list[SSAValue], ops: list[Operation]) -> list[Operation]:

@@ -238,7 +238,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, turned=not program.dots and context.options.turned is not False and streaming.turns(program.kernel), relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=not program.dots and context.options.turned is not False and streaming.turns(program.kernel), relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)

@@ -38,6 +38,15 @@ What a program looks up by its place alone (where its rows begin, how long its l
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
+So are programs without dots that stream through blocks: multiprocessors are not equally quick where all wait for memory. The loop carries as many numbers as there are stages in the ring beside its own,
+so that the copies of the next ones can be issued; a block begins with that many which it need not claim:
+
+    scf.while (%t, %u = tile.identity cluster, %t + tile.identity clusters) while %t < %programs {
+      %v = tile.next_program %programs                    asked for at once, answered by the end
+      …
+      yield %u, %v + tile.identity clusters
+    }
+
 With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (programs/stream_k.py).
 """
 from __future__ import annotations
@@ -179,11 +188,15 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
-    asked = _looked_up(kernel, inside, context) if plan.queue else []
+    asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
     for op in inside: op.detach()
     real = None
-    if plan.queue:                                              # the next program's place is carried, and what it looks up there, so that a producer works it out for all
+    if plan.queue and not plan.dots:
+        loop = _claiming_ahead(first, total, step, plan.stages, inside, end)
+        body = loop.after_region.block
+        place = place_of(body.args[0], Order(body.first_op))
+    elif plan.queue:                                            # the next program's place is carried, and what it looks up there, so that a producer works it out for all
         def known(number: SSAValue, build: Order) -> list[SSAValue]:
             place = place_of(number, build)
             return [*place, *build.looked_up(asked, needed, {op.result: place[op.axis.value.data] for op in ids}, build.lt(number, total))]
@@ -243,6 +256,20 @@ def _looked_up(kernel: tile.Kernel, inside: list[Operation], context: PassContex
         looks_up = isinstance(op, tile.Load) and op.result.type == i32 and op.mask is None and unchanged(op, kernel, context.overlaps)
         if not op.regions and (looks_up or is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)) and all(v.owner in by_place or v.owner not in inside for v in op.operands): by_place.add(op)
     return [op for op in inside if op in by_place and isinstance(op, tile.Load)]
+
+
+def _claiming_ahead(first: SSAValue, total: SSAValue, step: SSAValue, ahead: int, inside: list[Operation], end: Operation) -> scf.WhileOp:
+    """The loop that carries the numbers of the next programs too, so that their blocks can be asked for; a block starts with as many that it need not claim."""
+    build, numbers = Order(end), [first]
+    for _ in range(ahead): numbers.append(build.add(numbers[-1], step))
+    loop, coming = _claiming(first, total, numbers[1:])
+    before(end, loop)
+    body = loop.after_region.block
+    body.add_ops([claim := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
+    build, following = Order(body.last_op), claim.result
+    for _ in range(ahead): following = build.add(following, step)
+    body.last_op.operands = [*coming, following]
+    return loop
 
 
 EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from tkc.ir import shared, threads
-from tkc.ir.rewrite import before, erase, rebuild_for, replace
+from tkc.ir.rewrite import before, erase, narrow_while, rebuild_for, replace
 from tkc.ir.types import TokenType
 from tkc.passes import PassContext
 from tkc.passes.warpgroups.exchange import exchange
@@ -39,6 +39,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case shared.JoinTokens(): before(op, threads.CpCommit()); _drop(op)
                 case shared.CopyAsync(): _copy(op)
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]: _forget_tokens(loop)
+        for loop in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]: _pass_none(loop)
         for op in list(kernel.walk()):
             if isinstance(op, shared.NoToken): erase(op)
         kernel.set_integer("level", 4)
@@ -64,6 +65,18 @@ def _drop(op: Operation) -> None:
     placeholder = before(op, shared.NoToken()).token
     for result in op.results: result.replace_all_uses_with(placeholder)
     erase(op)
+
+
+def _pass_none(loop: scf.WhileOp) -> None:
+    """Likewise of a while, whose test passes them on."""
+    keep = [i for i, v in enumerate(loop.arguments) if not isinstance(v.type, TokenType)]
+    if len(keep) == len(loop.arguments): return
+    test, body = loop.before_region.block, loop.after_region.block
+    for i in range(len(loop.arguments)):
+        if i in keep: continue
+        for value in (test.args[i], body.args[i], loop.results[i]): value.replace_all_uses_with(before(loop, shared.NoToken()).token)
+        body.last_op.operands[i] = before(body.last_op, shared.NoToken()).token
+    narrow_while(loop, keep)
 
 
 def _forget_tokens(loop: scf.ForOp) -> None:

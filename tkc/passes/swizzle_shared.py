@@ -20,6 +20,8 @@ Any other conversion between warps becomes a write and a read; a reshape between
 A scan whose axis runs over warps is that of each warp's run, plus what the runs before come to: their totals (`tile.scan_total`) go the same way. A reduction of what is
 scanned, asked for after the scan, is one of those totals.
 
+A program's number, which one thread claims (tile.next_program), goes the same way outside of roles: written behind the last thing that is, read where it is wanted.
+
 Of the layouts a buffer may have, the one with the fewest bank conflicts over all its accesses is taken; the degree of each
 access is recorded on it (`conflicts`, 1 is none).  Buffers are plain (one stage) and every copy is complete when it returns.
 """
@@ -36,11 +38,11 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.elementwise import CLASSES, Cast, Select
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import LoadPlan
+from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.ranges import divisor
-from tkc.ir.rewrite import before, counted_slice, erase, replace
+from tkc.ir.rewrite import after, before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.threads import Vote
+from tkc.ir.threads import Fetch, NextProgram, Post, Vote
 from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
@@ -71,6 +73,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case tile.Scan(): _scan(op, context)
                 case tile.Extract(): _extract(op, context)
         for op in list(kernel.walk()):
+            if isinstance(op, NextProgram) and context.plan.roles == "one": _claim(op, context.plan)
+        for op in list(kernel.walk()):
             if isinstance(op, tile.Load) and not any(True for _ in op.result.uses): erase(op)
         kernel.set_integer("level", 2)
 
@@ -98,7 +102,7 @@ def _own(op: tile.Load, context: PassContext) -> None:
     its part); what is shared is read again where a program wants it."""
     loop, t = op.parent_op(), op.result.type
     layout = t.register_layout
-    if isinstance(loop, scf.ForOp) and (not unchanged(op, loop, context.overlaps) or counted_slice([v for v in op.operands if v is not op.array], loop) is None): return
+    if isinstance(loop, (scf.ForOp, scf.WhileOp)) and (not unchanged(op, loop, context.overlaps) or counted_slice([v for v in op.operands if v is not op.array], loop) is None): return
     spread = layout.blocks_along(t.rank - 1)
     if not private(layout) or layout.num_blocks != spread: return
     buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, SharedLayout(t.extents, bits(t.element), spread=spread)))).result
@@ -480,6 +484,22 @@ def _through_shared(value: SSAValue, layout: Layout, at: Operation, context: Pas
     buffer = before(at, shared.Alloc(_buffer(t, [t.register_layout, layout]))).result
     before(at, _recorded(shared.Write(buffer, value, everywhere), t.register_layout, context))
     return before(at, _recorded(shared.Read(buffer, t.with_layout(layout)), layout, context)).result
+
+
+def _claim(op: NextProgram, plan: Plan) -> None:
+    """One thread claims a program, of a cluster that shares programs one of the first block; all learn of it through shared memory. It is written as late as something else is, and read where it is wanted:
+    the barrier between them is there anyway, and the counter has answered."""
+    blocks, users = plan.spread[0], [use.operation for use in op.result.uses]
+    wanted = next(inner for inner in op.parent.ops if inner in users)
+    told = next((inner for inner in reversed(op.parent.ops) if isinstance(inner, shared.Write) and op.is_before_in_block(inner) and inner.is_before_in_block(wanted)), wanted.prev_op)
+    buffer = before(op, shared.Alloc(SharedType(1, (blocks,), i32, SharedLayout((blocks,), 32)))).result
+    buffer.name_hint = "claimed"
+    if blocks == 1: after(told, Post(buffer, op.result))
+    else:
+        layout = Layout((blocks,), (), (copies(32),), (copies(plan.warps),), (Digit(blocks, 0, 1),))
+        after(told, number := tile.Splat(op.result, TileType((blocks,), i32, layout)), shared.Write(buffer, number.result, everywhere=True, lone=True))
+    value = before(wanted, Fetch(buffer)).result
+    for user in users: user.operands = [value if v is op.result else v for v in user.operands]
 
 
 def _numbers(layout: Layout, axis: int, make) -> SSAValue:

@@ -52,6 +52,7 @@ def block_of(m, op) -> np.ndarray:
 
 
 def write(m, op, buffer, value): buffer[0] = np.reshape(value, buffer.shape[1:])
+def post(m, op, box, value): box.reshape(-1)[0] = value
 def copy(m, op, *_): m[op.buffer][0] = block_of(m, op)
 
 
@@ -136,7 +137,7 @@ RULES = level0.RULES | {
     shared.Read: lambda m, op, b, *_: np.array(b[0]).reshape(shape_of(op.result.type)),
     shared.Write: write, shared.Copy: copy, shared.CopyAsync: copy_async, shared.JoinTokens: join_tokens, shared.WaitCopies: wait_copies,
     shared.NoToken: lambda m, op: Token([]),
-    threads.RingNext: ring_next,
+    threads.RingNext: ring_next, threads.Post: post, threads.Fetch: lambda m, op, box: box.reshape(-1)[0],
 }
 
 

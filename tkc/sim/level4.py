@@ -46,6 +46,7 @@ def identity(m, op):
 def next_program(m, op, total):
     """As `atom.inc` counts: past the last program by one for each block, then from zero again for the next launch."""
     launch = m.launch
+    if "spread" in launch.kernel.attributes and m.block.rank: return np.int32(0)
     claimed, launch.counter = launch.counter, 0 if launch.counter >= total - 1 else launch.counter + 1
     return np.int32(launch.clusters + claimed)
 
@@ -188,4 +189,5 @@ def run(module, arguments: Sequence, grid: Sequence[int], seed: int = 0, residen
     with np.errstate(all="ignore"):
         launch.fill()
         launch.scheduler.run()
+    if only is None and launch.counter: raise Violation("counter at exit", f"{launch.counter} more programs were claimed than there are: the next launch would begin there")
     return Statistics(seed, launch.scheduler.steps, launch.clusters * launch.size, launch.agents)

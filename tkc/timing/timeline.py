@@ -285,6 +285,7 @@ class Machine:
             case threads.Send():
                 barrier, share = state.barriers[op.barriers][self._index(op, a)], op.buffer.type.size * bits(op.buffer.type.element) // 8 // a.groups      # of all blocks, which do the same
                 yield "delay", e.lsu, "send"
+                if isinstance(op.value.owner, tile.Splat): self._post(a, op.buffer, op.value.owner.arg)
                 self._at(self.now + e.turn, lambda: barrier.land(share))
             case threads.TmaLoad():
                 barrier, size = state.barriers[op.barriers][self._index(op, a)], demands.copied(op)
@@ -363,9 +364,7 @@ class Machine:
             case threads.NextProgram():
                 a.env[op.result] = (a.env.get(("claimed", a.name), a.env["block"]) + self.blocks)
                 a.env["claimed", a.name] = a.env[op.result]
-            case threads.Post():
-                slot = op.box.owner.ring if isinstance(op.box.owner, shared.Stage) else op.box
-                state.boxes.setdefault(slot, []).append(self._value(a, op.value))
+            case threads.Post(): self._post(a, op.box, op.value)
             case threads.Fetch():
                 slot = op.box.owner.ring if isinstance(op.box.owner, shared.Stage) else op.box
                 read = a.env.get(("read", slot), 0)
@@ -380,6 +379,10 @@ class Machine:
         if not a.flying: a.flying.append(0)
         a.flying[-1] += 1
         yield "drain", self.e.lead, "issue"
+
+    def _post(self, a: Agent, box: SSAValue, value: SSAValue) -> None:
+        """A scalar of one thread, for all who fetch it."""
+        if not a.group: a.state.boxes.setdefault(box.owner.ring if isinstance(box.owner, shared.Stage) else box, []).append(self._value(a, value))
 
     def _index(self, op, a: Agent) -> int:
         index = self._value(a, op.index[0]) if op.index else 0
@@ -510,7 +513,7 @@ class Shared:
 
 
 _TIMED = (threads.MbarrierWait, threads.MbarrierArrive, threads.MbarrierExpect, threads.TmaLoad, threads.DotAsync, threads.DotCommit, tile.Dot, threads.Turn, threads.Barrier, threads.BarrierArrive,
-          threads.BlockBarrier, threads.TmaStore, threads.BulkCommit, threads.BulkWait, threads.CpAsync, threads.CpCommit, threads.CpWait, threads.NextProgram, threads.Post, threads.Fetch, threads.Fence,
+          threads.BlockBarrier, threads.TmaStore, threads.BulkCommit, threads.BulkWait, threads.CpAsync, threads.CpCommit, threads.CpWait, threads.NextProgram, threads.Post, threads.Fetch, threads.Send, threads.Fence,
           tile.Load, tile.LoadPointers, tile.Atomic, tile.AtomicBlock)
 
 
@@ -523,6 +526,7 @@ def _steering(kernel: tile.Kernel) -> set[SSAValue]:
         elif isinstance(op, scf.IfOp): work.append(op.cond)
         elif isinstance(op, scf.ConditionOp): work.append(op.condition)
         elif isinstance(op, threads.Post): work.append(op.value)
+        elif isinstance(op, threads.Send) and isinstance(op.value.owner, tile.Splat): work.append(op.value.owner.arg)
     while work:
         value = work.pop()
         if value in found or isinstance(value.type, (TileType, SharedType)): continue

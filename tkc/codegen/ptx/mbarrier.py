@@ -119,7 +119,7 @@ def send(e: Emitter, op: threads.Send) -> None:
     """Each store names the barrier beside its bytes, in the block it goes to."""
     e.need("8.1")
     w, value, view, index = e.w, e.tile(op.value), e.value(op.barriers), e.operand(op.index[0])
-    for peer, v, there in everywhere(e, value.layout, e.value(op.buffer)):
+    for peer, v, there in everywhere(e, value.layout, e.value(op.buffer), op.lone is not None):
         base = w.hoist(("peer", peer), lambda peer=peer: w.op("mapa.shared::cluster.u32", "b32", e.shared_base(), peer))
         store_tile(e, value, v, there, "shared::cluster.mbarrier::complete_tx::bytes", ".async.weak", f", {place(e, view, index, base)}")
 

@@ -195,7 +195,7 @@ def read(e: Emitter, op: shared.Read) -> None:
 @emitter(shared.Write)
 def write(e: Emitter, op: shared.Write) -> None:
     value, view = e.tile(op.value), e.value(op.buffer)
-    if op.everywhere is not None: return _write_everywhere(e, value, view)
+    if op.everywhere is not None: return _write_everywhere(e, value, view, op.lone is not None)
     plan = matrix_plan(e, value.layout, view, value.element, store=True)
     address = matrix_addresses(e, plan, view) if plan else None
     if address is None:
@@ -211,15 +211,15 @@ def write(e: Emitter, op: shared.Write) -> None:
         e.w.emit(f"stmatrix.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16 {Group(base, offset).text}, {{{', '.join(source)}}}")
 
 
-def _write_everywhere(e: Emitter, value: Tile, view: SharedView) -> None:
-    for _, v, there in everywhere(e, value.layout, view): store_tile(e, value, v, there, "shared::cluster")
+def _write_everywhere(e: Emitter, value: Tile, view: SharedView, lone: bool) -> None:
+    for _, v, there in everywhere(e, value.layout, view, lone): store_tile(e, value, v, there, "shared::cluster")
 
 
-def everywhere(e: Emitter, layout: Layout, view: SharedView) -> Iterator[tuple[Operand, int, Callable[[int], Group]]]:
+def everywhere(e: Emitter, layout: Layout, view: SharedView, lone: bool = False) -> Iterator[tuple[Operand, int, Callable[[int], Group]]]:
     """(block, vector, place of the group that starts with a register) for every block of the cluster that a thread writes a tile to. Where the lanes of a warp hold copies, each writes to one block."""
     w, size = e.w, e.cluster[0] * e.cluster[1]
     v, groups = plain_groups(e, layout, view)
-    if alike := all(d.axis < 0 for d in layout.lanes) and size <= 32 and not any(d.axis < 0 for d in (*layout.warps, *layout.blocks)): own = w.hoist(("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True)
+    if alike := not lone and all(d.axis < 0 for d in layout.lanes) and size <= 32 and not any(d.axis < 0 for d in (*layout.warps, *layout.blocks)): own = w.hoist(("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True)
     else: own = is_first_copy(e, layout)
     for peer in [e.lane()] if alike else range(size):
         def there(r: int, peer=peer) -> Group:

@@ -21,7 +21,8 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
-from tkc.ir.threads import Identity
+from tkc.ir.rewrite import body_of
+from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 
@@ -62,7 +63,7 @@ def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]
     if array is None: return False
     alike, watched = overlapping(array, overlaps), [other for other in loop.walk() if tile.watches(other)]
     if any(other.semantics is None or other.semantics.data != "relaxed" for other in watched): return False
-    if op.parent_op() is loop and of_programs(loop): ops = [inner for each in loop.body.block.ops if each.is_before_in_block(op) for inner in each.walk()]
+    if op.parent_op() is loop and of_programs(loop): ops = [inner for each in body_of(loop).ops if each.is_before_in_block(op) for inner in each.walk()]
     else: ops = (kernel_around(loop) if watched else loop).walk()
     return not any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in ops if isinstance(other, WRITES))
 
@@ -74,8 +75,10 @@ def kernel_around(op: Operation) -> Operation:
 
 def of_programs(loop: Operation) -> bool:
     """Whether iterations are programs that a block takes in turn, and that do not wait for one another: what two of them do to the user's arrays nothing orders in any launch."""
-    counted = isinstance(loop, scf.ForOp) and isinstance(loop.lb.owner, Identity) and loop.lb.owner.what.data == "cluster" and isinstance(loop.step.owner, Identity)
-    return counted and not any(tile.watches(op) for op in loop.walk())
+    first = loop.lb if isinstance(loop, scf.ForOp) else loop.arguments[0] if isinstance(loop, scf.WhileOp) and loop.arguments else None
+    taken = first is not None and isinstance(first.owner, Identity) and first.owner.what.data == "cluster"
+    taken = taken and (isinstance(loop.step.owner, Identity) if isinstance(loop, scf.ForOp) else any(isinstance(op, NextProgram) for op in body_of(loop).ops))
+    return taken and not any(tile.watches(op) for op in loop.walk())
 
 
 def addresses(value: SSAValue) -> bool:

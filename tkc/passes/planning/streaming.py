@@ -5,9 +5,9 @@
 The fewest warps with which that stays below HELD: a thread then has several vectors on their way at once, a barrier waits for few, and several blocks fit a multiprocessor: while
 one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192.
 Where a program would fill a multiprocessor, nobody computes while it waits: a block of 16 warps then takes one program after the other, and asks for the next row as soon as it has this one in
-registers (a ring in shared memory, see `ahead`). Measured on an H200, rows of 32768 bfloat16 from 168 to 145 us (softmax) and 174 to 145 (layer norm), where a copy takes 130; rows of 131072, 16 warps in each of
-four blocks, from 376 to 273 and 437 to 285, where a copy takes 257. Of shorter rows, or of programs that read two such rows at once, it is slower: multiprocessors get as many programs each, not as many
-as they are quick to do (8192: 75 against 69 us). `persistent=True` or False at the launch decides otherwise.
+registers (a ring in shared memory, see `ahead`). Blocks claim their programs one by one, as far ahead as the ring is deep: multiprocessors are not equally quick. Measured on an H200, rows of 32768 bfloat16 from 168 to 135 us (softmax; dealt out 146) and
+174 to 136 (layer norm; 143), where a copy takes 130; rows of 131072, 16 warps in each of four blocks, from 376 to 262 and 437 to 264, where a copy takes 257. Of shorter rows, or of programs that read two
+such rows at once, it was slower (dealt out; 8192: 75 against 69 us). `persistent=True` or False at the launch decides otherwise.
 A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
 reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
 
@@ -118,12 +118,13 @@ def turns(kernel: tile.Kernel) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks: as in a Plan."""
+    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks, queue: as in a Plan."""
     loads: tuple[LoadPlan, ...]
     stages: int = 0
     prefetch: bool = False
     keep: bool = False
     blocks: int = 0
+    queue: bool = False
 
 
 def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int, persistent: bool, streams: bool, context: PassContext, say: Callable[[str], None]) -> Reading:
@@ -133,7 +134,7 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     tiles = [op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
     shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
     shared, stage = context.target.shared_bytes - RESERVED, shares.stage
-    stages = min(context.options.num_stages or int(streams), shared // stage) if stage else 0
+    stages = min(context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)), shared // stage) if stage else 0       # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
     own = set(shares.own) & shares.copied if stages else set()
     each = lambda words: -(-words // (32 * warps * blocks))
     size = lambda ops: each(sum(op.result.type.bytes // 4 for op in ops))
@@ -141,7 +142,8 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     room = min(FULL, 1600 // warps) - each(pressure(kernel))                           # 16 warps have 128 registers a thread
     more, kept = size(early), size(shares.alike)
     prefetch, keep = bool(early) and more <= room, bool(kept) and more + kept <= room
-    if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself")
+    queue = bool(own) and not tile.waits_for_programs(kernel)
+    if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
     if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
     if prefetch and persistent and not stages: say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
     if keep: say(f"what all programs read stays in {kept} registers a thread")
@@ -152,7 +154,7 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     each_thread = -(-(each(pressure(kernel)) + more + begun + (keep and not stages) * kept + SCALARS) // 8) * 8
     resident = context.target.registers // (32 * warps * each_thread) if prefetch and persistent and blocks == 1 else 0
     if resident > 1: say(f"{resident} blocks a multiprocessor, of {each_thread} registers a thread")
-    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, resident if resident > 1 else 0)
+    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, resident if resident > 1 else 0, queue)
 
 
 def _in_flight(each: int, target: Target) -> str:

@@ -62,7 +62,7 @@ class Exchange(Carried):
     def _sent(self, state: list[SSAValue]) -> list[SSAValue]:
         (stage, parity), write, alloc = state, self.write, self.write.buffer.owner
         place = before(write, shared.Stage(self.ring, stage)).result
-        before(write, threads.MbarrierExpect(self.full, stage, self.bytes), threads.Send(place, write.value, self.full, stage))
+        before(write, threads.MbarrierExpect(self.full, stage, self.bytes), threads.Send(place, write.value, self.full, stage, write.lone is not None))
         users = {use.operation for use in alloc.result.uses} - {write}
         reading = next(op for op in write.parent.ops if op in users)
         before(reading, threads.MbarrierWait(self.full, stage, parity))
