@@ -74,10 +74,23 @@ def everything(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr)
     tkc.store(o.ptr + 1, tkc.min(tkc.min(x, axis=0), axis=0).to(o.dtype))
 
 
+def counted(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A loop that stores the result, and carries what it loads whole; a branch gives something too."""
+    x, total, last = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))), tkc.zeros((16,), c.dtype), tkc.zeros((16,), c.dtype)
+    for i in tkc.range(0, 2):
+        tkc.store(o, (1, 3), x * i)
+        total += tkc.load(c, (i, 0), (None, 16))
+        if i > 0:
+            tkc.store(o, (1, 3), x + i)
+            last = total * 2
+    tkc.store(o, (M + 2, 3), (total + last)[None, :])
+
+
 CASES = [(everything, 128, 160, 16, tkc.float32, "sm_80"), (both_ways, 100, 30, 16, tkc.float32, "sm_80"), (both_ways, 128, 64, 32, tkc.bfloat16, "sm_90a"), (both_ways, 96, 64, 32, tkc.int8, "sm_89"), (averaged, 50, 96, 32, tkc.float32, "sm_89"),
          (averaged, 128, 64, 48, tkc.bfloat16, "sm_90a"), (product, 50, 48, 16, tkc.float32, "sm_90a"), (product, 7, 300, 7, tkc.float32, "sm_80"), (product, 300, 5, 16, tkc.float64, "sm_89"), (product, 128, 64, 32, tkc.bfloat16, "sm_80"),
          (product, 96, 64, 32, tkc.int8, "sm_89"), (epilogue, 50, 48, 16, tkc.float32, "sm_80"), (epilogue, 64, 96, 16, tkc.bfloat16, "sm_89"), (looped, 50, 48, 40, tkc.float32, "sm_89"),
-         (looped, 128, 64, 48, tkc.bfloat16, "sm_90a"), (summed, 100, 30, 16, tkc.float32, "sm_80"), (summed, 128, 64, 32, tkc.bfloat16, "sm_89")]
+         (looped, 128, 64, 48, tkc.bfloat16, "sm_90a"), (summed, 100, 30, 16, tkc.float32, "sm_80"), (summed, 128, 64, 32, tkc.bfloat16, "sm_89"),
+         (counted, 50, 48, 16, tkc.float32, "sm_90a")]
 
 
 @pytest.mark.parametrize("fn, m, n, k, dtype, name", CASES, ids=lambda v: getattr(v, "__name__", str(v)))

@@ -6,9 +6,9 @@
                                                                            and the 104 rows that are left
 
 A cut goes forward from the dot's result through whatever uses it, loops included, up to stores, and back through what these need: loads are made of the part alone, and what
-constants, loads and pure operations give is computed anew for it; what does not depend on the axis that is cut stays whole. Sums, products, maxima … along the axis add up over the parts, and
-who waits for them moves behind. There is no cut where a part waits for such a sum (a softmax along the axis), where another operation looks along it (a scan, a sort, an argmax), where something
-else has effects between, or where a store may change what a later part loads.
+constants, loads and pure operations give is computed anew for it; what does not depend on the axis that is cut stays whole (and so does a loop that gives such values too, without what is
+cut). Sums, products, maxima … along the axis add up over the parts, and who waits for them moves behind. There is no cut where a part waits for such a sum (a softmax along the axis), where
+another operation looks along it (a scan, a sort, an argmax), where something else has effects between, or where a store may change what a later part loads, or has stored.
 """
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from xdsl.ir import Attribute, Block, Region
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
-from tkc.ir.rewrite import before, erase, erase_dead
+from tkc.ir.rewrite import before, erase
 from tkc.ir.types import TileType, bits, element_of, is_float, is_unsigned
 from tkc.passes import PassContext
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, Part
 from tkc.passes.plan import crowded
+from tkc.passes.simplify import sweep
 
 HELD, WARPS = 64, 8                     # registers of a thread that a part's result takes, of so many warps where the user did not say
 
@@ -43,7 +44,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 except NotCut: continue
                 context.decisions.append(f"fit-results: a dot's {'x'.join(map(str, extents))} results do not fit registers: axis {axis} in parts of {size}")
                 _walk(cut, n, size)
-                erase_dead(kernel.body.block)
+                sweep(kernel)
                 break
 
 
@@ -58,7 +59,8 @@ def parted(extents: tuple[int, ...], room: int) -> tuple[int, ...]:
 
 
 def _walk(cut: Cut, extent: int, size: int) -> None:
-    """A loop over the parts, and one part more of what is left, in place of the operations that are cut."""
+    """A loop over the parts, and one part more of what is left, in place of the operations that are cut. A loop or branch that gives something whole besides stays for it, without what it
+    stored of parts; sweeping takes what only that needed."""
     last, whole = cut.ops[-1], extent - extent % size
     constant = lambda n: before(last, tile.Constant(n, i32)).result
     sums = [before(last, tile.Constant(_nothing(op), _sum_type(op))).result for op in cut.sums]
@@ -71,7 +73,8 @@ def _walk(cut: Cut, extent: int, size: int) -> None:
     for op in cut.late:
         op.detach()
         before(last, op)
-    for op in reversed(cut.ops): erase(op)
+    for op in reversed(cut.ops):
+        for gone in [inner for inner in op.walk() if inner in cut.frames and not inner.results] if any(r.first_use for r in op.results) else [op]: erase(gone)
 
 
 def _sum_type(op: tile.Reduce) -> Attribute:

@@ -20,7 +20,7 @@ from tkc.sim.clocks import Clocks, Event, Knowing
 from tkc.sim.engine import Copy, Wait
 from tkc.sim.errors import SimulationError
 from tkc.sim.level0 import Array
-from tkc.sim.memory import ALL, Part, SharedMemory, cells_of, elements_of
+from tkc.sim.memory import ALL, CELL, Part, SharedMemory, cells_of, elements_of
 from tkc.sim.report import Violation
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Instance(dataflow.DataflowMachine):
 
     # ---- places
     def buffer_access(self, agent: Agent, buffer: Buffer, event: Event, op: Operation, held=None, write: bool = False, whole: bool = False) -> None:
-        cells = cells_of(buffer.layout, held, ALL if whole else agent.part, write, self.block.rank)
+        cells = cells_of(buffer.layout, held, ALL if whole else agent.part, write, self.block.rank, buffer.base % CELL)          # a slice of narrow elements begins anywhere
         (buffer.memory.write if write else buffer.memory.read)(buffer.base, cells, event, op)
 
     def ordered(self, kind: str, event: Event, op: Operation, pointers, live, own=None, changed=None, others: bool = True, agent: Agent | None = None) -> None:

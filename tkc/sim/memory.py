@@ -37,12 +37,13 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
 
 
 @lru_cache(4096)
-def cells_of(memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0) -> np.ndarray:
-    """The cells (relative to the buffer) of the elements that a part of the warps of block `rank` holds. What several hold, the first warp writes and all read."""
-    offsets, mine = memory.table().reshape(-1), elements_of(held, part, write, rank)
+def cells_of(memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0, into: int = 0) -> np.ndarray:
+    """The cells (relative to the one in which the buffer begins, `into` bytes from its start) of the elements that a part of the warps of block `rank` holds. What several hold, the first warp
+    writes and all read."""
+    offsets, mine = memory.table().reshape(-1) + into, elements_of(held, part, write, rank)
     cells = np.unique(_words(offsets if mine is None else offsets[mine], memory.itemsize))
     if mine is None or not write or part is ALL or not part[0]: return cells
-    return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank))
+    return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank, into))
 
 
 @lru_cache(4096)
@@ -142,7 +143,7 @@ class SharedMemory:
         self.areas.guarded[self.areas.among(base // CELL, cells)] = True
 
     def read(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
-        """An access of cells (sorted, relative to base): raises Violation if a write of one of them is not ordered before it."""
+        """An access of cells (sorted, relative to the one that base is in): raises Violation if a write of one of them is not ordered before it."""
         if not cells.size: return
         at = self._areas(base, cells, op, event)
         self._check_writes(at, event, op, "reads")
