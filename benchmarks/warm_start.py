@@ -1,6 +1,5 @@
 """From the start of a process to the first result of a kernel that the disk cache has: on the CPU and, where there is one, on a GPU. What torch takes to be imported and CUDA to begin is shown apart."""
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import harness
+from benchmarks.compile_time import environment
 from benchmarks.harness import Contest, Contestant, Figure, Runner
 
-ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 0.6
 CPU = """
 import numpy as np
@@ -59,8 +58,7 @@ class Processes:
         self.program, self.folder, self.parts, self.asked = program, Path(tempfile.mkdtemp(prefix="tkc-cache-")), None, set()
 
     def start(self) -> dict[str, float]:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run([sys.executable, "-c", ROWS, repr(time.time()), self.program], env=os.environ | {"PYTHONPATH": path, "TKC_CACHE_DIR": str(self.folder)}, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", ROWS, repr(time.time()), self.program], env=environment(self.folder), capture_output=True, text=True)
         if done.returncode: raise RuntimeError(harness.last_words(done.stderr, done.returncode))
         return json.loads(done.stdout)
 
