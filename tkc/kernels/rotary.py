@@ -11,22 +11,23 @@ import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, expect, power
 from tkc.kernels.operator import operator
 
-ROWS = 2048                                     # elements of a program
+ELEMENTS = 2048                                 # of a program, which turns several heads of a position by the same angles, and where heads are few those of several positions
 
 
 @tkc.jit
-def _rotary(x, cos, sin, out, sign, INTERLEAVED: tkc.constexpr, HALF: tkc.constexpr, REST: tkc.constexpr, HEADS: tkc.constexpr):
-    batch, position, head = tkc.program_id(2), tkc.program_id(1), tkc.program_id(0) * HEADS
-    x, out, r = x[batch, position], out[batch, position], cos.shape[1]
-    c, s = tkc.load(cos[position], (0,), (HALF,)).to(tkc.float32)[None, :], tkc.load(sin[position], (0,), (HALF,)).to(tkc.float32)[None, :] * sign
+def _rotary(x, cos, sin, out, sign, INTERLEAVED: tkc.constexpr, HALF: tkc.constexpr, REST: tkc.constexpr, POSITIONS: tkc.constexpr, HEADS: tkc.constexpr):
+    batch, position, head = tkc.program_id(2), tkc.program_id(1) * POSITIONS, tkc.program_id(0) * HEADS
+    x, out, r, at = x[batch], out[batch], cos.shape[1], (position, head, 0)
+    c, s = (tkc.load(t, (position, 0), (POSITIONS, HALF)).to(tkc.float32)[:, None, :] for t in (cos, sin))
+    s = s * sign
     if INTERLEAVED:
-        a, b = tkc.split(tkc.load(x[:, 0:2 * r], (head, 0), (HEADS, 2 * HALF)).to(tkc.float32).reshape(HEADS, HALF, 2))
-        tkc.store(out[:, 0:2 * r], (head, 0), tkc.interleave(a * c - b * s, b * c + a * s).to(out.dtype))
+        a, b = tkc.split(tkc.load(x[:, :, 0:2 * r], at, (POSITIONS, HEADS, 2 * HALF)).to(tkc.float32).reshape(POSITIONS, HEADS, HALF, 2))
+        tkc.store(out[:, :, 0:2 * r], at, tkc.interleave(a * c - b * s, b * c + a * s).to(out.dtype))
     else:
-        a, b = tkc.load(x[:, 0:r], (head, 0), (HEADS, HALF)).to(tkc.float32), tkc.load(x[:, r:2 * r], (head, 0), (HEADS, HALF)).to(tkc.float32)
-        tkc.store(out[:, 0:r], (head, 0), (a * c - b * s).to(out.dtype))
-        tkc.store(out[:, r:2 * r], (head, 0), (b * c + a * s).to(out.dtype))
-    if REST: tkc.store(out, (head, 2 * r), tkc.load(x, (head, 2 * r), (HEADS, REST)))
+        a, b = (tkc.load(x[:, :, i * r:(i + 1) * r], at, (POSITIONS, HEADS, HALF)).to(tkc.float32) for i in range(2))
+        tkc.store(out[:, :, 0:r], at, (a * c - b * s).to(out.dtype))
+        tkc.store(out[:, :, r:2 * r], at, (b * c + a * s).to(out.dtype))
+    if REST: tkc.store(out, (position, head, 2 * r), tkc.load(x, (position, head, 2 * r), (POSITIONS, HEADS, REST)))
 
 
 @operator
@@ -41,8 +42,9 @@ def rotary(x: Array, cos: Array, sin: Array, interleaved: bool = False, inverse:
     out = empty(x, x.shape)
     yield out
     half, rest = power(max(1, cos.shape[1])), power(channels - 2 * cos.shape[1]) if channels > 2 * cos.shape[1] else 0
-    step = max(1, min(power(heads), ROWS // (2 * half)))
-    _rotary[tkc.cdiv(heads, step), positions, batch](contiguous(x), cos, sin, out, -1.0 if inverse else 1.0, INTERLEAVED=interleaved, HALF=half, REST=rest, HEADS=step)
+    step = max(1, min(power(heads), ELEMENTS // (2 * half)))
+    several = max(1, min(power(positions), ELEMENTS // (2 * half * step)))
+    _rotary[tkc.cdiv(heads, step), tkc.cdiv(positions, several), batch](contiguous(x), cos, sin, out, -1.0 if inverse else 1.0, INTERLEAVED=interleaved, HALF=half, REST=rest, POSITIONS=several, HEADS=step)
 
 
 @rotary.backward(saves="cos sin interleaved inverse")
