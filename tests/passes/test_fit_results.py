@@ -86,11 +86,24 @@ def counted(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
     tkc.store(o, (M + 2, 3), (total + last)[None, :])
 
 
+def overwritten(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Blocks that a loop moves over one another by a column: only rows are cut, so that no part overwrites what one before has stored later. A view's rows are its array's."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    for i in tkc.range(0, 3): tkc.store(o, (1, i), x * i)
+    tkc.store(o[:, 3], (1,), tkc.max(x, axis=1).to(o.dtype))
+
+
+def stepped(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Blocks side by side: parts of one are in none of the others."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    for i in tkc.range(0, 2): tkc.store(o, (i * M, 1), x + i)
+
+
 CASES = [(everything, 128, 160, 16, tkc.float32, "sm_80"), (both_ways, 100, 30, 16, tkc.float32, "sm_80"), (both_ways, 128, 64, 32, tkc.bfloat16, "sm_90a"), (both_ways, 96, 64, 32, tkc.int8, "sm_89"), (averaged, 50, 96, 32, tkc.float32, "sm_89"),
          (averaged, 128, 64, 48, tkc.bfloat16, "sm_90a"), (product, 50, 48, 16, tkc.float32, "sm_90a"), (product, 7, 300, 7, tkc.float32, "sm_80"), (product, 300, 5, 16, tkc.float64, "sm_89"), (product, 128, 64, 32, tkc.bfloat16, "sm_80"),
          (product, 96, 64, 32, tkc.int8, "sm_89"), (epilogue, 50, 48, 16, tkc.float32, "sm_80"), (epilogue, 64, 96, 16, tkc.bfloat16, "sm_89"), (looped, 50, 48, 40, tkc.float32, "sm_89"),
          (looped, 128, 64, 48, tkc.bfloat16, "sm_90a"), (summed, 100, 30, 16, tkc.float32, "sm_80"), (summed, 128, 64, 32, tkc.bfloat16, "sm_89"),
-         (counted, 50, 48, 16, tkc.float32, "sm_90a")]
+         (counted, 50, 48, 16, tkc.float32, "sm_90a"), (overwritten, 300, 10, 16, tkc.float32, "sm_80"), (stepped, 300, 10, 16, tkc.float32, "sm_89")]
 
 
 @pytest.mark.parametrize("fn, m, n, k, dtype, name", CASES, ids=lambda v: getattr(v, "__name__", str(v)))
@@ -114,15 +127,21 @@ def test_products(fn, m, n, k, dtype, name):
     assert any(ptxas.assemble(text, name).clean for text in (program.text, program.roomy)), ptxas.assemble(program.text, name).log
 
 
+def moved(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """Blocks over one another by a row and a column."""
+    x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
+    for i in tkc.range(0, 3): tkc.store(o, (i, i), x * i)
+
+
 def in_place(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr): tkc.store(a, (1, 0), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N))))
 def spread(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
     x = tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)))
     tkc.store(o, (0, 0), x - tkc.max(tkc.max(x, axis=1), axis=0))
 
 
-@pytest.mark.parametrize("fn", [in_place, spread])
+@pytest.mark.parametrize("fn", [in_place, moved, spread])
 def test_what_cannot_be_cut_is_refused(fn):
-    """A part would read what an earlier one has written; every part waits for what all come to."""
+    """A part would read what an earlier one has written, or write what it has written later; every part waits for what all come to."""
     module = traced(fn, *(array(tkc.float32, 2),) * 4, M=1024, N=64, K=64)
     through(module, "fit-results", context("sm_80", num_warps=4))
     assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1

@@ -1,11 +1,12 @@
 """A cut through a program along one axis of a tile: what is cut (`Cut`), and one part of it written anew (`Part`).
 
-It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the parts, and back through what these need. Parts of what is needed are made of loads of the
-part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
+It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the parts, and back
+through what these need. Parts of what is needed are made of loads of the part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations_with_replacement
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
@@ -14,8 +15,11 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.rewrite import before, retype
+from tkc.ir.ranges import divisor
+from tkc.ir.rewrite import before, is_inside, loops_of, retype
 from tkc.ir.types import TileType, element_of
+from tkc.passes.analysis.access import argument_of
+from tkc.passes.analysis.mapped import through
 from tkc.passes.analysis.memory import apart, reads, unseen, writes
 from tkc.passes.cuts.axes import NotCut, frame_back, frame_of, given, kept, needed
 
@@ -135,16 +139,43 @@ class Cut:
             op = op.next_op
 
     def _check_memory(self, overlaps) -> None:
-        """A part loads what the whole would have: nothing that is stored before, by an earlier part or by what now runs before it, may be seen by its loads."""
+        """A part loads what the whole would have: nothing that is stored before, by an earlier part or by what now runs before it, may be seen by its loads.
+        And what it stores, no later part overwrites."""
         if any(writes(op) and op not in self.frames for op in self.inside): raise NotCut
         remade = {value.owner for value, _ in self.needs if reads(value.owner)}
         stores = [op for op in self.frames if writes(op)]
+        if not all(self._in_order(a, b, overlaps) for a, b in combinations_with_replacement(stores, 2)): raise NotCut
         for load in remade | {op for op in self.inside if reads(op)}:
             for store in stores:
                 if apart(load, store, overlaps): continue
                 if not self._same_block(load, store): raise NotCut
                 self.early = True
         if not all(unseen(load, self.ops[-1], overlaps, self.frames) for load in remade - self.inside): raise NotCut
+
+    def _in_order(self, first: Operation, second: Operation, overlaps) -> bool:
+        """Whether two stores, or one in a loop, leave the same where a part makes both before the next part does: they share no memory, or lie alike along the axis that is cut, so
+        that parts do not meet."""
+        if first is second and not self._repeats(first) or first is not second and apart(first, second, overlaps): return True
+        if not isinstance(first, tile.Store) or not isinstance(second, tile.Store): return False
+        (array, axis, starts), (other, along, begins) = (self._place(op) for op in (first, second))
+        if array is None or (array, axis) != (other, along) or any(isinstance(v.type, TileType) for v in (*starts, *begins)): return False
+        extent = first.extents.get_values()[kept(first)[self.frames[first]]]
+        return starts == begins and not any(is_inside(v, op) for v in starts for op in self.ops) or all(divisor(v) % extent == 0 for v in (*starts, *begins))
+
+    def _repeats(self, op: Operation) -> bool:
+        """Whether an operation is in a loop that each part has."""
+        return any(loop in self.inside for loop in loops_of(op))
+
+    def _place(self, op: tile.Store) -> tuple[SSAValue | None, int, list[SSAValue]]:
+        """The argument that a store writes to, its axis that is cut, and what adds up to where the block begins along it."""
+        array, axis = op.array, kept(op)[self.frames[op]]
+        starts = [op.offsets[axis]]
+        while isinstance(view := array.owner, tile.View):
+            given, kinds, axis = iter(view.offsets), [k.data for k in view.kinds], through(view, axis)
+            begins = [[next(given) for _ in range({"index": 1, "slice": 2, "all": 0}[kind])] for kind in kinds]
+            starts += begins[axis][:1]
+            array = view.array
+        return argument_of(array), axis, starts
 
     def _same_block(self, load: Operation, store: Operation) -> bool:
         """Whether a part's store changes only what the part itself has loaded: the same block, cut alike."""
