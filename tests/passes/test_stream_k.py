@@ -21,7 +21,7 @@ from tkc.sim.mutants import mutants
 
 STAGES = ("num_stages", 3)
 FORMS = [Form((64, 64, 32), options=(("stream_k", 4), STAGES)), Form((128, 64, 32), "tt", options=(("stream_k", 3), STAGES)), Form((256, 32, 32), options=(("stream_k", 2), STAGES)),
-         Form((64, 64, 32), epilogue="second bias relu", options=(("stream_k", 4), STAGES, ("roles", "pingpong")))]
+         Form((64, 64, 32), epilogue="second bias relu", options=(("stream_k", 4), STAGES, ("roles", "pingpong"))), Form((64, 64, 32), options=(("stream_k", 3), STAGES, ("serpentine", True), ("raster", 2)))]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 ONE, TURNS = FORMS[0], FORMS[3]
 

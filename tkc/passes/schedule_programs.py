@@ -224,11 +224,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
     if plan.split_k > 1 or deal or plan.serpentine: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
-    if plan.serpentine: backwards(sums, Order(body.first_op), body.args[0], first, step)
     if deal:
         share(body, sums, deal, turn, plan.warps // 4)
         kernel.set_integer("split", plan.stream_k)
         context.decisions.append(f"schedule-programs: the last wave's programs are shared by all blocks, in at most {plan.stream_k} parts each; the last one to come adds them in order")
+    if plan.serpentine: backwards(sums, Order(body.first_op), body.args[0], first, step)         # of what is left of a loop that is shared
     if plan.split_k > 1:
         divide(body, sums, number, part, plan.split_k)
         kernel.set_integer("split", plan.split_k)

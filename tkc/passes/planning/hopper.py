@@ -88,7 +88,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
     # a program's Q must find room beside the one before's
     fuse = bool(options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
-    serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not streamed and not undivided(program.kernel, dots)
+    serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
     loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], again.get(op, -1), _kept(op, plan, options), share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
