@@ -113,6 +113,29 @@ def test_a_rebound_global_of_a_helper_is_noticed(monkeypatch):
     assert out[0] == pytest.approx(first + 1)
 
 
+STEPS, LIMITS, TABLE = [1, 2], {"most": 3}, np.array([1, 2])
+
+
+class Settings: pass
+
+
+ODD = Settings()                                    # has no spelling: such a kernel is not in the disk cache
+
+
+@tkc.jit
+def steps(out): tkc.store(out, (0,), tkc.full((4,), 0.0) + STEPS[0] + LIMITS["most"] + int(TABLE[1]) + kernels.SCALE + (ODD is None))
+
+
+def test_what_changes_in_place_or_in_a_module_is_noticed(monkeypatch):
+    k, out = fresh(steps), np.zeros(4, np.float32)
+    def check():
+        for _ in range(2): k[1](out); assert (out == STEPS[0] + LIMITS["most"] + TABLE[1] + kernels.SCALE).all()
+    check()
+    for values, place, new in ((STEPS, 0, 7), (LIMITS, "most", 9), (TABLE, 1, 4), (STEPS, 0, 1)): values[place] = new; check()
+    monkeypatch.setattr(kernels, "SCALE", 2.0); check()
+    monkeypatch.undo(); check()
+
+
 def test_a_rebound_variable_of_a_closure_is_noticed():
     step = 1
 

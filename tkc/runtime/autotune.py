@@ -151,8 +151,9 @@ class Autotuned:
         return choice
 
     def _entry(self, device: str, target: str, name: str, measure: bool) -> str | None:
-        try: own = fingerprint.Fingerprint(self.kernel.fn).fields
-        except fingerprint.Unstable: return None
+        found = fingerprint.Fingerprint(self.kernel.fn)
+        if found.unstable: return None
+        own = found.fields
         return fingerprint.digest([("autotune", b"measured" if measure else b"model"), *own, ("device", device.encode()), ("target", target.encode()), ("key", name.encode()), ("configs", repr(None if callable(self._configs) else self._configs).encode()),
                                    *fingerprint.toolchain(), *fingerprint.environment()])
 

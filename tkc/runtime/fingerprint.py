@@ -37,14 +37,16 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
 class Fingerprint:
     """Everything one function depends on.
 
-    fields: for `digest`.  watched: (namespace, name, value) of the outside names used, for noticing that one was rebound and `cells`, the
-    same of closures.  (A list that is changed in place is not noticed.)
+    fields: for `digest`.  watched: (namespace, name, value) of the outside names used, attributes of modules too, for noticing that one was rebound; `cells`, the
+    same of closures; `mutable`: values that can change in place, with their spelling.  unstable: why there is no key, if there is none.
     """
 
     def __init__(self, function):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
+        self.mutable: list[tuple[object, bytes]] = []
+        self.unstable: Unstable | None = None
         self._seen: set[int] = set()
         self._function("", function)
 
@@ -54,7 +56,7 @@ class Fingerprint:
         self._seen.add(id(fn.__code__))
         names, chains, text = _reading(fn.__code__)
         self.fields.append((f"source {path}{fn.__qualname__}", text))
-        self.fields.append((f"defaults {path}{fn.__qualname__}", self.spell([fn.__defaults__, fn.__kwdefaults__])))
+        self._value(f"defaults {path}{fn.__qualname__}", (fn.__defaults__, fn.__kwdefaults__ and tuple(fn.__kwdefaults__.items())))
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
         for name in sorted(names):
             if name in cells:
@@ -66,7 +68,18 @@ class Fingerprint:
                 if not _is_ours(value): self.watched.append((fn.__globals__, name, value))
             else: continue                                                      # a local or a builtin
             if isinstance(value, types.ModuleType): self._module(name, value, chains)
-            else: self.fields.append((f"value {path}{name}", self.spell(value)))
+            else: self._value(f"value {path}{name}", value)
+
+    def _value(self, label: str, value) -> None:
+        try: text = self.spell(value)
+        except Unstable as e: self.unstable = self.unstable or e; return
+        self.fields.append((label, text))
+        if not _lasting(value): self.mutable.append((value, text))
+
+    def changed(self) -> bool:
+        """Whether a value has changed in place since."""
+        try: return any(self.spell(value) != text for value, text in self.mutable)
+        except Unstable: return True
 
     def _module(self, name: str, module, chains) -> None:
         """Of a module only the attributes that are read count (of tkc none: the whole package is in the key)."""
@@ -75,9 +88,10 @@ class Fingerprint:
         for chain in sorted(c for c in chains if c[0] == name):
             value = module
             for attribute in chain[1:]:
-                value = getattr(value, attribute, None)
+                space, value = vars(value), getattr(value, attribute, None)
+                if space.get(attribute) is value and not _is_ours(value): self.watched.append((space, attribute, value))
                 if not isinstance(value, types.ModuleType): break
-            if not isinstance(value, types.ModuleType) and not _is_ours(value): self.fields.append((f"value {'.'.join(chain)}", self.spell(value)))
+            if not isinstance(value, types.ModuleType) and not _is_ours(value): self._value(f"value {'.'.join(chain)}", value)
 
     def spell(self, value) -> bytes:
         """A value as bytes that mean the same in every process."""
@@ -109,6 +123,15 @@ class Fingerprint:
         if cls.__module__ in sys.builtin_module_names or "site-packages" in str(getattr(sys.modules.get(cls.__module__), "__file__", "")): return name.encode()
         try: return name.encode() + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
         except (OSError, TypeError, SyntaxError): raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
+
+
+def _lasting(value) -> bool:
+    """Whether a value cannot change in place. (A function counts as its code, a class as its source.)"""
+    kind = type(value)
+    if kind in (tuple, frozenset): return all(map(_lasting, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type): return kind.__dataclass_params__.frozen and all(_lasting(getattr(value, f.name)) for f in dataclasses.fields(value))
+    if kind is functools.partial: return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
+    return kind not in (list, set, dict) and not (kind.__module__ == "numpy" and getattr(value, "shape", ()) != () and getattr(getattr(value, "flags", None), "writeable", False))
 
 
 def _join(kind: str, parts: Iterable[bytes]) -> bytes: return kind.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)

@@ -65,7 +65,7 @@ class JitFunction:
         self._launchers: dict[Any, Callable] = {}                               # grid -> Launcher, or its last door in machine code
         self._doors: dict[tuple, dict[tuple, Door | None]] = {}                        # grid -> {kind of call: door, None where there can be none}
         self._launcher = type("Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__})               # of this kernel: it learns `_quick`
-        self._fingerprint, self._watched, self._cells = None, (), ()
+        self._fingerprint, self._watched, self._careful = None, (), False        # careful: what the kernel reads may change without a name being rebound
 
     def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
 
@@ -155,8 +155,10 @@ class JitFunction:
     def _key(self, s: Specialization, target: str) -> str | None:
         """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
         try:
-            self._fingerprint = self._fingerprint or fingerprint.Fingerprint(self.fn)
-            self._watched, self._cells = tuple(self._fingerprint.watched), tuple(self._fingerprint.cells)
+            if self._fingerprint is None:
+                f = self._fingerprint = fingerprint.Fingerprint(self.fn)
+                self._watched, self._careful = tuple(f.watched), bool(f.cells or f.mutable)
+            if self._fingerprint.unstable: return None
             own = self._fingerprint.fields
             special = [("specialization", self._fingerprint.spell([s.arguments, s.overlaps, s.options]))]
         except fingerprint.Unstable: return None
@@ -164,11 +166,12 @@ class JitFunction:
         return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
 
     def _forget_if_rebound(self) -> None:
-        """Where a global or a closure's variable that the kernel reads was bound to something else, what was compiled is no longer this kernel."""
-        if any(namespace.get(name) is not value for namespace, name, value in self._watched) or any(_contents(cell) is not value for cell, value in self._cells):
+        """Where a global, a module's attribute or a closure's variable that the kernel reads was bound to something else, or a list changed, what was compiled is no longer this kernel."""
+        if any(namespace.get(name) is not value for namespace, name, value in self._watched) \
+                or self._careful and (self._fingerprint.changed() or any(_contents(cell) is not value for cell, value in self._fingerprint.cells)):
             self._ready.clear(); self._compiled.clear(); self._loaded.clear(); self._launchers.clear(); self._doors.clear()
             self._launcher.__call__ = Launcher.__call__
-            self._fingerprint, self._watched, self._cells = None, (), ()
+            self._fingerprint, self._watched, self._careful = None, (), False
 
     # ------------------------------------------------------------------------------------------------------ launching
     def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], target: str | None = None) -> Callable[[], None]:
@@ -220,7 +223,7 @@ class Launcher:
         except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
         for namespace, name, value in kernel._watched:
             if namespace.get(name) is not value: kernel._forget_if_rebound(); break
-        if kernel._cells: kernel._forget_if_rebound()
+        if kernel._careful: kernel._forget_if_rebound()
         extents = self._constant or self.extents(values)
         types = (_variables.get(_DEBUG), *map(type, values))
         launch = None
@@ -229,7 +232,7 @@ class Launcher:
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
         except (KeyError, TypeError): pass                                      # not made before, or not hashable
         if launch is None: launch = self._made(values, options, extents, types, args, kwargs)
-        if hasattr(launch, "calls") and not kernel._cells: self._open(launch, extents, args, kwargs, types)
+        if hasattr(launch, "calls") and not kernel._careful: self._open(launch, extents, args, kwargs, types)
         return launch
 
     def _made(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
@@ -346,7 +349,7 @@ def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, pos
                 else:
                     _extents = self._constant or self.extents(({''.join(n + ', ' for n in names)}))
                     _door = _doors(_extents)
-                    if type(_door) is not _builtin and not _kernel._cells: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}))
+                    if type(_door) is not _builtin and not _kernel._careful: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}))
         except (KeyError, TypeError): pass
     if type(_door) is _builtin: return _door(*_given, **_named)
     return _launch() if _launch is not None else _general(self, *_given, **_named)""", space)
