@@ -83,7 +83,7 @@ def test_ragged_groups_on_hoppers_engines(block):
 
 def test_it_assembles_clean_for_the_shapes_of_experts():
     for m, k, n, count, b in ((8192, 4096, 14336, 8, "bf16[8, 4096, 14336]"), (16384, 2048, 768, 128, "bf16[128:1572864, 2048:1, 768:2048]")):
-        arguments = f"bf16[{m}, {k}]", b, f"i32[5, 4096]", f"bf16[{m}, {n}]"
+        arguments = f"bf16[{m}, {k}]", b, "i32[5, 4096]", f"bf16[{m}, {n}]"
         config = _grouped.choose(*arguments, grid=_grid, target="sm_90a").config
         compiled = _grouped.kernel.compile(*arguments, **dict(config.items), target="sm_90a")
         assert "wgmma" in compiled.ptx and not [line for line in compiled.decisions if "is not used" in line]

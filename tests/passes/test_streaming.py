@@ -91,7 +91,7 @@ def backward_data(columns=4096):
 def loss_data(columns=4096):
     x, target = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32), np.array([5, 4000])
     lse = np.log(np.exp(x.astype(np.float64)).sum(1))
-    return (_cross_entropy, (x, target, np.full(2, np.nan, np.float32), np.full(2, np.nan, np.float32), None, 1.0), dict(IGNORE=-100, ROWS=1, COLUMNS=columns),
+    return (_cross_entropy, (x, target, np.full(2, np.nan, np.float32), np.full(2, np.nan, np.float32), 1.0), dict(IGNORE=-100, GRAD=False, ROWS=1, COLUMNS=columns),
             [None, None, lse - x[[0, 1], target], lse], (2,))
 
 

@@ -39,6 +39,7 @@ class Target:
     ptx: str                     # lowest PTX ISA version whose instructions we use
     shared_bytes: int            # dynamic shared memory one block may have
     registers: int = 65536       # 32-bit registers of a multiprocessor
+    threads: int = 2048          # that a multiprocessor has room for
     multiprocessors: int = 108   # a typical device, for cost models where no device is asked
     tma: bool = False
     wgmma: bool = False
@@ -60,8 +61,8 @@ class Target:
 
 TARGETS = {t.name: t for t in (
     Target("sm_80", 80, "7.0", 166912, multiprocessors=108, tensor=2048, clock=1.35, memory=1400, cache=30 << 20),
-    Target("sm_86", 86, "7.1", 101376, multiprocessors=84, clock=1.7, memory=700, cache=5 << 20),
-    Target("sm_89", 89, "8.1", 101376, multiprocessors=128, fp8=True, clock=2.3, memory=850, cache=60 << 20),
+    Target("sm_86", 86, "7.1", 101376, threads=1536, multiprocessors=84, clock=1.7, memory=700, cache=5 << 20),
+    Target("sm_89", 89, "8.1", 101376, threads=1536, multiprocessors=128, fp8=True, clock=2.3, memory=850, cache=60 << 20),
     Target("sm_90a", 90, "8.0", 232448, multiprocessors=132, tma=True, wgmma=True, stmatrix=True, clusters=True, fp8=True,
            tensor=4096, clock=1.65, fabric=78.0, memory=3900, cache=40 << 20),
 )}

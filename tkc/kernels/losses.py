@@ -18,7 +18,7 @@ LOG2E, LN2 = log2(e), log(2)
 
 
 @tkc.jit
-def _cross_entropy(logits, target, loss, lse, grad, scale, IGNORE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _cross_entropy(logits, target, loss, lse, scale, IGNORE: tkc.constexpr, GRAD: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
     values = tkc.load(logits, (row, 0), (ROWS, COLUMNS), other=-inf).to(tkc.float32)
     wanted = tkc.load(target, (row,), (ROWS,), other=IGNORE)
@@ -32,10 +32,10 @@ def _cross_entropy(logits, target, loss, lse, grad, scale, IGNORE: tkc.constexpr
     counts = wanted != IGNORE
     tkc.store(loss, (row,), tkc.where(counts, tkc.where(inside, rest - (scores.to(tkc.float32) - top), inf), 0).to(loss.dtype))
     if lse is not None: tkc.store(lse, (row,), rest + top)
-    if grad is not None:
+    if GRAD:
         factor = tkc.where(counts, scale, 0.0)
         here = tkc.arange(COLUMNS)[None, :] == wanted[:, None]
-        tkc.store(grad, (row, 0), (powers * (factor / total)[:, None] - tkc.where(here, factor[:, None], 0.0)).to(grad.dtype))
+        tkc.store(logits, (row, 0), (powers * (factor / total)[:, None] - tkc.where(here, factor[:, None], 0.0)).to(logits.dtype))
 
 
 @tkc.jit
@@ -54,9 +54,9 @@ def _shapes(logits: Array, target: Array) -> None:
     expect(target, logits.shape[:-1], "target")
 
 
-def _launch(logits, target, loss, lse, grad, scale, ignore_index) -> None:
+def _launch(logits, target, loss, lse, scale, ignore_index, grad=False) -> None:
     rows, block = row_block(*logits.shape)
-    _cross_entropy[tkc.cdiv(logits.shape[0], rows)](logits, target.reshape((-1,)), loss.reshape((-1,)), lse, grad, scale, IGNORE=ignore_index, ROWS=rows, COLUMNS=block)
+    _cross_entropy[tkc.cdiv(logits.shape[0], rows)](logits, target.reshape((-1,)), loss.reshape((-1,)), lse, scale, IGNORE=ignore_index, GRAD=grad, ROWS=rows, COLUMNS=block)
 
 
 @operator
@@ -66,7 +66,7 @@ def cross_entropy(logits: Array, target: Array, ignore_index: int = -100) -> tup
     _shapes(logits, target)
     loss, lse = empty(logits, logits.shape[:-1], "float32"), empty(logits, logits.shape[:-1], "float32")
     yield loss, lse
-    _launch(matrix(contiguous(logits)), target, loss, lse.reshape((-1,)), None, 1.0, ignore_index)
+    _launch(matrix(contiguous(logits)), target, loss, lse.reshape((-1,)), 1.0, ignore_index)
 
 
 @operator(mutates="logits")
@@ -77,8 +77,7 @@ def cross_entropy_(logits: Array, target: Array, scale: float = 1.0, ignore_inde
     loss = empty(logits, logits.shape[:-1], "float32")
     yield loss
     if contiguous(logits) is not logits and not getattr(logits, "is_contiguous", bool)(): raise tkc.LaunchError("cross_entropy_ changes its logits in place: pass contiguous ones")
-    rows = matrix(logits)
-    _launch(rows, target, loss, None, rows, scale, ignore_index)
+    _launch(matrix(logits), target, loss, None, scale, ignore_index, True)
 
 
 @operator

@@ -19,6 +19,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
 from tkc.passes import PassContext
+from tkc.passes.analysis.memory import unseen
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, Part, factors
 from tkc.passes.plan import instruction_of
@@ -32,8 +33,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
         for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
             k, whole = dot.a.type.extents[-1], dot.a.type.bytes + dot.b.type.bytes
             if whole <= context.target.shared_bytes and not _passes(dot, context): continue
-            try: cut = Cut(dot, None, context.overlaps)
+            try: cut = Cut.of_needs(factors(dot))
             except NotCut: continue
+            if not all(unseen(load, dot, context.overlaps) for load in cut.loads): continue
             size = max(1, min(context.target.shared_bytes * k // (PARTS * whole), PASSING * k // max(dot.a.type.bytes, dot.b.type.bytes) if loop_of(dot) is None else k))
             size = min(64 if all(map(_plain, (dot.a, dot.b))) else 16, size - size % 16) if size >= 16 else size
             _walk(cut, dot, k, size)

@@ -12,16 +12,15 @@ another operation looks along it (a scan, a sort, an argmax), where something el
 """
 from __future__ import annotations
 
-import math
-
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, f32, i32
-from xdsl.ir import Attribute, Block, Region
+from xdsl.dialects.builtin import ModuleOp, i32
+from xdsl.ir import Block, Region
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
+from tkc.ir.reductions import neutral, total_type
 from tkc.ir.rewrite import before, erase
-from tkc.ir.types import TileType, bits, element_of, is_float, is_unsigned
+from tkc.ir.types import element_of
 from tkc.passes import PassContext
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, Part
@@ -40,7 +39,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             parts = parted(extents, held * 4 * 32 * (context.options.num_warps or WARPS) * dot.result.type.size // dot.result.type.bytes)
             for axis, (n, size) in enumerate(zip(extents, parts)):
                 if n == size: continue
-                try: cut = Cut(dot, axis, context.overlaps)
+                try: cut = Cut.of_result(dot, axis, context.overlaps)
                 except NotCut: continue
                 context.decisions.append(f"fit-results: a dot's {'x'.join(map(str, extents))} results do not fit registers: axis {axis} in parts of {size}")
                 _walk(cut, n, size)
@@ -63,7 +62,7 @@ def _walk(cut: Cut, extent: int, size: int) -> None:
     stored of parts; sweeping takes what only that needed."""
     last, whole = cut.ops[-1], extent - extent % size
     constant = lambda n: before(last, tile.Constant(n, i32)).result
-    sums = [before(last, tile.Constant(_nothing(op), _sum_type(op))).result for op in cut.sums]
+    sums = [before(last, tile.Constant(neutral(op.kind.data, element_of(op.result.type)), total_type(op.kind.data, op.result.type))).result for op in cut.sums]
     body = Block(arg_types=[i32, *(v.type for v in sums)])
     sums = before(last, scf.ForOp(constant(0), constant(whole), constant(size), sums, Region(body))).results
     body.add_op(end := scf.YieldOp())
@@ -75,23 +74,3 @@ def _walk(cut: Cut, extent: int, size: int) -> None:
         before(last, op)
     for op in reversed(cut.ops):
         for gone in [inner for inner in op.walk() if inner in cut.frames and not inner.results] if any(r.first_use for r in op.results) else [op]: erase(gone)
-
-
-def _sum_type(op: tile.Reduce) -> Attribute:
-    """What parts are summed up in: short floats are not rounded after each."""
-    t = op.results[0].type
-    short = is_float(element_of(t)) and bits(element_of(t)) < 32 and op.kind.data in ("sum", "prod")
-    return t if not short else TileType(t.extents, f32) if isinstance(t, TileType) else f32
-
-
-def _nothing(op: tile.Reduce) -> float | int:
-    """What a reduction of no part comes to."""
-    kind, element = op.kind.data, element_of(op.results[0].type)
-    match kind:
-        case "sum": return -0.0 if is_float(element) else 0                    # which keeps a sum of -0.0 what it is
-        case "prod" | "all": return 1
-        case "any" | "xor": return 0
-    if is_float(element): return -math.inf if kind == "max" else math.inf
-    width = bits(element)
-    low, high = (0, (1 << width) - 1) if is_unsigned(element) else (-(1 << width - 1), (1 << width - 1) - 1)
-    return low if kind == "max" else high

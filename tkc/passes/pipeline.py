@@ -14,7 +14,7 @@ from tkc.ir.verify import verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "widen-float8", "fit-results", "fit-dots", "plan", "swap-dots", "split-sums",                           # level 0
+    "simplify", "widen-float8", "fit-results", "fit-dots", "fit-rows", "plan", "swap-dots", "split-sums",                           # level 0
     "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs", "stagger-programs", "fetch-ahead",
     "select-layouts", "defer-reductions",                                    # level 1
     "swizzle-shared",                                                        # level 2

@@ -47,6 +47,7 @@ from tkc.passes.planning import streaming
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost
 from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles
+from tkc.passes.planning.pressure import demand, fits
 
 MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = 255, 128, 144, 160, 64, 32, 2048
 
@@ -286,6 +287,14 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     together = lambda dot: replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
     if not (full := [d for d in program.dots if _accumulators(together(d), warps) > limit]) or _plan(program, context).roles != "one": return []
     return sorted(full, key=lambda d: -d.result.type.bytes)
+
+
+def overfull(module: ModuleOp, context: PassContext) -> str:
+    """What threads of a program without dots would have to hold, where registers do not; else nothing. Programs that stream through shared memory have been measured."""
+    if (program := Program.of(kernel_of(module))).dots: return ""
+    made = _plan(program, context)
+    if fits(program.kernel, made.warps, made.spread[0], context) or any(load.path == "own" for load in made.loads): return ""
+    return f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.spread[0]))} registers of tiles a thread, are not for {context.target.name}"
 
 
 def _widened(program: Program, context: PassContext) -> bool:

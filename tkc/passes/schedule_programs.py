@@ -67,8 +67,8 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes
-from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.serpentine import backwards
+from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 2                                          # of the cache, one part in so many

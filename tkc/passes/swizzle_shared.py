@@ -40,10 +40,11 @@ from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.ranges import divisor
+from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import after, before, counted_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.threads import Fetch, NextProgram, Post, Vote
-from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float, is_unsigned
+from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.mapped import of_block
@@ -434,25 +435,13 @@ def _gathered(layout: Layout, axis: int) -> Layout:
                   tuple(copies(d.extent) if d.axis == axis else d for d in layout.warps))
 
 
-COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-
-
-def _neutral(kind: str, element) -> float | int:
-    """What changes nothing."""
-    if kind in ("sum", "prod"): return int(kind == "prod")
-    if is_float(element): return float("-inf") if kind == "max" else float("inf")
-    width = bits(element)
-    low, high = (0, (1 << width) - 1) if is_unsigned(element) else (-(1 << width - 1), (1 << width - 1) - 1)
-    return low if kind == "max" else high
-
-
 def _scan(op: tile.Scan, context: PassContext) -> None:
     """Over warps: each scans its run and adds what the runs before it come to; where that cannot be, each gets the whole axis."""
     layout, axis, kind = op.args[0].type.register_layout, op.axis.value.data, op.kind.data
     count, n = layout.warps_along(axis), layout.shape[axis]
     if count == 1: return
     run, element = n // count, op.args[0].type.element
-    if kind not in COMBINE or bits(element) < 16 or layout.padded_shape[axis] != n or any(d.axis == axis and d.stride % run for d in layout.warps): return _whole_axis(op, context)
+    if kind not in FUNCTION or bits(element) < 16 or layout.padded_shape[axis] != n or any(d.axis == axis and d.stride % run for d in layout.warps): return _whole_axis(op, context)
     def make(new): return before(op, new).results[0]
     def typed(layout): return TileType(layout.shape, element, layout)
     x, back, extents = op.args[0], op.reverse is not None, op.args[0].type.extents
@@ -463,11 +452,11 @@ def _scan(op: tile.Scan, context: PassContext) -> None:
     _sums_of_runs(op, total)
     pairs = own.expand(axis + 1).broadcast(axis + 1, count)                     # of each run, in registers: all of them
     others = make(tile.Broadcast(make(tile.Reshape(total, typed(total.type.register_layout.expand(axis)))), typed(pairs)))
-    nothing = make(tile.Constant(_neutral(kind, element), typed(pairs)))
+    nothing = make(tile.Constant(neutral(kind, element), typed(pairs)))
     earlier = make(CLASSES["gt" if back else "lt"](_numbers(pairs, axis + 1, make), _numbers(pairs, axis, make)))
     carried = make(tile.Reduce(kind, make(Select(earlier, others, nothing)), axis + 1, [typed(own)]))
     carried = make(tile.Broadcast(make(tile.Reshape(carried, typed(own.expand(axis + 1)))), runs.type))
-    replace(op, [make(tile.Reshape(make(CLASSES[COMBINE[kind]](carried, scan.result)), x.type))])
+    replace(op, [make(tile.Reshape(make(CLASSES[FUNCTION[kind]](carried, scan.result)), x.type))])
 
 
 def _sums_of_runs(scan: tile.Scan, total: SSAValue) -> None:

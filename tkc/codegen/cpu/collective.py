@@ -15,10 +15,10 @@ from tkc.codegen.cpu.emit import LANES, iota, vec
 from tkc.codegen.cpu.nest import ZERO, Chunk, Index, Nest, vector_axis
 from tkc.codegen.cpu.planning import tiles
 from tkc.ir import tile
+from tkc.ir.reductions import FUNCTION
 from tkc.ir.types import TileType, element_of, is_bool, is_float
 
 State = Sequence[str]                   # accumulators, held, of `w` lanes
-NAMES = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
 CHEAP = 8                               # of `cost`: below it a reduction runs over 64 lanes at once, to hide the latency of the sums
 
 
@@ -52,8 +52,8 @@ class Collective:
                 return [f.select(take, T, b[0], a[0], w), f.select(take, I, b[1], a[1], w)]
             return [t, "i32"], better
         def simple(a, b, w):
-            if is_float(element): return [functions.of_floats(f, NAMES[kind], t, w, a[0], b[0])]
-            return [functions.elementwise(f, NAMES[kind], element, w, a[0], b[0])]
+            if is_float(element): return [functions.of_floats(f, FUNCTION[kind], t, w, a[0], b[0])]
+            return [functions.elementwise(f, FUNCTION[kind], element, w, a[0], b[0])]
         return [t], simple
 
     def region_of(self, region, nest: Nest, args: Sequence[str], w: int) -> list[str]:

@@ -24,23 +24,10 @@ from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import WARP, Layout, register_map
-from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
+from tkc.ir.reductions import FUNCTION, neutral
+from tkc.ir.types import TileType, is_bool, is_float
 
-BINARY = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}
 Values = tuple[Operand, ...]
-
-
-def neutral(kind: str, t: Attribute) -> Operand:
-    """What changes nothing."""
-    if kind in ("sum", "xor", "any"): return False if is_bool(t) else 0.0 if is_float(t) else 0
-    if kind == "prod": return 1.0 if is_float(t) else 1
-    if kind == "all": return True
-    low = kind in ("max", "argmax")
-    if is_bool(t): return not low
-    if is_float(t): return float("-inf") if low else float("inf")
-    width, unsigned = bits(t), is_unsigned(t)
-    if unsigned: return 0 if low else (1 << width) - 1
-    return -(1 << width - 1) if low else (1 << width - 1) - 1
 
 
 def shuffle(e: Emitter, x: Operand, mask: Operand, kind: str, how: str = "bfly") -> Operand:
@@ -79,7 +66,7 @@ class Folder:
         """a comes before b along the axis."""
         if self.kind == "combine": return self._region(a, b)
         if self.kind.startswith("arg"): return self._first_of(a, b)
-        return (function(self.e, BINARY[self.kind], self.elements[0], (a[0], b[0])),)
+        return (function(self.e, FUNCTION[self.kind], self.elements[0], (a[0], b[0])),)
 
     def _region(self, a: Values, b: Values) -> Values:
         """The last of a tuple, 0 or 1, says whether there is an element at all, or padding: a region has no neutral element."""
@@ -116,7 +103,7 @@ class Folder:
     def nothing(self, like: Values) -> Values:
         """What changes no bit of what follows it: of sums −0, for 0 + −0 is 0; of a combine what does not count."""
         if self.kind == "combine": return (*like[:-1], 0)
-        return (-0.0,) if self.kind == "sum" and is_float(self.elements[0]) else (neutral(self.kind, self.elements[0]),)
+        return (neutral(self.kind, self.elements[0]),)
 
     # ---- over registers and lanes -------------------------------------------------------------------------------
     def tree(self, items: list[Values]) -> Values:

@@ -1,7 +1,8 @@
 """A cut through a program along one axis of a tile: what is cut (`Cut`), and one part of it written anew (`Part`).
 
-It goes forward from a dot's result through whatever uses it, loops and branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the parts, and back
-through what these need. Parts of what is needed are made of loads of the part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
+`Cut.of_result` goes forward from a dot's result through whatever uses it, loops and branches included, up to stores and to sums (or maxima, …) along the axis, which add up over the parts, and back
+through what these need; `Cut.of_needs` goes back alone. Parts of what is needed are made of loads of the
+part alone, constants, and pure operations on parts; what does not depend on the axis stays whole.
 """
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.ranges import divisor
+from tkc.ir.reductions import FUNCTION
 from tkc.ir.rewrite import before, is_inside, loops_of, retype
 from tkc.ir.types import TileType, element_of
 from tkc.passes.analysis.access import argument_of
@@ -30,38 +32,53 @@ def factors(dot: tile.Dot) -> tuple[tuple[SSAValue, int], tuple[SSAValue, int]]:
     return (dot.a, last), (dot.b, last - 1)
 
 
-COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and", "xor": "xor"}        # what joins two parts of a reduction
-
-
 class Cut:
-    """What has to be cut once a dot's result is: `axes` of the values that exist in parts alone, `frames` of the operations between. Raises NotCut where something stands in the way.
-    Where a dot's k is cut (axis is None), only its factors are."""
+    """What has to be cut: `axes` of the values that exist in parts alone, `frames` of the operations between; `needs`: parts that are made of values that stay whole for others.
+    Raises NotCut where something stands in the way."""
 
-    def __init__(self, dot: tile.Dot, axis: int | None, overlaps):
+    def __init__(self, forward: bool):
         self.axes: dict[SSAValue, int] = {}
         self.frames: dict[Operation, int] = {}
-        self.needs: dict[tuple[SSAValue, int], None] = {}                     # parts that are made of values that stay
+        self.needs: dict[tuple[SSAValue, int], None] = {}
         self.early = False                                                  # whether they are made before anything is stored
         self.sums: list[tile.Reduce] = []                                    # along the axis: each part's is joined to those before
         self.late: list[Operation] = []                                      # what waits for these, and stands before the last operation that is cut
-        self.sum = dot if axis is None else None
-        if axis is None:
-            for factor, k in factors(dot): self._need(factor, k)
-            self.around, self.ops, self.inside = dot.parent, [dot], {dot}
-            self._check_memory(overlaps)
-            return
-        self._force(dot.result, axis)
-        self._frame(dot, axis)
-        self.around = min((op.parent for op in self.frames), key=_depth)
-        self.ops = [op for op in self.around.ops if any(inner in self.frames for inner in op.walk())]
-        self.inside = {inner for op in self.ops for inner in op.walk()}
-        for op in self.frames:
-            while op is not None and op.parent is not self.around:
+        self.forward = forward                                              # whether loops may carry parts
+
+    @staticmethod
+    def of_result(dot: tile.Dot, axis: int, overlaps) -> Cut:
+        """Once a dot's result is in parts along an axis, all that is made of it is."""
+        cut = Cut(True)
+        cut._force(dot.result, axis)
+        cut._frame(dot, axis)
+        cut.around = min((op.parent for op in cut.frames), key=_depth)
+        cut.ops = [op for op in cut.around.ops if any(inner in cut.frames for inner in op.walk())]
+        cut.inside = {inner for op in cut.ops for inner in op.walk()}
+        for op in cut.frames:
+            while op is not None and op.parent is not cut.around:
                 op = op.parent_op()
                 if not isinstance(op, (scf.ForOp, scf.IfOp)): raise NotCut
-        self._check_sums()
-        self._check_order()
-        self._check_memory(overlaps)
+        cut._check_sums()
+        cut._check_order()
+        cut._check_memory(overlaps)
+        return cut
+
+    @staticmethod
+    def of_needs(values: Iterable[tuple[SSAValue, int]]) -> Cut:
+        """Parts of values along an axis of each. Whether its `loads` may be made there is the caller's to ask."""
+        cut = Cut(False)
+        for value, axis in values: cut._need(value, axis)
+        return cut
+
+    @property
+    def loads(self) -> set[Operation]:
+        """Loads that are made anew, of a part."""
+        return {value.owner for value, _ in self.needs if reads(value.owner)}
+
+    @property
+    def wholes(self) -> list[SSAValue]:
+        """What parts are made of that is not cut itself."""
+        return [v for value, axis in self.needs for i, v in enumerate(value.owner.operands) if needed(value.owner, i, frame_back(value.owner, axis)) is None]
 
     def _force(self, value: SSAValue, axis: int) -> None:
         """The value exists in parts alone: so do the results of whoever uses it."""
@@ -74,13 +91,13 @@ class Cut:
             else: self._frame(op, frame_of(op, use.index, axis))
 
     def _sum(self, op: tile.Reduce, axis: int) -> None:
-        if op.kind.data not in COMBINE or self.sum: raise NotCut
+        if op.kind.data not in FUNCTION or not self.forward: raise NotCut
         self.frames[op] = axis
         self.sums.append(op)
 
     def _carry(self, op: Operation, index: int, axis: int) -> None:
         """A value that a loop carries, or a branch gives."""
-        if not isinstance(op, (scf.ForOp, scf.IfOp)) or self.sum: raise NotCut
+        if not isinstance(op, (scf.ForOp, scf.IfOp)) or not self.forward: raise NotCut
         if op.results[index] in self.axes: return
         self._force(op.results[index], axis)
         if isinstance(op, scf.ForOp):
@@ -142,15 +159,14 @@ class Cut:
         """A part loads what the whole would have: nothing that is stored before, by an earlier part or by what now runs before it, may be seen by its loads.
         And what it stores, no later part overwrites."""
         if any(writes(op) and op not in self.frames for op in self.inside): raise NotCut
-        remade = {value.owner for value, _ in self.needs if reads(value.owner)}
         stores = [op for op in self.frames if writes(op)]
         if not all(self._in_order(a, b, overlaps) for a, b in combinations_with_replacement(stores, 2)): raise NotCut
-        for load in remade | {op for op in self.inside if reads(op)}:
+        for load in self.loads | {op for op in self.inside if reads(op)}:
             for store in stores:
                 if apart(load, store, overlaps): continue
                 if not self._same_block(load, store): raise NotCut
                 self.early = True
-        if not all(unseen(load, self.ops[-1], overlaps, self.frames) for load in remade - self.inside): raise NotCut
+        if not all(unseen(load, self.ops[-1], overlaps, self.frames) for load in self.loads - self.inside): raise NotCut
 
     def _in_order(self, first: Operation, second: Operation, overlaps) -> bool:
         """Whether two stores, or one in a loop, leave the same where a part makes both before the next part does: they share no memory, or lie alike along the axis that is cut, so
@@ -206,11 +222,14 @@ class Part:
         return self.sums
 
     def _sum(self, op: tile.Reduce, anchor: Operation) -> None:
-        i, part = self.cut.sums.index(op), self.of(op.args[0], self.cut.frames[op], anchor)
-        old = self.sums[i]
-        element = element_of(old.type)
+        i = self.cut.sums.index(op)
+        self.sums[i] = self.joined(op, self.cut.frames[op], self.sums[i], anchor)
+
+    def joined(self, op: tile.Reduce, axis: int, total: SSAValue, anchor: Operation) -> SSAValue:
+        """A total of the parts before and of this one."""
+        part, element = self.of(op.args[0], axis, anchor), element_of(total.type)
         if part.type.element != element: part = before(anchor, Cast(part, TileType(part.type.extents, element))).result
-        self.sums[i] = before(anchor, CLASSES[COMBINE[op.kind.data]](old, before(anchor, tile.Reduce(op.kind.data, part, op.axis.value.data)).result)).result
+        return before(anchor, CLASSES[FUNCTION[op.kind.data]](total, before(anchor, tile.Reduce(op.kind.data, part, op.axis.value.data)).result)).result
 
     def _ahead(self, inside: set[Operation], anchor: Operation) -> None:
         """Makes what is needed inside some operations, and comes from outside, before them."""
@@ -223,7 +242,7 @@ class Part:
             elif isinstance(op, scf.IfOp) and self._is_cut(op): self._if(op, anchor)
             elif op in self.cut.sums: self._sum(op, anchor)
             elif op in self.cut.frames:
-                new = self._operation(op, self.cut.frames[op], anchor)
+                new = self.operation(op, self.cut.frames[op], anchor)
                 for old, result in zip(op.results, new.results): self.made[-1][old, self.cut.axes[old]] = result
             else:
                 new = before(anchor, op.clone(self.whole))
@@ -270,11 +289,11 @@ class Part:
         for made in reversed(self.made):
             if (value, axis) in made: return made[value, axis]
         op = value.owner
-        new = self._operation(op, frame_back(op, axis), anchor)
+        new = self.operation(op, frame_back(op, axis), anchor)
         for old, result in zip(op.results, new.results): self.made[-1][old, axis] = result
         return self.made[-1][value, axis]
 
-    def _operation(self, op: Operation, frame: int, anchor: Operation) -> Operation:
+    def operation(self, op: Operation, frame: int, anchor: Operation) -> Operation:
         """The operation along its part."""
         if isinstance(op, tile.Arange):
             t = self._type(op.result.type, 0)

@@ -15,29 +15,30 @@ reductions. Each block reads its part once, and a reduction adds up the parts th
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.target import Target
-from tkc.ir.types import TileType, element_of, is_bool
+from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
-from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS, Kinds
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import crosses
+from tkc.passes.planning.pressure import LIMIT, ROOM, demand, fits, pressure, room
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)
 STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
-SCALARS = 8                                              # registers of addresses, masks, counters
+SCALARS, ADDRESS = 8, 2                                  # registers of addresses, masks, counters; of an address
 WIDEST = 16                                              # elements of the longest vector, of bytes
 RESERVED = 2048                                          # bytes of shared memory for what threads tell one another
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
@@ -56,6 +57,7 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
             if each(STREAMERS, blocks) > SPREAD or extent % (blocks * 32 * STREAMERS * WIDEST) or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams: continue
             say(f"{STREAMERS} warps" + (f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}" if blocks > 1 else "") + f", through which programs stream: {found.stage} bytes of each fill a multiprocessor")
             return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
+    if fit and not fits(kernel, fit, 1, context): fit = None
     if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
         limit = most if most is LOOPED else SPREAD
         possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
@@ -67,6 +69,18 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
     warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0), False
+
+
+def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
+    """Elements of a part of rows that one block, or a cluster, cannot hold: a power of two. As much as a cluster has room for, whose blocks then come back to less, and sooner; else what leaves a
+    multiprocessor several blocks."""
+    words, asked = pressure(kernel), context.options.num_warps
+    clusters = context.target.clusters and asked is None and row_of(kernel) == extent
+    warps, blocks = (STREAMERS, BLOCKS[-1]) if clusters else (asked or WARPS[1], 1)
+    most = room(warps, True, context) if clusters else min(HELD, room(warps, True, context) // 2)
+    size = 1 << (extent - 1).bit_length() - 1
+    while size > WIDEST and (words * size > 32 * warps * blocks * most * extent or size > 32 * warps * blocks * ELEMENTS or clusters and extent % size): size //= 2
+    return size
 
 
 @dataclass(frozen=True)
@@ -137,11 +151,14 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     stages = min(context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)), shared // stage) if stage else 0       # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
     own = set(shares.own) & shares.copied if stages else set()
     each = lambda words: -(-words // (32 * warps * blocks))
+    vectors = {op: plan.vector for op, plan in loads}
     size = lambda ops: each(sum(op.result.type.bytes // 4 for op in ops))
+    apart = lambda op: op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size            # elements that are loaded one by one have a register each
     early = [op for op in tiles if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own]
-    room = min(FULL, 1600 // warps) - each(pressure(kernel))                           # 16 warps have 128 registers a thread
+    most = min(FULL, 1600 // warps, int(ROOM * (context.options.maxnreg or LIMIT)))                                                    # 16 warps have 128 registers a thread
+    left, peak = most - each(pressure(kernel)), (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early)
     more, kept = size(early), size(shares.alike)
-    prefetch, keep = bool(early) and more <= room, bool(kept) and more + kept <= room
+    prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left
     queue = bool(own) and not tile.waits_for_programs(kernel)
     if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
     if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
@@ -161,52 +178,6 @@ def _in_flight(each: int, target: Target) -> str:
     """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency x bandwidth / multiprocessors."""
     needed = LATENCY * target.memory / 2 / target.multiprocessors
     return f"{each} bytes of the next program are asked for while one computes: {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way, half of the memory's rate for {LATENCY} ns"
-
-
-# ---- what is live together ---------------------------------------------------------------------------------------------
-def pressure(kernel: tile.Kernel) -> int:
-    """32-bit registers that hold the tiles of a kernel at the worst moment, over all threads. What is made anew where it is wanted (indices, masks, views) takes none;
-    a narrow float takes a whole register as soon as something is computed with it."""
-    kinds = Kinds()
-
-    def size(value: SSAValue) -> int:
-        t = value.type
-        if not isinstance(t, TileType) or is_bool(element_of(t)) or not kinds.data(value): return 0
-        return -(-t.bytes // 4)
-    return _peak(kernel.body.block, frozenset(), size, kinds)
-
-
-def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
-    """The data that a value, perhaps a view, is read from."""
-    while isinstance(value.type, TileType) and kinds.view(value): value = value.owner.arg
-    return (value,)
-
-
-def _of_scanned(op: Operation) -> bool:
-    """Whether a reduction is one of the totals of a scan before it."""
-    if not isinstance(op, tile.Reduce): return False
-    scans = [use.operation for use in op.args[0].uses if isinstance(use.operation, tile.Scan) and use.operation.parent is op.parent]
-    return any(scan.kind == op.kind and scan.axis == op.axis and scan.is_before_in_block(op) for scan in scans)
-
-
-def _peak(block: Block, live: frozenset[SSAValue], size: Callable[[SSAValue], int], kinds: Kinds) -> int:
-    last: dict[SSAValue, Operation] = {}
-    for op in block.ops:
-        for inner in op.walk():
-            if isinstance(inner, VIEWS) or _of_scanned(inner): continue         # its users read what it is a view of; one of a scan's totals
-            for operand in inner.operands:
-                for root in _roots(operand, kinds): last[root] = op
-    now = set(live) | {a for a in block.args if size(a)}
-    peak = sum(map(size, now))
-    for op in block.ops:
-        dying = {v for v in now if last.get(v) is op and v not in live}
-        inner = frozenset(now - (dying if isinstance(op, scf.ForOp) else set()))
-        for region in op.regions if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)) else ():
-            for b in region.blocks: peak = max(peak, _peak(b, inner, size, kinds))
-        now -= dying
-        now |= {r for r in op.results if size(r) and r in last}
-        peak = max(peak, sum(map(size, now)))
-    return peak
 
 
 # ---- rows for a cluster ------------------------------------------------------------------------------------------------
