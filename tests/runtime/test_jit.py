@@ -1,4 +1,5 @@
 """Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
+import sys
 import threading
 
 import ml_dtypes
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 
 import tkc
+import tkc.kernels  # noqa: F401
 from tests.runtime import kernels
 from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled, shift
@@ -134,6 +136,14 @@ def test_what_changes_in_place_or_in_a_module_is_noticed(monkeypatch):
     for values, place, new in ((STEPS, 0, 7), (LIMITS, "most", 9), (TABLE, 1, 4), (STEPS, 0, 1)): values[place] = new; check()
     monkeypatch.setattr(kernels, "SCALE", 2.0); check()
     monkeypatch.undo(); check()
+
+
+def test_nothing_that_the_library_reads_is_compared_at_each_launch():
+    """Its kernels may be launched by machine code."""
+    from tkc.runtime.fingerprint import Fingerprint
+    found = [k for name, m in list(sys.modules.items()) if name.startswith("tkc.kernels.") for v in vars(m).values() if isinstance(k := getattr(v, "kernel", v), JitFunction)]
+    assert len(found) > 40
+    for k in found: f = Fingerprint(k.fn); assert not (f.mutable or f.cells or f.unstable), k
 
 
 def test_a_rebound_variable_of_a_closure_is_noticed():

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from math import e, log2, pi, sqrt
+from types import MappingProxyType
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, flat, same_shape
@@ -35,7 +36,7 @@ def _silu(x, derivative: bool):
     return s * (1 + x * (1 - s)) if derivative else x * s
 
 
-FUNCTIONS = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu}
+FUNCTIONS = MappingProxyType({"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu})             # kernels read it: what could change would be compared at each launch
 
 
 @tkc.jit

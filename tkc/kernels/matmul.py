@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import tkc
 from tkc.kernels.activations import FUNCTIONS, gelu_backward, silu_backward
@@ -16,7 +17,7 @@ from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_o
 from tkc.kernels.operator import operator
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
-ACTIVATIONS = {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid} | {name: (lambda x, f=f: f(x, False)) for name, f in FUNCTIONS.items()}
+ACTIVATIONS = MappingProxyType({"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid} | {name: (lambda x, f=f: f(x, False)) for name, f in FUNCTIONS.items()})
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1}
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))

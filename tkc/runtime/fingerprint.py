@@ -100,7 +100,7 @@ class Fingerprint:
         if kind is float: return f"float {value.hex()}".encode()
         if kind in (tuple, list): return _join(kind.__name__, map(self.spell, value))
         if kind in (set, frozenset): return _join(kind.__name__, sorted(map(self.spell, value)))
-        if kind is dict: return _join("dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items()))
+        if kind in (dict, types.MappingProxyType): return _join("dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items()))
         if isinstance(value, types.FunctionType) or hasattr(value, "fn") and isinstance(value.fn, types.FunctionType):
             if _is_ours(value): return f"tkc {value.__qualname__}".encode()
             self._function("", value)
@@ -126,8 +126,9 @@ class Fingerprint:
 
 
 def _lasting(value) -> bool:
-    """Whether a value cannot change in place. (A function counts as its code, a class as its source.)"""
+    """Whether a value cannot change in place. (A function counts as its code, a class as its source; a mapping proxy promises it.)"""
     kind = type(value)
+    if kind is types.MappingProxyType: return all(map(_lasting, value.values()))
     if kind in (tuple, frozenset): return all(map(_lasting, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type): return kind.__dataclass_params__.frozen and all(_lasting(getattr(value, f.name)) for f in dataclasses.fields(value))
     if kind is functools.partial: return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
