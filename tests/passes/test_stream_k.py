@@ -75,7 +75,7 @@ def test_the_workspace(form):
 
 
 @assembler
-@pytest.mark.parametrize("block, roles", [((128, 256, 64), None), ((256, 128, 64), None), ((128, 128, 64), "pingpong")], ids=str)
+@pytest.mark.parametrize("block, roles", [((128, 256, 64), None), ((256, 128, 64), None), ((256, 192, 64), None), ((128, 128, 64), "pingpong")], ids=str)
 def test_it_assembles_clean(block, roles):
     form = Form(block, options=(("stream_k", 4), *([("roles", roles)] if roles else [])))
     assert compiled(form)[1].plan.stream_k == 4
@@ -92,8 +92,8 @@ def test_what_cannot_be_shared_is_refused():
     for options, words in (((("stream_k", 1),), "a program has two parts or more"), ((("stream_k", 4), ("split_k", 2)), "programs have parts already"), ((("stream_k", 4), ("roles", "one")), "this plan's programs are whole")):
         given = compiled(Form((64, 64, 32), options=options))[1]
         assert given.plan.stream_k == 0 and any(f"stream_k = {options[0][1]} is not used: {words}" in line for line in given.decisions), given.decisions
-    large = compiled(Form((256, 192, 64), options=(("stream_k", 4),)))[1]
-    assert large.plan.stream_k == 0 and any("a sum of 192 registers a thread leaves no room for 96 of another" in line for line in large.decisions)
+    large = compiled(Form((256, 208, 64), options=(("stream_k", 4),)))[1]
+    assert large.plan.stream_k == 0 and any("a sum of 208 registers a thread leaves no room for 8 of another" in line for line in large.decisions)
 
 
 def test_mutants_of_what_the_parts_wait_for_are_found():

@@ -203,7 +203,8 @@ class Groups:
 
     def _join(self) -> None:
         """Parts of one sum, side by side: what each thread has of them."""
-        for op in [op for op in self.concats if all(self.find(a) in self.chosen for a in op.args)]:
+        for op in self.concats:                                                        # in program order: parts of parts first
+            if any(self.find(a) not in self.chosen for a in op.args): continue
             try: layout = Layout.concat([self.chosen[self.find(a)] for a in op.args], op.axis.value.data)[0]
             except LayoutError: continue
             if self.chosen.setdefault(self.find(op.result), layout) == layout: self.joined.add(op)

@@ -37,6 +37,7 @@ from tkc.passes.programs.split_k import after_loop, atomic
 
 MOST = 144                                      # blocks that may share programs: multiprocessors of the largest device with roles
 SPARE = 4, 5                                    # of the blocks, at most so many may have a program of their own in the last wave: else sharing gains less than it costs
+BESIDE = (128, 64), (1 << 16, 16)                # registers of a thread for a piece of a part, beside a sum of at most so many
 
 
 class Counts(Builder):
@@ -137,9 +138,10 @@ def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int) -> 
 
 
 def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
-    """Rows and columns in which a sum is kept, and added up: blocks of rows where each warpgroup has several, else half of the columns."""
-    if m > 64 * groups: return 64 * groups, n
-    return m, n // 2 if n % 16 == 0 else n
+    """Rows and columns in which a sum is kept, and added up: blocks of rows where each warpgroup has several, else half of the columns; beside a large sum fewer."""
+    rows, columns = (64 * groups, n) if m > 64 * groups else (m, n // 2 if n % 16 == 0 else n)
+    most = next(limit for sum_, limit in BESIDE if m * n <= 128 * groups * sum_)
+    return rows, next((columns // p for p in range(1, columns // 8 + 1) if columns % (8 * p) == 0 and rows * columns <= 128 * groups * most * p), columns)
 
 
 def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]: return [(row, column) for row in range(0, t.extents[0], size[0]) for column in range(0, t.extents[1], size[1])]
@@ -161,7 +163,9 @@ def _added(n: Counts, kept: SSAValue, deal: Deal, turn: Turn, t: TileType, size:
         adding.add_op(end := stamp(scf.YieldOp(), loop))
         further = Counts(end)
         end.operands = [further(CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at)))]
-    return n(tile.Concat(sums, int(size[0] == m), TileType((m, width), f32))) if len(sums) > 1 else sums[0]
+    join = lambda parts, axis, shape: parts[0] if len(parts) == 1 else n(tile.Concat(parts, axis, TileType(shape, f32)))
+    across = width // size[1]
+    return join([join(sums[i:i + across], 1, (size[0], width)) for i in range(0, len(sums), across)], 0, (m, width))
 
 
 def _narrow(loop: scf.ForOp, turn: Turn) -> None:
