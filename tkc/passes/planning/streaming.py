@@ -34,7 +34,7 @@ from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import crosses
 from tkc.passes.planning.pressure import LIMIT, ROOM, demand, fits, pressure, room
 
-WARPS, BLOCKS, MOST_BLOCKS = (4, 8, 16, 32), (2, 4, 8), 16     # of a cluster: 16 only where nothing else holds a row, for a device need not have room for one
+WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)                # of a cluster (16 by keyword alone: not every device has room for one)
 STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
@@ -53,16 +53,15 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
     elements = 2 * ELEMENTS if context.options.turned is not False and turns(kernel) or any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
     fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
     if asked is None and ctas == 1 and most is HELD and fit in (None, WARPS[-1]) and context.options.persistent is not False and context.target.clusters and (extent := row_of(kernel)):
-        for blocks in (*BLOCKS, MOST_BLOCKS) if fit is None else (1,):
+        for blocks in BLOCKS if fit is None else (1,):
             if each(STREAMERS, blocks) > SPREAD or extent % (blocks * 32 * STREAMERS * WIDEST) or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams: continue
             say(f"{STREAMERS} warps" + (f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}" if blocks > 1 else "") + f", through which programs stream: {found.stage} bytes of each fill a multiprocessor")
             return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
     if fit and not fits(kernel, fit, 1, context): fit = None
     if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
         limit = most if most is LOOPED else SPREAD
-        possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else (*BLOCKS, MOST_BLOCKS)) if extent % (b * 32 * w * 8) == 0]
-        holding = lambda most, blocks: [(w, b) for w, b in possible if b in blocks and each(w, b) <= min(most, context.target.registers // (32 * w) - 2 * SCALARS)]
-        good = holding(limit, (*BLOCKS, ctas)) or holding(max(limit, CRAMPED), BLOCKS) or holding(limit, (MOST_BLOCKS,)) or possible[-1:]
+        possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
+        good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
             warps, blocks = min(good, key=(lambda x: x[::-1]) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
