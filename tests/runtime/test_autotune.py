@@ -53,6 +53,16 @@ def times(monkeypatch, seconds):
 
 
 # ------------------------------------------------------------------------------------------------------------ choices
+def test_arrays_elsewhere_are_not_chosen_for_again(monkeypatch):
+    t, chosen, kept = tuned(measure=False), [], []
+    monkeypatch.setattr(type(t), "_choose", lambda self, *args, choose=type(t)._choose: (chosen.append(args), choose(self, *args))[1])
+    for round in range(4):
+        kept.append(arrays())
+        t[grid](*kept[-1])
+        assert np.array_equal(kept[-1][2], kept[-1][0] @ kept[-1][1])
+    assert len(chosen) == 1
+
+
 def test_a_launch_is_right_and_tuned_once(monkeypatch):
     calls, t, (a, b, c) = times(monkeypatch, lambda n: [3.0, 1.0, 2.0]), tuned(), arrays()
     for _ in range(3):

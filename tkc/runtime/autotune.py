@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tkc.errors import Error, LaunchError, TuningError
+from tkc.errors import CompileError, Error, LaunchError, TuningError
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.jit import READY, JitFunction, binder, key_function, normalized, target_for
@@ -290,25 +290,30 @@ class TunedLauncher:
         values, options = tuned.bound(*args, **kwargs)
         for namespace, name, value in tuned.kernel._watched:
             if namespace.get(name) is not value: tuned._choices.clear(); self.ready.clear(); break
-        types, launch = tuple(map(type, values)), None
+        types = tuple(map(type, values))
         try:
             keyer, ready = self.ready[types]
-            launch = ready[keyer(None, options and tuple(options.items()), values)]
-        except (KeyError, TypeError): pass
-        launch() if launch is not None else self._slowly(values, options, types)
+            config, extents = ready[keyer(None, options and tuple(options.items()), values)]
+        except (KeyError, TypeError): return self._slowly(values, options, types)
+        try: self._launch(values, options, config, extents)
+        except (CompileError, LaunchError): self._slowly(values, options, types)           # arrays that overlap otherwise, say: another choice, or its own sentence
 
     def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
+        """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the kernel's own business."""
         tuned = self.tuned
         config = tuned._choose(values, options, self.grid).config
-        chosen = merged(tuned.kernel, values, config)
-        launch = tuned.kernel._prepare(chosen, options | config.options, tuned._grid(self.grid, chosen))
-        if getattr(launch, "reusable", False):
-            try:
-                keyer, ready = self.ready.setdefault(types, (key_function(values, tuned.kernel.constexpr), {}))
-                if len(ready) >= READY: ready.clear()
-                ready[keyer(None, options and tuple(options.items()), values)] = launch
-            except (TypeError, AttributeError): pass
-        launch()
+        extents = tuned._grid(self.grid, merged(tuned.kernel, values, config))
+        self._launch(values, options, config, extents)
+        try:
+            keyer, ready = self.ready.setdefault(types, (key_function(values, tuned.kernel.constexpr, anywhere=True), {}))
+            if len(ready) >= READY: ready.clear()
+            ready[keyer(None, options and tuple(options.items()), values)] = config, extents
+        except (TypeError, AttributeError): pass
+
+    def _launch(self, values: Sequence, options: dict, config: Config, extents: tuple[int, int, int]) -> None:
+        kernel = self.tuned.kernel
+        chosen, plain = merged(kernel, values, config), kernel.positional
+        kernel[extents](*chosen[:plain], **dict(zip(kernel.names[plain:], chosen[plain:])), **options | config.options)
 
 
 class _Restored:

@@ -56,6 +56,7 @@ class JitFunction:
         for p in self.parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD): raise LaunchError(f"kernel {fn.__name__}: *{p.name} cannot be launched; name every parameter")
         self.names = tuple(p.name for p in self.parameters)
+        self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in self.parameters)
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
         self._bind = binder(fn.__name__, self.parameters, dict(self.options))
@@ -302,24 +303,24 @@ def binder(name: str, parameters, defaults: dict) -> Callable:
     return space[name]
 
 
-def _key_parts(values: Sequence, constexpr: Sequence[bool], names: Sequence[str]) -> list[str] | None:
-    """Expressions of what a launch depends on, for values of these types under these names: arrays count by address, extents, strides and type.
+def _key_parts(values: Sequence, constexpr: Sequence[bool], names: Sequence[str], anywhere: bool = False) -> list[str] | None:
+    """Expressions of what a launch depends on, for values of these types under these names: arrays count by address (its alignment, where they may lie anywhere), extents, strides and type.
     None where a value cannot be looked up."""
-    parts = []
+    parts, place = [], " & 15" if anywhere else ""
     for v, fixed, x in zip(values, constexpr, names):
         if fixed: parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset)) else [])
-        elif hasattr(v, "data_ptr"): parts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.stride()", f"{x}.dtype", f"{x}.is_cuda"]
+        elif hasattr(v, "data_ptr"): parts += [f"{x}.data_ptr(){place}", f"{x}.shape", f"{x}.stride()", f"{x}.dtype", f"{x}.is_cuda"]
         elif hasattr(v, "__cuda_array_interface__"): parts += [f"tuple({x}.__cuda_array_interface__.items())"]
-        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"): parts += [f"{x}.ctypes.data", f"{x}.shape", f"{x}.strides", f"{x}.dtype", f"{x}.flags.writeable"]
+        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"): parts += [f"{x}.ctypes.data{place}", f"{x}.shape", f"{x}.strides", f"{x}.dtype", f"{x}.flags.writeable"]
         elif isinstance(v, float): parts.append(f"{x} or str({x})")                      # 0.0 and -0.0
         elif isinstance(v, (int, bool, str, type(None))): parts.append(x)
         else: return None
     return parts
 
 
-def key_function(values: Sequence, constexpr: Sequence[bool]) -> Callable:
+def key_function(values: Sequence, constexpr: Sequence[bool], anywhere: bool = False) -> Callable:
     """A function (extents, options, values) -> key, for values of these types."""
-    parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))])
+    parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))], anywhere)
     if parts is None: return lambda extents, options, values: []                        # not hashable: never remembered
     space: dict[str, Any] = {"_kinds": _types}
     exec(f"def key(e, o, v): return (e, o or None, {', '.join(parts)})", space)

@@ -5,7 +5,7 @@ current. `door(launcher, …)` makes a builtin function that takes the place of 
 words of 8 bytes what code and parameters may depend on, looks them up and calls the driver:
 
     words    of a tensor        its address modulo 16, device, rank and element type, extents and strides
-             of a number        whether it is 1, a multiple of 16, needs 64 bits (of a constexpr: its value); of None, a bool or a str: which object it is
+             of a number        whether it is 1, a multiple of 16, needs 64 bits (of a constexpr: its value); of None, a bool, a str or a tuple: which object it is
              of the tensors     which share bytes; and the stream
     known    {words: entry}     entry: (record, what it needs …). The record has the driver's cuLaunchKernelEx, its arguments and the kernel's parameters, which are copied and
                                 given the tensors' addresses and the numbers on the way; where tensor maps hold addresses, ({addresses and numbers: entry},)
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tkc.runtime import driver
@@ -95,13 +96,18 @@ def _exchange(kind: type) -> tuple[int, int] | None:
 def kind(args: Sequence, kwargs: dict[str, Any]) -> tuple: return tuple(map(type, args)), *((n, type(v)) for n, v in kwargs.items())
 
 
+def _itself(value) -> bool:
+    """Whether a value is the same as long as it is the same object."""
+    return type(value) in (bool, int, float, str, type(None), FunctionType) or type(value) is tuple and all(map(_itself, value)) or type(value).__module__ == "tkc.ir.dtypes"
+
+
 def door(launcher: Launcher, args: Sequence, kwargs: dict[str, Any], watched: Sequence[tuple[dict, Any, Any]], others: dict[tuple, Door | None]) -> Door | None:
     """A door for calls like this one. watched: (namespace, name, value) that must stay so; others: doors for the same grid, by the kind of their calls. None where such calls
     cannot be told in words, or there is no machine code."""
     kinds, kernel = [], launcher.kernel
     given = {n for n, constant in zip(kernel.names, kernel.constexpr) if not constant}
     for name, v in (*zip(kernel.names, args), *kwargs.items()):
-        what = (NUMBER if name in given else INT) if type(v) is int else (REAL if name in given else FLOAT) if type(v) is float else SAME if type(v) in (bool, str, type(None)) \
+        what = (NUMBER if name in given else INT) if type(v) is int else (REAL if name in given else FLOAT) if type(v) is float else SAME if _itself(v) \
             else TENSOR if name in given and _exchange(type(v)) else None
         if what is None: return None
         kinds.append((type(v), what))
