@@ -14,7 +14,8 @@ plain, whole = tkc.jit(product), tkc.jit(fused)
 SHAPES = [(2300, 2100, 1000), (77, 296, 200), (1000, 1096, 72), (129, 264, 8), (640, 2048, 2048), (64, 512, 4104)]
 PLANS = [((128, 192, 64), {}), ((128, 128, 64), {}), ((128, 128, 64), dict(cluster=(1, 1), programs=2)), ((128, 128, 64), dict(programs=1)), ((128, 256, 64), {}), ((64, 128, 64), {}),
          ((64, 64, 64), dict(split_k=2)), ((64, 64, 64), dict(split_k=8)), ((128, 128, 64), dict(split_k=3)), ((128, 192, 64), dict(split_k=4)), ((64, 128, 64), dict(split_k=4, roles="pingpong")),
-         ((128, 256, 64), dict(stream_k=4)), ((128, 128, 64), dict(stream_k=4, roles="pingpong"))]
+         ((128, 256, 64), dict(stream_k=4)), ((128, 128, 64), dict(stream_k=4, roles="pingpong")), ((256, 192, 64), dict(stream_k=3)),
+         ((128, 256, 64), dict(serpentine=True, retain=True, raster=2, across=4, cluster=(2, 1))), ((128, 128, 64), dict(serpentine=True, stream_k=2)), ((128, 128, 64), dict(serpentine=True, programs=2, raster=4, across=2))]
 
 
 def normal(*shape, scale=1.0, dtype=torch.bfloat16): return (torch.randn(shape, device="cuda") * scale).to(dtype)
@@ -45,6 +46,17 @@ def test_products(block, options, majors):
         launch = plain.prepare(a, b, bias, c, d, BM=BM, BN=BN, BK=BK, MAJORS=majors, EPILOGUE="", **options, grid=(tkc.cdiv(m, BM), tkc.cdiv(n, BN)))
         launched(launch, [c])
         assert distance(c, a.double() @ (b if majors == "nn" else b.T).double()) < 3e-3, (m, n, k)
+
+
+@pytest.mark.parametrize("options", [dict(programs=1), dict(programs=2), dict(serpentine=True, programs=1), dict(split_k=2), dict(roles="one")], ids=str)
+def test_a_factor_of_more_than_two_to_the_31_elements(options):
+    """4.4 GB: offsets have 64 bits, coordinates and stages 32."""
+    torch.manual_seed(0)
+    m, n, k = 530_000, 128, 4104
+    a, b, bias, c = torch.empty(m, k, device="cuda", dtype=torch.bfloat16), normal(k, n), normal(n), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    for rows in a.split(1 << 16): rows.normal_()
+    plain.prepare(a, b, bias, c, c, BM=128, BN=128, BK=64, MAJORS="nn", EPILOGUE="", **options, grid=(tkc.cdiv(m, 128), 1))()
+    for part in (slice(0, 200), slice(m // 2, m // 2 + 200), slice(m - 200, m)): assert distance(c[part], a[part].double() @ b.double()) < 3e-3
 
 
 @pytest.mark.parametrize(("block", "options"), [p for p in PLANS if p[1] != dict(split_k=8)], ids=str)
