@@ -295,7 +295,7 @@ def test_from_threads(machine):
 
 def test_nothing_is_kept(machine):
     """References are given back; a kernel that is dropped goes with its doors, and its arrays are nobody's but the caller's."""
-    k, arguments = JitFunction(add.fn), (*three(), 256)
+    k, arguments = JitFunction(add.fn), (*three(), int("1000"))                  # a number of its own
     for _ in range(3): k[4](*arguments)
     before = [sys.getrefcount(a) for a in arguments]
     for _ in range(100): k[4](*arguments)
