@@ -15,8 +15,7 @@ from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level4
 
 BOTH = ("serpentine", True), ("retain", True)
-ACROSS = Form((64, 64, 32), options=(*BOTH, ("raster", 2), ("across", 2)))
-FORMS = [Form((64, 64, 32), options=(*BOTH, ("raster", 2))), Form((64, 64, 32), "tt", options=(*BOTH, ("raster", 2), ("num_stages", 3), ("roles", "cooperative"))), Form((128, 128, 64), options=(*BOTH, ("raster", 2), ("cluster", (2, 1)))), ACROSS]
+FORMS = [Form((64, 64, 32), options=(*BOTH, ("raster", 2))), Form((64, 64, 32), "tt", options=(*BOTH, ("raster", 2), ("num_stages", 3), ("roles", "cooperative"))), Form((128, 128, 64), options=(*BOTH, ("raster", 2), ("cluster", (2, 1))))]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 
 
@@ -32,7 +31,7 @@ def test_every_level(form):
 @pytest.mark.parametrize("programs", [(3, 5), (2, 1), (5, 2), (4, 4), (1, 3)], ids=str)
 def test_every_program_runs_once(programs):
     m, n = (64 * p - 3 for p in programs)
-    check(last(ACROSS), ACROSS, m, n, 40, seed=0, resident=2)
+    check(last(FORMS[0]), FORMS[0], m, n, 40, seed=0, resident=2)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])

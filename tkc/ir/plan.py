@@ -67,7 +67,6 @@ class Plan:
     spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them
     prefetch: bool = False                          # loops without dots read one iteration ahead
     raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
-    across: int = 1                                 # so many columns of such a raster that go row by row, before the next so many
     serpentine: bool = False                        # every second program of a block walks k backwards, and every second raster its columns: what the last one read last is in the cache
     persistent: bool = False                        # a block takes one program after the other
     blocks: int = 0                                 # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)

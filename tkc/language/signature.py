@@ -46,7 +46,6 @@ class Options:
     roles: str | None = None              # "one", "cooperative" or "pingpong": who copies, who multiplies
     programs: int | None = None           # at once in a block; 2: ping-pong between programs
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
-    across: int | None = None             # so many columns of a raster that go row by row, before the next so many
     serpentine: bool | None = None        # every second program of a block walks k, and every second raster its columns, backwards
     retain: bool | None = None            # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has then done with
     split_k: int | None = None            # programs that share one output block, each a part of k

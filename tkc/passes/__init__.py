@@ -22,7 +22,6 @@ class LaunchOptions(Protocol):
     roles: str | None
     programs: int | None
     raster: int | None
-    across: int | None
     serpentine: bool | None
     retain: bool | None
     split_k: int | None
@@ -45,7 +44,6 @@ class Free:
     roles: str | None = None
     programs: int | None = None
     raster: int | None = None
-    across: int | None = None
     serpentine: bool | None = None
     retain: bool | None = None
     split_k: int | None = None

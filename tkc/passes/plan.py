@@ -151,7 +151,7 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "across": plan.across, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
 
 
 def forcing(plan: Plan) -> dict:
@@ -254,7 +254,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "across": "programs are in no raster that a persistent block follows", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
+           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
     return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
 
 

@@ -98,24 +98,15 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
 class Order(Builder):
     """Writes what follows from the order of programs."""
 
-    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, across: int = 1, back: bool = False) -> list[SSAValue]:
-        """Row and column of a number, rows taken in groups of a size, and in them so many columns `across` row by row; back: every second group from its last column to its first."""
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups of a size; back: every second group from its last column to its first."""
         wide = self.mul(size, columns)
         which = self.floordiv(linear, wide)
         start = self.mul(which, size)
         height = self.min(size, self.sub(rows, start))
         inside = self.sub(linear, self.mul(which, wide))
-        if across == 1:
-            column = self.floordiv(inside, height)
-            row = self.sub(inside, self.mul(column, height))
-        else:
-            area = self.mul(height, across)
-            block = self.floordiv(inside, area)
-            left = self.mul(block, across)
-            inside, width = self.sub(inside, self.mul(block, area)), self.min(self.sub(columns, left), across)
-            row = self.floordiv(inside, width)
-            column = self.add(left, self.sub(inside, self.mul(row, width)))
-        row = self.add(start, row)
+        column = self.floordiv(inside, height)
+        row = self.add(start, self.sub(inside, self.mul(column, height)))
         return [row, self.select(self.odd(which), self.sub(self.sub(columns, 1), column), column) if back else column]
 
     def odd(self, n: SSAValue) -> SSAValue: return self.eq(self.and_(n, 1), 1)
@@ -180,7 +171,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
                 layer = build.mul(teams, columns)
                 z = build.floordiv(linear, layer)
                 linear = build.sub(linear, build.mul(z, layer))
-            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster), plan.across, plan.serpentine)
+            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster), plan.serpentine)
             else:
                 column = build.floordiv(linear, teams)
                 place = [build.sub(linear, build.mul(column, teams)), column]

@@ -16,7 +16,7 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "across", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "debug")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "debug")
 PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
 ROLES = "one", "cooperative", "pingpong"
 
