@@ -97,7 +97,7 @@ def test_launches_in_machine_code(torch):
     k, pools, random_, side = JitFunction(strided.fn), [torch.arange(1 << 16, device="cuda", dtype=torch.float32) % 97 for _ in range(2)], random.Random(1), torch.cuda.Stream()
     for round in range(300):
         n, kind, step, by = random_.choice((64, 100, 1000)), random_.choice((torch.float32, torch.int32)), random_.choice((1, 1, 2)), random_.choice((1, 2, 16, 0.5, -0.0, 3.0))
-        x, y = (pool.to(kind)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
+        x, y = (pool.to(kind, copy=True)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
         out = random_.choice((x, y, torch.empty(n, device="cuda", dtype=kind)))
         torch.cuda.synchronize()
         with torch.cuda.stream(random_.choice((side, torch.cuda.default_stream()))):
