@@ -26,7 +26,8 @@ counts as one block):
 Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of axis 0 run last to first, the longest early, side by side with the
 same row of neighbours on the other axes. As many neighbours make a section as have arrays of half of what the cache holds: all of a section's programs then read
 these from the cache (measured on an H200, attention of B·S = 16384 and S = 1024 to 16384, sections of 20, 40, 60, 80 and 100 MiB: 20 is the fastest at each, by 20 % against 100 at
-1024, where a round of programs of one length is as wide as the section and no block has company). And blocks claim them one by one (`queue`), so that who had a long one takes
+1024, where a round of programs of one length is as wide as the section and no block has company). The last section takes what is left over, so that it is never the
+small one: then the end of the launch would be a few long programs and nothing to fill up with. And blocks claim them one by one (`queue`), so that who had a long one takes
 fewer:
 
     scf.while (%t = tile.identity cluster) while %t < %programs {
@@ -98,12 +99,13 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
 class Order(Builder):
     """Writes what follows from the order of programs."""
 
-    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False) -> list[SSAValue]:
-        """Row and column of a number, rows taken in groups of a size; back: every second group from its last column to its first."""
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False, joined: bool = False) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups of a size; what is left over is a group of its own, or `joined` to the last whole one. back: every second group from its last column to its first."""
         wide = self.mul(size, columns)
         which = self.floordiv(linear, wide)
+        if joined: which = self.min(which, last := self.sub(self.max(self.floordiv(rows, size), 1), 1))
         start = self.mul(which, size)
-        height = self.min(size, self.sub(rows, start))
+        height = self.select(self.eq(which, last), self.sub(rows, start), size) if joined else self.min(size, self.sub(rows, start))
         inside = self.sub(linear, self.mul(which, wide))
         column = self.floordiv(inside, height)
         row = self.add(start, self.sub(inside, self.mul(column, height)))
@@ -163,7 +165,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         """The program's ids, from its number in the order of all."""
         z = None
         if uneven is not None:
-            pair, turn = build.raster(linear, others, teams, section)
+            pair, turn = build.raster(linear, others, teams, section, joined=True)
             z = build.floordiv(pair, columns) if deep else None
             place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
         else:

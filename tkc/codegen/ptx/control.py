@@ -11,6 +11,7 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
+from tkc.ir.threads import DotAsync
 from tkc.ir.tile import Atomic, LoadPointers, Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
 
@@ -71,10 +72,15 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
     with w.scope():
         e.values[body.args[0]] = counter
         bind(e, body.args[1:], carried)
+        following = again = None
+        if any(isinstance(inner, DotAsync) for inner in body.ops):      # known while dots run: at the end some forty clocks of uniform arithmetic would stand between two iterations' dots
+            following = w.op(f"add.{kind}", cls, counter, step)
+            again = w.op(f"setp.lt.{kind}", "pred", following, upper)
         e.block(body)
         assign(e, carried, body.last_op.operands)
-    w.op(f"add.{kind}", cls, counter, step, into=counter)
-    branch(e, w.op(f"setp.lt.{kind}", "pred", counter, upper), top)
+    if following: w.move(counter, following)
+    else: w.op(f"add.{kind}", cls, counter, step, into=counter)
+    branch(e, again or w.op(f"setp.lt.{kind}", "pred", counter, upper), top)
     w.place(end)
 
 

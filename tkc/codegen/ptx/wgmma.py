@@ -28,13 +28,16 @@ OTHERS = 32                                             # registers that an inst
 
 
 class Operands:
-    """The descriptors of one operand of a dot in shared memory: low words by their distance from its start."""
+    """The descriptors of one operand of a dot in shared memory: low words by their distance from its start. share: the bytes from one warpgroup's rows to the next one's; 0 if all read the same."""
 
-    def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, extra: list[tuple[Operand, int]]):
+    def __init__(self, e: Emitter, view: SharedView, fields: Descriptor, share: int):
         self.e, low, w, root = e, fields.bits & 0xFFFFFFFF, e.w, view.root or view.base
-        make = lambda: w.op("add.s32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low + view.offset // UNIT, type="u32")
-        start = w.hoist(("descriptor", root, low, view.offset), make) if root == e.shared_base() else make()
-        for register, size in [*view.terms, *extra]: start = w.op("mad.lo.u32", "b32", register, size // UNIT, start)
+
+        def make() -> str:
+            start = w.op("add.s32", "b32", w.op("and.b32", "b32", w.op("shr.u32", "b32", root, 4), 0x3FFF), low + view.offset // UNIT, type="u32")
+            return w.op("mad.lo.u32", "b32", w.op("shr.u32", "b32", e.warp(), 2), share // UNIT, start) if share else start
+        start = w.hoist(("descriptor", root, low, view.offset, share, e.instance if share else None), make) if root == e.shared_base() else make()
+        for register, size in view.terms: start = w.op("mad.lo.u32", "b32", register, size // UNIT, start)
         self.base = w.new("b64")
         w.emit(f"mov.b64 {self.base}, {{{start}, {fields.bits >> 32}}}")
 
@@ -62,7 +65,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     if t.register_layout != wgmma_accumulator(rows, n, groups): e.fail(f"a wgmma of {rows}x{n} cannot deliver the layout {t.register_layout}")
     registers = accumulator(e, op, t)
     a, b = e.value(op.a), e.value(op.b)
-    right, fields_b = Operands(e, b, fields_of(e, b, 0), []), fields_of(e, b, 0)
+    right, fields_b = Operands(e, b, fields_of(e, b, 0), 0), fields_of(e, b, 0)
     held: list[str] = []
     if isinstance(a, Tile):
         if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
@@ -71,7 +74,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
         if held != a.registers: w.emit("wgmma.fence.sync.aligned")
     else:
         fields_a = fields_of(e, a, 1)
-        left = Operands(e, a, fields_a, [(w.op("shr.u32", "b32", e.warp(), 2), fields_a.rows64)] if groups > 1 else [])
+        left = Operands(e, a, fields_a, fields_a.rows64 if groups > 1 else 0)
     blocks, steps, columns = rows // (64 * groups), k // depth, n // width
     each, floats, wide = len(registers) // (blocks * columns), t.element != i32, bits(op.b.type.element) == 16
     name = f"wgmma.mma_async.sync.aligned.m64n{width}k{depth}.{SUMS[t.element]}.{NAMES[op.a.type.element]}.{NAMES[op.b.type.element]}"

@@ -41,15 +41,6 @@ def _one_more(loop: scf.WhileOp) -> None:
         last = after(last, op.clone(mapping))
 
 
-def _claim(ops: list[Operation]) -> list[Operation]:
-    """How a consumer hears of its next program."""
-    fetches = [op for op in ops if isinstance(op, threads.Fetch)]
-    wait = next(op for op in ops[:ops.index(fetches[0])][::-1] if isinstance(op, threads.MbarrierWait))
-    arrive = next(op for op in ops[ops.index(fetches[-1]):] if isinstance(op, threads.MbarrierArrive))
-    stages = [op.box.owner for op in fetches if op.box.owner.parent is wait.parent]
-    return [*stages, wait, *fetches, arrive]
-
-
 def _ahead(loop: scf.WhileOp) -> None:
     """The consumers."""
     body = loop.after_region.block
@@ -64,8 +55,8 @@ def _ahead(loop: scf.WhileOp) -> None:
         for op in head: before(anchor, op.clone(mapping))
         return mapping[dot.result].owner
     first = copy(dict(zip(body.args, loop.arguments)), loop)
-    place = max((op for op in ops if op.regions and any(isinstance(inner, threads.DotAsync) for inner in op.walk())), key=ops.index).next_op
-    for op in _claim(ops): op.detach(); before(place, op)           # the next program's number, place and stages
+    fetched = max(i for i, op in enumerate(ops) if isinstance(op, threads.Fetch))
+    place = next(op for op in ops[fetched:] if isinstance(op, threads.MbarrierArrive)).next_op      # behind the last dots, where the next program's number and place are known
     ahead = copy(dict(zip(body.args, body.last_op.operands)), place)
     loop = rebuild_while(loop, [first.result])
     body = loop.after_region.block

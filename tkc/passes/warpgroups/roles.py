@@ -16,8 +16,11 @@ may not run at all, its result is the initial value.
 
 Where programs are claimed one by one, the producer claims, and posts the next program's number and place to the consumers through a ring of its own:
 
-    %next = tile.next_program %n         producer:  as the program begins;  at its end  mbarrier_wait %empty;  post …;  mbarrier_arrive %full
-    yield %next, %m, %n                  consumer:  at its end  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
+    %next = tile.next_program %n         producer:  at the program's end  next_program;  mbarrier_wait %empty;  post …;  mbarrier_arrive %full
+    yield %next, %m, %n                  consumer:  behind its dots  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
+
+The producer is stages ahead of the consumers, which hides how long a claim takes. Claimed as a program begins, the next one would be a whole program old when its turn comes, and
+blocks with long ones would have claimed as many as the others (measured on an H200: causal attention of 4096 rows, the last block ended 9 % behind the average).
 
 A factor that is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
 and the writes:
@@ -55,6 +58,7 @@ from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import simple
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.boundaries import fuse
+from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.pingpong import alternate
 
 PRODUCER_WARPS = 4
@@ -110,6 +114,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
     for role in converters: _convert(role.body.block, rings, raw)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
+    look_ahead(consumer)
     if plan.programs == 2: alternate(consumer)
     if plan.fuse: fuse(producer, consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
@@ -121,10 +126,12 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
 
 
 def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
-    """The producer's claims for all, and what follows from them for the next program: rings of two numbers."""
+    """The producer's claims for all, and what follows from them for the next program: rings of two numbers. What does not follow from a claim each role works out itself."""
     anchor = producer.parent_op()
     claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
-    slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in claims[0].parent.last_op.operands]
+    ends = claims[0].parent.last_op.operands
+    follows = [i for i, v in enumerate(ends) if claims[0] in defining_slice([v], claims[0].parent)]
+    slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in follows]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     for slot in slots: slot.name_hint = "claimed"
@@ -133,19 +140,29 @@ def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
     for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
         stage, parity = body.args[-2:]
-        end = body.last_op
-        places = [before(end, shared.Stage(ring, stage)).result for ring in slots]
-        carried = list(end.operands)
+        end, carried = body.last_op, list(body.last_op.operands)
         if claim is claims[0]:
+            claim.detach()
+            before(next(op for op in body.ops if any(claim.result in inner.operands for inner in op.walk())), claim)
+            places = [before(end, shared.Stage(ring, stage)).result for ring in slots]
             before(end, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result))
-            for place, value in zip(places, carried): before(end, threads.Post(place, value))
+            for place, i in zip(places, follows): before(end, threads.Post(place, carried[i]))
             before(end, threads.MbarrierArrive(full, stage))
         else:
-            before(end, threads.MbarrierWait(full, stage, parity))
-            carried = [before(end, threads.Fetch(place)).result for place in places]
-            before(end, threads.MbarrierArrive(empty, stage, each="warp"))
-            replace(claim, carried[:1])                         # what only the producer works out has lost its use, and is swept away
+            place = _behind_dots(body)
+            places = [before(place, shared.Stage(ring, stage)).result for ring in slots]
+            before(place, threads.MbarrierWait(full, stage, parity))
+            for slot, i in zip(places, follows): carried[i] = before(place, threads.Fetch(slot)).result
+            before(place, threads.MbarrierArrive(empty, stage, each="warp"))
+            end.operands = carried                              # what only the producer works out has lost its use, and is swept away
+            replace(claim, carried[follows[0]:follows[0] + 1])
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
+
+
+def _behind_dots(body: Block) -> Operation:
+    """What follows a program's last dots: results leave there, and nothing waits for a number."""
+    last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
+    return last[-1].next_op if last else body.last_op
 
 
 def _suffix(block: Block) -> list[Operation]:

@@ -1,0 +1,87 @@
+"""Looking ahead: a consumer asks whether its loop's next stage is there while it still has something else to do. A step of roles.py.
+
+    for … iter_args(%s, %p):                            for … iter_args(%s, %p, %there):
+      mbarrier_wait %full[%s] %p                          mbarrier_wait %full[%s] %p unless %there
+      dots of %ring[%s]                                   dots of %ring[%s]
+      %s1, %p1 = ring_next %s, %p                ->       %s1, %p1 = ring_next %s, %p
+      dot_wait                                            dot_wait
+                                                          %next = mbarrier_test %full[%s1] %p1
+      vector work                                         vector work
+      yield %s1, %p1                                      yield %s1, %p1, %next
+
+Between an iteration's last result and the next one's first dot stand a stage's address, its parity and a wait: some fifty clocks in which this warpgroup gives the tensor cores nothing.
+Asked early they cost nothing; a stage that has not come by then is waited for as before. Measured by hand-written attention on an H200: 1 % of its time with the address alone, 2 % with the test.
+
+Only where the loop's own dots are over before the vector work: where dots run on into the next iteration, tensor cores have work and the wait is hidden.
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Block, Operation, SSAValue
+
+from tkc.ir import threads, tile
+from tkc.ir.rewrite import after, before, rebuild_for, replace
+from tkc.ir.types import TileType
+
+
+def look_ahead(role: threads.Role) -> None:
+    for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
+        body = loop.body.block
+        wait, over = _first_wait(body), _last_dots(body)
+        if wait is None or over is None or not wait.is_before_in_block(over) or not _works(over): continue
+        step, end = _step(wait), body.last_op
+        if step is None or [end.operands[v.index - 1] for v in (wait.index[0], wait.parity)] != list(step.results): continue
+        stage, parity = (loop.iter_args[v.index - 1] for v in (wait.index[0], wait.parity))
+        rebuild_for(loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)])
+        there, end = body.args[-1], body.last_op
+        there.name_hint = "there"
+        if not step.is_before_in_block(over): step.detach(); before(over, step)
+        next_ = after(_behind(over), threads.MbarrierTest(wait.barriers, *step.results)).result
+        end.operands = [*end.operands, next_]
+        replace(wait, threads.MbarrierWait(wait.barriers, wait.index[0], wait.parity, there))
+
+
+def _first_wait(body: Block) -> threads.MbarrierWait | None:
+    """The wait for a carried stage, before anything else that takes time."""
+    for op in body.ops:
+        if isinstance(op, threads.MbarrierWait):
+            carried = all(isinstance(v.owner, Block) and v.owner is body and v.index > 0 for v in (op.index[0], op.parity))
+            return op if carried and op.unless is None else None
+        if isinstance(op, (threads.DotAsync, threads.DotWait)) or op.regions: return None
+    return None
+
+
+def _last_dots(body: Block) -> threads.DotWait | None:
+    """The wait for the last of the block's own dots; None where some run on."""
+    waits = [op for op in body.ops if isinstance(op, threads.DotWait)]
+    return waits[-1] if waits and waits[-1].pending.value.data == 0 else None
+
+
+def _behind(over: threads.DotWait) -> Operation:
+    """The last of the arrivals that follow a wait for dots: those come first, others wait for them."""
+    op: Operation = over
+    while isinstance(op.next_op, (threads.MbarrierArrive, threads.Fence)): op = op.next_op
+    return op
+
+
+def _works(over: threads.DotWait) -> bool:
+    """Whether tiles are computed behind the dots."""
+    op = over.next_op
+    while op is not None:
+        if not isinstance(op, scf.YieldOp) and any(isinstance(r.type, TileType) for r in op.results): return True
+        op = op.next_op
+    return False
+
+
+def _step(wait: threads.MbarrierWait) -> threads.RingNext | None:
+    return next((use.operation for use in wait.index[0].uses if isinstance(use.operation, threads.RingNext) and use.index == 0 and use.operation.parity is wait.parity and use.operation.parent is wait.parent), None)
+
+
+def _asked(loop: scf.ForOp, barriers: SSAValue, stage: SSAValue, parity: SSAValue) -> SSAValue:
+    """Whether the first stage is there: asked behind the last dots before the loop, or not at all."""
+    step, op = stage.owner, loop.prev_op
+    while op is not None and not isinstance(op, threads.DotWait) and op is not step: op = op.prev_op
+    if isinstance(op, threads.DotWait) and isinstance(step, threads.RingNext) and step.next_parity is parity and step.parent is loop.parent and step.is_before_in_block(op):
+        return after(_behind(op), threads.MbarrierTest(barriers, stage, parity)).result
+    return before(loop, tile.Constant(0, i1)).result
