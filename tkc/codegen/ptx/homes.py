@@ -47,11 +47,13 @@ class Lives:
     ends: dict[Operation, int] = field(default_factory=dict)
     held: dict[Operation, list[SSAValue]] = field(default_factory=lambda: defaultdict(list))
     sources: dict[SSAValue, list[SSAValue]] = field(default_factory=dict)     # tiles whose registers an alias shows
+    paths: dict[SSAValue, tuple[tuple[Operation, int], ...]] = field(default_factory=dict)      # the branches that a value is defined in
     clock: int = 0
+    path: tuple[tuple[Operation, int], ...] = ()
 
     def define(self, value: SSAValue, stack: tuple[Operation, ...]) -> None:
         if tile_of(value) is None: return
-        self.start[value], self.end[value], self.loops[value] = 2 * self.clock + 1, 2 * self.clock + 2, stack
+        self.start[value], self.end[value], self.loops[value], self.paths[value] = 2 * self.clock + 1, 2 * self.clock + 2, stack, self.path
 
     def use(self, value: SSAValue, stack: tuple[Operation, ...], late: bool = False) -> None:
         if value not in self.start: return
@@ -70,15 +72,26 @@ class Lives:
                     if not in_flight(r): self.define(r, stack)
             if op.regions:
                 inner = (*stack, op) if isinstance(op, LOOPS) else stack
-                for region in op.regions:
+                began, ended, path = self.clock, self.clock, self.path
+                for i, region in enumerate(op.regions):
+                    if isinstance(op, scf.IfOp): self.clock, self.path = began, (*path, (op, i))        # one or the other: both begin at the same time
                     for b in region.blocks:
                         for a in b.args: self.define(a, inner)
                         self.block(b, inner)
-                self.clock += 1
+                    ended = max(ended, self.clock)
+                self.clock, self.path = ended + 1, path
                 for v in self.held[op]: self.end[v] = max(self.end[v], 2 * self.clock)
             for r in op.results:
                 if not isinstance(op, scf.WhileOp) or in_flight(r): self.define(r, stack)
             if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
+
+
+    def together(self, x: SSAValue, y: SSAValue) -> bool:
+        """Whether two values are ever alive at once."""
+        for (a, i), (b, j) in zip(self.paths[x], self.paths[y]):
+            if a is not b: break
+            if i != j: return False
+        return self.start[x] < self.end[y] and self.start[y] < self.end[x]
 
 
 class Ties:
@@ -100,7 +113,7 @@ class Ties:
         if ra is rb: return True
         if ta is None or tb is None or ta.element != tb.element or registers_of(ta) != registers_of(tb): return False
         left, right = self.of(ra), self.of(rb)
-        if not by_force and any(lives.start[x] < lives.end[y] and lives.start[y] < lives.end[x] for x in left for y in right): return False
+        if not by_force and any(lives.together(x, y) for x in left for y in right): return False
         self.parent[rb] = ra
         self.members[ra] = left + right
         self.members.pop(rb, None)

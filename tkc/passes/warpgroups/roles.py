@@ -60,6 +60,7 @@ from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.pingpong import alternate
+from tkc.passes.warpgroups.tails import straighten
 
 PRODUCER_WARPS = 4
 OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter
@@ -117,6 +118,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     look_ahead(consumer)
     if plan.programs == 2: alternate(consumer)
     if plan.fuse: fuse(producer, consumer)
+    straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
