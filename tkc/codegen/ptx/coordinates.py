@@ -59,7 +59,14 @@ def number(layout: Layout, register: int, axis: int) -> int:
 
 
 def coordinate(e: Emitter, layout: Layout, register: int, axis: int) -> Operand:
-    return add(e, base(e, layout, axis), number(layout, register, axis))
+    return beyond(e, base(e, layout, axis), True, number(layout, register, axis))
+
+
+def beyond(e: Emitter, origin: Operand, exact: bool, distance: int) -> Operand:
+    """origin + distance; noted as such, if it is `exact`: what compares it may compare the distance instead."""
+    found = add(e, origin, distance)
+    if exact and isinstance(found, str): e.sums[found] = origin, distance
+    return found
 
 
 def inside(e: Emitter, layout: Layout, register: int) -> Operand:

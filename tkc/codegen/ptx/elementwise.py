@@ -12,13 +12,15 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from tkc.codegen.ptx import mathematics
 from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
 from tkc.codegen.ptx.conversions import cast, halves, has_fp8, normal
+from tkc.codegen.ptx.coordinates import base, beyond, number
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.scalars import displaced
+from tkc.codegen.ptx.scalars import add, displaced
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, wrapped
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2, f16, f32, is_bool, is_float
+from tkc.ir.ranges import Overflow
+from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2, f16, f32, i32, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
 GROUP = 4                                               # elements: the most that share a register
@@ -219,10 +221,13 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
     ops = [op for op in ops if op not in products]
     step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
     homes = {op: None if op is ops[0] and _clash(e.home(op.result), seen) else e.home(op.result) for op in ops}
-    alike = {op: _alike(e, op) for op in ops}
+    alike, origins = {op: _alike(e, op) for op in ops}, {op: found for op in ops if (found := _origin(e, op)) is not None}
     for start in range(0, count, step):
         for op in ops:
             element, home = op.result.type.element, homes[op]
+            if op in origins and home is None:
+                for i in range(start, start + step): results[op.result].append(beyond(e, *origins[op], number(op.result.type.register_layout, i, 0)))
+                continue
             if alike[op] > 1 and home is None:
                 for i in range(start, start + step): results[op.result].append(e.owned(compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands])) if i % alike[op] == 0 else results[op.result][-1])
                 continue
@@ -235,11 +240,31 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
                 if op in fused:
                     product, other = fused[op]
                     elements = [e.w.op("fma.rn.f32", "b32", *(_element(e, v, i, tiles, results) for v in (*product.operands, other))) for i in range(first, first + p)]
-                else: elements = [compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands]) for i in range(first, first + p)]
+                else:
+                    near = isinstance(op, ew.Elementwise) and op.fn.name in COMPARISONS and op.args[0].type.element == i32
+                    elements = [compute(e, op, _apart(e, op, *found) if near else found) for i in range(first, first + p) for found in [[_element(e, v, i, tiles, results) for v in op.operands]]]
                 found = e.packed(elements, element, home[first // p] if home and p > 1 else None)
                 if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
     for op in ops: e.set(op.result, Tile.of(op.result.type, results[op.result]))
+
+
+def _origin(e: Emitter, op: Operation) -> tuple[str, bool] | None:
+    """Where a thread's part of splat(x) + arange begins (its elements are that and constants), and that no sum wraps. Added to x one by one they would be as many values that do not
+    change in a loop over x, which an assembler would keep in registers all the way through, though only a mask at the loop's end needs them."""
+    if not isinstance(op, ew.CLASSES["add"]) or op.result.type.element != i32: return None
+    for x, index in (op.args, op.args[::-1]):
+        if isinstance(x.owner, tile.Splat) and isinstance(index.owner, tile.Arange) and isinstance(scalar := e.operand(x.owner.arg), str):
+            return add(e, scalar, add(e, base(e, op.result.type.register_layout, 0), index.owner.start.value.data)), e.ranges.overflow(op) is Overflow.NEVER
+    return None
+
+
+def _apart(e: Emitter, op: Operation, a: Operand, b: Operand) -> list[Operand]:
+    """What is compared for a comparison of (o + k) with something that many elements share: their difference, which is one value for all of them, with a constant. Saturated, it is on the same
+    side of a small constant as the true one."""
+    if not any(_repeats(v) for v in op.args) or not isinstance(a, str) or not isinstance(b, str) or a not in e.sums and b not in e.sums: return [a, b]
+    (left, more), (right, less) = e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
+    return [e.w.memo(("apart", left, right), lambda: e.w.op("sub.sat.s32", "b32", left, right)), less - more]
 
 
 def _alike(e: Emitter, op: Operation) -> int:

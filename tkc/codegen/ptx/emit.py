@@ -81,6 +81,7 @@ class Emitter:
         self.values: dict[SSAValue, object] = {}
         self.homes: dict[SSAValue, list[str]] = {}        # registers a tile must live in; homes.py fills it
         self.home_registers: set[str] = set()
+        self.sums: dict[str, tuple[str, int]] = {}               # registers that are another one and a constant
         self.parameters: dict[Parameter, str] = {}
         self.notes: list[str] = []
         self.threads = 32 * kernel.warps                  # of the block; roles add theirs

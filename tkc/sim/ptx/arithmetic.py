@@ -30,9 +30,14 @@ def arithmetic(head: str) -> Callable:
 LOGIC = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}
 wide = lambda v, kind: v.astype(np.float64) if kind == "f32" else v
 for name, fn in {"and": lambda x: x[0] & x[1], "or": lambda x: x[0] | x[1], "xor": lambda x: x[0] ^ x[1], "not": lambda x: ~x[0], "neg": lambda x: -x[0], "abs": lambda x: np.abs(x[0]), "copysign": lambda x: np.copysign(x[1], x[0]),
-                 "min": lambda x: np.minimum(*x), "max": lambda x: np.maximum(*x), "add": lambda x: x[0] + x[1], "sub": lambda x: x[0] - x[1], "rcp": lambda x: 1 / x[0], "sqrt": lambda x: np.sqrt(x[0])}.items():
+                 "min": lambda x: np.minimum(*x), "max": lambda x: np.maximum(*x), "add": lambda x: x[0] + x[1], "rcp": lambda x: 1 / x[0], "sqrt": lambda x: np.sqrt(x[0])}.items():
     arithmetic(name)(lambda x, parts, kind, fn=fn: fn(x))
 for name, fn in {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda x: 1 / np.sqrt(x), "tanh": np.tanh, "sin": np.sin, "cos": np.cos}.items(): arithmetic(name)(lambda x, parts, kind, fn=fn: fn(wide(x[0], kind)))
+
+
+@arithmetic("sub")
+def difference(x: list[np.ndarray], parts: tuple[str, ...], kind: str) -> np.ndarray:
+    return np.clip(x[0].astype(np.int64) - x[1].astype(np.int64), -1 << 31, (1 << 31) - 1) if "sat" in parts and kind == "s32" else x[0] - x[1]
 
 
 def product(m: Machine, i: Instruction, mask: np.ndarray) -> None:
