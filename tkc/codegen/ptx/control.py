@@ -11,7 +11,6 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir.threads import DotAsync
 from tkc.ir.tile import Atomic, LoadPointers, Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
 
@@ -73,7 +72,7 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
         e.values[body.args[0]] = counter
         bind(e, body.args[1:], carried)
         following = again = None
-        if any(isinstance(inner, DotAsync) for inner in body.ops):      # known while dots run: at the end some forty clocks of uniform arithmetic would stand between two iterations' dots
+        if "ahead" in op.attributes:                # at the end some forty clocks of uniform arithmetic would stand between two iterations' dots
             following = w.op(f"add.{kind}", cls, counter, step)
             again = w.op(f"setp.lt.{kind}", "pred", following, upper)
         e.block(body)

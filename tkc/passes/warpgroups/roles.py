@@ -63,6 +63,7 @@ from tkc.passes.warpgroups.pingpong import alternate
 from tkc.passes.warpgroups.tails import straighten
 
 PRODUCER_WARPS = 4
+ROOMY = 160                     # registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is known ahead (ptxas spilled one)
 OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter
 
 
@@ -115,10 +116,11 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
     for role in converters: _convert(role.body.block, rings, raw)
     _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
-    look_ahead(consumer)
+    roomy = plan.registers[1] >= ROOMY
+    if roomy: look_ahead(consumer)
     if plan.programs == 2: alternate(consumer)
     if plan.fuse: fuse(producer, consumer)
-    straighten(consumer)
+    if roomy: straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     else: before(producer.parent_op(), threads.BlockBarrier())
