@@ -8,6 +8,8 @@ B into a ring of shared memory by tensor maps, warpgroups multiply them from the
     cluster     (2, 1): two blocks of one column share every block of B, each asks the cache for half of it
     num_stages  how many steps the producer is ahead; too few and the tensor cores wait for memory
     raster      so many rows of programs run together before the next column: what is in flight shares rows and columns in the L2 cache
+    serpentine  every second program of a block walks k backwards: it begins with what the one before it left in the cache.  retain: the cache keeps a raster's rows longer than its columns
+    stream_k    the programs of the last wave, too few for all blocks, are shared by all of them, in so many parts at most
     BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one step
 
 `python examples/matmul_steps.py 8192` times each on the GPU at hand, `python examples/matmul_steps.py 4096 512` where loops are short; what an H200 made of them is in
@@ -35,6 +37,8 @@ STEPS = {                                                           # name: laun
     "no cluster": {"programs": 1, "BN": 256, "cluster": (1, 1)},
     "two stages": {"num_stages": 2},
     "raster 1": {"raster": 1},
+    "there and back": {"programs": 2, "BN": 192, "raster": 16, "serpentine": True, "retain": True},
+    "shared last wave": {"programs": 1, "BN": 256, "stream_k": 2},
 }
 
 tuned = tkc.autotune([tkc.Config(BM=m, BN=n, BK=64) for m, n in ((128, 256), (128, 192), (128, 128), (256, 128), (64, 128))])(matmul)
