@@ -78,6 +78,20 @@ def test_rows(fn, name):
     if ptxas.find("ptxas"): assert ptxas.assemble(emit(module, target(name)).text, name).clean
 
 
+def stored_too(x, r, w, o, s, N: tkc.constexpr):
+    v = tkc.load(w, (0,), (N,))
+    tkc.store(r[2], (0,), v)
+    for i in tkc.range(0, 2): tkc.store(o, (i, 0), (row := tkc.load(x, (i, 0), (1, N)) * v[None, :]) * tkc.sum(row, axis=1)[:, None])
+
+
+def test_a_row_that_a_loop_reads_and_something_before_it_stores():
+    module = module_of(stored_too)
+    level0.run(module, want := arrays(), (1, 1, 1))
+    through(module, "fit-rows", context("sm_80", **CRAMPED))
+    level0.run(module, data := arrays(), (1, 1, 1))
+    for got, right in zip(data, want): np.testing.assert_array_equal(got, right)
+
+
 def scanned(x, r, w, o, s, N: tkc.constexpr): tkc.store(o, (0, 0), tkc.cumsum(v := tkc.load(x, (0, 0), (1, N)), axis=1) + tkc.sum(v, axis=1)[:, None])
 def shifted(x, r, w, o, s, N: tkc.constexpr): tkc.store(x, (0, 1), (v := tkc.load(x, (0, 0), (1, N))) + tkc.sum(v, axis=1)[:, None])
 def seen(x, r, w, o, s, N: tkc.constexpr):

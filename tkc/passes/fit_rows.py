@@ -69,7 +69,7 @@ def _reread(kernel: tile.Kernel, overlaps) -> int:
         for load in [op for op in loop.parent.ops if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and op.result.type.size >= LONG and is_before(op, loop)]:
             made, work = {load}, [load]
             while work:
-                outside = [use.operation for use in work.pop().results[0].uses if not is_inside(use.operation.results[0], loop) if use.operation.results]
+                outside = [use.operation for use in work.pop().results[0].uses if use.operation.results and not is_inside(use.operation.results[0], loop)]
                 work += (new := [op for op in dict.fromkeys(outside) if op not in made])
                 made.update(new)
             uses = [use for op in made for use in op.results[0].uses if use.operation not in made]
