@@ -260,6 +260,15 @@ def test_it_assembles(name, target, monkeypatch):
         assert target != "sm_90a" or "wgmma" in compiled.ptx and "setmaxnreg" in compiled.ptx, [d for d in compiled.decisions if "one role" in d]
 
 
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("d, dtype, target", [(192, "bfloat16", "sm_80"), (192, "bfloat16", "sm_89"), (192, "float32", "sm_80"), (256, "float32", "sm_89")])
+def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target, monkeypatch):
+    monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
+    with launches() as found: kernels.attention(*[numbers((1, 4, 512, d), dtype)] * 3, causal=True)
+    (kernel, args, kwargs), = found
+    assert (found := kernel.compile(*args, target=target, **kwargs)).resources.clean, found.resources.log
+
+
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
     (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
     (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 96, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),

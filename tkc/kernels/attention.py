@@ -150,14 +150,14 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
     each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
-    if dtype_of(q) == "float32": bm, bn = 64, 32 if d > 64 else 64
+    if dtype_of(q) == "float32": bm, bn = (64, 64 if d <= 64 else 32) if d <= 128 or target in ("sm_90a", "cpu") else (64, 16) if d <= 192 else (32, 16)
     elif target == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and all(map(_mapped, (q, k, v))):
             large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
             loop = lambda rows: 1 if window is None else window + CUT * rows
             bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda block: block[0] * block[2] * loop(block[0]) * _turns(each(block[0]), even))
-    else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 64             # the most programs that all have a multiprocessor
+    else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
     return rows or bm, columns or bn
 
 

@@ -155,10 +155,10 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     size = lambda ops: each(sum(op.result.type.bytes // 4 for op in ops))
     apart = lambda op: op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size            # elements that are loaded one by one have a register each
     early = [op for op in tiles if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own]
-    most = min(FULL, 1600 // warps, int(ROOM * (context.options.maxnreg or LIMIT)))                                                    # 16 warps have 128 registers a thread
+    most = min(FULL, 1600 // warps if warps < 32 else 48, int(ROOM * (context.options.maxnreg or LIMIT)))         # 16 warps have 128 registers a thread, 32 have 64
     left, peak = most - each(pressure(kernel)), (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early)
     more, kept = size(early), size(shares.alike)
-    prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left
+    prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
     queue = bool(own) and not tile.waits_for_programs(kernel)
     if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
     if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
