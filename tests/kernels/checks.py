@@ -1,6 +1,7 @@
 """What the tests of tkc.kernels share: odd shapes, errors against float64, and the launches of a call, to be compiled for GPUs."""
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from tkc.runtime.jit import JitFunction
 ROWS = ((0, 5), (3, 0), (1, 1), (3, 31), (7, 257), (2, 3, 1025), (5, 4099))         # empty, prime, one past a block
 FLAT = ((0,), (1,), (127,), (4097,), (3, 5, 7))
 EPS = {"float32": 2.0 ** -23, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11, "float64": 2.0 ** -52}
-TARGETS = "sm_80", "sm_90a"
+TARGETS = tuple(os.environ.get("TEST_TARGETS", "sm_80,sm_90a").split(","))            # TEST_TARGETS=sm_86,sm_89 pytest tests/kernels -k on_gpus: the others
 
 
 def numbers(shape, dtype: str = "float32", seed: int = 0, scale: float = 1.0) -> np.ndarray:
