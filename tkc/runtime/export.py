@@ -40,7 +40,7 @@ def export(kernel: JitFunction, *args, target: str, path: str | os.PathLike, nam
     check_name(name)
     compiled = kernel.compile(*args, target=target, **kwargs)
     code = machine_code(compiled)
-    values, _ = kernel._bind(*args, **kwargs)
+    values, _ = kernel.bound(*args, **kwargs)
     arguments = [(n, plain) for n, plain in kernel._specialize(kernel._describe(values), ()).arguments if plain[0] != "constant"]
     description = {"name": name, "format": 1, "interface": compiled.interface.to_json(), "arguments": [{"name": n, "specialization": plain} for n, plain in arguments]}
     texts = {f"{name}.{target}.ptx": compiled.ptx, **({f"{name}.{target}.cubin": code} if code else {}), f"{name}.json": json.dumps(description, indent=1) + "\n",

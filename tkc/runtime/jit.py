@@ -85,12 +85,17 @@ class JitFunction:
         return launcher
 
     # ------------------------------------------------------------------------------------------------------ compiling
+    def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
+        """(values by parameter, options). Raises LaunchError where they are not those of the kernel."""
+        try: return self._bind(*args, **kwargs)
+        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(self.names)}") from None
+
     def compile(self, *args, target: str | None = None, **kwargs) -> Compiled:
         """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where the arrays are).
 
         Arrays may be texts such as "bf16[4096, 4096]", numbers "i32" or "f32". Raises CompileError, LaunchError.
         """
-        values, options = self._bind(*args, **kwargs)
+        values, options = self.bound(*args, **kwargs)
         self._forget_if_rebound()
         infos = self._describe(values)
         return self._get(self._specialize(infos, tuple(options.items())), target or target_for(infos, self.__name__))
@@ -100,7 +105,7 @@ class JitFunction:
 
         target: compile for another GPU than the arrays' own, which must be able to run it (sm_80 runs on every later one).
         """
-        values, options = self._bind(*args, **kwargs)
+        values, options = self.bound(*args, **kwargs)
         launch = self._prepare(values, options, Launcher(self, grid).extents(values), target)
         from tkc.runtime import native
         return native.prepared(launch, values) or Prepared(launch, values)
@@ -111,7 +116,7 @@ class JitFunction:
         `compiled.report(prediction)` shows it, `tkc report --picture` draws it. Raises CompileError where its timeline depends on what the kernel computes.
         """
         from tkc.runtime.prediction import predicted
-        values, options = self._bind(*args, **kwargs)
+        values, options = self.bound(*args, **kwargs)
         infos = self._describe(values)
         return predicted(self, infos, tuple(options.items()), Launcher(self, grid).extents([i if isinstance(i, ArrayInfo) else i.value for i in infos]), target or target_for(infos, self.__name__))
 

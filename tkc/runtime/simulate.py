@@ -66,8 +66,7 @@ def check(kernel, arguments: dict, grid, targets: Sequence[str], given: dict | N
     from tkc.ir.target import target as named
     from tkc.runtime.jit import Launcher
     from tkc.sim.check import check as look
-    try: values, options = kernel._bind(**arguments)
-    except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
+    values, options = kernel.bound(**arguments)
     values = tuple((given or {}).get(name, v) for name, v in zip(kernel.names, values))
     infos = kernel._describe(values)
     extents = Launcher(kernel, grid).extents([i if isinstance(i, ArrayInfo) else i.value for i in infos])
