@@ -138,6 +138,21 @@ def test_what_changes_in_place_or_in_a_module_is_noticed(monkeypatch):
     monkeypatch.undo(); check()
 
 
+def tripled(x): return x * kernels.SCALE
+
+
+@tkc.jit
+def applied(x, out, F: tkc.constexpr): tkc.store(out, (0,), F(tkc.load(x, (0,), (4,))))
+
+
+def test_what_a_function_among_the_constants_reads_is_noticed(monkeypatch):
+    k, x, out = fresh(applied), np.ones(4, np.float32), np.zeros(4, np.float32)
+    k[1](x, out, tkc.exp); k[1](x, out, tripled)
+    assert (out == 3).all()
+    monkeypatch.setattr(kernels, "SCALE", 5.0)
+    for _ in range(2): k[1](x, out, tripled); assert (out == 5).all()
+
+
 def test_nothing_that_the_library_reads_is_compared_at_each_launch():
     """Its kernels may be launched by machine code."""
     from tkc.runtime.fingerprint import Fingerprint

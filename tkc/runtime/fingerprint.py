@@ -35,20 +35,20 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
 
 
 class Fingerprint:
-    """Everything one function depends on.
+    """Everything one function depends on; without one, what the values do that it is asked to spell.
 
     fields: for `digest`.  watched: (namespace, name, value) of the outside names used, attributes of modules too, for noticing that one was rebound; `cells`, the
     same of closures; `mutable`: values that can change in place, with their spelling.  unstable: why there is no key, if there is none.
     """
 
-    def __init__(self, function):
+    def __init__(self, function=None):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict, str, object]] = []
         self.cells: list[tuple[types.CellType, object]] = []
         self.mutable: list[tuple[object, bytes]] = []
         self.unstable: Unstable | None = None
         self._seen: set[int] = set()
-        self._function("", function)
+        if function is not None: self._function("", function)
 
     def _function(self, path: str, fn) -> None:
         fn = getattr(fn, "fn", fn) if not isinstance(fn, types.FunctionType) else fn

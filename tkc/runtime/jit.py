@@ -161,15 +161,27 @@ class JitFunction:
     def _key(self, s: Specialization, target: str) -> str | None:
         """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
         try:
-            if self._fingerprint is None:
-                f = self._fingerprint = fingerprint.Fingerprint(self.fn)
-                self._watched, self._careful = tuple(f.watched), bool(f.cells or f.mutable)
-            if self._fingerprint.unstable: return None
+            if self._fingerprint is None: self._watch(fingerprint.Fingerprint(self.fn))
+            more = fingerprint.Fingerprint()                                    # of functions among the constants
+            special = [("specialization", more.spell([s.arguments, s.overlaps, s.options])), *more.fields]
+            self._watch(more)
+            if self._fingerprint.unstable or more.unstable: return None
             own = self._fingerprint.fields
-            special = [("specialization", self._fingerprint.spell([s.arguments, s.overlaps, s.options]))]
         except fingerprint.Unstable: return None
         host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
         return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
+
+    def _watch(self, found: fingerprint.Fingerprint) -> None:
+        """What a launch must look at from now on. Doors look at what was watched when they were made: there will be others."""
+        if self._fingerprint is None: self._fingerprint = found
+        else:
+            known = {(id(space), name) for space, name, _ in self._watched}
+            if not any((id(w[0]), w[1]) not in known for w in found.watched) and not found.cells and not found.mutable: return
+            self._fingerprint.watched += [w for w in found.watched if (id(w[0]), w[1]) not in known]
+            self._fingerprint.cells += found.cells
+            self._fingerprint.mutable += found.mutable
+        self._watched, self._careful = tuple(self._fingerprint.watched), bool(self._fingerprint.cells or self._fingerprint.mutable)
+        self._launchers.clear(); self._doors.clear()
 
     def _forget_if_rebound(self) -> None:
         """Where a global, a module's attribute or a closure's variable that the kernel reads was bound to something else, or a list changed, what was compiled is no longer this kernel."""

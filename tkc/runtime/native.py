@@ -58,9 +58,10 @@ def _methods() -> tuple[_Method, _Method] | None:
         from tkc.codegen.cpu.running import engine, host
         llvm, *_ = host()
         library = llvm.JITLibraryBuilder().add_object_img(_object()).add_current_process().export_symbol("launch").export_symbol("words").link(engine(), "tkc_launcher")
+        methods = tuple(_Method(n, library[n.decode()], FASTCALL_KEYWORDS, None) for n in (b"launch", b"words"))
     except (ImportError, OSError, RuntimeError): return None
     _methods.library = library
-    return tuple(_Method(n, library[n.decode()], FASTCALL_KEYWORDS, None) for n in (b"launch", b"words"))
+    return methods
 
 
 def _object() -> bytes:
@@ -83,7 +84,7 @@ def _object() -> bytes:
 
 
 def _exchange(kind: type) -> tuple[int, int] | None:
-    """The two C functions of a tensor type, what describes a tensor and what gives the stream; None where it has none. (A type derived from one may answer otherwise in Python; a Parameter does not.)"""
+    """The two C functions of a tensor type, what describes a tensor and what gives the stream; None where it has none. (A type derived from one may answer otherwise in Python; torch's Parameter does not.)"""
     torch = sys.modules.get("torch")
     if kind is getattr(getattr(torch, "nn", None), "Parameter", None): kind = torch.Tensor
     try: address = _pointer(vars(kind)[API], b"dlpack_exchange_api")
