@@ -93,11 +93,13 @@ def compared(one: tuple[str, str], other: tuple[str, str], inputs: dict, grid: t
 
 def arrays(path: str | None) -> dict:
     """The arrays of an .npz file by name; pickles are refused. Raises tkc.Error."""
+    from zipfile import BadZipFile
+
     import numpy as np
     if path is None: return {}
     try:
         with np.load(path, allow_pickle=False) as file: return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as e: raise Error(f"{path}: {one_line(e) if not isinstance(e, OSError) else e.strerror or 'not an .npz file'}") from None
+    except (OSError, ValueError, EOFError, BadZipFile) as e: raise Error(f"{path}: {getattr(e, 'strerror', None) or 'not an .npz file of plain arrays, as numpy.savez writes it'}") from None
 
 
 @contextmanager
