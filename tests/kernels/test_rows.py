@@ -31,7 +31,7 @@ CALLS = {
     "cross_entropy_backward": lambda x, w: kernels.cross_entropy_backward(statistics, x, classes, statistics), "quantize_rows": lambda x, w: kernels.quantize_rows(x),
     "topk": lambda x, w: kernels.topk(x, 8), "cumsum": lambda x, w: kernels.cumsum(x), "swiglu_backward": lambda x, w: kernels.swiglu_backward(x, x, x),
 }
-DEMANDING = "softmax softmax_backward layer_norm add_rms_norm layer_norm_backward add_rms_norm_backward cross_entropy_ quantize_rows".split()
+DEMANDING = "softmax softmax_backward layer_norm add_rms_norm layer_norm_backward add_rms_norm_backward cross_entropy_".split()
 HARD = [("sm_90a", 50257), ("sm_90a", 131072), ("sm_80", 50257), ("sm_89", 32768)]
 
 
