@@ -113,7 +113,9 @@ def _copy(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
 def _shape(a: Array, b: Array) -> tuple[int, ...]:
     """The shape of a @ b by NumPy's rules. Raises LaunchError."""
     if library(a) != library(b): raise tkc.LaunchError(f"matmul: a is an array of {library(a)}, b of {library(b)}; convert one")
-    return _shape_of(tuple(a.shape), tuple(b.shape), dtype_of(a), dtype_of(b))
+    given = tuple(a.shape), tuple(b.shape), dtype_of(a), dtype_of(b)
+    try: return _shape_of(*given)
+    except TypeError: return _shape_of.__wrapped__(*given)                      # extents that torch traces are symbols, which have no hash
 
 
 @cache
