@@ -31,7 +31,7 @@ _files: dict[str, tuple[str, ast.Module | None]] = {}
 def rewritten(f: FunctionType) -> FunctionType:
     """The function as it is traced; itself if it is a library's or its source cannot be had (then traced control flow fails)."""
     code = f.__code__
-    if code in _done or not is_users(f) or is_own(code.co_filename): return f
+    if _is_done(code) or not is_users(f) or is_own(code.co_filename): return f
     known = _cache[code.co_filename]
     if code not in known: known[code] = _compile(code)
     new = known[code]
@@ -43,7 +43,12 @@ def rewritten(f: FunctionType) -> FunctionType:
     return result
 
 
-def has_source(code: CodeType) -> bool: return code in _done or _cache[code.co_filename].get(code) is not None
+def _is_done(code: CodeType) -> bool:
+    """Whether code is rewritten, or part of what is. Of equal code objects the set knows one, and forgets it when that one dies; what calls the runtime has it as a free variable."""
+    return _RUNTIME in code.co_freevars or code in _done
+
+
+def has_source(code: CodeType) -> bool: return _is_done(code) or _cache[code.co_filename].get(code) is not None
 
 
 def _compile(code: CodeType) -> CodeType | None:
