@@ -8,7 +8,7 @@ from tkc.runtime import driver
 from tkc.runtime.launch import launch
 
 CASES = list(C.cases())
-PARTS = 128
+PARTS = 256
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -191,7 +191,7 @@ def _attention(name: str, target: str, tile: tuple[int, int], d: int, causal: bo
 
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
-    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + ((2, 300, 0),)
+    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + ((2, 300, 0), (2, 200, 300), (3, 200, 150), (4, 100, 230))         # whole blocks, and with an iteration behind a mask
     scaled = scaled_product((32, 32))
     few, many = ((2, 33, 71), (1, 70, 64), (1, 33, 0), (3, 16, 30), (1, 64, 129)), ((2, 131, 133), (1, 64, 192), (1, 128, 128), (1, 128, 0), (1, 100, 320))
     return [
@@ -228,6 +228,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "first parity: mbarrier_wait 9": "the second stage of a fresh ring: its parity is 0 as it is",
         "parity stays: ring_next 6": "behind the last tile: nobody uses what comes of it", "stages + 1: ring_next 6": "behind the last tile: nobody uses what comes of it",
     },
+    "attention, sm_90a": {"parity: mbarrier_test 2": "in the way through the mask, which only the last tile takes: nobody uses what it says"},
 }
 
 
