@@ -8,7 +8,8 @@ import pytest  # noqa: E402
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """No test reads or fills the user's cache."""
+    """No test reads or fills the user's cache, nor goes without one because the user does."""
+    os.environ.pop("TKC_CACHE", None)
     os.environ["TKC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
 
 
