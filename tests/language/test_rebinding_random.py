@@ -83,7 +83,7 @@ class Program:
         elif nested < 3 and kind < 0.52:
             put(f"if {self.test()}:"); body()
             if r.random() < 0.6: put("else:"); body()
-        elif kind < 0.56: put(f"{r.choice(PLACES)}, {r.choice(PLACES)} = {self.value()}, {self.value()}")
+        elif kind < 0.56: put(f"{', '.join(r.sample(PLACES, 2))} = {self.value()}, {self.value()}")          # two places: CPython 3.11.2 itself has b, b = x, y wrong
         elif kind < 0.60: put(f"{r.choice(PLACES)} = helper({r.choice(['s', 't', 'o.y'])}, {self.value()})")
         elif kind < 0.64: put(f"{r.choice(PLACES)} = add({self.value()})")
         elif kind < 0.68: put(f"p = (p[1], {self.value()})")
