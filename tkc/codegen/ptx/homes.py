@@ -85,7 +85,6 @@ class Lives:
                 if not isinstance(op, scf.WhileOp) or in_flight(r): self.define(r, stack)
             if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
 
-
     def together(self, x: SSAValue, y: SSAValue) -> bool:
         """Whether two values are ever alive at once."""
         for (a, i), (b, j) in zip(self.paths[x], self.paths[y]):

@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.barriers import WARPGROUP, by_warpgroups, warpgroup
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.mbarrier import of, only
-from tkc.codegen.ptx.scalars import add, mul
+from tkc.codegen.ptx.scalars import add, mul, narrowed
 from tkc.codegen.ptx.values import SharedView
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import threads
@@ -45,12 +45,6 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     with only(e): e.w.emit(f"prefetch.tensormap [{address}]")
 
 
-def narrow(e: Emitter, offset: SSAValue) -> Operand:
-    """A coordinate: 32 bits, however large the array is and whatever its offsets are counted in."""
-    at = e.operand(offset)
-    return e.w.op("cvt.u32.u64", "b32", at) if isinstance(at, str) and bits(offset.type) == 64 else at
-
-
 def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView, further: tuple[int, Operand] = (0, 0)) -> Iterator[tuple[str, str, int]]:
     """Coordinates, place in shared memory and number of dimensions of each copy. further: along an axis, by so much."""
     t = m.type
@@ -58,7 +52,7 @@ def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView, fur
     split = any(part == "panel" for _, part in dims)
     if split and ((found := e.ranges.of(offsets[last])) is None or found.divisor % panel):
         e.fail(f"a box of a map with panels starts at a multiple of {panel} columns, which its offset is not known to be: use a map without panels")
-    at_axis = [narrow(e, o) for o in offsets]
+    at_axis = [narrowed(e, e.operand(o)) for o in offsets]                      # a coordinate has 32 bits, however large the array is
     at_axis[further[0]] = add(e, at_axis[further[0]], further[1])
     for n in range(1 if split else -(-t.extents[last] // panel)):
         coords = []

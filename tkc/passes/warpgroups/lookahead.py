@@ -32,8 +32,8 @@ def look_ahead(role: threads.Role) -> None:
         body = loop.body.block
         wait, over = _first_wait(body), _last_dots(body)
         if wait is None or over is None or not wait.is_before_in_block(over) or not _works(over): continue
-        step, end = _step(wait), body.last_op
-        if step is None or [end.operands[v.index - 1] for v in (wait.index[0], wait.parity)] != list(step.results): continue
+        step = _step(wait)
+        if step is None or [body.last_op.operands[v.index - 1] for v in (wait.index[0], wait.parity)] != list(step.results): continue
         stage, parity = (loop.iter_args[v.index - 1] for v in (wait.index[0], wait.parity))
         rebuild_for(loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)]).attributes["ahead"] = UnitAttr()
         there, end = body.args[-1], body.last_op
