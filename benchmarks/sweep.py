@@ -5,6 +5,7 @@
 
 Plans are compiled first, in as many processes as there are cores, into the disk cache. Then, shape by shape, every plan and cuBLAS take turns in shuffled rounds of
 a few launches each, the L2 cache flushed by writing before each one; the figure is the median over the rounds. No ratios and no quartiles: this ranks, harness.py judges.
+With --hot a turn is 100 ms of launches, after which power decides, not what a cool device does for a moment; and each plan has its speed beside the better cuBLAS of each round, with quartiles.
 A plan whose result differs from cuBLAS's by more than 1 % is in the table without a time. What raises or is refused is named at the end.
 """
 from __future__ import annotations
@@ -60,7 +61,7 @@ def compiled(plan: dict, shape: tuple[int, int, int], majors: str) -> str | None
     return None
 
 
-def measure(shape, chosen: list[dict], majors: str, rounds: int, launches: int, say) -> list[dict]:
+def measure(shape, chosen: list[dict], majors: str, rounds: int, launches: int, hot: bool, say) -> list[dict]:
     import torch
 
     import tkc
@@ -86,6 +87,9 @@ def measure(shape, chosen: list[dict], majors: str, rounds: int, launches: int, 
     for _ in range(rounds):
         order = list(runs)
         shuffle.shuffle(order)
+        if hot:
+            for name in order: times[name].append(harness.gpu_timer(runs[name]) * 1e6)
+            continue
         marks = []
         for name in order:
             for _ in range(launches):
@@ -96,7 +100,10 @@ def measure(shape, chosen: list[dict], majors: str, rounds: int, launches: int, 
         torch.cuda.synchronize()
         for name, begin, end in marks: times[name].append(begin.elapsed_time(end) * 1e3)
     for name, why in wrong.items(): say(f"{m}x{n}x{k} {name}: {why}")
-    return [dict(shape="x".join(map(str, shape)), plan=name, us=round(statistics.median(t), 3), tflops=round(2e-6 * m * n * k / statistics.median(t), 2)) for name, t in times.items()]
+    best = [min(pair) for pair in zip(times["cuBLAS nn"], times["cuBLAS nt"])]
+    ratios = {name: harness.Quartiles.of([b / x for b, x in zip(best, t)]) for name, t in times.items()} if hot else {}
+    beside = lambda name: {"x cuBLAS": round(ratios[name].median, 4), "lower quartile": round(ratios[name].low, 4), "upper quartile": round(ratios[name].high, 4)} if hot else {}
+    return [dict(shape="x".join(map(str, shape)), plan=name, us=round(statistics.median(t), 3), tflops=round(2e-6 * m * n * k / statistics.median(t), 2)) | beside(name) for name, t in times.items()]
 
 
 def main() -> None:
@@ -107,6 +114,7 @@ def main() -> None:
     parser.add_argument("--majors", choices=("nn", "nt"), default="nn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--launches", type=int, default=2)
+    parser.add_argument("--hot", action="store_true", help="turns of 100 ms")
     parser.add_argument("--seconds", type=float, default=100, help="no further shape begins after so long")
     options = parser.parse_args()
     began, say = time.monotonic(), lambda text: print(text, flush=True)
@@ -118,15 +126,15 @@ def main() -> None:
             if why := job.result(): say(f"{spelled(plan)}: {why}")
     say(f"{len(jobs)} compiled in {time.monotonic() - began:.1f} s")
     with open(options.out, "w", newline="") as file:
-        table = csv.DictWriter(file, ("shape", "plan", "us", "tflops"))
+        table = csv.DictWriter(file, ("shape", "plan", "us", "tflops", *(("x cuBLAS", "lower quartile", "upper quartile") if options.hot else ())))
         table.writeheader()
         for shape in shapes:
             if time.monotonic() - began > options.seconds: say(f"no time for {shape}"); continue
-            rows = sorted(measure(shape, chosen, options.majors, options.rounds, options.launches, say), key=lambda r: r["us"])
+            rows = sorted(measure(shape, chosen, options.majors, options.rounds, options.launches, options.hot, say), key=lambda r: r["us"])
             table.writerows(rows)
             file.flush()
             say(f"{rows[0]['shape']:>20}  " + "  ".join(f"{r['plan']} {r['tflops']:.0f}" for r in rows if r["plan"].startswith("cuBLAS")) + "   |   "
-                + "  ".join(f"{r['plan']} {r['tflops']:.0f}" for r in rows if not r["plan"].startswith("cuBLAS"))[:500])
+                + "  ".join(f"{r['plan']} {r['tflops']:.0f}" + (f" ({r['x cuBLAS']:.3f})" if options.hot else "") for r in rows if not r["plan"].startswith("cuBLAS"))[:500])
     say(f"{time.monotonic() - began:.1f} s")
 
 
