@@ -45,7 +45,7 @@ def spelled(plan: dict) -> str:
 
 def read(text: str) -> dict:
     block, *rest = text.split(":")
-    value = lambda v: tuple(map(int, v.split("x"))) if "x" in v else int(v) if v.isdigit() else v
+    value = lambda v: tuple(map(int, v.split("x"))) if "x" in v else int(v) if v.isdigit() else {"True": True, "False": False}.get(v, v)
     return dict(block=tuple(map(int, block.split("x")))) | {k: value(v) for k, v in (part.split("=") for part in rest)}
 
 

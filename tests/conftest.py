@@ -1,5 +1,6 @@
 """What all tests share: a cache of their own, and the marker `gpu`."""
 import os
+import sys
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # the products of tests are small: threads that spin only take each other's time
 
@@ -11,6 +12,14 @@ def own_cache(tmp_path_factory):
     """No test reads or fills the user's cache, nor goes without one because the user does."""
     os.environ.pop("TKC_CACHE", None)
     os.environ["TKC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def share_the_device(request):
+    """What a test on a GPU took of its memory goes back: torch keeps what was freed, and a dozen processes beside this one want some, too."""
+    yield
+    if request.node.get_closest_marker("gpu") is None: return
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 28: torch.cuda.empty_cache()
 
 
 def pytest_addoption(parser):

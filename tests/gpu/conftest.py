@@ -9,8 +9,9 @@ import pytest
 def pytest_runtest_makereport(item, call):
     outcome = yield
     from tkc.errors import DeviceError
-    if call.excinfo is not None and call.excinfo.errisinstance(DeviceError) and os.environ.get("PYTEST_XDIST_WORKER"):
-        print(f"{item.nodeid}: {call.excinfo.value}", flush=True)
+    from tkc.runtime import driver
+    if call.excinfo is not None and call.excinfo.errisinstance(DeviceError) and driver.poison is not None and os.environ.get("PYTEST_XDIST_WORKER"):
+        os.write(2, f"{item.nodeid}: {call.excinfo.value}\n".encode())         # standard output goes to xdist, which loses what a lost worker said
         os._exit(1)
     return outcome
 
