@@ -20,9 +20,8 @@ def contests(seed: int):
 
 
 def widths(seed: int):
-    for d in (64, 96, 192, 256):
-        for causal in (False, True):
-            for s in (1024, 4096, 16384) if d == 64 else (4096,): yield forward(seed, f"d{d}", s, s, d, causal)
+    for d in (96, 192, 256):
+        for causal in (False, True): yield forward(seed, f"d{d}", 4096, 4096, d, causal)
 
 
 def lengths(seed: int):
@@ -45,11 +44,12 @@ def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
 
     def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", *wide, is_causal=causal), None)
     def reference(): return rivals_torch.attention("EFFICIENT", *(x.float() for x in (q, k, v)), is_causal=causal)()
-    kind = "causal" if causal else "full"
+    kind, flops = "causal" if causal else "full", 4 * batch * heads * s * s * (0.5 if causal else 1) * d
+    asked = harness.time_at_most("tkc", flops / 900e12, f"900 TFLOP/s, {flops / 900e9:.4g} ms, at most")
     return Contest(f"attention-float8-{kind}-{s}", f"Attention forward, float8_e4m3 with a scale a head, D = {d}, {kind}, S = {s}",
                    (Contestant("tkc", lambda: Runner(lambda: kernels.attention(q, k, v, causal=causal, q_scale=one, k_scale=one, v_scale=one), None), "ours"),
                     Contestant("tkc bfloat16", lambda: Runner(lambda: kernels.attention(*wide, causal=causal), None)), Contestant("cuDNN bfloat16", cudnn)),
-                   harness.gpu_timer, harness.GPU_TIMING, reference, 6e-2, amount=4 * batch * heads * s * s * (0.5 if causal else 1) * d / 1e12, unit="TFLOP/s")
+                   harness.gpu_timer, harness.GPU_TIMING, reference, 6e-2, amount=flops / 1e12, unit="TFLOP/s", figures=(asked,) if (s, causal) == (8192, False) else ())
 
 
 def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool, shared: int | None = None, window: int | None = None, even: tuple[int, int] | None = None) -> Contest:
@@ -86,10 +86,10 @@ def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool,
     pairs = queries * keys * (0.5 if causal else 1)
     if window is not None: pairs = _blocks(queries, window // 128)
     flops = 4 * batch * heads * pairs * d
-    rivals, figures = () if window is not None else (Contestant("cuDNN", cudnn),), ()
+    rivals, figures = ((), ()) if window is not None else ((Contestant("cuDNN", cudnn),), (harness.speed_ratio("tkc", "cuDNN", 1.0),))
     if even:
         even_pairs = even[0] * even[1] * (0.5 if causal else 1) if window is None else _blocks(even[0], even[0])
-        rivals, figures = (*rivals, Contestant("tkc, even", evenly, "bound")), (work_ratio("tkc", "tkc, even", pairs / even_pairs, 0.95 if window is None else 0.90),)
+        rivals, figures = (*rivals, Contestant("tkc, even", evenly, "bound")), (*figures, work_ratio("tkc", "tkc, even", pairs / even_pairs, 0.95 if window is None else 0.90),)
     kind, (rows, columns) = "causal" if causal else "full", block_of(q, k, v, causal, window)
     return Contest(f"attention-{name}-{kind}-{queries}", f"Attention forward, {name}, D = {d}, {kind}, S = {queries}{'' if keys == queries else f' and {keys}'}, bfloat16, blocks of {rows} x {columns}",
                    (Contestant("tkc", ours, "ours"), *rivals), harness.gpu_timer, harness.GPU_TIMING, reference, amount=flops / 1e12, unit="TFLOP/s", figures=figures)
@@ -158,7 +158,7 @@ def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: i
         return torch.nn.functional.scaled_dot_product_attention(q.float(), *(x.float().repeat_interleave(heads // shared, 1) for x in (k, v)))
     where = f", pages of {page}" if page else ""
     return Contest(f"attention-decode{f'-paged-{page}' if page else ''}{'-float8' * short}", f"A step of decoding: batch 64, 32 query heads, 8 shared, 8192 keys{where}, D = 128, {'float8_e4m3 keys and values, bfloat16 queries' if short else 'bfloat16'}", (Contestant("tkc", ours, "ours"), Contestant("copy", copy, "bound")),
-                   harness.gpu_timer, harness.GPU_TIMING, reference, amount=bytes_ / 1e9, unit="GB/s")
+                   harness.gpu_timer, harness.GPU_TIMING, reference, amount=bytes_ / 1e9, unit="GB/s", figures=(harness.speed_ratio("tkc", "copy", 0.85),))
 
 
 GROUPS = {"widths": widths, "lengths": lengths, "decode": lambda seed: iter([decode(seed)]), "paged": lambda seed: (decode(seed, page=page) for page in (16, 64, 128)),

@@ -44,7 +44,7 @@ def race(*names: str, seconds: float, shown: int = 20) -> Stage:
 GUARD = ("--timeout", "90", "--timeout-method=thread") if importlib.util.find_spec("pytest_timeout") else ()       # one test that hangs costs its own time, not the stage's
 STAGES = {
     "tests": Stage(("-m", "pytest", *TESTS, "-m", "gpu", "-q", "-rf", "--tb=line", "-n", str(max(1, (os.cpu_count() or 2) - 1)), "--dist", "worksteal", *GUARD, "-p", "no:cacheprovider"), 480, 40),
-    "attention": race("attention", seconds=70),
+    "attention": race("attention", seconds=170),
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
     "attention_blocks": race("attention_blocks", seconds=200),
