@@ -58,6 +58,7 @@ STAGES = {
     "product_figures": race("product_figures", seconds=100),
     "product_odd": race("product_odd", seconds=120),
     "sanitize": Stage(("-m", "tests.gpu.sanitize", "--seconds", "{each}"), 240, 60),
+    "examples": race("examples", seconds=120),
     "golden_programs": race("golden_programs", seconds=90),
     "cpu": race("compile_time", "warm_start", "cpu_matmul", "check_speed", seconds=150),
 }

@@ -24,7 +24,7 @@ if __name__ == "__main__": sys.path[0] = str(ROOT)          # instead of this fo
 from benchmarks import harness, report  # noqa: E402
 
 RACES = ("vector_add", "softmax", "memory_bound", "memory_plans", "matmul_mma", "product", "product_types", "product_odd", "product_figures", "product_grouped", "attention", "attention_variants", "attention_blocks",
-         "launch", "golden_programs", "compile_time", "warm_start", "cpu_matmul", "check_speed")
+         "launch", "examples", "golden_programs", "compile_time", "warm_start", "cpu_matmul", "check_speed")
 ON_CPU = ("compile_time", "warm_start", "cpu_matmul", "check_speed")
 
 
