@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tkc.errors import VerifyError
+from tkc.ir.messages import escaped, filled
 from tkc.ir.text import location_of, parse, show
 from tkc.ir.tile import Kernel
 from tkc.ir.verify import verify
@@ -141,3 +142,12 @@ def test_kernel_attributes():
     module = parse(around("", "", "{warps = 8 : i64}"))
     kernel = module.body.block.first_op
     assert isinstance(kernel, Kernel) and kernel.warps == 8 and kernel.level == 0
+
+
+@pytest.mark.parametrize("text, values, want", [("n is {} of {}!", ["1", "2"], "n is 1 of 2!"), ("the value", ["3"], "the value 3"), ("", ["1", "2"], "1 2"), ("{}", ["1", "2"], "1 2"), ("{{{}}}", ["5"], "{5}"),
+                                                ("a { alone", ["1"], "a { alone 1"), ("{} {}", ["1"], "{} {} 1"), ("none", [], "none"), ("100%", ["7"], "100% 7")])
+def test_the_text_of_a_print(text, values, want): assert filled(text, values) == want
+
+
+def test_braces_stay_braces():
+    for text in ("{", "}", "{}", "{{x}}", "a{b"): assert filled(escaped(text) + " {}", ["1"]) == f"{text} 1"

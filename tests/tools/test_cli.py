@@ -46,6 +46,20 @@ def test_compile(tmp_path):
     assert {Path(p).name for p in ok(*ADD, "-o", f"{tmp_path}/").split()} - {"add.sm_80.cubin"} == {"add.sm_80.ptx", "add.json", "add.h", "add.c"}
 
 
+def test_a_signature_is_the_arguments_in_one_word():
+    given = ("compile", f"{KERNELS}:add", "--target", "sm_80", "--signature")
+    for text in ("x=f32[1024] y=f32[1024] out=f32[1024] n=i32", "f32[1024], f32[1024],f32[1024], i32", "f32[1024] f32[1024] f32[1024] i32 BLOCK=64", " f32[1024],f32[1024]  f32[1024], n=i32,BLOCK=64"):
+        assert ok(*given, text) == ok(*ADD), text
+    assert ok(*given, "f32[64, 16:1], f32[1024], f32[1024]", "n=i32", "--emit", "ir").count("tile.array<?x?xf32") >= 1
+    assert "takes x, y, out, n, BLOCK" in refused(*given, "i32 i32 i32 i32 i32 i32") and "x is given twice" in refused(*given, "f32[8]", "x=f32[8]")
+    assert "no parameter 'z'" in refused(*given, "z=f32[8]") and "f31" in refused(*given, "f31[8], f32[8], f32[8], i32") and "'f32[8 f32[8] f32[8] 3'" in refused(*given, "f32[8 f32[8] f32[8] 3", "y=f32[8]", "out=f32[8]", "n=i32")
+
+
+def test_what_would_be_ignored_is_refused(level_0, tmp_path):
+    assert "is a directory" in refused(*ADD, "--emit", "ir", "-o", f"{tmp_path}/") and "x is given twice" in refused(*ADD, "x=f32[8]")
+    assert "runs no passes" in refused("opt", "--verify-only", "--validate", text=level_0) and "names the passes" in refused("opt", "-p", "simplify", "--stop-after", "plan", text=level_0)
+
+
 def test_opt_does_what_the_compiler_does(level_0):
     final = ok(*ADD, "--emit", "ir", "--stage", "final")
     assert ok("opt", "--target", "sm_80", text=level_0) == final

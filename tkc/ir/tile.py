@@ -572,7 +572,7 @@ def waits_for_programs(kernel: Kernel) -> bool:
 
 @irdl_op_definition
 class Print(TileOperation):
-    """Prints scalars or tiles for debugging."""
+    """Prints scalars or tiles for debugging: `{}` in the text is the place of one."""
     name = "tile.print"
     __form__ = "@text [args]"
     args = var_operand_def()

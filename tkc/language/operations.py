@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Block, Region
 
 from tkc.ir import elementwise, tile
+from tkc.ir.messages import escaped
 from tkc.ir.types import TileType, element_of
 from tkc.language import values
 from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
@@ -481,7 +482,7 @@ def print_(*args) -> None:
     text, traced = [], []
     for x in map(unpack, args):
         if isinstance(x, Value): text.append("{}"); traced.append(x.use())
-        else: text.append(str(x))
+        else: text.append(escaped(str(x)))
     tracer().emit(tile.Print(operands=[traced], properties={"text": StringAttr(" ".join(text))}))
 
 

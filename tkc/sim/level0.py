@@ -27,6 +27,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import threads, tile
+from tkc.ir.messages import filled
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, f8e4m3, f8e5m2, is_float, is_integer, is_unsigned, ui8, ui16, ui32, ui64
 from tkc.sim.errors import AssertionFailed, BadArgument, OffsetOverflow, SimulationError
 from tkc.sim.global_memory import WRAPPED, GlobalMemory
@@ -302,7 +303,7 @@ def multiple(m, op, x):
     return x
 
 
-def show(m, op, *x): m.out(" ".join([op.text.data, *map(str, x)]))
+def show(m, op, *x): m.out(filled(op.text.data, [*map(str, x)]))
 
 
 # ------------------------------------------------------------------------------------------------------ control flow

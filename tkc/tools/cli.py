@@ -57,17 +57,19 @@ def doctor() -> None:
 @main.command("compile")
 @click.argument("kernel", metavar="FILE.py:NAME")
 @click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
+@click.option("--signature", default="", metavar="TEXT", help="The arguments in one word, by name or by position: 'f32[1000], f32[1000], n=i32'.")
 @click.option("--target", default="sm_90a", show_default=True)
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
 @click.option("--emit", type=click.Choice(["ptx", "ir", "report", "sass", "llvm"]), default=None, help="What to print; default ptx (cpu: llvm).")
 @click.option("--stage", default="trace", show_default=True, help="With --emit ir: after which pass (final: the last).")
 @click.option("-o", "--output", metavar="PATH", help="A file; a directory gets PTX, JSON and C as tkc.export writes them.")
-def compile_(kernel, arguments, target, options, emit, stage, output) -> None:
+def compile_(kernel, arguments, signature, target, options, emit, stage, output) -> None:
     """Compile a kernel for arguments such as x=f32[1000000], n=i32, BLOCK=1024."""
     from tkc.tools.opt import write
     function = find(kernel)
-    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    given = pairs((*signed(signature, function), *arguments), options, function)
     if output and (Path(output).is_dir() or output.endswith("/")):
+        if emit: raise Error(f"{output} is a directory, which gets PTX, JSON and C: leave --emit out, or name a file")
         from tkc.runtime.export import export
         for path in export(function, **given, target=target, path=output, overwrite=True): click.echo(path)
         return
@@ -92,7 +94,7 @@ def compile_(kernel, arguments, target, options, emit, stage, output) -> None:
 def report(kernel, arguments, grid, target, options, picture) -> None:
     """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU needed."""
     function = find(kernel)
-    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    given = pairs(arguments, options, function)
     grid = grid_of(grid) or function.fn.__globals__.get("grid")
     if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
     prediction = function.predict(**given, grid=grid, target=target)
@@ -123,6 +125,26 @@ def find(spec: str):
     return found
 
 
+def signed(text: str, function) -> list[str]:
+    """A signature as NAME=VALUE each: its parts, apart by commas or spaces outside of brackets, have names or stand in the order of the parameters. Raises tkc.Error."""
+    depth, apart = 0, []
+    for c in text:
+        depth += (c in "[(") - (c in "])")
+        apart.append("\n" if depth == 0 and (c == "," or c.isspace()) else c)
+    parts = [part for part in "".join(apart).split("\n") if part]
+    if len(parts) > len(function.names): raise Error(f"--signature has {len(parts)} arguments; {function.__name__} takes {', '.join(function.names)}")
+    return [part if "=" in part else f"{name}={part}" for name, part in zip(function.names, parts)]
+
+
+def pairs(arguments, options, function) -> dict:
+    """Arguments and options by name, each once. Raises tkc.Error."""
+    given: dict = {}
+    for name, value in (*(pair(a, function) for a in arguments), *(pair(o, None) for o in options)):
+        if name in given: raise Error(f"{name} is given twice")
+        given[name] = value
+    return given
+
+
 def pair(text: str, function) -> tuple:
     """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or number."""
     name, equals, value = text.partition("=")
@@ -145,7 +167,7 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
     from tkc.runtime.simulate import check
     from tkc.tools.opt import arrays
     function = find(kernel)
-    given = dict(pair(a, function) for a in arguments) | dict(pair(o, None) for o in options)
+    given = pairs(arguments, options, function)
     grid = grid_of(grid) or function.fn.__globals__.get("grid")
     if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
     found = 0
@@ -183,6 +205,8 @@ def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, v
     def validator(module):
         reports.append(validator_of(module, given, extents, "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz" + (f" --target {target}" if target else "")))
         return reports[0]
+    if verify_only and validate: raise Error("--verify-only runs no passes; leave it out, or --validate")
+    if passes and (resume_from or stop_after): raise Error("-p names the passes to run; leave --resume-from and --stop-after out")
     if against:
         click.echo(compared(read(path), read(against), given, extents))
         return

@@ -7,6 +7,7 @@ from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.nest import Chunk, Index, Nest, memory_type
 from tkc.codegen.cpu.planning import tiles
 from tkc.ir import tile
+from tkc.ir.messages import literals
 from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned
 
 ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
@@ -170,7 +171,7 @@ class Memory:
         for i, (pointer, _) in enumerate(spots): f.store("ptr", pointer, f.gep(table, str(i), 8), 8)
         number = len(self.messages)
         types = [[str(t.element), list(t.extents), isinstance(v.type, TileType)] for (_, t), v in zip(spots, op.args)]
-        self.messages.append({"kind": "print", "text": op.text.data, "types": types})
+        self.messages.append({"kind": "print", "text": literals(op.text.data, len(types)), "types": types})
         callback = f.load("ptr", f.gep("%context", "4", 8), 8)
         f.do(f"call void {callback}(i64 {number}, ptr {table})")
 

@@ -170,6 +170,7 @@ class CpuProgram:
     def _print(self, number: int, table: int, out) -> None:
         from tkc.ir.dtypes import BY_IR
         message = self.metadata["messages"][number]
+        first, *literals = message["text"]
         names = {str(d.ir): d for d in BY_IR.values()}
         addresses, values = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p)), []
         for i, (element, shape, is_tile) in enumerate(message["types"]):
@@ -177,7 +178,7 @@ class CpuProgram:
             count = int(np.prod(shape))
             x = np.frombuffer(ctypes.string_at(addresses[i], count * dtype.itemsize), dtype).reshape(shape)
             values.append(x if is_tile else x[0])
-        out(" ".join([message["text"], *map(str, values)]))
+        out(first + "".join(f"{value}{literal}" for value, literal in zip(values, literals)))
 
 
 def _processors() -> int: return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,6 +8,7 @@ from tkc.codegen.ptx.global_memory import one_thread, stores_once
 from tkc.codegen.ptx.traps import check as check_site
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import tile
+from tkc.ir.messages import literals
 from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
 
 
@@ -41,19 +42,27 @@ def trap(e: Emitter, wrong: Operand, text: str, *at: Operand) -> None:
 
 @emitter(tile.Print)
 def show(e: Emitter, op: tile.Print) -> None:
-    """Scalars in one line by one thread, tiles element by element with their coordinates.  (A call of the driver's printf: slow, and it keeps
+    """One line by one thread; where there are tiles, a line for each element of one, with its coordinates, and others as [...].  (A call of the driver's printf: slow, and it keeps
     wgmma from running asynchronously, so it is for looking at values only.)"""
-    scalars = [v for v in op.args if not isinstance(v.type, TileType)]
+    parts = [part.replace("%", "%%") for part in literals(op.text.data, len(op.args))]
     tiles = [v for v in op.args if isinstance(v.type, TileType)]
-    if scalars or not tiles: _line(e, op.text.data + "".join(f" {_format(v.type)}" for v in scalars), [(e.operand(v), v.type) for v in scalars], one_thread(e))
-    for v in tiles:
+
+    def line(held: Operand, shown=None, at: tuple = (), element: Operand = "") -> None:
+        text, values = parts[0], []
+        for v, part in zip(op.args, parts[1:]):
+            if v is shown: text, values = f"{text}[{', '.join('%d' for _ in at)}] {_format(v.type.element)}", [*values, *((a, None) for a in at), (element, v.type.element)]
+            elif v in tiles: text += "[...]"
+            else: text, values = f"{text}{_format(v.type)}", [*values, (e.operand(v), v.type)]
+            text += part
+        _line(e, text, values, held)
+    if not tiles: line(one_thread(e))
+    for v in dict.fromkeys(tiles):
         value, t = e.tile(v), v.type
         once = stores_once(e, value.layout)
         for r in range(value.count):
             held = both(e, inside(e, value.layout, r), once(r))
             if held is False: continue
-            at = [(coordinate(e, value.layout, r, a), None) for a in range(t.rank)]
-            _line(e, f"{op.text.data} [{', '.join('%d' for _ in at)}] {_format(t.element)}", [*at, (e.element(value, r), t.element)], held)
+            line(held, v, tuple(coordinate(e, value.layout, r, a) for a in range(t.rank)), e.element(value, r))
 
 
 def _format(t) -> str:
