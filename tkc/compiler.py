@@ -49,7 +49,7 @@ def compile(fn: Callable, signature: Signature, target: str, observe: Observer |
 def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) -> Compiled:
     from tkc.codegen import cpu
     if inline := [op for op in module.walk() if op.name == "tile.inline_ptx"]: return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
-    program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")))
+    program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")), checks=signature.options.debug > 0)
     steps.done("machine code")
     return Compiled(fn.__name__, "cpu", program=program, times=steps.times)
 

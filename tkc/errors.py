@@ -62,18 +62,19 @@ class DeviceError(Error):
 
 
 class TrapError(DeviceError):
-    """A check in a kernel compiled with TKC_DEBUG=1 found something wrong and ended the kernel. str() shows the source line, as CompileError does.
+    """A check in a kernel found something wrong and ended it: an assertion on the CPU, anything that TKC_DEBUG=1 looks at. str() shows the source line, as CompileError does.
 
     kernel: its name; message: what was wrong; location: where in the kernel's source (None for waits that the compiler made);
-    block, thread: who found it.
+    block, thread: who found it; on the CPU a program, and no thread.
     """
 
-    def __init__(self, kernel: str, message: str, location: Location | None, block: tuple[int, int, int], thread: int):
+    def __init__(self, kernel: str, message: str, location: Location | None, block: tuple[int, int, int], thread: int | None):
         self.kernel, self.message, self.location, self.block, self.thread = kernel, message, location, block, thread
         super().__init__(message)
 
     def __str__(self):
-        said = f"{f'{self.location}: ' if self.location else ''}in {self.kernel}, block {self.block}, thread {self.thread}: {self.message}"
+        who = f"program {self.block}" if self.thread is None else f"block {self.block}, thread {self.thread}"
+        said = f"{f'{self.location}: ' if self.location else ''}in {self.kernel}, {who}: {self.message}"
         return said if self.location is None else f"{said}\n{_excerpt(self.location)}"
 
 

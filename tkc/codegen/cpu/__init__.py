@@ -11,10 +11,10 @@ from __future__ import annotations
 from tkc.codegen.cpu.running import CpuProgram, unpack
 
 
-def compile(kernel, careful: bool = False) -> CpuProgram:
+def compile(kernel, careful: bool = False, checks: bool = False) -> CpuProgram:
     """tkc.codegen.cpu.program.compile, imported when something is compiled: what only runs needs no compiler."""
     from tkc.codegen.cpu import program
-    return program.compile(kernel, careful)
+    return program.compile(kernel, careful, checks)
 
 
 __all__ = ["CpuProgram", "compile", "unpack"]

@@ -35,7 +35,7 @@ class Lowering(Planning, Memory, Collective, Dots):
     """Writes one kernel. `module` afterwards holds the text, `workspace` the bytes a thread needs, `messages` what prints and asserts say."""
 
     def __init__(self, kernel: tile.Kernel, careful: bool = False):
-        self.kernel, self.careful = kernel, careful
+        self.kernel, self.careful, self.waits = kernel, careful, tile.waits_for_programs(kernel)
         self.module, self.env, self.done, self.soon = Module(), {}, set(), {}
         self.lazy_loads: list[Operation] = []
         self.buffers: dict[SSAValue, Buffer] = {}                     # of the block being written: what liveness may give back
@@ -427,6 +427,7 @@ class Lowering(Planning, Memory, Collective, Dots):
         for v in before.args:
             if not isinstance(v.type, TileType): self.unflat(v, left)
         condition, *forwarded = before.last_op.operands
+        if self.waits: self.given_up()
         through = self.loop_body(before, self.carry(before.args, buffers), passed, forwarded)
         f.branch_if(self.env[condition], inside, done)
         f.label(inside)

@@ -4,10 +4,13 @@ from __future__ import annotations
 from xdsl.ir import Operation
 
 from tkc.codegen.cpu import functions, numbers
+from tkc.codegen.cpu.checked import CHECK
 from tkc.codegen.cpu.nest import Chunk, Index, Nest, memory_type
 from tkc.codegen.cpu.planning import tiles
+from tkc.codegen.cpu.running import CONTEXT
 from tkc.ir import tile
 from tkc.ir.messages import literals
+from tkc.ir.text import location_of
 from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned
 
 ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
@@ -172,25 +175,47 @@ class Memory:
         number = len(self.messages)
         types = [[str(t.element), list(t.extents), isinstance(v.type, TileType)] for (_, t), v in zip(spots, op.args)]
         self.messages.append({"kind": "print", "text": literals(op.text.data, len(types)), "types": types})
-        callback = f.load("ptr", f.gep("%context", "4", 8), 8)
+        callback = f.load("ptr", self.word("print"), 8)
         f.do(f"call void {callback}(i64 {number}, ptr {table})")
+
+    def word(self, name: str) -> str:
+        """The address of a word of the context."""
+        return self.f.gep("%context", str(CONTEXT.index(name)), 8)
 
     def as_memory(self, v) -> str:
         x = numbers.pack(self.f, v.type, self.env[v], 1)
         return self.f.emit(f"bitcast half {x} to i16") if numbers.stored(v.type) == "half" else x
 
     def check(self, op) -> None:
-        """The number of the first failing assert is left in the context, and the program ends."""
+        """The numbers of the first failing assert and of its program are left in the context, and the program ends."""
         f = self.f
         condition = self.env.get(op.condition)
         if isinstance(op.condition.type, TileType):
             self.done.add(op)
             condition = self.reduced_scalar("all", op.condition)
         number = len(self.messages)
-        self.messages.append({"kind": "assert", "text": op.text.data})
-        fail, go = f.fresh("fail"), f.fresh("go")
+        place = location_of(op)
+        said = op.text.data if CHECK in op.attributes else f"tkc.device_assert failed{': ' if op.text.data else ''}{op.text.data}"
+        self.messages.append({"kind": "assert", "text": said, "place": [place.file, place.line, place.column] if place is not None else None})
+        fail, first, late, go = (f.fresh(name) for name in ("fail", "first", "late", "go"))
         f.branch_if(condition, go, fail)
         f.label(fail)
-        f.do(f"cmpxchg ptr {f.gep('%context', '3', 8)}, i64 0, i64 {number + 1} monotonic monotonic")
+        won = f.emit(f"cmpxchg ptr {self.word('error')}, i64 0, i64 {number + 1} monotonic monotonic")
+        f.branch_if(f.emit(f"extractvalue {{i64, i1}} {won}, 1"), first, late)
+        f.label(first)
+        p0, p1, p2, n0, n1 = (f.emit(f"zext i32 %{name} to i64") for name in ("p0", "p1", "p2", "n0", "n1"))
+        f.store("i64", f.op("add", "i64", p0, f.mul(n0, f.op("add", "i64", p1, f.mul(n1, p2)))), self.word("where"), 8)
+        f.do("ret void")
+        f.label(late)
+        f.do("ret void")
+        f.label(go)
+
+    def given_up(self) -> None:
+        """In a loop of programs that wait for one another: ends the program where another one has failed, which nobody should wait for."""
+        f = self.f
+        over, go = f.fresh("over"), f.fresh("go")
+        failed = f.emit(f"load atomic i64, ptr {self.word('error')} monotonic, align 8")
+        f.branch_if(f.emit(f"icmp eq i64 {failed}, 0"), go, over)
+        f.label(over)
         f.do("ret void")
         f.label(go)

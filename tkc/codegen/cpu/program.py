@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import ModuleOp
 
+from tkc.codegen.cpu.checked import check
 from tkc.codegen.cpu.dot import AVX2, AVX512
 from tkc.codegen.cpu.lower import Lowering
 from tkc.codegen.cpu.planning import WRITES, touched
@@ -31,24 +32,25 @@ def optimized(text: str):
     return module
 
 
-def compile(kernel: tile.Kernel | ModuleOp, careful: bool = False) -> CpuProgram:
+def compile(kernel: tile.Kernel | ModuleOp, careful: bool = False, checks: bool = False) -> CpuProgram:
     """Compile a level 0 kernel (or a module of one) for this processor.
 
-    careful: arrays among the arguments may overlap where one of them is written.  Raises CompileError with the user's source line.
+    careful: arrays among the arguments may overlap where one of them is written.  checks: accesses and promises are checked (checked.py).  Raises CompileError with the user's source line.
     """
     if isinstance(kernel, ModuleOp):
         kernels = [op for op in kernel.body.block.ops if isinstance(op, tile.Kernel)]
         if len(kernels) != 1: raise CompileError(f"the module holds {len(kernels)} kernels; pass the one to compile")
         kernel = kernels[0]
     if kernel.level != 0: raise CompileError(f"the CPU compiles level 0, @{kernel.sym_name.data} is at level {kernel.level}")
+    if checks: check(kernel := kernel.clone())
     llvm, machine, processor, wide = host()
     Lowering.blocking = AVX512 if wide else AVX2
     lowering = Lowering(kernel, careful)
     module = optimized(text := str(lowering.module))
     from tkc.ir.text import show
     written = sorted({kernel.arguments.index(a) for op in kernel.walk() if isinstance(op, WRITES) and (a := touched(op)) is not None})
-    metadata = {"name": kernel.sym_name.data, "processor": processor, "workspace": lowering.workspace, "messages": lowering.messages, "waits": waits(kernel),
-                "arguments": [_describe(a.type) for a in kernel.arguments], "careful": careful, "kernel": "" if careful else show(kernel), "written": written}
+    metadata = {"name": kernel.sym_name.data, "processor": processor, "workspace": lowering.workspace, "messages": lowering.messages, "waits": lowering.waits,
+                "arguments": [_describe(a.type) | {"name": a.name_hint} for a in kernel.arguments], "careful": careful, "kernel": "" if careful else show(kernel, locations=bool(lowering.messages)), "written": written}
     return CpuProgram(machine.emit_object(module), metadata, text)
 
 
@@ -61,13 +63,3 @@ def _describe(t) -> dict:
         return {"kind": "array", "rank": t.rank, "dtype": dtype, "shape": [f.exact for f in facts.shape], "strides": [f.exact for f in facts.strides]}
     if isinstance(t, PointerType): return {"kind": "pointer", "dtype": "int64" if isinstance(t.element, PointerType) else BY_IR[t.element].name}
     return {"kind": "scalar", "dtype": BY_IR[t].name}
-
-
-def waits(kernel: tile.Kernel) -> bool:
-    """Does a program wait for another: is an atomic or acquiring load in the condition of a loop?"""
-    from xdsl.dialects import scf
-    for loop in kernel.walk():
-        if isinstance(loop, scf.WhileOp):
-            for op in loop.walk():
-                if isinstance(op, tile.Atomic) or isinstance(op, tile.LoadPointers) and op.semantics is not None: return True
-    return False

@@ -17,9 +17,9 @@ from functools import cache, cached_property
 import ml_dtypes
 import numpy as np
 
-from tkc.errors import CompileError, DeviceError, LaunchError
+from tkc.errors import CompileError, LaunchError, Location, TrapError
 
-CONTEXT = ("counter", "total", "grain", "error", "print", "state")   # words of the context, i64 each
+CONTEXT = ("counter", "total", "grain", "error", "print", "state", "where")   # words of the context, i64 each
 PRINT = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)
 _names = itertools.count()
 
@@ -99,24 +99,26 @@ class CpuProgram:
                         value = np.asarray(given)
                         value = np.asarray(int(value) & (1 << 64) - 1, np.uint64).astype(dtype) if dtype.kind in "iu" else value.astype(dtype)
                     words.append(int.from_bytes(value.tobytes().ljust(8, b"\0"), "little"))
-                except (TypeError, ValueError): raise LaunchError(f"argument {i} is to be a number of {want['dtype']}, got {type(given).__name__}") from None
+                except (TypeError, ValueError): raise LaunchError(f"argument {self._name(i)} is to be a number of {want['dtype']}, got {type(given).__name__}") from None
                 continue
             if want["kind"] == "pointer" and isinstance(given, (int, np.integer)): words.append(int(given)); continue
-            if not isinstance(given, np.ndarray): raise LaunchError(f"argument {i} is to be a NumPy array, got {type(given).__name__}")
+            if not isinstance(given, np.ndarray): raise LaunchError(f"argument {self._name(i)} is to be a NumPy array, got {type(given).__name__}")
             if given.dtype != dtype and not (dtype == np.int64 and given.dtype == np.uint64):
-                raise LaunchError(f"argument {i} has elements {given.dtype}; the kernel takes {want['dtype']}")
+                raise LaunchError(f"argument {self._name(i)} has elements {given.dtype}; the kernel takes {want['dtype']}")
             alive.append(given)
             words.append(given.ctypes.data)
             if want["kind"] == "pointer": continue
-            if given.ndim != want["rank"]: raise LaunchError(f"argument {i} has rank {given.ndim}; the kernel takes rank {want['rank']}")
-            if any(s % given.itemsize for s in given.strides): raise LaunchError(f"argument {i} has strides that are no multiple of its element; pass a copy")
+            if given.ndim != want["rank"]: raise LaunchError(f"argument {self._name(i)} has rank {given.ndim}; the kernel takes rank {want['rank']}")
+            if any(s % given.itemsize for s in given.strides): raise LaunchError(f"argument {self._name(i)} has strides that are no multiple of its element; pass a copy")
             strides = [s // given.itemsize for s in given.strides]
             for what, have, fixed in (("shape", given.shape, want["shape"]), ("strides", strides, want["strides"])):
                 for axis, (x, y) in enumerate(zip(have, fixed)):
                     if y is not None and x != y and not (what == "strides" and (given.shape[axis] <= 1 or not given.size)):
-                        raise LaunchError(f"argument {i} has {what} {tuple(have)}; the kernel was compiled for {y} along axis {axis}")
+                        raise LaunchError(f"argument {self._name(i)} has {what} {tuple(have)}; the kernel was compiled for {y} along axis {axis}")
             words += [*given.shape, *strides]
         return np.array([w & (1 << 64) - 1 for w in words] or [0], np.uint64), alive
+
+    def _name(self, i: int) -> str: return self.metadata["arguments"][i]["name"] or str(i)
 
     def _overlap(self, arguments: Sequence) -> bool:
         """Does an array that is written share memory with another argument?"""
@@ -128,13 +130,13 @@ class CpuProgram:
     def run(self, arguments: Sequence, grid: Sequence[int], threads: int | None = None, out=print) -> None:
         """Run every program of `grid` (up to three axes), axis 0 fastest, on `threads` threads (default: all processors); writes arrays in place.
 
-        Raises LaunchError for arguments that do not fit, DeviceError where an assert of the kernel fails.
+        Raises LaunchError for arguments that do not fit, TrapError where an assert of the kernel fails.
         """
         grid = tuple(int(n) for n in ((grid,) if isinstance(grid, int) else grid))
         if not 1 <= len(grid) <= 3 or any(n < 0 for n in grid): raise LaunchError(f"a grid has one to three extents of at least 0, got {grid}")
         words, alive = self.bind(arguments)
         for i in self.metadata["written"]:
-            if isinstance(arguments[i], np.ndarray) and not arguments[i].flags.writeable: raise LaunchError(f"argument {i} is read-only but the kernel writes it")
+            if isinstance(arguments[i], np.ndarray) and not arguments[i].flags.writeable: raise LaunchError(f"argument {self._name(i)} is read-only but the kernel writes it")
         total = 1
         for n in grid: total *= n
         if total == 0: return
@@ -154,7 +156,7 @@ class CpuProgram:
             others = [_pool(count - 1).submit(work) for _ in range(count - 1)]
             work()
             for other in others: other.result()
-        if context[3]: raise DeviceError(f"@{self.metadata['name']}: {self.metadata['messages'][context[3] - 1]['text'] or 'an assert'} does not hold")
+        if context[3]: self._fail(self.metadata["messages"][context[3] - 1], int(context[6]), grid)
         del alive
 
     @property
@@ -166,6 +168,11 @@ class CpuProgram:
                 from tkc.ir.text import parse
                 self._careful = compile(parse(self.metadata["kernel"]), careful=True)
             return self._careful
+
+    def _fail(self, message: dict, number: int, grid: Sequence[int]) -> None:
+        """Raises TrapError for an assertion that did not hold in a program."""
+        x, y, _ = (*grid, 1, 1)[:3]
+        raise TrapError(self.metadata["name"], message["text"], Location(*message["place"]) if message["place"] else None, (number % x, number // x % y, number // x // y), None)
 
     def _print(self, number: int, table: int, out) -> None:
         from tkc.ir.dtypes import BY_IR
