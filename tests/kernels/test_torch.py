@@ -113,3 +113,42 @@ def test_reduced_types():
     q, scale = kernels.quantize(x)
     assert q.dtype is torch.float8_e4m3fn
     torch.testing.assert_close(q.float(), (x.float() / scale).to(torch.float8_e4m3fn).float(), rtol=0.13, atol=0.01)
+
+
+def test_plain_calls_go_past_the_dispatcher(monkeypatch):
+    """And no others: whoever wants gradients, compiles, traces, transforms, fakes or watches sees torch.ops.tkc."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    op, went = kernels.softmax, []
+    x = tensors((3, 65), grad=False)
+    want = op(x)
+    monkeypatch.setattr(op, "torch", lambda *args, **kwargs: went.append(args) or torch.ops.tkc.softmax(*args, **kwargs))
+    past = lambda f: (went.clear(), f(), not went)[2]
+    assert torch.equal(op(x), want) and past(lambda: op(x)) and past(lambda: op(x=x, axis=1))
+    with torch.inference_mode(): assert past(lambda: op(x)) and past(lambda: op(torch.zeros_like(x)))
+    wanted = x.clone().requires_grad_()
+    assert not past(lambda: op(wanted)) and op(wanted).requires_grad
+    with torch.no_grad(): assert past(lambda: op(wanted)) and past(lambda: op(torch.nn.Parameter(x)))
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None): return func(*args, **(kwargs or {}))
+
+    class Other(torch.Tensor): pass
+    with Watching(): assert not past(lambda: op(x))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]): assert not past(lambda: op(x))
+    with FakeTensorMode() as mode: assert not past(lambda: op(mode.from_tensor(x)))
+    assert not past(lambda: op(x.as_subclass(Other))) or torch.equal(op(x.as_subclass(Other)), want)
+    negated = torch.view_as_real(torch.complex(x, x).conj())[..., 1]
+    assert negated.is_neg() and not past(lambda: op(negated)) and torch.allclose(op(negated), op(-x))
+    seen = []
+    try: torch.func.vmap(lambda row: seen.append(past(lambda: op(row))) or row)(x)
+    except RuntimeError: seen.append(False)                                     # no rule for batches: the dispatcher says so
+    assert not any(seen)
+
+
+def test_whole_numbers_are_taken_for_floats():
+    x = tensors((4, 64), grad=False)
+    torch.testing.assert_close(kernels.dropout(x, 0, 7), x)
+    q = tensors((1, 1, 16, 16), grad=False)
+    torch.testing.assert_close(kernels.attention(q, q, q, scale=1), kernels.attention(q, q, q, scale=1.0))

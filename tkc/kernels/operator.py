@@ -20,7 +20,7 @@ its results, and then launches:
 
 `scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on the same device. A torch tensor goes
 through `torch.ops.tkc.scale`, whose schema is read from the annotations (Array, Array | None, int, float, bool, str), whose fake
-function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py. A function that changes arguments in place
+function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to do. A function that changes arguments in place
 names them: `@operator(mutates="x")`; it yields what it returns, or None.
 Put its name into the list in __init__.py and a test into tests/kernels/.
 """
@@ -54,7 +54,8 @@ class Operator:
         self.returns = str(inspect.signature(fn).return_annotation)
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
-        self.torch = self.tensor = None                         # torch.ops.tkc.<name> and torch.Tensor, once torch is there
+        self.numbers = tuple((i, p.name) for i, p in enumerate(self.parameters) if str(p.annotation).startswith("float"))
+        self.torch = self.tensor = self.alone = None            # torch.ops.tkc.<name>, torch.Tensor and whether a call may go past the dispatcher, once torch is there
         OPERATORS[self.name] = self
 
     def __repr__(self): return f"<operator tkc::{self.schema}>"
@@ -63,13 +64,17 @@ class Operator:
         if self.tensor is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
         if self.tensor is not None:
             for a in (*args, *kwargs.values()):
-                if isinstance(a, self.tensor): return self.torch(*args, **kwargs)
+                if isinstance(a, self.tensor): return (self.run if self.alone(args, kwargs) else self.torch)(*args, **kwargs)
         return self.run(*args, **kwargs)
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""
         if self.mutates and any(type(a).__module__.startswith("jax") for a in args):
             raise tkc.LaunchError(f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never change; pass an array of another library")
+        for i, name in self.numbers:                            # 1 is 1.0: it would be another kernel
+            if i < len(args):
+                if type(args[i]) is int: args = (*args[:i], float(args[i]), *args[i + 1:])
+            elif type(kwargs.get(name)) is int: kwargs[name] = float(kwargs[name])
         steps = self.fn(*args, **kwargs)
         result = next(steps)
         for _ in steps: raise RuntimeError(f"{self.name} yields more than once")
