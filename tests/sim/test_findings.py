@@ -206,38 +206,3 @@ def message_passing(store_as: str, load_as: str) -> str:
     (' {semantics = "release"}', ' {semantics = "relaxed"}', {"order"}), ("", "", {"order"})])
 def test_a_flag_orders_blocks_if_it_is_released_and_acquired(store_as, load_as, kinds):
     assert found(program(message_passing(store_as, load_as)), data(2), (2,), 2) == kinds
-
-
-# ------------------------------------------------------------------------------------------------------ reports
-AT = ' loc("user.py":12:5)'
-SHARED = f"!tile.shared<1, {S0}>"
-SINGLE = f"%b = tile.alloc : {SHARED}\n  %bar = tile.mbarriers : !tile.barriers<1>\n  tile.mbarrier_init %bar {{count = 1 : i64}} : (!tile.barriers<1>)\n  tile.fence mbarrier_init\n  tile.block_barrier\n  "
-MAP = f"%m = tile.tensor_map %x : ({ARRAY}) -> !tile.map<32x32xf32, 0>\n  "
-FAR = f"%far = tile.constant 1073741824 : i32\n  %twice = tile.add %far, %far : i32\n  %p1 = tile.pointer %n : ({FLAT}) -> !tile.ptr<i32>\n  "
-REPORTS = {
-    "race": (f"{load('x', '%row')}\n{store('o', '%row')}{AT}\n{load('o', '%row', TURNED, 'w')}{AT}", "in argument 1 (o)", "missing is a barrier"),
-    "missing proxy fence": (f"{MAP}%b = tile.alloc : {SHARED}\n  {load('x', '%row')}\n  tile.write %b, %v : ({SHARED}, {ROW})\n  tile.block_barrier\n  tile.tma_store %m[%zero, %zero] %b : (!tile.map<32x32xf32, 0>, i32, i32, {SHARED}){AT}\n"
-                            "  tile.bulk_commit\n  tile.bulk_wait 0", "writes in 'tile.write'", "missing is a fence.proxy.async"),
-    "uninitialized": (f"%b = tile.alloc : {SHARED}\n  %v = tile.read %b : ({SHARED}) -> {ROW}{AT}\n  {store('o', '%row')}", "reads shared memory", "nobody wrote"),
-    "deadlock": (f"{SINGLE}tile.mbarrier_wait %bar[%zero] %zero : (!tile.barriers<1>, i32, i32){AT}", "(first warp) waits in 'tile.mbarrier_wait'", "1 of 1 arrivals"),
-    "arrivals": (f"{SINGLE}tile.barrier %one {{threads = 64 : i64}} : (i32){AT}", "threads are at barrier 1", "which takes 64"),
-    "bytes": (f"{SINGLE}tile.mbarrier_expect %bar[%zero] {{bytes = 1048576 : i64}} : (!tile.barriers<1>, i32){AT}", "mbarrier bar[0]", "at most 1048575"),
-    "barrier": (f"%bar = tile.mbarriers : !tile.barriers<1>\n  tile.mbarrier_arrive %bar[%zero] : (!tile.barriers<1>, i32){AT}", "uses an mbarrier", "nobody has initialised"),
-    "pending at exit": (f"%b = tile.alloc : {SHARED}\n  tile.cp_async %x[%row, %zero] %b {{extents = array<i64: 32, 32>}} : ({ARRAY}, i32, i32, {SHARED})\n  tile.cp_commit", "ends with copies", "not waited for"),
-    "bounds": (f"%p1 = tile.pointer %n : ({FLAT}) -> !tile.ptr<i32>\n  %q = tile.pointer_add %p1, %width : (!tile.ptr<i32>, i32) -> !tile.ptr<i32>\n  tile.store_pointers %q, %one : (!tile.ptr<i32>, i32){AT}", "write of 4 bytes at byte 128", "(n), which has bytes 0 to 32"),
-    "wrap": (f"{FAR}%q = tile.pointer_add %p1, %twice : (!tile.ptr<i32>, i32) -> !tile.ptr<i32>\n  tile.store_pointers %q, %one : (!tile.ptr<i32>, i32){AT}", "wraps", "integer type"),
-    "order": (f"{load('x', '%row')}\n{store('o', '%zero')}{AT}", "block 1 (first warp) overwrites what block 0 (first warp)", "missing is an atomic operation"),
-    "alignment": (f"{MAP}{SINGLE}%c = tile.alloc 16 : {SHARED}\n  tile.mbarrier_expect %bar[%zero] {{bytes = 4096 : i64}} : (!tile.barriers<1>, i32)\n"
-                  f"  tile.tma_load %m[%zero, %zero] %c, %bar[%zero] : (!tile.map<32x32xf32, 0>, i32, i32, {SHARED}, !tile.barriers<1>, i32){AT}", "TMA needs shared memory", "not at 16"),
-}
-
-
-@pytest.mark.parametrize("kind", REPORTS)
-def test_a_report_says_where_who_and_what_is_missing(kind):
-    body, *said = REPORTS[kind]
-    grid = (2,) if kind == "order" else (1,)
-    with pytest.raises(SimulationError) as caught: level4.run(program(body), data(2), grid, 0, 1)
-    report = report_of(caught.value)
-    assert report.kind == kind and all(s in report.message for s in said), str(report)
-    assert kind == "pending at exit" or report.location and report.location.line == 12 and "user.py:12" in str(report)
-    if isinstance(caught.value, Violation) and kind not in ("bytes", "alignment"): assert report.agents and all("block" in a for a in report.agents)

@@ -87,7 +87,7 @@ class Scheduler:
         self.copies.remove(copy)
         try: copy.act()
         except SimulationError as e:
-            e.operation = e.operation or copy.op
+            e.operation, e.agents = e.operation or copy.op, e.agents or (f"'{copy.op.name}'",)
             raise
         copy.done = True
 

@@ -8,10 +8,10 @@ from tkc.ir.text import location_of
 
 
 class SimulationError(Error):
-    """A program did something that has no meaning; `operation` did it, `location` is its place in the user's source (or None)."""
+    """A program did something that has no meaning; `operation` did it, `location` is its place in the user's source (or None); `agents`: whose doing it was, where there are threads."""
 
     def __init__(self, message: str, operation: Operation | None = None):
-        self.message, self.operation = message, operation
+        self.message, self.operation, self.agents = message, operation, ()
         super().__init__(message)
 
     @property

@@ -146,7 +146,8 @@ class Instance(dataflow.DataflowMachine):
 
     # ---- the agents
     def lead(self, body: IrBlock, after: Callable[[], None] = lambda: None) -> Generator:
-        yield from self.walk(body)
+        try: yield from self.walk(body)
+        except SimulationError as e: e.agents = e.agents or (self.leader.name,); raise
         self.finished = True
         yield Wait(lambda: self.idle, lambda: "its other warps", idle=True)
         for agent in self.agents: self._at_end(agent, body.last_op)
@@ -159,7 +160,7 @@ class Instance(dataflow.DataflowMachine):
             agent.busy = True
             op, action = agent.queue.popleft()
             try: yield from action(agent)
-            except SimulationError as e: e.operation = e.operation or op; raise
+            except SimulationError as e: e.operation, e.agents = e.operation or op, e.agents or (agent.name,); raise
             agent.busy = False
 
     def _at_end(self, agent: Agent, op: Operation | None) -> None:

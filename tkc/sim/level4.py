@@ -99,7 +99,7 @@ class Cluster:
     def _end(self, block: BlockState) -> None:
         known = np.max([a.knows[GENERIC] for a in block.agents], 0)
         for index, epoch, op in block.visits:
-            if known[index] < epoch: raise Violation("pending at exit", f"block {block.number} can end before '{op.name}' has reached its shared memory: nobody in it waits for that", op)
+            if known[index] < epoch: raise Violation("pending at exit", f"block {block.number} can end before '{op.name}' has reached its shared memory: nobody in it waits for that", op, (f"block {block.number}",))
         block.over = True
         self.launch.ended(self)
 
@@ -189,5 +189,7 @@ def run(module, arguments: Sequence, grid: Sequence[int], seed: int = 0, residen
     with np.errstate(all="ignore"):
         launch.fill()
         launch.scheduler.run()
-    if only is None and launch.counter: raise Violation("counter at exit", f"{launch.counter} more programs were claimed than there are: the next launch would begin there")
+    if only is None and launch.counter:
+        claim = next(op for op in launch.kernel.walk() if isinstance(op, threads.NextProgram))
+        raise Violation("counter at exit", f"the launch ends with {launch.counter} programs claimed, and the next one would begin there: missing is a block's claim past the last program", claim, ("the launch",))
     return Statistics(seed, launch.scheduler.steps, launch.clusters * launch.size, launch.agents)

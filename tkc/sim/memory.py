@@ -173,8 +173,8 @@ class SharedMemory:
 
     def _fail(self, event: Event, op, verb: str, other: int, epoch: int, did: str, fence: bool) -> None:
         if not self.clocks.hazards: return
-        who = self.clocks.names[other] if other not in self.clocks.slots else "an asynchronous operation"
         earlier = name_of(self.clocks.at(other, epoch))
+        who, agent = ("an asynchronous operation", earlier) if other in self.clocks.slots else (self.clocks.names[other],) * 2
         edge = "a fence.proxy.async between them" if fence else "an arrival and a wait, or a barrier, between them"
         raise Violation("missing proxy fence" if fence else "race", f"{event.who} {verb} what {who} {did} in {earlier}; nothing orders the two: missing is {edge}",
-                        op, (event.who, who))
+                        op, (event.who, agent))

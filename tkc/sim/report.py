@@ -28,6 +28,8 @@ KINDS = {
     "conflicts": "bank conflicts other than the compiler claims",
     "wrap": "an offset that its integer type cannot hold",
     "assertion": "an assertion or a promise that does not hold",
+    "not begun": "shared memory of a block is written that may not have begun",
+    "counter at exit": "programs are claimed that are not there, so that the next launch would begin with another one",
     "meaning": "an operation that has no meaning here",
     "alignment": "an address, or a place in an array, that the hardware refuses",
 }
@@ -54,7 +56,12 @@ class Violation(SimulationError):
         self.kind, self.agents = kind, agents
 
     @property
-    def report(self) -> Report: return Report(self.kind, self.message.removeprefix(f"{self.kind}: "), self.agents, self.location)
+    def report(self) -> Report: return Report(self.kind, _said(self.message.removeprefix(f"{self.kind}: "), self.agents), self.agents, self.location)
+
+
+def _said(message: str, agents: tuple[str, ...]) -> str:
+    """The sentence, with the first agent before it where it names none."""
+    return message if not agents or any(a.partition(" (")[0] in message for a in agents) else f"{agents[0]}: {message}"
 
 
 def name_of(op: Operation | None) -> str:
@@ -68,4 +75,4 @@ def report_of(error: SimulationError) -> Report:
     """Whatever ended a run, as a finding."""
     if isinstance(error, Violation): return error.report
     kinds = {OutOfBounds: "bounds", OffsetOverflow: "wrap", AssertionFailed: "assertion"}
-    return Report(kinds.get(type(error), "meaning"), error.message, (), error.location)
+    return Report(kinds.get(type(error), "meaning"), _said(error.message, error.agents), error.agents, error.location)
