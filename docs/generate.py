@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__": sys.path.insert(0, str(ROOT))
 
 from tkc.ir import elementwise, plan, shared, threads, tile, types, verify  # noqa: E402
+from tkc.language.signature import Options  # noqa: E402
 from tkc.passes import pipeline  # noqa: E402
 
 
@@ -63,13 +64,13 @@ def functions() -> str:
 def type_table() -> str: return markdown(("type", "meaning"), ((code("!" * issubclass(t, types.TypeAttribute) + "#" * (not issubclass(t, types.TypeAttribute)) + t.name), meaning(t)) for t in types.TYPES))
 
 
-def fields(cls: type) -> str:
+def fields(cls: type, without: tuple[str, ...] = ()) -> str:
     """The fields of a dataclass, with the comments on their lines or `name: …` in its docstring."""
     comments = dict(re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(cls), re.M))
     told = re.split(r"(?:^|\n|  )((?:\w+, )*\w+): ", inspect.cleandoc(cls.__doc__ or ""))             # text, names, text, names, text …
     for names, text in zip(told[1::2], told[2::2]): comments |= {name: " ".join(text.split()) for name in names.split(", ")}
     default = lambda f: code(repr(f.default)) if f.default is not dataclasses.MISSING else "`()`" if f.default_factory is not dataclasses.MISSING else ""
-    return markdown(("field", "type", "default", "meaning"), ((code(f.name), code(f.type), default(f), comments.get(f.name, "")) for f in dataclasses.fields(cls)))
+    return markdown(("field", "type", "default", "meaning"), ((code(f.name), code(f.type), default(f), comments.get(f.name, "")) for f in dataclasses.fields(cls) if f.name not in without))
 
 
 def passes() -> str:
@@ -80,15 +81,21 @@ def passes() -> str:
     return markdown(("pass", "contract"), ((code(name), contract(name)) for name in pipeline.PIPELINE))
 
 
-def language(module: str) -> Callable[[], str]:
-    """The public names of a module of the front end: how each is called, and the first paragraph of its docstring."""
+def _call(function: Callable) -> str:
+    """Its parameters with their defaults."""
+    s = inspect.signature(function)
+    return str(s.replace(parameters=[p.replace(annotation=p.empty) for p in s.parameters.values()], return_annotation=s.empty))
+
+
+def language(*modules: str) -> Callable[[], str]:
+    """The public names of modules: how each is called, and the first paragraph of its docstring."""
     def table() -> str:
         import tkc
         rows = []
         for name, (where, attribute) in tkc._NAMES.items():
-            if where != module: continue
+            if where not in modules: continue
             value = getattr(import_module(where), attribute)
-            try: call = re.sub(r": [^,)=]+?(?=[,)=])| -> .*", "", str(inspect.signature(value))) if not inspect.isclass(value) else ""
+            try: call = _call(value) if not inspect.isclass(value) else ""
             except (TypeError, ValueError): call = ""
             rows.append((code(f"tkc.{name}{call}"), first_paragraph(value.__doc__)))
         return markdown(("name", "meaning"), rows)
@@ -97,6 +104,8 @@ def language(module: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f"language-{name}": language(f"tkc.language.{name}") for name in ("operations", "memory", "control", "random", "inline", "arrays")},
+    "language-launches": language("tkc.runtime.jit", "tkc.runtime.autotune", "tkc.runtime.export", "tkc.ir.target", "tkc.language.names", "tkc.language.values"),
+    "language-errors": language("tkc.errors"),
     "functions": functions,
     "elementwise": lambda: operations(elementwise.OPERATIONS[len(elementwise.CLASSES):]),
     "tile": lambda: operations(tile.OPERATIONS),
@@ -107,6 +116,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "dot-plan": lambda: fields(plan.DotPlan),
     "load-plan": lambda: fields(plan.LoadPlan),
     "passes": passes,
+    "options": lambda: fields(Options, without=("extra",)),
 }
 
 

@@ -133,7 +133,7 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["ir.md", "architecture.md"])
+@pytest.mark.parametrize("name", ["ir.md", "architecture.md", "language.md"])
 def test_the_tables_are_those_of_the_code(name):
     text = (ROOT / "docs" / name).read_text()
     assert generator().renewed(text) == text, f"docs/{name} is older than the code; run python docs/generate.py"
@@ -144,6 +144,18 @@ def test_every_operation_is_documented():
     for op in (*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS):
         assert f"`{op.name}`" in text
         assert generate.meaning(op), f"{op.__name__} has no docstring that says what it does"
+
+
+def test_every_public_name_and_every_option_is_documented():
+    """In the tables of the language, each with what it means."""
+    from tkc.runtime.specialize import OPTIONS
+    text = (ROOT / "docs" / "language.md").read_text()
+    rows = [line.strip("| ").split(" | ") for table in re.findall(r"<!-- table: (?:language-\w+|options) -->\n.*?<!-- end -->", text, re.S) for line in table.splitlines()[3:-1]]
+    assert len(rows) > 90 and not [row for row in rows if len(row) < 2 or not row[-1].strip("` ")]
+    named = {re.match(r"`(?:tkc\.)?(\w+)", row[0])[1] for row in rows}
+    assert set(OPTIONS) <= named
+    elsewhere = {name for name in tkc.__all__ if name not in named}
+    assert not [name for name in elsewhere if not re.search(rf"\b{name}\b", "".join(p.read_text() for p in (ROOT / "docs").glob("*.md")) + (ROOT / "README.md").read_text())]
 
 
 def test_every_attribute_of_a_compiled_kernel_is_documented():

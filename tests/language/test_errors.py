@@ -310,6 +310,9 @@ SAYINGS = {
     "a traced static_assert": (lambda x, v, n, s: tkc.static_assert(n > 0), ["compile time", "tkc.device_assert"]),
     "an address of 32 bits": (lambda x, v, n, s: tkc.array(n, tkc.float32, (4,)), ["64 bits", "int32"]),
     "an array of no dtype": (lambda x, v, n, s: tkc.array(v.ptr, 4, (4,)), ["dtype", "got 4"]),
+    "more elements than a tile has": (lambda x, v, n, s: tkc.zeros((100_000, 100_000)), ["less than 2^31 elements", "10,000,000,000", "in a loop"]),
+    "a sum of more elements than a tile has": (lambda x, v, n, s: tkc.arange(70_000)[:, None] + tkc.arange(70_000)[None, :], ["less than 2^31 elements", "4,900,000,000"]),
+    "tiles one after the other": (lambda x, v, n, s: tkc.cat(tkc.zeros((1 << 30,)), tkc.zeros((1 << 30,))), ["less than 2^31 elements"]),
     "strides of an array": (lambda x, v, n, s: tkc.array(v.ptr, tkc.float32, (4, 4), (1,)), ["2 extents and 1 strides"]),
 }
 

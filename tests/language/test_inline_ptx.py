@@ -106,4 +106,9 @@ def test_without_a_meaning_a_cpu_refuses_it_and_says_so():
 def test_text_that_is_no_ptx_is_ptxas_to_refuse():
     @tkc.jit
     def odd(x): tkc.store(x, (0,), tkc.inline_ptx("frobnicate $0, $1;", tkc.load(x, (0,), (8,))))
-    with pytest.raises(tkc.CompileError, match="frobnicate"): odd.compile("f32[8]", target="sm_80").resources
+    with pytest.raises(tkc.CompileError, match="ptxas refuses the text of tkc.inline_ptx: .*frobnicate") as e: odd.compile("f32[8]", target="sm_80").resources
+    assert e.value.location.file == __file__ and "bug of tkc" not in str(e.value) and "tkc.inline_ptx(" in str(e.value)
+    @tkc.jit
+    def later(x): tkc.store(x, (0,), tkc.inline_ptx("{ .reg .f32 t;\nneg.f32 t, $1;\nnot.f32 $0, t; }", tkc.load(x, (0,), (8,))))
+    with pytest.raises(tkc.CompileError, match="tkc.inline_ptx: .*`not.f32") as e: later.compile("f32[8]", target="sm_80").resources
+    assert e.value.location.line == later.fn.__code__.co_firstlineno + 1

@@ -257,6 +257,8 @@ def test_threads_that_compile_different_kernels(monkeypatch):
 
 
 BAD = [
+    ("an extent beyond 64 bits", lambda x: add.compile("f32[99999999999999999999]", "f32[4]", "f32[4]", 4), "more bytes than 64 bits"), ("strides beyond 64 bits", lambda x: add.compile("f32[4, 4611686018427387904:4]", "f32[4]", "f32[4]", 4), "more bytes than 64 bits"),
+    ("a read-only result", lambda x: add[1](x, x, np.broadcast_to(x[:1], (4,)), 4), "argument out is read-only"),
     ("too few", lambda x: add[1](x, x), "missing 2 required"), ("too many", lambda x: add[1](x, x, x, 4, 64, 5), "positional arguments"),
     ("twice", lambda x: add[1](x, x, x, 4, x=x), "multiple values"), ("an unknown option", lambda x: add[1](x, x, x, 4, warps=4), "'warps' is neither"),
     ("a bad option", lambda x: add[1](x, x, x, 4, num_warps="4"), "num_warps"), ("a bad grid", lambda x: add["x"](x, x, x, 4), "grid"),
@@ -283,7 +285,9 @@ def test_bad_calls(call, message):
 
 def test_only_functions_with_named_parameters_are_kernels():
     with pytest.raises(TypeError): tkc.jit(3)
-    with pytest.raises(LaunchError, match="name every parameter"): tkc.jit(lambda *a: None)
+    with pytest.raises(TypeError, match="a lambda; write def"): tkc.jit(lambda x: None)
+    def k(*a): pass
+    with pytest.raises(LaunchError, match="name every parameter"): tkc.jit(k)
 
 
 def test_a_kernel_with_options_of_its_own():

@@ -8,7 +8,7 @@ import pytest
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 
 from tests.sim import test_level4 as level4_tests
-from tests.sim.programs import ROW, S0, TURNED, exchange
+from tests.sim.programs import ROW, S0
 from tests.sim.test_findings import ARRAY, BETWEEN, FLAT, WITHIN, data, load, program, store
 from tkc.ir.text import parse
 from tkc.ir.verify import verify

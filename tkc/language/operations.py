@@ -103,8 +103,14 @@ def _rounding(name: str, python):
 floor, ceil, round_, trunc = _rounding("floor", math.floor), _rounding("ceil", math.ceil), _rounding("round", builtins.round), _rounding("trunc", math.trunc)
 
 
-def isnan(x): return apply("isnan", x)
-def isinf(x): return apply("isinf", x)
+def isnan(x):
+    """Whether each element is NaN."""
+    return apply("isnan", x)
+
+
+def isinf(x):
+    """Whether each element is an infinity."""
+    return apply("isinf", x)
 
 
 def abs_(x):
@@ -130,7 +136,9 @@ def div_rn(x, y):
     return values.divide(x, y, "div_rn")
 
 
-def pow_(x, y): return values.power(x, y)
+def pow_(x, y):
+    """x to the power of y, also `x ** y`, in floats (integers are taken as float32); powers of 1 to 4 are products."""
+    return values.power(x, y)
 
 
 def fma(a, b, c):

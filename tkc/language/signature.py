@@ -38,11 +38,11 @@ Argument = ArrayArgument | ScalarArgument | ConstantArgument
 @dataclass(frozen=True)
 class Options:
     """Launch options that shape the code. None: the plan decides."""
-    num_warps: int | None = None          # compute warps of a program
-    num_stages: int | None = None
-    num_ctas: int = 1
-    cluster: tuple[int, int] | None = None
-    maxnreg: int | None = None
+    num_warps: int | None = None          # warps that compute a program; those that copy come on top
+    num_stages: int | None = None         # buffers of each ring of copies: how far loads run ahead
+    num_ctas: int = 1                     # blocks of a cluster that share the tiles of one program
+    cluster: tuple[int, int] | None = None        # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
+    maxnreg: int | None = None            # registers a thread, at most, of a kernel without roles
     roles: str | None = None              # "one", "cooperative" or "pingpong": who copies, who multiplies
     programs: int | None = None           # at once in a block; 2: ping-pong between programs
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
@@ -55,7 +55,7 @@ class Options:
     turned: bool | None = None            # what is read along one axis and written along another is turned in registers
     fuse: bool | None = None              # the next program's first dot runs under this one's epilogue
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
-    debug: int = 0                        # checks that trap; seconds that a wait may take
+    debug: int = 0                        # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
     extra: tuple[tuple[str, Any], ...] = field(default=())
 
 

@@ -21,10 +21,11 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from tkc.errors import CompileError, Error, Location
 from tkc.ir import elementwise, tile
 from tkc.ir.text import source
-from tkc.ir.types import is_float
+from tkc.ir.types import TileType, is_float
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "kernels.py")
+MOST_ELEMENTS = 1 << 31
 _local = threading.local()                 # .stack: the traces of this thread, innermost last
 
 
@@ -38,6 +39,8 @@ class Tracer:
     # ---------------------------------------------------------------------------------------------- operations
     def emit(self, op: Operation) -> Operation:
         op.location = _source(*_where())
+        for r in op.results:
+            if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS: fail(f"a tile has less than 2^31 elements, and this one would have {r.type.size:,}: walk over it in a loop, or by more programs")
         self.blocks[-1].add_op(op)
         return op
 

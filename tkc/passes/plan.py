@@ -255,7 +255,8 @@ def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
            "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
-    return [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
+    said = [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
+    return said if options.maxnreg is None or plan.roles == "one" else [*said, f"plan: maxnreg = {options.maxnreg} is not used: roles divide the registers of a block"]
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:

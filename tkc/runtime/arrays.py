@@ -158,4 +158,7 @@ def from_text(text: str, name: str = "an argument"):
     if any(len(p) > 2 or p[0] < 0 for p in parts): raise LaunchError(f"{name}: an extent is a number >= 0, or extent:stride; got {m[2]!r}")
     shape = tuple(p[0] for p in parts)
     strides = tuple(p[1] if len(p) == 2 else s for p, s in zip(parts, contiguous(shape)))
-    return ArrayInfo(0, shape, strides, kind)
+    info = ArrayInfo(0, shape, strides, kind)
+    low, high = info.span
+    if max(high - low, *shape, *map(abs, strides), 0) >= 1 << 63: raise LaunchError(f"{name}: {text!r} would have more bytes than 64 bits can count; write smaller extents")
+    return info

@@ -50,7 +50,7 @@ class JitFunction:
     """A kernel. `kernel[grid](…)` launches it, `compile` gives what the compiler makes of some arguments, `prepare` a launch with everything bound."""
 
     def __init__(self, fn: Callable, options: dict[str, Any] | None = None):
-        if not inspect.isfunction(fn): raise TypeError(f"tkc.jit takes a function, got {type(fn).__name__}")
+        if not inspect.isfunction(fn) or fn.__name__ == "<lambda>": raise TypeError(f"tkc.jit takes a function with a name, got {'a lambda' if inspect.isfunction(fn) else type(fn).__name__}; write def")
         self.fn, self.__wrapped__, self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn, fn, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         for p in self.parameters:

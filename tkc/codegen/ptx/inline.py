@@ -1,7 +1,7 @@
 """tile.inline_ptx: the user's text once for each element that a thread has, `$n` spelled as registers.
 
 An operand stands in a register of its own width (8-bit ones in one of 16 bits, truth values in a predicate) with the bits that memory would hold; a
-result is read back the same way. The text is in braces, so what it declares is its own.
+result is read back the same way. The text is in braces, so what it declares is its own; a comment before it says whose it is (ptxas.py reads that where the assembler refuses it).
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import compute_class
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.elementwise import InlinePtx
+from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2, is_bool
 
 
@@ -36,6 +37,7 @@ def _once(e: Emitter, op: InlinePtx, args: list[Operand]) -> list[Operand]:
     results = [w.new(_kind(element_of(r.type))) for r in op.results]
     names = [*results, *given]
     text = re.sub(r"\$(\$|\d+)", lambda m: "$" if m[1] == "$" else names[int(m[1])], op.text.data).strip()
+    if (place := location_of(op)) is not None: w.raw(f"\t// tkc.inline_ptx, {text.count(chr(10)) + 1} lines of {place}")
     w.raw("\t{" + text + ("" if text.endswith((";", "}")) else ";") + "}")
     return [_taken(e, x, element_of(r.type)) for x, r in zip(results, op.results)]
 

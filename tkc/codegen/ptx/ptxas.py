@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tkc.errors import CompileError
+from tkc.errors import CompileError, Location
 
 SECONDS = 300                                   # the longest that ptxas may take
 
@@ -80,7 +80,7 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
         try: done = subprocess.run([ptxas, "-v", f"-arch={target}", *options, str(source), "-o", str(cubin)], capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired: raise CompileError(f"ptxas did not finish within {SECONDS} s; please report the kernel") from None
         log = (done.stderr + done.stdout).replace(str(source), "kernel.ptx")
-        if done.returncode: raise CompileError(_complaint(log, done.returncode, ptx))
+        if done.returncode: raise _refusal(log, done.returncode, ptx)
         return parse(log, cubin.read_bytes())
 
 
@@ -93,14 +93,20 @@ def roomy(text: str, threads: int) -> str:
     return f"{head}{directive}.minnctapersm 1\n{rest}"
 
 
-def _complaint(log: str, code: int, ptx: str) -> str:
+def _refusal(log: str, code: int, ptx: str) -> CompileError:
+    """What ptxas said first: of a user's inline PTX at its line, else of us."""
     first = next((line for line in log.splitlines() if "error" in line or "fatal" in line), f"it stopped with code {code}")
+    m, lines = re.search(r"line (\d+)", first), ptx.splitlines()
+    number = int(m[1]) - 1 if m and 0 < int(m[1]) <= len(lines) else None
+    for above in range(number, max(number - 100, -1), -1) if number is not None else ():
+        if own := re.match(r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above]):
+            if number - above > int(own[1]): break
+            said = first.partition(": ")[2].partition("; ")[2].partition(": ")[2] or first
+            return CompileError(f"ptxas refuses the text of tkc.inline_ptx: {said.strip()}; the line is `{lines[number].strip()}`", Location(own[2], int(own[3]), int(own[4]) - 1))
     handle, kept = tempfile.mkstemp(prefix="tkc-refused-", suffix=".ptx")
     with os.fdopen(handle, "w") as f: f.write(ptx)
-    m = re.search(r"line (\d+)", first)
-    lines = ptx.splitlines()
-    at = f"; the line is `{lines[int(m[1]) - 1].strip()}`" if m and 0 < int(m[1]) <= len(lines) else ""
-    return f"ptxas refused code that tkc made, which is a bug of tkc: {first.strip()}{at}; the text is in {kept}"
+    at = f"; the line is `{lines[number].strip()}`" if number is not None else ""
+    return CompileError(f"ptxas refused code that tkc made, which is a bug of tkc: {first.strip()}{at}; the text is in {kept}")
 
 
 def parse(log: str, cubin: bytes = b"") -> Assembled:
