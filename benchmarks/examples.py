@@ -4,7 +4,7 @@
     BENCH_ONLY=softmax,matmul_steps benchmarks/run.py examples   some
 
 A case is what `tkc demo` runs (tkc/tools/demo.py), which has checked it against float64 at smaller sizes; here nothing is compared, only timed. The cases of an example of steps, and of float8_matmul,
-race one another.
+race one another. Making the numbers takes this process longer than timing them.
 """
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.harness import Contest, Contestant, Runner
 
 N = 1 << 27
 SIZES: dict[str, tuple[dict, ...]] = {
-    "vector_add": ({"n": N},), "softmax": ({"rows": 32768, "columns": 4096},), "layer_norm": ({"rows": 32768, "columns": 4096},), "dropout": ({"n": N},), "histogram": ({"n": N},), "cumulative_sum": ({"n": N},),
-    "matmul": ({"size": 4096},), "matmul_steps": ({"size": 8192}, {"size": 4096, "k": 512}), "attention": ({"batch": 4, "heads": 16, "sequence": 4096, "d": 128},),
-    "attention_steps": ({"heads": 16, "sequence": 4096, "d": 128},), "float8_matmul": ({"size": 8192},), "float8_attention": ({"batch": 2, "heads": 16, "sequence": 8192, "d": 128},), "quantized_linear": ({"size": 4096},),
+    "attention": ({"batch": 4, "heads": 16, "sequence": 4096, "d": 128},), "attention_steps": ({"heads": 16, "sequence": 4096, "d": 128},), "float8_attention": ({"batch": 2, "heads": 16, "sequence": 8192, "d": 128},),
+    "matmul": ({"size": 4096},), "matmul_steps": ({"size": 8192}, {"size": 4096, "k": 512}), "float8_matmul": ({"size": 8192},), "quantized_linear": ({"size": 4096},),
+    "softmax": ({"rows": 32768, "columns": 4096},), "layer_norm": ({"rows": 32768, "columns": 4096},), "vector_add": ({"n": N},), "dropout": ({"n": N},), "histogram": ({"n": N},), "cumulative_sum": ({"n": N},),
 }
 TOGETHER = "matmul_steps", "attention_steps", "float8_matmul"
 TYPES = "float32", "bfloat16"                  # of cases that differ in nothing else, the second is raced
@@ -30,11 +30,11 @@ def rivals(name: str, shape: tuple[int, ...], causal: bool) -> dict[str, Callabl
     import torch.nn.functional as F
     normal = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)
     x = normal(*shape) if name in ("vector_add", "softmax", "layer_norm", "dropout", "cumulative_sum") else None
-    w = normal(shape[-1]) if name == "layer_norm" else None
+    y, w = normal(*shape) if name == "vector_add" else None, normal(shape[-1]) if name == "layer_norm" else None
     named = {
-        "vector_add": lambda: x + x, "softmax": lambda: torch.softmax(x, -1), "layer_norm": lambda: F.layer_norm(x, shape[-1:], w, w), "dropout": lambda: F.dropout(x, 0.25), "cumulative_sum": lambda: torch.cumsum(x, 0),
+        "vector_add": lambda: x + y, "softmax": lambda: torch.softmax(x, -1), "layer_norm": lambda: F.layer_norm(x, shape[-1:], w, w), "dropout": lambda: F.dropout(x, 0.25), "cumulative_sum": lambda: torch.cumsum(x, 0),
     }
-    if name in named: return {"torch": lambda: named[name], "copy of as many bytes": lambda: (lambda out=torch.empty_like(x): out.copy_(x))}
+    if name in named: return {"torch": lambda: named[name]} | ({} if y is not None else {"copy of as many bytes": lambda: (lambda out=torch.empty_like(x): out.copy_(x))})
     if name == "histogram":
         whole = torch.randint(0, 256, shape, device="cuda", dtype=torch.int32)
         return {"torch.bincount": lambda: lambda: torch.bincount(whole, minlength=256)}
