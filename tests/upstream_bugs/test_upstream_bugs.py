@@ -1,8 +1,9 @@
 """Miscompiles and hangs that users of other tile compilers reported, each in a kernel of our own that has what made theirs fail.
 
-`case("triton #8139", …)` names the thread. Every kernel runs on the CPU, at every level of the passes, and at level 4 in the simulator that finds races,
+`case("triton #8139", …)` names the thread: an issue or pull request of a project on GitHub (PROJECTS). Every kernel runs on the CPU, at every level of the passes, and at level 4 in the simulator that finds races,
 deadlocks and lapped phases, with one stage and with several, and has to give what level 0 gives, to the bit (all numbers are whole).
 """
+import re
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -12,13 +13,15 @@ import pytest
 import tkc
 from tests.language.kernels import matmul
 from tkc.errors import CompileError
-from tkc.fuzz.check import Ways, extents, wrong
+from tkc.fuzz.check import Ways, wrong
 from tkc.ir.target import TARGETS
 from tkc.language.trace import trace
 from tkc.runtime.specialize import ScalarInfo, Specialization, argument, facts, signature
 
 BF16, F16, F32, I8, I32 = ml_dtypes.bfloat16, np.float16, np.float32, np.int8, np.int32
 CASES: list = []
+PROJECTS = {"triton": "triton-lang/triton", "tilelang": "tile-ai/tilelang", "TLX": "facebookexperimental/triton", "facebookexperimental": "facebookexperimental/triton", "ROCm/triton": "ROCm/triton",
+            "intel": "intel/intel-xpu-backend-for-triton", "cutile": "NVIDIA/cutile-python"}
 
 
 def whole(*shape, dtype=F32, low=-3, high=4, seed=0): return np.random.default_rng(seed).integers(low, high, shape).astype(dtype)
@@ -276,7 +279,19 @@ def test_upstream_bug(c):
     assert not found, "\n".join(map(str, found))
 
 
-def test_there_are_forty(): assert len(CASES) >= 40 and extents((1,)) == (1, 1, 1)
+def threads_of(c: Case) -> set[tuple[str, str]]:
+    """(project, number) of each thread that a case names."""
+    found, project = set(), ""
+    for name, number in re.findall(r"([\w/-]+)(?= #)|#(\d+)", c.threads.partition(":")[0]):
+        project = name or project
+        if number: found.add((PROJECTS[project], number))
+    return found
+
+
+def test_there_are_forty():
+    """Cases that name a thread, and threads."""
+    named = [c for c in CASES if threads_of(c)]
+    assert len(named) >= 40 and len(set().union(*map(threads_of, named))) >= 55
 
 
 # ------------------------------------------------------------------------------------------------- refused, in a sentence
