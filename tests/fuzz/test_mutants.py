@@ -14,6 +14,7 @@ def test_there_are_twenty_operators(): assert len(OPERATORS) >= 20
 def test_programs_cover_the_operators_and_the_compiler():
     mutants = every()
     assert {place.operator for _, place in mutants} == set(OPERATORS)
+    assert len({(program.name, place.label) for program, place in mutants}) == len(mutants), "a label is one mutant's"
     assert len(mutants) > 1500 and sum(p.golden for p in programs().values()) == 4 and len(programs()) >= 20
 
 

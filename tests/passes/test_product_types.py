@@ -285,9 +285,9 @@ def test_computed_factors_assemble_clean(case): assembles_clean(last_factor(case
 
 # ------------------------------------------------------------------------------------------------------ mutants
 SMALL = (("num_stages", 3), *ALONE)
-LEADER = {f"leader alone: mbarrier_arrive {n}" for n in (0, 1)}        # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+LEADER = {f"leader alone: mbarrier_arrive empty in consumer{nth}" for nth in ("", ", 2")}        # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
 # The fence in a step covers what that step has read, which is given back in the next.
-MUTATED = [(Case(E4, E4, (64, 128, 32), "exact b.T", options=SMALL), LEADER), (Computed(I8, BF, "cast", (64, 64, 32), options=SMALL), LEADER | {"later: fence 1"}),
+MUTATED = [(Case(E4, E4, (64, 128, 32), "exact b.T", options=SMALL), LEADER), (Computed(I8, BF, "cast", (64, 64, 32), options=SMALL), LEADER | {"later: fence async_shared in consumer"}),
            (Computed(I8, BF, "cast after b.T", (64, 128, 32), options=SMALL), LEADER)]
 
 

@@ -94,7 +94,7 @@ def test_products_assemble_clean(case):
 
 
 # A's ring has as many stages as B's and comes first: who may fill a stage of it knows that B's of the same number is over, read and laid anew.
-IMPLIED = {"drop: mbarrier_wait 5", "later: mbarrier_wait 5", "leader alone: mbarrier_arrive 5"}
+IMPLIED = {"drop: mbarrier_wait empty 3 in converter", "later: mbarrier_wait empty 3 in converter", "leader alone: mbarrier_arrive empty 2 in converter"}
 
 
 def test_mutants_of_the_converter_are_found():

@@ -222,10 +222,10 @@ def test_it_assembles_clean(form): assembles_clean(last(form))
 
 
 # ------------------------------------------------------------------------------------------------------ mutants
-RELEASED = {f"leader alone: mbarrier_arrive {n}" for n in (0, 1)}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
+RELEASED = {f"leader alone: mbarrier_arrive empty in consumer{nth}" for nth in ("", ", 2")}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
 # The producer of a cluster sees every stage come back before it ends. Consumers give stages back in order, so the last of these waits is enough.
-DRAIN = {f"{change}: mbarrier_wait {n}" for change in ("drop", "first parity") for n in (1, 2)} | {f"{change}: ring_next 2" for change in ("parity stays", "stages + 1")}
-SWAPPED = {"stage: stage 2", "stage: stage 3"}                         # each of two consumers has the other's slab
+DRAIN = {f"{change}: mbarrier_wait empty in producer, {n}" for change in ("drop", "first parity") for n in (2, 3)} | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
+SWAPPED = {f"stage: stage {slab} in consumer" for slab in ("ring", "unnamed", "unnamed 2")}             # each of two consumers has the other's slab
 EQUIVALENT = {"alone": RELEASED, "cluster": RELEASED | DRAIN, "ping-pong": RELEASED | SWAPPED, "ping-pong in a cluster": RELEASED | DRAIN | SWAPPED}
 
 

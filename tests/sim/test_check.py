@@ -38,7 +38,7 @@ def test_a_clean_kernel_and_its_arguments_stay_as_they_are():
 
 
 def test_findings_are_reported_once_with_their_line():
-    broken = next(m for name, m in mutants(final()) if name == "drop: block_barrier 0")
+    broken = next(m for name, m in mutants(final()) if name == "drop: block_barrier")
     result = check(broken, inputs(), (2, 2), runs=4)
     assert result.findings and {f.kind for f in result.findings} <= {"race", "uninitialized"}
     assert len({(f.kind, f.message) for f in result.findings}) == len(result.findings)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
+from xdsl.dialects import scf
 from xdsl.ir import Operation
 
 from tkc.fuzz.programs import Program, programs
@@ -68,10 +69,17 @@ def _number_of_a_program(op: Operation, operator: str) -> bool:
     return op.barriers in {a.barriers for a, b in zip(told, told[1:]) if isinstance(a, threads.MbarrierWait) and isinstance(b, threads.MbarrierArrive)}
 
 
+def _past_the_mask(op: Operation, operator: str) -> bool:
+    """A look at the next stage in the second way through a step, which is the one with the mask (tkc.passes.warpgroups.tails)."""
+    branch = op.parent_op()
+    return operator == "parity" and isinstance(op, threads.MbarrierTest) and isinstance(branch, scf.IfOp) and isinstance(branch.parent_op(), scf.ForOp) and op.parent is branch.false_region.block
+
+
 RULES: tuple[tuple[Callable[[Operation, str], bool], str], ...] = (
     (_released_by_a_leader, "an asynchronous dot is the work of a whole warpgroup: the leader that has waited for it knows that all warps are done"),
     (_of_an_instance, "the instances exchange buffers of which each has its own"),
     (_drained, "whoever releases the last stage has released those before it"),
+    (_past_the_mask, "only the last tile of a program goes through the mask, and nobody uses what is said there"),
     (_number_of_a_program, "a program's first factor has a ring too, as deep, which holds the producer back as well"),
 )
 

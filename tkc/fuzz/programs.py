@@ -217,18 +217,17 @@ def pipelined() -> list[Program]:
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "pingpong_product": {
-        "drop: mbarrier_wait 1": "the drain, which a block without a cluster does not need",
-        "stage: stage 2": "the consumers exchange their slabs",
+        "drop: mbarrier_wait empty in producer, 2": "the drain, which a block without a cluster does not need",
+        "stage: stage slabs in consumer": "the consumers exchange their slabs",
     },
     "attention_forward": {
-        "earlier: mbarrier_expect 2": "the phase cannot end before its bytes, which come after the wait",
-        "stage: mbarrier_wait 5": "the other stage is released later than the one waited for",
-        **{f"{change}: mbarrier_arrive 9": "the last release: nobody waits for it" for change in ("drop", "twice", "earlier", "stage")},
-        "first parity: mbarrier_wait 6": "behind the last tile: nobody uses what comes of it", "stages + 1: ring_next 5": "behind the last tile: nobody uses what comes of it",
-        "first parity: mbarrier_wait 9": "the second stage of a fresh ring: its parity is 0 as it is",
-        "parity stays: ring_next 6": "behind the last tile: nobody uses what comes of it", "stages + 1: ring_next 6": "behind the last tile: nobody uses what comes of it",
+        "earlier: mbarrier_expect q_full in producer": "the phase cannot end before its bytes, which come after the wait",
+        "stage: mbarrier_wait k_empty in producer, 3": "the other stage is released later than the one waited for",
+        **{f"{change}: mbarrier_arrive v_empty in consumer, 4": "the last release: nobody waits for it" for change in ("drop", "twice", "earlier", "stage")},
+        **dict.fromkeys(("first parity: mbarrier_wait v_empty in producer, 3", "stages + 1: ring_next v_empty in producer, 3"), "behind the last tile: nobody uses what comes of it"),
+        **dict.fromkeys(("parity stays: ring_next k_full in consumer", "stages + 1: ring_next k_full in consumer"), "behind the last tile: nobody uses what comes of it"),
+        "first parity: mbarrier_wait k_full in consumer, 2": "the second stage of a fresh ring: its parity is 0 as it is",
     },
-    "attention, sm_90a": {"parity: mbarrier_test 2": "in the way through the mask, which only the last tile takes: nobody uses what it says"},
 }
 
 

@@ -5,6 +5,7 @@ from the original is *equivalent*; whoever runs mutants lists those, each with i
 """
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -183,7 +184,8 @@ OPERATORS: dict[str, tuple[Change, Callable[[Operation], bool]]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A mutant: the operator, the number of the operation in the text, and a label such as "drop: fence 2" (the third fence of the text)."""
+    """A mutant: the operator, the number of the operation in the text, and a label that stays while the program changes elsewhere: "drop: mbarrier_wait empty 2 in producer, 3" is of the third
+    wait in the producer for the second ring of mbarriers named empty."""
     label: str
     operator: str
     number: int
@@ -191,12 +193,35 @@ class Place:
 
 def places(module: ModuleOp) -> Iterator[Place]:
     """Every operator at every place."""
-    seen: Counter[str] = Counter()
+    names, seen = _names(module), Counter()
     for number, op in enumerate(module.walk()):
-        kind = op.name.removeprefix("tile.")
+        what = _described(op, names)
+        seen[what] += 1
+        label = what if seen[what] == 1 else f"{what}, {seen[what]}"
         for name, (_, applies) in OPERATORS.items():
-            if applies(op): yield Place(f"{name}: {kind} {seen[kind]}", name, number)
-        seen[kind] += 1
+            if applies(op): yield Place(f"{name}: {label}", name, number)
+
+
+def _names(module: ModuleOp) -> dict[Operation, str]:
+    """Of each ring and buffer: its name in the text, the later ones of a name with their number."""
+    names, seen = {}, Counter()
+    for op in module.walk():
+        if not isinstance(op, (shared.Alloc, T.Barriers)): continue
+        base = re.sub(r"_\d+$", "", op.result.name_hint or "") or "unnamed"
+        seen[base] += 1
+        names[op] = base if seen[base] == 1 else f"{base} {seen[base]}"
+    return names
+
+
+def _described(op: Operation, names: dict[Operation, str]) -> str:
+    """An operation by its kind, the ring or buffer that it is about, and its role."""
+    role = op.parent_op()
+    while role is not None and not isinstance(role, T.Role): role = role.parent_op()
+    about = op if op in names else next((v.owner for v in op.operands if v.owner in names), None)
+    if about is None and isinstance(op, T.RingNext):                # the ring whose stage it turns
+        about = min((use.operation.barriers.owner for use in op.stage.uses if isinstance(use.operation, (T.MbarrierWait, T.MbarrierExpect))), key=lambda ring: names[ring], default=None)
+    words = [op.name.removeprefix("tile."), op.kind.data if isinstance(op, T.Fence) else "", names.get(about, ""), f"in {role.sym_name.data}" if role is not None else ""]
+    return " ".join(filter(None, words))
 
 
 def mutated(module: ModuleOp, place: Place) -> ModuleOp:
