@@ -55,17 +55,15 @@ class Operator:
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
         self.numbers = tuple((i, p.name) for i, p in enumerate(self.parameters) if str(p.annotation).startswith("float"))
-        self.torch = self.tensor = self.alone = None            # torch.ops.tkc.<name>, torch.Tensor and whether a call may go past the dispatcher, once torch is there
+        self.torch = self.alone = None                          # torch.ops.tkc.<name>, and whether a call may go past the dispatcher, once torch is there
         OPERATORS[self.name] = self
 
     def __repr__(self): return f"<operator tkc::{self.schema}>"
 
     def __call__(self, *args, **kwargs):
-        if self.tensor is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
-        if self.tensor is not None:
-            for a in (*args, *kwargs.values()):
-                if isinstance(a, self.tensor): return (self.run if self.alone(args, kwargs) else self.torch)(*args, **kwargs)
-        return self.run(*args, **kwargs)
+        if self.torch is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
+        if self.torch is None or self.alone(args, kwargs): return self.run(*args, **kwargs)
+        return self.torch(*args, **kwargs)
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""

@@ -24,41 +24,28 @@ LIBRARY = torch.library.Library("tkc", "FRAGMENT")
 
 def register(op: Operator) -> None:
     """Makes torch.ops.tkc.<op>; `op` called with a tensor goes there from now on."""
-    if op.tensor is not None: return
+    if op.torch is not None: return
     qualified = f"tkc::{op.name}"
     LIBRARY.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in "CPU", "CUDA": LIBRARY.impl(op.name, op.run, device)
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
     if op.gradient is not None: torch.library.register_autograd(qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY)
-    op.torch, op.alone, op.tensor = getattr(torch.ops.tkc, op.name), alone, torch.Tensor
+    op.alone, op.torch = alone, getattr(torch.ops.tkc, op.name)
 
 
 try: _WATCHERS = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
 except AttributeError: _WATCHERS = None                                 # another torch: everything through the dispatcher
-_PLAIN: dict[str, set[int]] = {}
-
-
-def _keys(x: torch.Tensor) -> int: return torch._C._dispatch_keys(x).raw_repr()
-
-
-def _plain(x: torch.Tensor) -> bool:
-    """Whether a tensor is dense memory of a CPU or a CUDA device and nothing else: no subclass, wrapper, fake, negated view, zero of forward mode …"""
-    device = x.device.type
-    if device not in _PLAIN:
-        if device not in ("cpu", "cuda"): return False
-        found = set()
-        for inference in (False, True):
-            with torch.inference_mode(inference): found.add(_keys(torch.empty(0, device=device)))
-        _PLAIN[device] = found
-    return _keys(x) in _PLAIN[device]
+_TENSORS = torch.Tensor, torch.nn.Parameter
+_compiling, _grad = torch.compiler.is_compiling, torch.is_grad_enabled
 
 
 def alone(args: tuple, kwargs: dict) -> bool:
-    """Whether torch's dispatcher would hand these arguments on as they are."""
-    if torch.compiler.is_compiling() or _WATCHERS is None or any([watcher() for watcher in _WATCHERS]): return False
-    wanted = torch.is_grad_enabled()
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, torch.Tensor) and (wanted and x.requires_grad or not _plain(x)): return False
+    """Whether torch's dispatcher would hand these arguments on as they are: dense memory of a CPU or a CUDA device and nothing else, no gradient wanted, nobody watching. True where there is no tensor."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    if not tensors: return True
+    if _compiling() or _WATCHERS is None or any([watcher() for watcher in _WATCHERS]): return False
+    for x in tensors:
+        if type(x) not in _TENSORS or x.requires_grad and _grad() or not (x.is_cuda or x.is_cpu) or x.is_neg() or x._is_zerotensor() or x.layout is not torch.strided: return False
     return True
 
 
