@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from click.testing import CliRunner
 
-from tkc.fuzz.mutation import command_lines, corpus, fault, mutant
+from tkc.fuzz.mutation import KERNEL, command_lines, corpus, fault, mutant
 from tkc.tools.cli import main
 
 texts = cache(corpus)
@@ -59,7 +59,9 @@ def test_what_cannot_be_meant_is_refused(name):
 
 def test_command_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for words in command_lines(0, 120):
+    (tmp_path / "k.py").write_text(KERNEL)
+    (tmp_path / "k.mlir").write_text(kernel("%a = tile.constant 0 : !tile.tile<4xi32>"))
+    for words in command_lines(0, 250):
         done = CliRunner().invoke(main, words, input="")
         assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output and "bug of tkc" not in done.output, (words, done.output)
 

@@ -89,15 +89,21 @@ def corpus() -> list[str]:
     return [t for t in texts if len(t) < 6_000]
 
 
+COMMANDS = ("opt", "compile", "reduce", "check", "report")
 WORDS = ("opt", "compile", "doctor", "reduce", "bench", "demo", "-", "--list", "--verify-only", "--target", "sm_90a", "sm_1", "-p", "simplify", "--print", "--stop-after", "--resume-from", "plan", "-o", "/nowhere/x",
-         "--emit", "ptx", "--option", "num_warps=x", "x=f32[", "kernel.py:k", "", "=", "--", "--nonsense", "-h", "\udcff", "a" * 5000, "../..", "%s", "--debug", "--grid", "0", "--stages", "-1")
+         "--emit", "ptx", "--option", "num_warps=x", "x=f32[", "kernel.py:k", "", "=", "--", "--nonsense", "-h", "\udcff", "a" * 5000, "../..", "%s", "--debug", "--grid", "0", "--stages", "-1",
+         "--validate", "--against", "--inputs", "--signature", "--stage", "final", "ir", "report", "--seconds", "0.1", "--test", "true", "--warps", "3", "k.mlir", "k.mlir", "k.py:add", "k.py:add", "x=f32[64]", "y=f32[64]", "out=f32[64]",
+         "n=64", "f32[64], f32[64], f32[64], 64", "2,2", "cpu", "sm_80", "--picture", "cluster=2,1", "num_warps=64", "maxnreg=1", "BLOCK=0", "BLOCK=1e9", "n=i32", "x=f32[-1]", "x=f32[99999999999]")
+KERNEL = "import tkc\n\n@tkc.jit\ndef add(x, y, out, n, BLOCK: tkc.constexpr = 64):\n    i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)\n" \
+         "    tkc.store(out.ptr + i, tkc.load(x.ptr + i, mask=i < n) + tkc.load(y.ptr + i, mask=i < n), mask=i < n)\n\ndef grid(a): return (1,)\n"
 
 
 def command_lines(seed: int, count: int) -> Iterator[list[str]]:
-    """Words in any order, none of which runs the examples or the benchmarks."""
+    """Words in any order, none of which runs the examples or the benchmarks; beside a k.py (KERNEL) and a k.mlir some of them mean something."""
     r = random.Random(seed)
     for _ in range(count):
-        words = [r.choice(("opt", "compile", "reduce")), *(r.choice(WORDS[6:] if r.random() < .9 else WORDS[:4]) for _ in range(r.randint(0, 5)))]
+        about = r.choice(([], ["k.mlir"], ["k.py:add"], ["k.py:add", "x=f32[64]", "y=f32[64]", "out=f32[64]", "n=64"]))
+        words = [r.choice(COMMANDS), *about, *(r.choice(WORDS[6:] if r.random() < .9 else WORDS[:4]) for _ in range(r.choice((0, 1, 1, 2, 2, 3, 6))))]
         yield [w for w in words if w != "--debug"]
 
 
