@@ -1,5 +1,9 @@
 """tkc.print: the same line at level 0, on the CPU and in the format of the GPU's printf."""
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -37,3 +41,11 @@ def test_without_tiles_there_is_one_line():
     ptx = scalars.compile("i32", "u64", target="sm_80").ptx
     data, = re.findall(r"\.b8 message\d+\[\d+\] = \{([\d, ]+)\}", ptx)
     assert bytes(map(int, data.split(","))) == b"%d %llu 100%%\n\0" and ptx.count("vprintf, (f, a)") == 1
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_prints():
+    program = ("import torch\nfrom tests.operations.test_print import telling\n"
+               "telling[1](torch.tensor([1, 2.5], device='cuda'), torch.tensor([3, -4], device='cuda', dtype=torch.bfloat16), 7, 2)\ntorch.cuda.synchronize()\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], env=os.environ, capture_output=True, text=True, timeout=100)
+    assert sorted(done.stdout.splitlines()) == sorted(["n is 7 {50%} [0] 1 1 2 [...]", "n is 7 {50%} [1] 2.5 1 2 [...]", "n is 7 {50%} [...] 1 2 [0] 3", "n is 7 {50%} [...] 1 2 [1] -4"]), done.stdout + done.stderr
