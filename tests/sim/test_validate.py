@@ -83,6 +83,15 @@ def test_a_wrong_pass_is_named_and_reproduced(name, tmp_path):
         assert again.returncode == 0 and "change nothing" in again.stderr, again.stderr                   # the pass itself is right
 
 
+def test_without_time_passes_are_compared_together(tmp_path):
+    """All of them at the last one, which is then said; what is wrong is still found, and the reproducer has the range."""
+    v = validated(CASES["product"], "sm_90a", tmp_path, seconds=0.0, last=pipeline.PIPELINE[-1])
+    assert v.small == (1, 1) and len(v.passes) == len(pipeline.PIPELINE) + 1 and "were compared together, for want of time" in str(v) and "plan, swap-dots" in str(v)
+    with pytest.raises(ValidationError) as caught: validated(CASES["product"], "sm_80", tmp_path, ("plan", shift), seconds=0.0, last=pipeline.PIPELINE[-1])
+    assert caught.value.name == pipeline.PIPELINE[-1] and f"one of the passes {pipeline.PIPELINE[0]}, " in str(caught.value) and f"and {pipeline.PIPELINE[-1]} changes" in str(caught.value)
+    assert "--pass plan --pass swap-dots" in (caught.value.folder / "README.txt").read_text()
+
+
 def test_ring_arithmetic_sees_what_rounding_hides(tmp_path):
     """A term of 1e-9 beside one of 1: nothing in float32, everything modulo 2^32."""
     def lose(module):

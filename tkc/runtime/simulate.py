@@ -81,7 +81,7 @@ def validate(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, i
     """Compiles the kernel with every pass validated on these arguments (or made-up ones in place of a GPU's); gives the report. Raises ValidationError."""
     from tkc.passes import pipeline
     from tkc.sim.validate import Validator
-    v = Validator(arguments_for(kernel, infos), extents, pipeline.uses_reals, pipeline.unordered,
+    v = Validator(arguments_for(kernel, infos), extents, pipeline.uses_reals, pipeline.unordered, last=pipeline.PIPELINE[-1],
                   command=f"tkc opt {{folder}}/before.mlir --pass {{name}} --validate --inputs {{folder}}/inputs.npz --target {target.name}")
     level4_of(kernel, infos, options, target, v)
     return f"{kernel.__name__} for {target.name}: {v}"

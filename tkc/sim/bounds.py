@@ -34,7 +34,7 @@ def error_of(x) -> np.ndarray | float: return getattr(x, "error", 0.0)
 
 def wide(x) -> np.ndarray:
     x = widened(x)
-    return np.asarray(x).astype(np.float64) if x.dtype.kind in "fiub" else x
+    with np.errstate(invalid="ignore"): return np.asarray(x).astype(np.float64) if x.dtype.kind in "fiub" else x
 
 
 def rounding(value: np.ndarray, t) -> np.ndarray | float:

@@ -5,7 +5,7 @@
 
 A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which programs run: corners of the grid and some at random (the first few where programs
 wait for one another); all programs of a small grid where the pass changes which block is which program (a raster, clusters, a persistent loop). The first pass that changes what an
-array holds is named, with a directory that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the command.
+array holds is named, with a directory that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the command. Where the time is over, passes are compared together with the next ones, up to the last.
 """
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones, packed
 from tkc.sim.report import report_of
 
-SMALL = (3, 2, 1), (2, 2, 1)            # the grids where all programs run: with time for it, and without
+SMALL = (3, 2, 1), (2, 2, 1), (2, 1, 1), (1, 1, 1)      # the grids where all programs run: the first for which there is time, else the last
+PART = 0.7                              # of the time, after which passes are compared together: the last one costs the most
+RUNS = 40                               # of a program, in all: passes that change something, two arithmetics, level 4 thrice as slow
 
 
 class ValidationError(Error):
@@ -53,11 +55,13 @@ class Run:
 
 @dataclass
 class Validator:
-    """Compares each module that it is called with to the one before. real, unordered: passes that use facts of real numbers; that leave level 4 without its barriers."""
+    """Compares each module that it is called with to the one before. real, unordered: passes that use facts of real numbers; that leave level 4 without its barriers. last: the pass that is looked at
+    even when more than `seconds` are over (empty: each)."""
     arguments: Sequence
     grid: tuple[int, ...]
     real: Callable[[str], bool] = lambda name: False
     unordered: Callable[[str], bool] = lambda name: False
+    last: str = ""
     seconds: float = 10.0
     seed: int = 0
     folder: Path | None = Path("tkc-validate")                          # None: no reproducer
@@ -66,16 +70,19 @@ class Validator:
     notes: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
     spent: float = 0.0
+    skipped: list[str] = field(default_factory=list)
     before: ModuleOp | None = None
     before_unordered: bool = False
 
     def __call__(self, name: str, module: ModuleOp) -> None:
         """Raises ValidationError; SimulationError where the first module itself does what has no meaning."""
         began = time.perf_counter()
+        self.passes.append(name)
         if self.before is None: self._first(name, module)
+        elif self.last and self.spent > self.seconds * PART and name != self.last: self.skipped.append(name); return
         elif not module.is_structurally_equivalent(self.before): self._compare(name, module)
         self.before, self.before_unordered = module.clone(), self.unordered(name)
-        self.passes.append(name)
+        if self.skipped: self.notes.append(f"{', '.join(self.skipped)} and {name} were compared together, for want of time"); self.skipped = []
         self.spent += time.perf_counter() - began
 
     # ---- what runs
@@ -89,7 +96,8 @@ class Validator:
         each = max(1e-4, time.perf_counter() - began)
         most = max(1, min(5, int(self.seconds / each / 60)))                   # ten passes, two arithmetics, level 4 thrice as slow
         self.programs = tuple(self._numbered(sample(kernel, total, self.seed, most)))
-        self.small = tuple(min(a, b) for a, b in zip(self.grid, SMALL[most < prod(SMALL[1])]))
+        small = next((g for g in SMALL if prod(g) * each * RUNS <= self.seconds), SMALL[-1])
+        self.small = tuple(min(a, b) for a, b in zip(self.grid, small))
         self.arithmetics = ["ieee", "ring"]
         self.bounded = kernel.level == 0
         if any(isinstance(op, scf.WhileOp) for op in module.walk()): self._without_ring("a while loop may not end there")
@@ -113,7 +121,7 @@ class Validator:
         plan = Plan.from_text(text.data) if text is not None else Plan()
         moved = plan.raster > 1 or plan.persistent or plan.cluster != (1, 1) or plan.split_k > 1 or plan.stream_k or "persistent" in kernel.attributes or "cluster" in kernel.attributes
         grid, programs = (self.small, None) if moved else (self.grid, self.programs)
-        return [Run(grid, programs, a) for a in self.arithmetics if a == "ieee" or not self.real(name)]
+        return [Run(grid, programs, a) for a in self.arithmetics if a == "ieee" or not any(map(self.real, (*self.skipped, name)))]
 
     def inputs(self, kernel, arithmetic: str) -> list:
         given = clones(self.arguments)
@@ -144,7 +152,7 @@ class Validator:
                     self._fail(name, module, what, f"{argument}[{', '.join(map(str, at))}] is {x[at]} before and {y[at]} after")
             self.outputs[what] = after
             if str(what) not in self.ran: self.ran.append(str(what))
-        done = {a for a in self.arithmetics if a == "ieee" or not self.real(name)}
+        done = {what.arithmetic for what in self._runs(module, name)}
         for stale in [w for w in self.outputs if w.arithmetic not in done]: del self.outputs[stale]          # a pass that ring arithmetic skips: begin anew behind it
 
     def _differs(self, what: Run, number: int, x: np.ndarray, y: np.ndarray) -> tuple | None:
@@ -164,7 +172,8 @@ class Validator:
 
     def _fail(self, name: str, module: ModuleOp, what: Run, how: str) -> None:
         kernel = level0.kernel_of(module).sym_name.data
-        message = f"{f'pass {name} changes what {kernel} computes' if self.folder else f'the two programs of {kernel} differ'}, in {what.arithmetic} arithmetic: {how} ({what})"
+        which = f"pass {name}" if not self.skipped else f"one of the passes {', '.join(self.skipped)} and {name}"
+        message = f"{f'{which} changes what {kernel} computes' if self.folder else f'the two programs of {kernel} differ'}, in {what.arithmetic} arithmetic: {how} ({what})"
         if self.folder is None: raise ValidationError(message, name, what.arithmetic, None)
         folder = self.folder / f"{kernel}-{name}"
         try: reproduce(folder, self, name, module, what, message)
@@ -190,6 +199,6 @@ def reproduce(folder: Path, v: Validator, name: str, module: ModuleOp, what: Run
     (folder / "before.mlir").write_text(show(v.before, locations=True))
     (folder / "after.mlir").write_text(show(module, locations=True))
     np.savez(folder / "inputs.npz", **packed(v.arguments), grid=np.array(what.grid, np.int64), seed=np.int64(v.seed))
-    command = v.command.format(folder=folder, name=name)
+    command = v.command.format(folder=folder, name=" --pass ".join([*v.skipped, name]))
     (folder / "README.txt").write_text(f"{message}\n\n    {command}\n\nThe same of the two files, whatever the pass does now:\n\n"
                                        f"    tkc opt {folder}/before.mlir --against {folder}/after.mlir --inputs {folder}/inputs.npz\n")

@@ -47,6 +47,7 @@ def optimize(text: str, name: str, target: str | None = None, passes: tuple[str,
         if validator:
             first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
             check = validator(module)
+            check.last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
             check(pipeline.PIPELINE[first - 1] if first else "the input", module)
             observe = (lambda name, m, then=observe: (check(name, m), then and then(name, m)))
         if passes:
