@@ -1,7 +1,7 @@
 """A row of the table operation × element type × shape: a kernel, its arguments, and what NumPy says it must give.
 
 The expectation of a row is written in float64 or exact integers by NumPy alone, never by tkc: `Near(values, ulps)` for floats within so many units in the
-last place of the output's type, a plain array where every bit is fixed.  `run(case, how)` runs it at "level 0", on the "cpu" or on the "gpu".
+last place of the output's type, a plain array where every bit is fixed.  `run(case, how)` runs it at "level 0", on the "cpu", on the "gpu", or its PTX for "sm_80", … on the machine of tkc.sim.ptx.
 """
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def run(case: Case, how: str) -> None:
         arguments = case.arguments(np.random.default_rng(sum(case.name.encode())))
         wanted = case.want(arguments)
     if how == "gpu": got = _on_gpu(case, arguments)
+    elif how.startswith("sm_"): got = _in_ptx(case, arguments, how)
     else:
         os.environ["TKC_INTERPRET"] = "1" if how == "level 0" else "0"
         try: jitted(case.kernel)[case.grid](**arguments, **case.options)
@@ -73,6 +74,18 @@ def _on_gpu(case: Case, arguments: dict) -> dict:
     jitted(case.kernel)[case.grid](**device, **case.options)
     torch.cuda.synchronize()
     return {n: back(device[n], v.dtype) for n, v in arguments.items() if isinstance(v, np.ndarray)}
+
+
+def _in_ptx(case: Case, arguments: dict, target: str) -> dict:
+    from types import SimpleNamespace
+
+    from tkc.runtime.specialize import Constant, argument
+    from tkc.sim.ptx import run
+    kernel = jitted(case.kernel)
+    compiled = kernel.compile(**arguments, **case.options, target=target)
+    passed = {n: arguments[n] for n, constant in zip(kernel.names, kernel.constexpr) if not constant and not isinstance(argument(arguments[n], n, False), Constant)}
+    after = run(SimpleNamespace(text=compiled.ptx, interface=compiled.interface), list(passed.values()), case.grid)
+    return dict(zip([n for n, v in passed.items() if isinstance(v, np.ndarray)], after))
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
