@@ -186,7 +186,7 @@ KINDS = {
     "fp8 row-major": Kind(_row_major, _ours_row_major, {"transpose, cuBLAS fast": _transposed_first}, each(((128, 128, 128), (128, 256, 128), (128, 192, 128), (256, 128, 64)), FREE, {"roles": "one"}),
                           lambda g: g[0].double() @ g[1].double(), shapes=LARGE[:1]),
     "int8": Kind(_two("int8", "int32", 30), _ours_two("int8"), {"torch._int_mm": _int_mm}, each(WIDE[:4], FREE), _reference_two, 0.0, LARGE[:1]),
-    "tf32": Kind(_two("float32", "float32"), _ours_two("tf32"), {"cuBLAS tf32": _torch_mm(True)}, each(((128, 128, 32), (128, 256, 32), (128, 192, 32)), FREE), _reference_two, 1e-3, LARGE[:1]),
+    "tf32": Kind(_two("float32", "float32"), _ours_two("tf32"), {"cuBLAS tf32": _torch_mm(True)}, each(((128, 256, 32), (128, 128, 32), (128, 192, 32)), FREE), _reference_two, 1e-3, LARGE[:1]),
     "fp32": Kind(_two("float32", "float32"), _ours_two("fp32"), {"cuBLAS fp32": _torch_mm(False)}, each(((128, 128, 16), (128, 128, 32), (128, 64, 32)), FREE, {"num_warps": 8}), _reference_two, 1e-5, ()),
     "int8 weights": Kind(_weights, _ours_weights, {"cuBLAS bf16": _bfloat16}, each(((64, 64, 128), (256, 128, 64), (128, 128, 64), (64, 128, 128), (128, 128, 128)), ALONE, FREE), lambda g: g[0].double() @ g[1].double().t() * g[2], 1e-2, SHAPES[3:]),
 }

@@ -100,16 +100,57 @@ def test_few_blocks_and_a_long_k(m, n, k):
     close(kernels.matmul(x, y, bias, "relu"), np.maximum(double(x) @ double(y) + double(bias), 0), ulps=256)
 
 
+def model(kernel, *texts, grid, **more): return kernel.choose(*texts, **more, grid=grid, target="sm_90a", measure=False)
+def whole(m, n, k): return model(_product, f"bf16[{m}, {k}]", f"bf16[{k}, {n}]", None, f"bf16[{m}, {n}]", grid=_grid, ACTIVATION=None)
+
+
+@pytest.mark.parametrize("shape, parts, us", [                                   # measured on an H200, 2026-11-22, by the fastest plan of its kind
+    ((64, 64, 65536), True, 14.7), ((64, 128, 131072), True, 25.3), ((256, 256, 100000), True, 43.5),               # in one launch 21.3, 37.1 and 60.6
+    ((17, 4096, 14336), False, 40.5), ((31, 8192, 8192), False, 43.3)])                                             # in parts 43.5 and 48.1
+def test_few_blocks_are_cut_in_parts_where_that_is_faster(shape, parts, us):
+    from tkc.kernels.matmul import _few, _parted
+    m, n, k = shape
+    one = whole(*shape).seconds
+    _, two = _parted([f"bf16[{m}, {k}]", f"bf16[{k}, {n}]"], m, n, k, None, "sm_90a")
+    assert (two < one) == parts and 0.85 < min(one, two) * 1e6 / us < 1.1 and (_few(m, n, k) or not parts)
+
+
 def test_k_is_left_whole_where_blocks_fill_the_device():
     """64 x 8192 x 8192 has 128 blocks of 64 x 64: in parts it took 51 us on an H200, whole 43."""
-    from tkc.kernels.matmul import _parts
-    assert _parts(64, 8192, 8192) == 1 < _parts(64, 256, 8192)
+    from tkc.kernels.matmul import _few
+    assert not _few(64, 8192, 8192) and _few(64, 256, 8192)
+
+
+@pytest.mark.parametrize("shape, us", [((1, 4096, 4096), 16.9), ((1, 11008, 4096), 33.5)])                           # in two parts 18.6 and 38.3
+def test_a_row_is_multiplied_whole(shape, us):
+    choice = whole(*shape)
+    assert "split_k" not in choice.config.options and choice.config.constants["BM"] == 16 and 0.9 < choice.seconds * 1e6 / us < 1.1
 
 
 def test_parts_use_hoppers_engines():
     from tkc.kernels.matmul import _partial
-    compiled = _partial.kernel.compile("bf16[256, 100000]", "bf16[100000, 256]", "f32[32, 256, 256]", DEPTH=3328, BM=128, BN=128, BK=64, target="sm_90a")
+    compiled = _partial.kernel.compile("bf16[256, 100000]", "bf16[100000, 256]", "f32[33, 256, 256]", DEPTH=3072, BM=128, BN=128, BK=64, target="sm_90a")
     assert "wgmma" in compiled.ptx and compiled.resources.clean
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("n, k, bn, bk", [(4096, 4096, 1, 4096), (1, 100000, 1, 1 << 17), (64, 20000, 1, 1 << 15), (4096, 20000, 4, 2048), (528, 131073, 4, 2048)])
+def test_rows_times_a_vector_compile_clean(n, k, bn, bk, kind):
+    from tkc.kernels.matmul import _rows
+    assert _rows.compile(f"{kind}[1, {k}]", f"{kind}[{n}, {k}]", None, f"{kind}[1, {n}]", ACTIVATION=None, STEPS=-(-k // bk), BN=bn, BK=bk, target="sm_90a").resources.clean
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)])
+def test_copies_in_one_launch(turned):
+    from tkc.kernels.matmul import _copies
+    x, y = numbers((70, 300), "bfloat16"), numbers((33, 90), "bfloat16", seed=1)
+    given = [np.asarray(array, order="F" if t else "C") for array, t in zip((x, y), turned)]
+    made = [np.zeros(array.shape, array.dtype, order="F" if t else "C") for array, t in zip((x, y), turned)]
+    _copies[10, 2, 2](given[0], made[0], given[1], made[1], TURNED=turned, ROWS=32, COLUMNS=256)
+    for array, out in zip((x, y), made): assert np.array_equal(array, out)
+    texts = ["bf16[1009:1, 1019:1009]" if t else "bf16[1009, 1019]" for t in turned]
+    padded = ["bf16[1009:1, 1019:1024]" if t else "bf16[1009:1024, 1019:1]" for t in turned]
+    assert _copies.compile(texts[0], padded[0], texts[1], padded[1], TURNED=turned, ROWS=32, COLUMNS=256, target="sm_90a").resources.clean
 
 
 def test_the_table_it_is_shipped_with():

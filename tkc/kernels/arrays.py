@@ -18,8 +18,16 @@ THEIRS = {"float8_e4m3": "float8_e4m3fn", "bool_": "bool"}      # other librarie
 OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 
 
+_libraries: dict[type, str] = {}                # of types seen before
+_names: dict[Any, str] = {}                     # of element types
+
+
 def library(x: Array) -> str:
     """"torch", "cupy", "jax" or "numpy": whose array this is. Raises LaunchError for anything else."""
+    return _libraries.get(type(x)) or _libraries.setdefault(type(x), _library(x))
+
+
+def _library(x: Array) -> str:
     name = type(x).__module__.partition(".")[0]
     name = {"jaxlib": "jax", "cupy_backends": "cupy"}.get(name, name)
     if name in ("cupy", "jax", "numpy") and hasattr(x, "dtype"): return name
@@ -30,8 +38,10 @@ def library(x: Array) -> str:
 
 def dtype_of(x: Array) -> str:
     """tkc's name of the element type."""
-    text = str(x.dtype).removeprefix("torch.")
-    return OURS.get(text, text)
+    if (name := _names.get(x.dtype)) is None:
+        text = str(x.dtype).removeprefix("torch.")
+        name = _names[x.dtype] = OURS.get(text, text)
+    return name
 
 
 def _dtype(name: str, lib: str):

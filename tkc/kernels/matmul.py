@@ -6,6 +6,7 @@ multiples of 16 bytes cannot be copied by the hardware's own engine: where the p
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -23,7 +24,11 @@ THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
 WORTH, SHORT = 1 << 28, 16                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
 REMEMBERED = 4096
-PROGRAMS, DEEPEST = 512, 256                    # programs that a product with a vector is cut into; k of a block, at most
+ROWS, COLUMNS = 32, 256                        # of a program that copies
+PROGRAMS, DEEPEST, LARGE = 132, 256, 1 << 14    # multiprocessors of a large device; least k of a part, and of all parts what stands for many
+LONGEST, WHOLE = 1 << 17, 1 << 13               # elements of a row that the blocks of a cluster hold, and that one does best
+ADDING = 1 << 14                                # elements of parts that a program adds up, about
+LATER, COPIED, ADDED = 2.5e-6, 3.3e12, 3.5e12   # seconds of a launch that follows another; bytes a second of a copy, and of parts that are added up
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -62,7 +67,20 @@ def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tk
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-@tkc.autotune(_configs, key=_key, measure=False)
+def _depths(args: dict) -> list[tkc.Config]:
+    """Blocks for a product in parts, and k of a part: so that there are about as many programs as multiprocessors, or twice as many."""
+    (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
+    for config in _configs(args):
+        blocks = tkc.cdiv(m, config.constants["BM"]) * tkc.cdiv(n, config.constants["BN"])
+        counts = dict.fromkeys(min(programs // blocks, k // DEEPEST) for programs in (PROGRAMS, 2 * PROGRAMS))
+        found += [tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * DEEPEST) * DEEPEST) for count in counts if count > 1]
+    return found or [tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, DEEPEST) * DEEPEST) for config in _configs(args)]
+
+
+def _grid_of_parts(args: dict) -> tuple[int, int, int]: return tkc.cdiv(args["c"].shape[1], args["BM"]), tkc.cdiv(args["c"].shape[2], args["BN"]), tkc.cdiv(args["a"].shape[1], args["DEPTH"])
+
+
+@tkc.autotune(_depths, key=_key, measure=False)
 @tkc.jit
 def _partial(a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """The product in parts of DEPTH of its k, one matrix of c each: for few programs with long loops."""
@@ -84,12 +102,26 @@ def _sum(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BM: 
 
 
 @tkc.jit
+def _rows(x, rows, bias, out, ACTIVATION: tkc.constexpr, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A vector times each row of a matrix: of rows that are dense, each whole in one program."""
+    n = tkc.program_id(0) * BN
+    def times(k): return tkc.load(rows, (n, k), (BN, BK)).to(tkc.float32) * tkc.load(x, (0, k), (1, BK)).to(tkc.float32)
+    acc = times(0)
+    if STEPS > 1:
+        for k in tkc.range(BK, rows.shape[1], BK): acc = acc + times(k)
+    total = tkc.sum(acc, axis=1)
+    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
+    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    tkc.store(out, (0, n), total.to(out.dtype)[None, :])
+
+
+@tkc.jit
 def _vector(x, b, parts, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """One row's x @ b, in parts of k: on the multiply-add units, which memory keeps waiting."""
     n, part = tkc.program_id(0) * BN, tkc.program_id(1)
     acc = tkc.zeros((BK, BN), tkc.float32)
     for k in tkc.range(part * STEPS * BK, tkc.minimum((part + 1) * STEPS * BK, b.shape[0]), BK):
-        acc = acc + tkc.load(x, (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(b, (k, n), (BK, BN)).to(tkc.float32)
+        acc = acc + tkc.load(x[0], (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(b, (k, n), (BK, BN)).to(tkc.float32)
     tkc.store(parts, (part, n), tkc.sum(acc, axis=0)[None, :])
 
 
@@ -100,13 +132,21 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
     total = tkc.sum(tkc.load(parts, (0, n), (PARTS, BN)), axis=0)
     if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
     if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
-    tkc.store(out, (n,), total.to(out.dtype))
+    tkc.store(out, (0, n), total.to(out.dtype)[None, :])
 
 
 @tkc.jit
-def _copy(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _copies(x, p, y, q, TURNED: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """One matrix copied to another, or two in one launch. TURNED: of each, whether its columns are dense, not its rows."""
     i, j = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
-    tkc.store(out, (i, j), tkc.load(x, (i, j), (ROWS, COLUMNS)))
+    if y is None: _moved(x, p, i, j, TURNED[0], ROWS, COLUMNS)
+    elif tkc.program_id(2) == 0: _moved(x, p, i, j, TURNED[0], ROWS, COLUMNS)
+    else: _moved(y, q, i, j, TURNED[1], ROWS, COLUMNS)
+
+
+def _moved(x, out, i, j, turned, rows, columns):
+    if turned: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
+    else: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
@@ -164,16 +204,37 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 def aligned(x: Array, shared: int, work: int) -> Array:
     """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
-    size = BYTES[dtype_of(x)]
-    if len(x.shape) != 2 or shared < SHORT or work < WORTH or _host(x): return x
-    rows, columns = x.shape if strides_of(x)[1] == 1 or min(x.shape) == 1 else x.shape[::-1]
-    turned = (rows, columns) != tuple(x.shape)
-    plain = x.T if turned else x
-    step = 16 // size
-    if size >= 16 or strides_of(plain)[1] == 1 and strides_of(plain)[0] % step == 0 and _address(x) % 16 == 0: return x
-    padded = empty(x, (rows, -(-columns // (8 * step)) * 8 * step))[:, :columns]    # whole lines of 128 bytes: rows that cut sectors are slow to copy
-    _copy[tkc.cdiv(rows, 32), tkc.cdiv(columns, 256)](plain, padded, ROWS=32, COLUMNS=256)
-    return padded.T if turned else padded
+    return _copied(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
+
+
+def _unaligned(x: Array) -> bool:
+    """Whether the rows (or columns) of a matrix on a GPU start elsewhere than at multiples of 16 bytes, where the hardware's own engine does not copy them."""
+    if len(x.shape) != 2 or _host(x): return False
+    pitch, dense = _pitch(x)
+    return dense != 1 or pitch * BYTES[dtype_of(x)] % 16 != 0 or _address(x) % 16 != 0
+
+
+def _turned(x: Array) -> bool: return strides_of(x)[1] != 1 and min(x.shape) > 1
+def _pitch(x: Array) -> tuple[int, int]: return strides_of(x)[::-1] if _turned(x) else strides_of(x)
+
+
+def _padded(x: Array) -> int:
+    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut sectors are slow to copy."""
+    line = 128 // BYTES[dtype_of(x)]
+    return -(-x.shape[0 if _turned(x) else 1] // line) * line
+
+
+def _copied(*given: Array) -> list[Array]:
+    """Copies of one matrix or two, made in one launch, whose rows (or columns, where these are dense) start at multiples of 16 bytes."""
+    made, turned, most = [], tuple(map(_turned, given)), [0, 0]
+    for x, t in zip(given, turned):
+        rows, columns = x.shape[::-1] if t else x.shape
+        if hasattr(x, "new_empty_strided"): made.append(x.new_empty_strided(x.shape, (1, _padded(x)) if t else (_padded(x), 1)))
+        else: made.append((out := empty(x, (rows, _padded(x)))[:, :columns]).T if t else out)
+        most = max(most[0], rows), max(most[1], columns)
+    more = (given[1], made[1]) if len(given) > 1 else (None, None)
+    _copies[tkc.cdiv(most[0], ROWS), tkc.cdiv(most[1], COLUMNS), len(given)](given[0], made[0], *more, TURNED=turned, ROWS=ROWS, COLUMNS=COLUMNS)
+    return made
 
 
 def _host(x: Array) -> bool: return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
@@ -181,7 +242,7 @@ def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else
 
 
 # ---------------------------------------------------------------------------------------------------------- products
-_plain: set[tuple] = set()                      # what is known of products that are one launch of the arrays as they are
+_ways: dict[tuple, Callable] = {}               # how products of arrays like some seen before are launched: a function (a, b, bias, out)
 
 
 def facts_of(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if hasattr(x, "data_ptr") else (x.shape, getattr(x, "strides", None), x.dtype)
@@ -189,7 +250,7 @@ def facts_of(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_pt
 
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
     facts = facts_of(a), facts_of(b), facts_of(out), None if bias is None else bias.shape, activation
-    if facts in _plain: return _product[_grid](a, b, bias, out, ACTIVATION=activation)
+    if (way := _ways.get(facts)) is not None: return way(a, b, bias, out)
     given = a, b, out
     if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
@@ -202,10 +263,7 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     batch = tuple(out.shape[:-2])
     if len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out):       # rows of all batches are rows of one product
         a, out, batch = a.reshape((prod(a.shape[:-1]), a.shape[-1])), out.reshape((prod(out.shape[:-1]), out.shape[-1])), ()
-    m, n, k = *out.shape[-2:], a.shape[-1]
-    if views and not batch and _floats(a) and k and 1 in (m, n):
-        if m == 1: return _row(a.reshape((k,)), b, bias, activation, out[0])
-        if bias is None: return _row(b.reshape((k,)), a.T, None, activation, out[:, 0])
+    m, n = out.shape[-2:]
     if len(batch) > 1 and not _dense(out):                                         # axes that do not merge: a result of its own, copied
         result = empty(out)
         _launch(a, b, bias, activation, result)
@@ -213,40 +271,89 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
         return
     a, b, c = _operand(a, batch), _operand(b, batch), out if len(batch) < 2 else out.reshape((prod(batch), m, n))
     if views and len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
-    work = m * n * k
-    a, b = aligned(a, n, work), aligned(b, m, work)
-    if len(c.shape) == 2 and _floats(a) and (count := _parts(m, n, k)) > 1:
-        depth = tkc.cdiv(k, count * DEEPEST) * DEEPEST
-        parts = empty(c, (tkc.cdiv(k, depth), m, n), "float32")
-        _partial[_grid](a, b, parts, DEPTH=depth)
-        held = power(parts.shape[0])
-        rows = max(1, 64 // held)
-        _sum[tkc.cdiv(m, rows), tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=64)
-        return
+    way = _way(a, b, bias, activation, c, views)
     if all(x is y for x, y in zip(given, (a, b, c))) and library(a) != "cupy":
-        if len(_plain) >= REMEMBERED: _plain.clear()
-        _plain.add(facts)
-    _product[_grid](a, b, bias, c, ACTIVATION=activation)
+        if len(_ways) >= REMEMBERED: _ways.clear()
+        _ways[facts] = way
+    way(a, b, bias, c)
 
 
-def _parts(m: int, n: int, k: int) -> int:
-    """Into how many parts k is cut: where blocks of C are few and k is long, so that there are programs for all multiprocessors."""
+def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array, views: bool) -> Callable:
+    """How a product of two matrices or of batches is launched: as it is, of copies whose rows are aligned, in parts of k, or as a vector's; of those that come into question the cost model's choice."""
+    def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)
+    if len(c.shape) != 2: return whole
+    (m, n), k = c.shape, a.shape[1]
+    if views and _floats(a) and k:
+        if n == 1 < m and bias is None:
+            then = _way(b.T, a.T, None, activation, c.T, views)
+            return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
+        if m == 1 and (then := _vectors(b, n, k, activation)): return then
+    odd = [shared >= SHORT and m * n * k >= WORTH and _unaligned(x) for x, shared in ((a, n), (b, m))]
+    few = _floats(a) and _few(m, n, k)
+    if not any(odd) and not few: return whole
+    def copied(then): return lambda a, b, bias, c: then(*_copied(a, b) if all(odd) else (*_copied(a), b) if odd[0] else (a, *_copied(b)), bias, c)
+    target, ways = tkc.target_of(a), []
+    if target == "cpu": return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
+    for copies in (False, True)[:1 + any(odd)]:
+        factors = [_text(x, _padded(x) if copies and o else None) for x, o in zip((a, b), odd)]
+        first = copies * (LATER + 2 * BYTES[dtype_of(a)] * sum(prod(x.shape) for x, o in zip((a, b), odd) if o) / COPIED)
+        given = (*factors, None, _text(c)) if copies else (a, b, None, c)
+        seconds = _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
+        ways.append((first + seconds, copied(whole) if copies else whole))
+        if not few: continue
+        parts, seconds = _parted(factors, m, n, k, activation, target)
+        ways.append((first + seconds, copied(parts) if copies else parts))
+    return min(ways, key=lambda way: way[0])[1]
+
+
+def _parted(factors: Sequence[str], m: int, n: int, k: int, activation: str | None, target: str) -> tuple[Callable, float]:
+    """A product in parts of k that are added up in a second launch, and the model's seconds."""
+    choice = _partial.choose(*factors, f"float32[{LARGE // DEEPEST}, {m}, {n}]", grid=_grid_of_parts, target=target)
+    config = dict(choice.config.items)
+    count = tkc.cdiv(k, config["DEPTH"])
+    grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
+    rows, columns = max(1, 64 // held), min(256, max(64, ADDING // held)) if m * n >= 256 * PROGRAMS else 64
+    sums = tkc.cdiv(m, rows), tkc.cdiv(n, columns)
+
+    def run(a, b, bias, c):
+        parts = empty(c, (count, m, n), "float32")
+        _partial.kernel[grid](a, b, parts, **config)
+        _sum[sums](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=columns)
+    return run, (choice.seconds or 0.0) + LATER + 4 * m * n * count / ADDED
+
+
+def _few(m: int, n: int, k: int) -> bool:
+    """Whether blocks of C may be too few to give every multiprocessor a program, and k is long enough to be cut."""
     side = 64 if m <= 64 else 128
-    blocks = tkc.cdiv(m, side) * tkc.cdiv(n, side)
-    return min(PROGRAMS // 2 // blocks, k // (4 * DEEPEST)) if blocks <= PROGRAMS // 8 else 1
+    return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * DEEPEST
 
 
-def _row(x: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    columns = strides_of(b)[1] == 1 and b.shape[1] > 1                               # neighbours in memory: columns, or k
-    k, n = b.shape
+def _text(x: Array, pitch: int | None = None) -> str:
+    """What stands for a matrix where nothing is launched, or with a pitch for an aligned copy of it."""
+    strides = strides_of(x) if pitch is None else (1, pitch) if _turned(x) else (pitch, 1)
+    return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides))}]"
+
+
+def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | None:
+    """How a row times a matrix is launched; None where that is an ordinary product: rows of the matrix that the hardware's own engine copies are best multiplied as they come."""
+    columns = strides_of(b)[1] == 1 and n > 1                                        # neighbours in memory: columns, or k
+    if columns and n >= 64 and not _host(b) and not _unaligned(b): return None
+    if not columns and not _host(b) and (n >= 4 * PROGRAMS or k <= LONGEST):
+        bn, bk = (4, 2048) if k > WHOLE and n >= 4 * PROGRAMS else (1, power(k))
+        grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
+        warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}
+        return lambda a, b, bias, c: _rows[grid](a, b.T, bias, c, ACTIVATION=activation, STEPS=steps, BN=bn, BK=bk, **warps)
     bn = 64 if columns else min(16, power(n))
     bk = 4096 // bn
     steps, strips = tkc.cdiv(k, bk), tkc.cdiv(n, bn)
-    each = power(tkc.cdiv(steps * strips, PROGRAMS))                               # steps of a program
+    each = power(tkc.cdiv(steps * strips, 4 * PROGRAMS))                             # steps of a program
     count = tkc.cdiv(steps, each)
-    parts = empty(x, (count, n), "float32")
-    _vector[strips, count](x, b, parts, STEPS=each, BN=bn, BK=bk)
-    _total[tkc.cdiv(n, 64)](parts, bias, out, ACTIVATION=activation, PARTS=power(count), BN=64)
+
+    def run(a, b, bias, c):
+        parts = empty(c, (count, n), "float32")
+        _vector[strips, count](a, b, parts, STEPS=each, BN=bn, BK=bk)
+        _total[tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, PARTS=power(count), BN=64)
+    return run
 
 
 def _dense(x: Array) -> bool: return strides_of(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))

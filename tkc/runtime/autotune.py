@@ -71,6 +71,7 @@ class Autotuned:
             free = free or fixed or p.default is not p.empty
             parameters.append(p.replace(default=UNSET if fixed else p.default if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY else UNSET))
         self._bind = binder(kernel.__name__, parameters, dict(kernel.options))
+        self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
         self._launchers: dict[Any, TunedLauncher] = {}
         self._table, self._path = Table(), table
@@ -93,9 +94,11 @@ class Autotuned:
         """(values by parameter, UNSET where they are to be chosen, options). Raises LaunchError."""
         try: values, options = self._bind(*args, **kwargs)
         except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(self.kernel.names)}") from None
-        for name, v, fixed in zip(self.kernel.names, values, self.kernel.constexpr):
-            if v is UNSET and not fixed: raise LaunchError(f"{self.__name__}() missing the argument {name!r}; the parameters are {', '.join(self.kernel.names)}")
-        if not any(isinstance(v, str) for v in values): return values, options
+        texts = False
+        for i in self._given:
+            if (v := values[i]) is UNSET: raise LaunchError(f"{self.__name__}() missing the argument {self.kernel.names[i]!r}; the parameters are {', '.join(self.kernel.names)}")
+            texts = texts or isinstance(v, str)
+        if not texts: return values, options
         return tuple(argument(v, f"argument {n} of {self.__name__}", False) if isinstance(v, str) and not c else v for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr)), options
 
     def _choose(self, values: Sequence, options: dict, grid, target: str | None = None, measure: bool | None = None) -> Choice:
@@ -293,27 +296,29 @@ class TunedLauncher:
         types = tuple(map(type, values))
         try:
             keyer, ready = self.ready[types]
-            config, extents = ready[keyer(None, options and tuple(options.items()), values)]
+            chosen = ready[keyer(None, options and tuple(options.items()), values)]
         except (KeyError, TypeError): return self._slowly(values, options, types)
-        try: self._launch(values, options, config, extents)
+        try: self._launch(values, *chosen)
         except (CompileError, LaunchError): self._slowly(values, options, types)           # arrays that overlap otherwise, say: another choice, or its own sentence
 
     def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
         """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the kernel's own business."""
         tuned = self.tuned
-        config = tuned._choose(values, options, self.grid).config
-        extents = tuned._grid(self.grid, merged(tuned.kernel, values, config))
-        self._launch(values, options, config, extents)
+        kernel, config = tuned.kernel, tuned._choose(values, options, self.grid).config
+        chosen = tuned._grid(self.grid, merged(kernel, values, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options
+        self._launch(values, *chosen)
         try:
-            keyer, ready = self.ready.setdefault(types, (key_function(values, tuned.kernel.constexpr, anywhere=True), {}))
+            keyer, ready = self.ready.setdefault(types, (key_function(values, kernel.constexpr, anywhere=True), {}))
             if len(ready) >= READY: ready.clear()
-            ready[keyer(None, options and tuple(options.items()), values)] = config, extents
+            ready[keyer(None, options and tuple(options.items()), values)] = chosen
         except (TypeError, AttributeError): pass
 
-    def _launch(self, values: Sequence, options: dict, config: Config, extents: tuple[int, int, int]) -> None:
-        kernel = self.tuned.kernel
-        chosen, plain = merged(kernel, values, config), kernel.positional
-        kernel[extents](*chosen[:plain], **dict(zip(kernel.names[plain:], chosen[plain:])), **options | config.options)
+    def _launch(self, values: Sequence, extents: tuple[int, int, int], constants: Sequence[tuple[int, Any]], options: dict) -> None:
+        """constants: the chosen ones, by the number of their parameter."""
+        kernel, full = self.tuned.kernel, list(values)
+        for i, v in constants: full[i] = v
+        if (plain := kernel.positional) == len(full): kernel[extents](*full, **options)
+        else: kernel[extents](*full[:plain], **dict(zip(kernel.names[plain:], full[plain:])), **options)
 
 
 class _Restored:

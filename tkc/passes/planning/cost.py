@@ -39,10 +39,12 @@ LATENCY = 1000                      # clocks from asking for a stage to having i
 BEGIN, OUTSIDE = 6000, 1.5e-6       # clocks before the first step and after the last store; seconds round the kernel
 RESTART = 600                       # clocks of a program that nothing overlaps, and for each element of its results:
 OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
+MEET, PART = (2800, 0.5), (50, 0.11)             # clocks in which programs that share a block store their parts and the last one learns that it is, and of each part that it adds up; the second for each element
 JOIN = 400                          # clocks until the blocks of a cluster know each other
 EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first, and with the square of what is beyond the second
 RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
 MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where there is wgmma
+DIRTY = 18e6                        # bytes that earlier kernels left in the cache and that must be written back as others come in
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
 WHOLE, CUT = 1.6, 4.5               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes
 OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
@@ -124,6 +126,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     cluster, clocks, exposed, limit, longest = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
+    memory += min(memory, DIRTY / (target.memory * 1e9))
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
         step, why = _step(part, plan, target, resident)
@@ -135,8 +138,9 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
     each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
+    met = MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results) if plan.split_k > 1 else 0
     total = waves * per_block * each + (exposed if per_block > 1 else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
-    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + OUTSIDE
+    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + met / (target.clock * 1e9) + OUTSIDE
     if target.wgmma and plan.roles == "one": seconds *= OLDER
     scale = 1 / (target.clock * 1e9)
     return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
@@ -154,10 +158,13 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     rows = min(plan.raster * plan.cluster[0], shared) if plan.raster > 1 else shared
     if work.grid: rows = min(rows, work.grid[0])
     columns = ceil(shared / max(rows, 1))
+    layers = ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1                                             # axis 0 moves on first, axis 2 last
+    columns = ceil(columns / layers)
+    apart = {0: rows, 1: columns, 2: layers}
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
         for m in part.moved:
-            distinct = rows if m.axes == {0} else 1 if not m.axes else shared if 0 in m.axes else columns       # axis 0 moves on first
+            distinct = min(shared, prod(apart[axis] for axis in m.axes))
             if m.number >= 0: traffic += trips * m.inside * distinct / shared
     read = traffic * programs
     if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)

@@ -1,0 +1,68 @@
+"""How kernels.matmul launches products of odd shapes on a Hopper GPU: which kernels, of which blocks, and that it remembers. The driver is made up."""
+import pytest
+
+from tests.kernels.checks import launches
+from tests.runtime.conftest import gpu  # noqa: F401
+from tests.runtime.fake_driver import FakeTensor
+from tkc.kernels import arrays
+from tkc.kernels import matmul as _  # noqa: F401
+import sys
+
+M = sys.modules["tkc.kernels.matmul"]
+
+
+class Tensor(FakeTensor):
+    """As much of a torch tensor as a product looks at."""
+    def _like(self, shape, strides=None): return Tensor(shape, self.dtype.removeprefix("torch."), self._pointer, strides)
+    def new_empty(self, shape, dtype=None): return Tensor(shape, (dtype or self.dtype).removeprefix("torch."))
+    def new_empty_strided(self, shape, strides): return self._like(shape, strides)
+    @property
+    def T(self): return self._like(self.shape[::-1], self._strides[::-1])
+
+
+@pytest.fixture
+def launched(gpu, monkeypatch):  # noqa: F811
+    """A function (m, n, k, turned, dtype) -> what a product launches: the names of kernels, with their arrays and constants."""
+    monkeypatch.setitem(arrays._libraries, Tensor, "torch")
+    monkeypatch.setattr(arrays, "_dtype", lambda name, lib: f"torch.{name}")
+    M._ways.clear()
+
+    def run(m, n, k, turned=False, dtype="bfloat16", bias=None):
+        a, b, c = Tensor((m, k), dtype), Tensor((k, n), dtype, strides=(1, k) if turned else None), Tensor((m, n), dtype)
+        with launches() as first: M._launch(a, b, bias, None, c)
+        with launches() as again: M._launch(a, b, bias, None, c)
+        names = [kernel.__name__ for kernel, _, _ in first]
+        assert names == [kernel.__name__ for kernel, _, _ in again] and (a.shape in {facts[0][0] for facts in M._ways})
+        return names, first
+    yield run
+    M._ways.clear()
+
+
+@pytest.mark.parametrize("shape, kernels", [
+    ((1024, 1024, 1024), ["_product"]), ((3000, 5000, 7000), ["_product"]), ((17, 4096, 14336), ["_product"]),
+    ((1009, 1013, 1019), ["_copies", "_product"]), ((8191, 8193, 8192), ["_copies", "_product"]), ((4096, 4096, 4097), ["_copies", "_product"]),
+    ((64, 64, 65536), ["_partial", "_sum"]), ((256, 256, 100000), ["_partial", "_sum"]), ((67, 67, 65537), ["_copies", "_partial", "_sum"]),
+    ((1, 4096, 4096), ["_product"]), ((4096, 1, 4096), ["_rows"]), ((1, 1, 100000), ["_rows"]), ((1, 1, 1000000), ["_vector", "_total"]), ((1, 4097, 4096), ["_vector", "_total"])])
+def test_what_is_launched(launched, shape, kernels): assert launched(*shape)[0] == kernels
+
+
+def test_copies_of_both_factors_are_one_launch(launched):
+    _, [(_, (x, p, y, q), constants), (_, (a, b, *_), _)] = launched(1009, 1013, 1019)
+    assert (p, q) == (a, b) and p.stride() == (1024, 1) and q.stride() == (1024, 1) and constants["TURNED"] == (False, False)
+    _, [(_, (x, p, y, q), constants), _] = launched(1009, 1013, 1019, turned=True)
+    assert q.shape == (1019, 1013) and q.stride() == (1, 1024) and constants["TURNED"] == (False, True)
+    _, [(_, (x, p, y, q), _), _] = launched(4096, 4096, 4097)                        # the rows of b are aligned
+    assert y is None and p.shape == (4096, 4097)
+
+
+def test_rows_of_a_dense_k_are_read_whole(launched):
+    for shape, turned in ((4096, 1, 4096), False), ((1, 4096, 4096), True):
+        names, [(_, (x, rows, *_), constants)] = launched(*shape, turned=turned)
+        assert names == ["_rows"] and x.shape == (1, 4096) and rows.shape == (4096, 4096) and rows.stride() == (4096, 1) and constants["BK"] == 4096 and constants["STEPS"] == 1
+    _, [(_, _, constants)] = launched(4096, 1, 28672)
+    assert constants["STEPS"] * constants["BK"] == 28672
+
+
+def test_a_sum_has_as_many_parts_as_were_made(launched):
+    _, [(_, (a, b, parts), made), (_, (again, *_), constants)] = launched(64, 64, 65536)
+    assert parts is again and parts.shape[0] == -(-65536 // made["DEPTH"]) <= constants["PARTS"] < 2 * parts.shape[0] and 64 <= parts.shape[0] <= 264
