@@ -44,7 +44,7 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
 from tkc.passes.planning import streaming
-from tkc.passes.planning.cost import Cost, Sizes, Work, cost
+from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
 from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles
 from tkc.passes.planning.pressure import demand, fits
@@ -96,7 +96,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
         found = [first, *_realised(program, context, _narrowed(first, options, _ordinary(program)))]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     parts = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
-    found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | parts))], work, context.target)]
+    found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | parts), sizes is not None)], work, context.target)]
     simple = _realised(program, context, [{"roles": "one"}] if options.roles is None else [])
     return [*found, *simple] if sizes is None else [p for _, p in _ranked([*found, *simple], work, context.target)]
 
@@ -135,12 +135,12 @@ def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
     return [names for names in every if not names.items() <= keywords(first).items()]
 
 
-def _realised(program: Program, context: PassContext, narrowed: list[dict]) -> list[Plan]:
+def _realised(program: Program, context: PassContext, narrowed: list[dict], sized: bool = False) -> list[Plan]:
     """The legal plans of narrower options; one that the rules turn into another is left out."""
     found = []
     for names in narrowed:
         made = _plan(program, replace(context, options=replace(context.options, **names)))
-        if context.options.cluster is None and any(load.boxes > 1 for load in made.loads): continue      # not measured: by keyword alone
+        if context.options.cluster is None and any(load.boxes > 1 for load in made.loads) and not (sized and any(map(cut, program.loads))): continue      # measured where rows are known to cut sectors, which sharing halves
         if not legal(made, program, context) and names.items() <= keywords(made).items() and made not in found: found.append(made)
     return found
 

@@ -103,7 +103,7 @@ class Work:
         for i, op in enumerate(loads):
             if tile_of(op) is None: continue
             around = [loop.lb for loop in loops_of(op) if isinstance(loop, scf.ForOp)]
-            place(op)[1].append(Moved(i, bytes_of(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), _cut(op)))
+            place(op)[1].append(Moved(i, bytes_of(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), cut(op)))
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
         for op in stores: place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
         made = tuple(Part(prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
@@ -270,7 +270,7 @@ class Numbers:
         return shape[axis] if isinstance(shape, tuple) else None
 
 
-def _cut(op: Operation) -> bool:
+def cut(op: Operation) -> bool:
     """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory moves."""
     if not isinstance(op, tile.Load): return False
     size, extents = bits(op.array.type.element) // 8, op.extents.get_values()
