@@ -1,6 +1,7 @@
 """Launches through machine code: whatever changes between two calls, the driver is asked for exactly what a kernel that was never launched before would ask for."""
 import ctypes
 import gc
+import json
 import random
 import sys
 import threading
@@ -106,6 +107,19 @@ def test_a_launch_made_before_runs_no_python(machine, general):
     before = len(general)
     for _ in range(3): k[4](*three(), 256)
     assert is_native(k[4]) and len(general) == before == 2 and len(machine.launched) == 5 and len(set(map(str, machine.launched))) == 1
+
+
+def test_a_choice_read_from_a_file_runs_no_python_either(machine, general, tmp_path):
+    """Names of options are told by identity, and JSON makes its own."""
+    tuned = tkc.autotune([tkc.Config(num_warps=4)], key=lambda arguments: "one", measure=False)(JitFunction(add.fn))
+    entry = {"device": driver.name(0), "kernel": "add", "key": "one", "config": {"BLOCK": 64, "num_warps": 8}, "seconds": None}
+    (tmp_path / "table.json").write_text(json.dumps({"format": "tkc-table-1", "entries": [entry]}))
+    tuned.key = lambda arguments: "one"
+    tuned.import_table(tmp_path / "table.json")
+    for _ in range(2): tuned[4](*three(), 256)
+    before = len(general)
+    for _ in range(3): tuned[4](*three(), 256)
+    assert len(general) == before == 2 and len(machine.launched) == 5 and tuned.choose(*three(), 256, grid=4).source == "table"
 
 
 def test_arrays_elsewhere_are_the_same_launch(machine, general):

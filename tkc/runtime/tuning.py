@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ class Config:
     """One configuration: compile-time values of the kernel's parameters, and launch options, by name. Equal ones are one."""
     __slots__ = ("items",)
 
-    def __init__(self, **items): self.items = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in items.items()))
+    def __init__(self, **items): self.items = tuple(sorted((sys.intern(k), tuple(v) if isinstance(v, list) else v) for k, v in items.items()))            # a door tells names by identity, and those of a file are others
     def __eq__(self, other): return isinstance(other, Config) and self.items == other.items
     def __hash__(self): return hash(self.items)
     def __repr__(self): return f"Config({', '.join(f'{k}={v!r}' for k, v in self.items)})"
