@@ -140,13 +140,24 @@ def test_rows_times_a_vector_compile_clean(n, k, bn, bk, kind):
     assert _rows.compile(f"{kind}[1, {k}]", f"{kind}[{n}, {k}]", None, f"{kind}[1, {n}]", ACTIVATION=None, STEPS=-(-k // bk), BN=bn, BK=bk, target="sm_90a").resources.clean
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_transposes_with_a_bias_of_rows(biased):
+    """What is launched where rows of the result start at odd elements."""
+    x, y, bias, out = numbers((70, 40)), numbers((40, 33), seed=1), numbers(33, seed=2), np.zeros((70, 33), np.float32)
+    _product[_grid](y.T, x.T, bias[:, None] if biased else None, out.T, ACTIVATION="relu")
+    close(out, np.maximum(double(x) @ double(y) + double(bias) * biased, 0), ulps=64)
+    compiled = _product.kernel.compile("bf16[1013:1, 1019:1024]", "bf16[1019:1, 1009:1024]", "bf16[1013, 1]" if biased else None, "bf16[1013:1, 1009:1013]", ACTIVATION=None, BM=128, BN=64, BK=64, target="sm_90a")
+    assert "wgmma" in compiled.ptx and compiled.resources.clean
+
+
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)])
 def test_copies_in_one_launch(turned):
     from tkc.kernels.matmul import _copies
     x, y = numbers((70, 300), "bfloat16"), numbers((33, 90), "bfloat16", seed=1)
     given = [np.asarray(array, order="F" if t else "C") for array, t in zip((x, y), turned)]
     made = [np.zeros(array.shape, array.dtype, order="F" if t else "C") for array, t in zip((x, y), turned)]
-    _copies[10, 2, 2](given[0], made[0], given[1], made[1], TURNED=turned, ROWS=32, COLUMNS=256)
+    programs = sum(-(-rows // 32) * -(-columns // 256) for rows, columns in (array.shape[::-1] if t else array.shape for array, t in zip((x, y), turned)))
+    _copies[programs](given[0], made[0], given[1], made[1], TURNED=turned, ROWS=32, COLUMNS=256)
     for array, out in zip((x, y), made): assert np.array_equal(array, out)
     texts = ["bf16[1009:1, 1019:1009]" if t else "bf16[1009, 1019]" for t in turned]
     padded = ["bf16[1009:1, 1019:1024]" if t else "bf16[1009:1024, 1019:1]" for t in turned]

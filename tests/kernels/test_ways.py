@@ -16,6 +16,7 @@ class Tensor(FakeTensor):
     def _like(self, shape, strides=None): return Tensor(shape, self.dtype.removeprefix("torch."), self._pointer, strides)
     def new_empty(self, shape, dtype=None): return Tensor(shape, (dtype or self.dtype).removeprefix("torch."))
     def new_empty_strided(self, shape, strides): return self._like(shape, strides)
+    def __getitem__(self, index): return self._like((self.shape[0], 1), (1, 1))            # [:, None]
     @property
     def T(self): return self._like(self.shape[::-1], self._strides[::-1])
 
@@ -39,7 +40,7 @@ def launched(gpu, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize("shape, kernels", [
-    ((1024, 1024, 1024), ["_product"]), ((3000, 5000, 7000), ["_product"]), ((17, 4096, 14336), ["_product"]),
+    ((1024, 1024, 1024), ["_product"]), ((3000, 5000, 7000), ["_product"]), ((128, 100003, 256), ["_copies", "_product"]), ((8192, 1001, 16), ["_product"]), ((17, 4096, 14336), ["_product"]),
     ((1009, 1013, 1019), ["_copies", "_product"]), ((8191, 8193, 8192), ["_copies", "_product"]), ((4096, 4096, 4097), ["_copies", "_product"]),
     ((64, 64, 65536), ["_partial", "_sum"]), ((256, 256, 100000), ["_partial", "_sum"]), ((67, 67, 65537), ["_copies", "_partial", "_sum"]),
     ((1, 4096, 4096), ["_product"]), ((4096, 1, 4096), ["_rows"]), ((1, 1, 100000), ["_rows"]), ((1, 1, 1000000), ["_vector", "_total"]), ((1, 4097, 4096), ["_vector", "_total"])])
@@ -47,10 +48,13 @@ def test_what_is_launched(launched, shape, kernels): assert launched(*shape)[0] 
 
 
 def test_copies_of_both_factors_are_one_launch(launched):
-    _, [(_, (x, p, y, q), constants), (_, (a, b, *_), _)] = launched(1009, 1013, 1019)
-    assert (p, q) == (a, b) and p.stride() == (1024, 1) and q.stride() == (1024, 1) and constants["TURNED"] == (False, False)
-    _, [(_, (x, p, y, q), constants), _] = launched(1009, 1013, 1019, turned=True)
-    assert q.shape == (1019, 1013) and q.stride() == (1, 1024) and constants["TURNED"] == (False, True)
+    """Of the transposes, where rows of the result start at odd elements: two neighbours of a row lie in one thread, which could only store them one by one."""
+    _, [(_, (x, p, y, q), constants), (_, (a, b, bias, c, *_), _)] = launched(1009, 1012, 1019)
+    assert (p, q) == (a, b) and p.stride() == (1024, 1) and q.stride() == (1024, 1) and constants["TURNED"] == (False, False) and c.stride() == (1012, 1)
+    _, [(_, (x, p, y, q), constants), (_, (a, b, bias, c, *_), _)] = launched(1009, 1013, 1019, bias=Tensor((1013,)))
+    assert (p, q) == (a, b) and p.shape == (1013, 1019) and p.stride() == q.stride() == (1, 1024) and constants["TURNED"] == (True, True) and c.stride() == (1, 1013) and bias.shape == (1013, 1)
+    _, [(_, (x, p, y, q), constants), _] = launched(1009, 1012, 1019, turned=True)
+    assert q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["TURNED"] == (False, True)
     _, [(_, (x, p, y, q), _), _] = launched(4096, 4096, 4097)                        # the rows of b are aligned
     assert y is None and p.shape == (4096, 4097)
 

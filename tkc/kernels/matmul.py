@@ -62,7 +62,7 @@ def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tk
     acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
     for k in tkc.range(0, a.shape[1], BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
-    if bias is not None: acc = acc + tkc.load(bias, (n,), (BN,)).to(acc.dtype)[None, :]
+    if bias is not None: acc = acc + (tkc.load(bias, (n,), (BN,))[None, :] if bias.ndim == 1 else tkc.load(bias, (m, 0), (BM, 1))).to(acc.dtype)
     if ACTIVATION is not None: acc = ACTIVATIONS[ACTIVATION](acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
@@ -137,14 +137,18 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
 
 @tkc.jit
 def _copies(x, p, y, q, TURNED: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    """One matrix copied to another, or two in one launch. TURNED: of each, whether its columns are dense, not its rows."""
-    i, j = tkc.program_id(0) * ROWS, tkc.program_id(1) * COLUMNS
-    if y is None: _moved(x, p, i, j, TURNED[0], ROWS, COLUMNS)
-    elif tkc.program_id(2) == 0: _moved(x, p, i, j, TURNED[0], ROWS, COLUMNS)
-    else: _moved(y, q, i, j, TURNED[1], ROWS, COLUMNS)
+    """One matrix copied to another, or two in one launch, the first one's programs first. TURNED: of each, whether its columns are dense, not its rows."""
+    program = tkc.program_id(0)
+    if y is None: _moved(x, p, program, TURNED[0], ROWS, COLUMNS)
+    else:
+        first = tkc.cdiv(x.shape[TURNED[0]], ROWS) * tkc.cdiv(x.shape[not TURNED[0]], COLUMNS)
+        if program < first: _moved(x, p, program, TURNED[0], ROWS, COLUMNS)
+        else: _moved(y, q, program - first, TURNED[1], ROWS, COLUMNS)
 
 
-def _moved(x, out, i, j, turned, rows, columns):
+def _moved(x, out, program, turned, rows, columns):
+    across = tkc.cdiv(x.shape[not turned], columns)
+    i, j = program // across * rows, program % across * columns
     if turned: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
     else: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
 
@@ -214,6 +218,11 @@ def _unaligned(x: Array) -> bool:
     return dense != 1 or pitch * BYTES[dtype_of(x)] % 16 != 0 or _address(x) % 16 != 0
 
 
+def _narrow(c: Array) -> bool:
+    """Whether rows of a result on a GPU do not start at multiples of two elements."""
+    return not _host(c) and strides_of(c)[1] == 1 < min(c.shape) and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES[dtype_of(c)]) != 0)
+
+
 def _turned(x: Array) -> bool: return strides_of(x)[1] != 1 and min(x.shape) > 1
 def _pitch(x: Array) -> tuple[int, int]: return strides_of(x)[::-1] if _turned(x) else strides_of(x)
 
@@ -226,14 +235,14 @@ def _padded(x: Array) -> int:
 
 def _copied(*given: Array) -> list[Array]:
     """Copies of one matrix or two, made in one launch, whose rows (or columns, where these are dense) start at multiples of 16 bytes."""
-    made, turned, most = [], tuple(map(_turned, given)), [0, 0]
+    made, turned, programs = [], tuple(map(_turned, given)), 0
     for x, t in zip(given, turned):
         rows, columns = x.shape[::-1] if t else x.shape
         if hasattr(x, "new_empty_strided"): made.append(x.new_empty_strided(x.shape, (1, _padded(x)) if t else (_padded(x), 1)))
         else: made.append((out := empty(x, (rows, _padded(x)))[:, :columns]).T if t else out)
-        most = max(most[0], rows), max(most[1], columns)
+        programs += tkc.cdiv(rows, ROWS) * tkc.cdiv(columns, COLUMNS)
     more = (given[1], made[1]) if len(given) > 1 else (None, None)
-    _copies[tkc.cdiv(most[0], ROWS), tkc.cdiv(most[1], COLUMNS), len(given)](given[0], made[0], *more, TURNED=turned, ROWS=ROWS, COLUMNS=COLUMNS)
+    _copies[programs](given[0], made[0], *more, TURNED=turned, ROWS=ROWS, COLUMNS=COLUMNS)
     return made
 
 
@@ -290,6 +299,9 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
         if m == 1 and (then := _vectors(b, n, k, activation)): return then
     odd = [shared >= SHORT and m * n * k >= WORTH and _unaligned(x) for x, shared in ((a, n), (b, m))]
     few = _floats(a) and _few(m, n, k)
+    if not few and _narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
+        then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T, views)
+        return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
     if not any(odd) and not few: return whole
     def copied(then): return lambda a, b, bias, c: then(*_copied(a, b) if all(odd) else (*_copied(a), b) if odd[0] else (a, *_copied(b)), bias, c)
     target, ways = tkc.target_of(a), []

@@ -39,6 +39,7 @@ LATENCY = 1000                      # clocks from asking for a stage to having i
 BEGIN, OUTSIDE = 6000, 1.5e-6       # clocks before the first step and after the last store; seconds round the kernel
 RESTART = 600                       # clocks of a program that nothing overlaps, and for each element of its results:
 OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
+NARROW, COLUMNS = 3.2, 1.5          # times that for rows that start at odd elements, and for columns
 MEET, PART = (2800, 0.5), (50, 0.11)             # clocks in which programs that share a block store their parts and the last one learns that it is, and of each part that it adds up; the second for each element
 JOIN = 400                          # clocks until the blocks of a cluster know each other
 EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first, and with the square of what is beyond the second
@@ -87,12 +88,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of the arrays read; stored: bytes, elements of results of one program."""
+    """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of the arrays read; stored: bytes, elements of results of one program, and what they count for where registers store them."""
     grid: tuple[int, int, int] | None
     parts: tuple[Part, ...]
     stored: int
     results: int
     footprint: int
+    apart: float = 0.0
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
@@ -108,7 +110,7 @@ class Work:
         for op in stores: place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
         made = tuple(Part(prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
         read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
-        return Work(None if sizes is None else sizes.grid, made, sum(map(bytes_of, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)))
+        return Work(None if sizes is None else sizes.grid, made, sum(map(bytes_of, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)), sum(tile_of(op).size * scattered(op) for op in stores))
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,10 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         if part.trips == 1 and not part.dots: exposed += step
         else: clocks += trips * step
         if trips * step > longest and part.dots: longest, limit = trips * step, why
+        if plan.roles == "one" and part.dots and trips > 1: exposed += LATENCY + step                    # its first copies wait for nobody, and nothing for them
     parallel = programs * plan.split_k
     waves = parallel / (places * per_block) if work.grid is None or plan.stream_k else ceil(parallel / places) / per_block
-    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * work.results if work.parts and any(p.dots for p in work.parts) else 0
+    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * (work.apart if plan.epilogue == "direct" else work.results) if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
     each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
     met = MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results) if plan.split_k > 1 else 0
@@ -268,6 +271,13 @@ class Numbers:
             array, axis = array.owner.array, i
         shape = self.arguments.get(array)
         return shape[axis] if isinstance(shape, tuple) else None
+
+
+def scattered(op: Operation) -> float:
+    """How much longer registers take to store a result whose rows start at odd elements, so that neighbours leave one by one, or whose columns are dense."""
+    if not isinstance(op, tile.Store) or len(strides := op.array.type.facts.strides) != 2 or min(op.extents.get_values()) <= 1: return 1.0
+    if strides[1].exact == 1: return NARROW if (strides[0].exact if strides[0].exact is not None else strides[0].divisor) % 2 else 1.0
+    return COLUMNS
 
 
 def cut(op: Operation) -> bool:
