@@ -92,8 +92,10 @@ class Steps:
         if module is not None and self.observe: self.observe(step, module)
         if module is not None and self.folder:
             from tkc.ir.text import show
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / f"{len(self.times) - 1:02}-{step}.mlir").write_text(show(module, locations=True))
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / f"{len(self.times) - 1:02}-{step}.mlir").write_text(show(module, locations=True))
+            except OSError as e: raise CompileError(f"TKC_DUMP: cannot write to {self.folder}: {e.strerror}; name another directory, or unset it") from None
         self.began = time.perf_counter()
 
 

@@ -90,6 +90,8 @@ def test_without_measuring(monkeypatch):
     assert tuned().choose(*arrays(), grid=grid).source == "model" and not calls
     monkeypatch.setenv("TKC_AUTOTUNE", "1")
     assert tuned(measure=False).choose(*arrays(), grid=grid).source == "measured" and calls == [3]
+    monkeypatch.setenv("TKC_AUTOTUNE", "yes")
+    with pytest.raises(tkc.TuningError, match="TKC_AUTOTUNE is 0 .* or 1 .*, got 'yes'"): tuned().choose(*arrays(), grid=grid)
 
 
 def test_the_model_ranks_for_hopper():

@@ -160,6 +160,12 @@ def test_off(monkeypatch):
     assert cache.disk() is None
 
 
+def test_a_size_that_is_no_number_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "c"))
+    monkeypatch.setenv("TKC_CACHE_SIZE", "large")
+    with pytest.warns(RuntimeWarning, match="a number of MiB, got 'large'"): assert cache.disk() is cache.disk()
+
+
 def test_nothing_here_can_run_what_it_reads():
     for p in (ROOT / "tkc").rglob("*.py"):
         words = p.read_text().split()

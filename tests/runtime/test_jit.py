@@ -360,6 +360,10 @@ def test_dumps_of_every_pass(monkeypatch, tmp_path):
     names = sorted(p.name for p in (tmp_path / "add").iterdir())
     from tkc.passes.pipeline import PIPELINE
     assert names == [f"{i:02}-{s}.mlir" for i, s in enumerate(["trace", *PIPELINE])]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TKC_DUMP", str(tmp_path / "file"))
+    with pytest.raises(CompileError, match="TKC_DUMP: cannot write to .*file/add: ") as e: fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
+    assert "bug of tkc" not in str(e.value)
 
 
 def test_simulated(monkeypatch):

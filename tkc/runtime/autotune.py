@@ -126,6 +126,7 @@ class Autotuned:
 
     def _measures(self, asked: bool | None) -> bool:
         said = os.environ.get("TKC_AUTOTUNE", "")
+        if said not in ("", "0", "1"): raise TuningError(f"TKC_AUTOTUNE is 0 (never measure) or 1 (measure where it was told not to), got {said!r}")
         return False if said == "0" else True if said == "1" else self.measuring if asked is None else asked
 
     def _from_table(self, device: str, name: str, values: Sequence, options: dict, target: str) -> Choice | None:

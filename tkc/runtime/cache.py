@@ -133,5 +133,7 @@ def disk() -> DiskCache | None:
     """The cache the environment asks for, None where it is turned off."""
     if os.environ.get("TKC_CACHE") == "0": return None
     where, size = os.environ.get("TKC_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tkc"), os.environ.get("TKC_CACHE_SIZE", "512")
-    if (where, size) not in _caches: _caches[where, size] = DiskCache(Path(where), int(size) if size.isdigit() else 512)
+    if (where, size) not in _caches:
+        if not size.isdigit(): warnings.warn(f"TKC_CACHE_SIZE is a number of MiB, got {size!r}: 512 are used", RuntimeWarning, 2)
+        _caches[where, size] = DiskCache(Path(where), int(size) if size.isdigit() else 512)
     return _caches[where, size]
