@@ -23,6 +23,13 @@ def test_every_example_is_in_the_list():
 def test_calls_run(name): assert all(r is not None for r in flat(library()[name](numbers)))
 
 
+@pytest.mark.parametrize("name", library())
+def test_checks_have_nothing_to_report(name, monkeypatch):
+    """TKC_DEBUG=1 on the CPU: no access, promise or assertion of the library is one that a check would end."""
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    assert all(r is not None for r in flat(library()[name](numbers)))
+
+
 def test_each_has_a_name_of_its_own():
     every = cases(numbers, "cpu")
     assert len(every) == len(examples("cpu")) + len(library()) and "examples/softmax" in every and "kernels.softmax + softmax_backward" in every
