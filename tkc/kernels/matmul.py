@@ -137,17 +137,17 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
 
 @tkc.jit
 def _copies(x, p, y, q, TURNED: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    """One matrix copied to another, or two in one launch, the first one's programs first. TURNED: of each, whether its columns are dense, not its rows."""
+    """One matrix copied to another, or two in one launch, the first one's programs first. TURNED: 1 where the first one's columns are dense, not its rows, and 2 where the second's are."""
     program = tkc.program_id(0)
-    if y is None: _moved(x, p, program, TURNED[0], ROWS, COLUMNS)
+    if y is None: _moved(x, p, program, TURNED & 1, ROWS, COLUMNS)
     else:
-        first = tkc.cdiv(x.shape[TURNED[0]], ROWS) * tkc.cdiv(x.shape[not TURNED[0]], COLUMNS)
-        if program < first: _moved(x, p, program, TURNED[0], ROWS, COLUMNS)
-        else: _moved(y, q, program - first, TURNED[1], ROWS, COLUMNS)
+        first = tkc.cdiv(x.shape[TURNED & 1], ROWS) * tkc.cdiv(x.shape[1 - (TURNED & 1)], COLUMNS)
+        if program < first: _moved(x, p, program, TURNED & 1, ROWS, COLUMNS)
+        else: _moved(y, q, program - first, TURNED >> 1, ROWS, COLUMNS)
 
 
 def _moved(x, out, program, turned, rows, columns):
-    across = tkc.cdiv(x.shape[not turned], columns)
+    across = tkc.cdiv(x.shape[1 - turned], columns)
     i, j = program // across * rows, program % across * columns
     if turned: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
     else: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
@@ -208,7 +208,7 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 def aligned(x: Array, shared: int, work: int) -> Array:
     """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
-    return _copied(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
+    return _copier(x)(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
 
 
 def _unaligned(x: Array) -> bool:
@@ -233,17 +233,24 @@ def _padded(x: Array) -> int:
     return -(-x.shape[0 if _turned(x) else 1] // line) * line
 
 
-def _copied(*given: Array) -> list[Array]:
-    """Copies of one matrix or two, made in one launch, whose rows (or columns, where these are dense) start at multiples of 16 bytes."""
-    made, turned, programs = [], tuple(map(_turned, given)), 0
-    for x, t in zip(given, turned):
+def _copier(*given: Array) -> Callable:
+    """A function of one matrix or two like these, that copies them in one launch to rows (or columns, where these are dense) that start at multiples of 16 bytes."""
+    turned, pitches = tuple(map(_turned, given)), tuple(map(_padded, given))
+    sides = [x.shape[::-1] if t else x.shape for x, t in zip(given, turned)]
+    programs, flags = sum(tkc.cdiv(rows, ROWS) * tkc.cdiv(columns, COLUMNS) for rows, columns in sides), sum(t << i for i, t in enumerate(turned))
+    strides = [(1, pitch) if t else (pitch, 1) for t, pitch in zip(turned, pitches)]
+
+    def fresh(x, t, pitch, steps):
+        if hasattr(x, "new_empty_strided"): return x.new_empty_strided(x.shape, steps)
         rows, columns = x.shape[::-1] if t else x.shape
-        if hasattr(x, "new_empty_strided"): made.append(x.new_empty_strided(x.shape, (1, _padded(x)) if t else (_padded(x), 1)))
-        else: made.append((out := empty(x, (rows, _padded(x)))[:, :columns]).T if t else out)
-        programs += tkc.cdiv(rows, ROWS) * tkc.cdiv(columns, COLUMNS)
-    more = (given[1], made[1]) if len(given) > 1 else (None, None)
-    _copies[programs](given[0], made[0], *more, TURNED=turned, ROWS=ROWS, COLUMNS=COLUMNS)
-    return made
+        out = empty(x, (rows, pitch))[:, :columns]
+        return out.T if t else out
+
+    def run(*arrays):
+        made = list(map(fresh, arrays, turned, pitches, strides))
+        _copies[programs](arrays[0], made[0], *((arrays[1], made[1]) if len(made) > 1 else (None, None)), TURNED=flags, ROWS=ROWS, COLUMNS=COLUMNS)
+        return made
+    return run
 
 
 def _host(x: Array) -> bool: return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
@@ -303,7 +310,10 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
         then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T, views)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
     if not any(odd) and not few: return whole
-    def copied(then): return lambda a, b, bias, c: then(*_copied(a, b) if all(odd) else (*_copied(a), b) if odd[0] else (a, *_copied(b)), bias, c)
+    def copied(then):
+        copy = _copier(*(x for x, o in zip((a, b), odd) if o))
+        if all(odd): return lambda a, b, bias, c: then(*copy(a, b), bias, c)
+        return (lambda a, b, bias, c: then(*copy(a), b, bias, c)) if odd[0] else lambda a, b, bias, c: then(a, *copy(b), bias, c)
     target, ways = tkc.target_of(a), []
     if target == "cpu": return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
     for copies in (False, True)[:1 + any(odd)]:
