@@ -58,9 +58,11 @@ def test_what_cannot_be_meant_is_refused(name):
 
 
 def test_command_lines(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "k.py").write_text(KERNEL)
-    (tmp_path / "k.mlir").write_text(kernel("%a = tile.constant 0 : !tile.tile<4xi32>"))
+    here = tmp_path / "in" / "a" / "folder"                      # some of the words lead out of it
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    (here / "k.py").write_text(KERNEL)
+    (here / "k.mlir").write_text(kernel("%a = tile.constant 0 : !tile.tile<4xi32>"))
     for words in command_lines(0, 250):
         done = CliRunner().invoke(main, words, input="")
         assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output and "bug of tkc" not in done.output, (words, done.output)
