@@ -1,11 +1,14 @@
 """tkc.autotune: what is chosen and from where, keys, narrowing, tables, assembly here and measurement elsewhere, arrays put back, errors."""
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
 
 import tkc
 from tests.language.kernels import matmul as plain
+from tests.runtime.kernels import add
 from tkc.runtime import timing, workers
 from tkc.runtime.tuning import Table, changed, key
 
@@ -248,3 +251,30 @@ def test_bad_calls():
     with pytest.raises(tkc.LaunchError, match="parameters are"): t[grid](*arrays(), 1, 2, 3, 4)
     with pytest.raises(TypeError, match="autotuned already"): tkc.autotune([dict(N=1)])(tkc.autotune([dict(N=1)])(doubled))
     with pytest.raises(tkc.TuningError, match="none of 1 configurations fits"): tuned([tkc.Config(BM=30000, BN=30000, BK=32)]).choose(*["f32[4, 4]"] * 3, grid=grid, target="sm_80")
+
+
+def test_what_is_launched_for_arrays_like_some(tmp_path):
+    """The choice is made once, again where a table is read, and no array is kept."""
+    tuned = tkc.autotune([tkc.Config(BLOCK=64), tkc.Config(BLOCK=128)], key=lambda arguments: "one", measure=False)(tkc.jit(add.fn))
+    extents = []
+    one, two = np.ones(200, np.float32), np.full(200, 2, np.float32)
+    launch = tuned[lambda args: extents.append(args["BLOCK"]) or tkc.cdiv(args["n"], args["BLOCK"])].like(one, two, np.empty(200, np.float32), 200)
+    for _ in range(3):
+        out = np.zeros(200, np.float32)
+        launch(one, two, out, 200)
+        assert (out == 3).all()
+    assert set(extents) == {64}
+    before = len(extents)
+    launch(one, one, out, 200)
+    assert len(extents) == before and (out == 2).all()
+    device = next(iter(tuned._choices))[0]
+    (tmp_path / "table.json").write_text(json.dumps({"format": "tkc-table-1", "entries": [{"device": device, "kernel": "add", "key": "one", "config": {"BLOCK": 128}, "seconds": None}]}))
+    tuned.import_table(tmp_path / "table.json")
+    launch(one, two, out, 200)
+    assert extents[-1] == 128 and (out == 3).all()
+    class Kept(np.ndarray): pass
+    kept = np.ones(200, np.float32).view(Kept)
+    again, gone = tuned[lambda args: tkc.cdiv(args["n"], args["BLOCK"])].like(kept, two, out, 200), weakref.ref(kept)
+    del kept
+    gc.collect()
+    assert gone() is None and callable(again)

@@ -296,8 +296,7 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
 
 def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array, views: bool) -> Callable:
     """How a product of two matrices or of batches is launched: as it is, of copies whose rows are aligned, in parts of k, or as a vector's; of those that come into question the cost model's choice."""
-    def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)
-    if len(c.shape) != 2: return whole
+    if len(c.shape) != 2: return _whole(a, b, bias, activation, c)
     (m, n), k = c.shape, a.shape[1]
     if views and _floats(a) and k:
         if n == 1 < m and bias is None:
@@ -309,7 +308,8 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
     if not few and _narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
         then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T, views)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
-    if not any(odd) and not few: return whole
+    if not any(odd) and not few: return _whole(a, b, bias, activation, c)
+    def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)
     def copied(then):
         copy = _copier(*(x for x, o in zip((a, b), odd) if o))
         if all(odd): return lambda a, b, bias, c: then(*copy(a, b), bias, c)
@@ -326,6 +326,9 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
         parts, seconds = _parted(factors, m, n, k, activation, target)
         ways.append((first + seconds, copied(parts) if copies else parts))
     return min(ways, key=lambda way: way[0])[1]
+
+
+def _whole(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable: return _product[_grid].like(a, b, bias, c, ACTIVATION=activation)
 
 
 def _parted(factors: Sequence[str], m: int, n: int, k: int, activation: str | None, target: str) -> tuple[Callable, float]:

@@ -74,7 +74,7 @@ class Autotuned:
         self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
         self._launchers: dict[Any, TunedLauncher] = {}
-        self._table, self._path = Table(), table
+        self._table, self._path, self._epoch = Table(), table, 0                      # epoch: of the tables
 
     def __repr__(self): return f"<autotuned {self.kernel!r}>"
 
@@ -278,6 +278,7 @@ class Autotuned:
         entries = Table.read(path).entries
         self._table.entries |= entries
         self._choices.clear()
+        self._epoch += 1
         for launcher in self._launchers.values(): launcher.ready.clear()
         return len(entries)
 
@@ -301,6 +302,25 @@ class TunedLauncher:
         except (KeyError, TypeError): return self._slowly(values, options, types)
         try: self._launch(values, *chosen)
         except (CompileError, LaunchError): self._slowly(values, options, types)           # arrays that overlap otherwise, say: another choice, or its own sentence
+
+    def like(self, *args, **kwargs) -> Callable[..., None]:
+        """A function of arguments like these at run time (the same types, extents, strides and alignment: nobody looks), in order, that launches the choice for them with the constants
+        and options given here: what a caller who knows his arrays need not ask for at each call."""
+        tuned = self.tuned
+        values, options = tuned.bound(*args, **kwargs)
+        kernel, places, epoch, chosen = tuned.kernel, tuned._given, -1, ()
+        constants = [None if i in places else v for i, v in enumerate(values)]                # and no array, which would live as long as the function
+
+        def launch(*given) -> None:
+            nonlocal epoch, chosen
+            full = constants[:]
+            for i, v in zip(places, given): full[i] = v
+            if epoch != tuned._epoch:
+                config = tuned._choose(full, options, self.grid).config
+                epoch, chosen = tuned._epoch, (tuned._grid(self.grid, merged(kernel, full, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options)
+            try: self._launch(full, *chosen)
+            except (CompileError, LaunchError): self._slowly(full, options, tuple(map(type, full)))
+        return launch
 
     def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
         """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the kernel's own business."""
