@@ -161,7 +161,7 @@ CASES = {
     "dequantize": Case(kernels.dequantize, lambda q, s: numbers_and_scales(q, s).bfloat16(), lambda normal: (normal.integers(127, 1024, 4096, dtype="int8"), normal(1024, dtype="float32")), numbers_and_scales),
     "cumsum": Case(kernels.cumsum, lambda x: x.cumsum(-1), rows),
     "cumsum, one row": Case(kernels.cumsum, lambda x: x.cumsum(-1), of((1 << 22,))),
-    "sum, float32": Case(lambda x: torch().stack([kernels.sum(row) for row in x]), lambda x: torch().stack([row.sum() for row in x]), lambda normal: (normal(64, 1 << 18, dtype="float32"),)),
+    "sum, float32": Case(lambda x: torch().stack([kernels.sum(row) for row in x]), lambda x: torch().stack([row.sum() for row in x]), lambda normal: (normal(512, 1 << 18, dtype="float32"),)),
     "embedding_backward": Case(lambda g, at: kernels.embedding_backward(g, at, 512), lambda g, at: torch().ops.aten.embedding_dense_backward(g, at, 512, -1, False), lambda normal: (normal(4096, 1024), normal.integers(512, 4096))),
     "matmul": Case(kernels.matmul, lambda a, b: a @ b, of((1024, 2048), (2048, 1024))),
     "grouped_matmul": Case(kernels.grouped_matmul, groups(lambda a, b: a @ b), lambda normal: (normal(1024, 512), normal(4, 512, 256), torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32))),

@@ -7,7 +7,8 @@ Backward, with n = h normalized, s = 1 / sqrt(…), d = g * weight (Ba et al., 2
 
     d h = s (d - n mean(d n) - mean d)       the last term for layer norm only          d weight = sum over rows of g n,  d bias = sum of g
 
-The statistics are computed again from the row, which is in registers anyway: nothing but inputs is kept for the backward pass. Sums over rows are
+The statistics are computed again from the row, which is in registers anyway: nothing but inputs is kept for the backward pass. mean(d n) is s mean(d h), of the centred row, so that
+it need not wait for s: threads meet once for a row, and once more for its mean. Sums over rows are
 partial sums, one a program and each in its own order of rows, and then the sum of those: the same shapes give the same bits.
 """
 from __future__ import annotations
@@ -46,15 +47,18 @@ def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, 
     by_weight, by_bias = tkc.zeros((COLUMNS,)), tkc.zeros((COLUMNS,))
     for row in tkc.range(first * ROWS, h.shape[0], tkc.num_programs(0) * ROWS):
         values, g = tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
-        mean = tkc.sum(values, axis=1) / length if CENTRE else tkc.zeros((ROWS,))
-        if CENTRE: values = tkc.where(inside, values - mean[:, None], 0)
-        s = tkc.rsqrt(tkc.sum(values * values, axis=1) / length + eps)[:, None]
+        d, mean = g * scale, tkc.zeros((ROWS,))
+        if CENTRE:
+            mean, middle = tkc.sum(values, axis=1) / length, tkc.sum(d, axis=1) / length
+            values = tkc.where(inside, values - mean[:, None], 0)
+        square, both = tkc.sum(values * values, axis=1), tkc.sum(d * values, axis=1)
+        s = tkc.rsqrt(square / length + eps)[:, None]
         if scales is not None:
             tkc.store(means, (row,), mean)
             tkc.store(scales, (row,), s.reshape(ROWS))
-        n, d = values * s, g * scale
-        result = d - n * (tkc.sum(d * n, axis=1) / length)[:, None]
-        if CENTRE: result = result - (tkc.sum(d, axis=1) / length)[:, None]
+        n = values * s
+        result = d - n * (s * (both / length)[:, None])
+        if CENTRE: result = result - middle[:, None]
         result = result * s
         if extra is not None: result = result + tkc.load(extra, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
         tkc.store(out, (row, 0), result.to(out.dtype))

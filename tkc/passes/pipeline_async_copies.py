@@ -36,10 +36,12 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, body_of, clone_slice, counted_slice, defining_slice, erase, known_ahead, rebuild_for, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.access import WRITES, unchanged
 from tkc.passes.analysis.own import own_layout, users
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.warpgroups.carried import Carried
 
+FEW = 32                       # elements of a tile that is no block of memory
 Add, Mul, Lt, And = (CLASSES[n] for n in ("add", "mul", "lt", "and"))
 
 
@@ -126,8 +128,10 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
     body = body_of(loop)
     stage, *carried = body.args[-len(extra):]
     carried, loaded = carried[:ahead], carried[ahead:]
-    first, terminator = body.first_op, body.last_op
-
+    terminator, early = body.last_op, _looked_up(body) if own else []
+    for op in early: op.detach()
+    first = body.first_op
+    body.insert_ops_before(early, first)
     ready = before(first, shared.WaitCopies([carried[0]], ahead - 1)).ready
     if own:                                                       # a thread asks for its next bytes when it has read these
         reads = {op for copy in copies for op in users(copy.buffer) if isinstance(op, shared.Read)}
@@ -152,6 +156,17 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
     for op in reversed(slice_):
         if not any(r.first_use for r in op.results): erase(op)
     context.decisions.append(f"pipeline-async-copies: {len(copies)} copies of a loop {stages} stages deep" + (f", {len(loads)} load{'s'[:len(loads) > 1]} of their addresses one further" if loads else ""))
+
+
+def _looked_up(body: Block) -> list[Operation]:
+    """The few numbers that a program loads by its place, and what they follow from: asked for before the wait for its blocks, they arrive with these."""
+    known: list[Operation] = []
+    for op in body.ops:
+        if isinstance(op, WRITES): break
+        small = not any(isinstance(v.type, TileType) and v.type.size > FEW for v in op.results)
+        plain = isinstance(op, (tile.Load, tile.View, *POINTWISE, *VIEWS, *LEAVES))
+        if small and plain and all(v.owner in known or isinstance(v.owner, Block) or v.owner.parent is not body for v in op.operands): known.append(op)
+    return defining_slice([op.result for op in known if isinstance(op, tile.Load)], body)
 
 
 def _goes_on(loop: scf.WhileOp, at: SSAValue, anchor: Operation) -> SSAValue:

@@ -17,6 +17,8 @@ Any other conversion between warps becomes a write and a read; a reshape between
     %q = tile.read %b                                   the axis now in the registers of every thread
     %r = tile.reduce sum[%q] {axis = 1}
 
+Reductions that do not wait for one another's results meet together: what of the second one's does not follow from the first one's result is done before that is read, so that one barrier serves both.
+
 A scan whose axis runs over warps is that of each warp's run, plus what the runs before come to: their totals (`tile.scan_total`) go the same way. A reduction of what is
 scanned, asked for after the scan, is one of those totals.
 
@@ -41,7 +43,7 @@ from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import LoadPlan, Plan
 from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION, neutral
-from tkc.ir.rewrite import after, before, counted_slice, erase, replace
+from tkc.ir.rewrite import after, before, counted_slice, defining_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.threads import Fetch, NextProgram, Post, Vote
 from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float
@@ -49,7 +51,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
-from tkc.passes.analysis.values import POINTWISE, VIEWS
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import is_free
 from tkc.passes.layouts.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
 from tkc.passes.planning.hopper import leaves
@@ -73,6 +75,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case tile.Reduce() if op.parent is not None: _reduce(op, context)
                 case tile.Scan(): _scan(op, context)
                 case tile.Extract(): _extract(op, context)
+        for block in {op.parent for op in kernel.walk() if _gathers(op)}: _meet(block)
         for op in list(kernel.walk()):
             if isinstance(op, NextProgram) and context.plan.roles == "one": _claim(op, context.plan)
         for op in list(kernel.walk()):
@@ -370,6 +373,25 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
     read = _through_shared(part, gathered, op, context, far)
     if wide: read = before(op, Cast(read, read.type.with_element(t.element))).result
     replace(op, tile.Reduce(op.kind.data, read, axis, [op.result.type]))
+
+
+def _gathers(op: Operation) -> bool:
+    """Whether what warps hold of a reduction is written here, for all to read."""
+    return isinstance(op, shared.Write) and isinstance(op.value.owner, shared.ReducePartial)
+
+
+def _meet(block: Block) -> None:
+    """Puts the writes of neighbouring reductions together, before the first one's result is read."""
+    written = None
+    for op in [op for op in block.ops if _gathers(op)]:
+        read = next(use.operation for use in op.buffer.uses if isinstance(use.operation, shared.Read))
+        if written is not None:
+            needed = [inner for inner in defining_slice(op.operands, block) if not inner.is_before_in_block(written)]
+            if all(isinstance(inner, (shared.Alloc, shared.ReducePartial, *POINTWISE, *VIEWS, *LEAVES)) for inner in needed):
+                for inner in (*needed, op): inner.detach()
+                block.insert_ops_before([*needed, op], written)
+                continue
+        written = read
 
 
 def _ask(op: tile.Reduce) -> None:

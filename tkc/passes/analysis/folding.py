@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import bf16, f16, f32, f64
+from xdsl.dialects.builtin import bf16, f16, f32, f64, i32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import Builder, before
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
@@ -103,6 +103,7 @@ def _elementwise(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | Non
     if len(args) == 2 and is_integer(t):
         if (found := _associated(op, name, args, known[1], t)) is not None: return found
         if (found := _by_range(op, name, args, ranges, number)) is not None: return found
+        if name in ew.COMPARISONS and (found := _narrower(op, args, ranges)) is not None: return found
     return _pointwise(op)
 
 
@@ -142,6 +143,19 @@ def _by_range(op, name: str, args, ranges: Ranges, number) -> Sequence[SSAValue]
         if name == "mod": return [args[0]] if 0 <= a.lo and a.hi < b.lo else None
         if a.lo >= b.hi: return [args[0] if name == "max" else args[1]]
         if b.lo >= a.hi: return [args[1] if name == "max" else args[0]]
+    return None
+
+
+def _narrower(op: ew.Elementwise, args: list[SSAValue], ranges: Ranges) -> Sequence[SSAValue] | None:
+    """Indices of 32 bits beside a number of 64 that is the same for many: the number is brought as near to their range as what is beyond it, once, and 32 bits are compared."""
+    for i, (x, y) in enumerate((args, args[::-1])):
+        if not isinstance(x.owner, ew.Cast) or element_of(x.owner.arg.type) != i32 or element_of(y.type) != i64 or not isinstance(y.owner, (tile.Splat, tile.Broadcast)): continue
+        held, source = ranges.of(x.owner.arg), y.owner.arg
+        if held is None or held.lo <= -1 << 31 or held.hi >= (1 << 31) - 1: continue
+        build = Builder(op)
+        near = build(ew.Cast(build.min(build.max(source, build.number(held.lo - 1, source.type)), build.number(held.hi + 1, source.type)), source.type.with_element(i32) if isinstance(source.type, TileType) else i32))
+        made = tile.Splat(near, x.owner.arg.type) if isinstance(y.owner, tile.Splat) else tile.Broadcast(near, x.owner.arg.type)
+        return [build(ew.CLASSES[op.fn.name](*(x.owner.arg, build(made))[::-1 if i else 1]))]
     return None
 
 
