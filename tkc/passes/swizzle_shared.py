@@ -376,8 +376,8 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
 
 
 def _gathers(op: Operation) -> bool:
-    """Whether what warps hold of a reduction is written here, for all to read."""
-    return isinstance(op, shared.Write) and isinstance(op.value.owner, shared.ReducePartial)
+    """Whether what warps hold of a reduction is written here, for all to read. (Not truth values of a cluster, which its barriers order: two such trips in a loop need no barrier more than one.)"""
+    return isinstance(op, shared.Write) and isinstance(op.value.owner, shared.ReducePartial) and not (op.everywhere and is_bool(op.value.type.element))
 
 
 def _meet(block: Block) -> None:
