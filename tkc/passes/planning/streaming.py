@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation
@@ -36,7 +37,7 @@ from tkc.passes.planning.pressure import LIMIT, ROOM, demand, fits, pressure, ro
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)                # of a cluster (16 by keyword alone: not every device has room for one)
 STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
-ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 90, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
+ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 100, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SCALARS, ADDRESS = 8, 2                                  # registers of addresses, masks, counters; of an address
 WIDEST = 16                                              # elements of the longest vector, of bytes
@@ -58,12 +59,12 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
             say(f"{STREAMERS} warps" + (f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}" if blocks > 1 else "") + f", through which programs stream: {found.stage} bytes of each fill a multiprocessor")
             return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
     if fit and not fits(kernel, fit, 1, context): fit = None
-    if (asked is None and fit is None or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
+    if (asked is None and (fit is None or most is LOOPED and fit > WARPS[1]) or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
         limit = most if most is LOOPED else SPREAD
-        possible = [(w, b) for w in ((asked,) if asked else WARPS[1:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
+        possible = [(w, b) for w in ((asked,) if asked else WARPS[:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
         good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
-            warps, blocks = min(good, key=(lambda x: x[::-1]) if most is LOOPED else None)
+            warps, blocks = min(good, key=(lambda x: (x[0] > WARPS[1], prod(x), x)) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
             return warps, (blocks, extent), False
     warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
@@ -160,6 +161,11 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     more, kept = size(early), size(shares.alike)
     prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
     queue = bool(own) and not tile.waits_for_programs(kernel)
+    resident = lambda more: context.target.registers // (32 * warps * (-(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8))
+    looped, arriving = any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None, each(sum(map(apart, early)))
+    if prefetch and looped and resident(arriving) < 2 <= resident(0):
+        prefetch = False
+        say(f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor would have one block, and nobody would compute while it waits")
     if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
     if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
     if prefetch and persistent and not stages: say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
@@ -168,10 +174,10 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
     begun = more if tile.waits_for_programs(kernel) else 0                              # what stagger-programs has of the next program
-    each_thread = -(-(each(pressure(kernel)) + more + begun + (keep and not stages) * kept + SCALARS) // 8) * 8
-    resident = context.target.registers // (32 * warps * each_thread) if prefetch and persistent and blocks == 1 else 0
-    if resident > 1: say(f"{resident} blocks a multiprocessor, of {each_thread} registers a thread")
-    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, resident if resident > 1 else 0, queue)
+    beside = begun + (keep and not stages) * kept                                       # as long as it is read ahead of
+    together = resident(prefetch * arriving + beside) if looped else resident(more + beside) if prefetch and persistent and blocks == 1 else 0
+    if together > 1: say(f"{together} blocks a multiprocessor")
+    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, together if together > 1 else 0, queue)
 
 
 def _in_flight(each: int, target: Target) -> str:
