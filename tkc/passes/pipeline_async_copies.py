@@ -31,7 +31,7 @@ from xdsl.dialects.builtin import ModuleOp, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import after, before, body_of, clone_slice, counted_slice, defining_slice, erase, known_ahead, rebuild_for, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
@@ -123,12 +123,20 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
         tokens.append(issue(loop, at, _number(loop, j, zero), ask(loop, at)))
     zero.name_hint = "stage"
     old, loaded = len(loop.iter_args if counted else loop.arguments), ask(loop, before(loop, Add(at, loop.step)).result) if loads else []
-    extra = [zero, *tokens, *loaded]
+    early = _looked_up(body) if own else []
+    known = [op for op in early if isinstance(op, tile.Load) and unchanged(op, loop, context.overlaps) and not any(isinstance(v, tile.Load) for v in defining_slice(op.operands, body))]
+    by_place = [op for op in defining_slice([op.result for op in known], body) if op in early]
+
+    def look_up(anchor: Operation, at: SSAValue) -> list[SSAValue]:
+        clone_slice(by_place, mapping := {iv: at}, anchor)
+        return [mapping[op.result] for op in known]
+
+    extra = [zero, *tokens, *loaded, *look_up(loop, loop.lb if counted else loop.arguments[0])]
     loop = rebuild_for(loop, range(old), extra) if counted else rebuild_while(loop, extra)
     body = body_of(loop)
     stage, *carried = body.args[-len(extra):]
-    carried, loaded = carried[:ahead], carried[ahead:]
-    terminator, early = body.last_op, _looked_up(body) if own else []
+    carried, loaded, looked = carried[:ahead], carried[ahead:ahead + len(loads)], carried[ahead + len(loads):]
+    terminator = body.last_op
     for op in early: op.detach()
     first = body.first_op
     body.insert_ops_before(early, first)
@@ -141,6 +149,11 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
     coming = before(first, Add(iv, distance)).result if counted else body.args[ahead]
     token = issue(first, coming, target, loaded)
     asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
+    if known:                                                     # behind the last iteration its own numbers again
+        following = before(first, Add(iv, loop.step)).result if counted else body.args[1]
+        there = before(first, Lt(following, loop.ub)).result if counted else _goes_on(loop, following, first)
+        asked += look_up(first, before(first, Select(there, following, iv)).result)
+        for op, value in zip(known, looked, strict=True): replace(op, [value])
     for copy in copies:
         alloc = copy.buffer.owner
         view = before(copy, shared.Stage(rings[copy], stage)).result
@@ -159,7 +172,7 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
 
 
 def _looked_up(body: Block) -> list[Operation]:
-    """The few numbers that a program loads by its place, and what they follow from: asked for before the wait for its blocks, they arrive with these."""
+    """The few numbers that a program looks up, and what they follow from: asked for before the wait for its blocks, they arrive with these."""
     known: list[Operation] = []
     for op in body.ops:
         if isinstance(op, WRITES): break
