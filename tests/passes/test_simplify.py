@@ -213,6 +213,22 @@ def test_a_mask_of_columns_is_computed_once_a_column():
     assert small and max(small) == 64
 
 
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_indices_are_compared_in_32_bits_with_a_number_of_64(name):
+    import operator
+
+    def f(classes, o):
+        wanted = tkc.load(classes, (0,), (8,))
+        tkc.store(o, (0, 0), getattr(operator, name)(tkc.arange(64)[None, :], wanted[:, None]).to(tkc.int32))
+        tkc.store(o, (8, 0), getattr(operator, name)(wanted[:, None], tkc.arange(64)[None, :]).to(tkc.int32))
+    module = body(f, array(tkc.int64), array(tkc.int32, 2))
+    assert {op.args[0].type.element for op in module.walk() if isinstance(op, C[name] if name in ("eq", "ne") else (C["lt"], C["le"], C["gt"], C["ge"]))} == {i32}
+    wanted, out = np.array([0, 63, 64, -1, 5, -100, 2**40, -2**63]), np.zeros((16, 64), np.int32)
+    level0.run(module, [wanted, out], (1,))
+    np.testing.assert_array_equal(out[:8], getattr(operator, name)(np.arange(64)[None, :], wanted[:, None]))
+    np.testing.assert_array_equal(out[8:], getattr(operator, name)(wanted[:, None], np.arange(64)[None, :]))
+
+
 def test_branches_known_at_compile_time_are_gone():
     def f(x, o):
         if x.shape[0] >= 0: tkc.store(o, (0,), tkc.load(x, (0,), (8,)))

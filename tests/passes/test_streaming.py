@@ -1,6 +1,7 @@
 """Plans of programs without dots; rows over a cluster, at every stage and with every barrier of the cluster missing in turn; scans over warps."""
 import numpy as np
 import pytest
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr
 
 import tkc
@@ -45,10 +46,32 @@ def test_warps_and_blocks_follow_the_row(columns, target, warps, blocks):
 
 
 def test_more_live_tiles_take_more_warps():
-    few, _ = plan_of(_softmax, "bf16[64, 2048]", "bf16[64, 2048]", LOG=False, ROWS=1, COLUMNS=2048)
-    many, _ = plan_of(_norm_backward, "bf16[64, 2048]", "bf16[64, 2048]", "bf16[64, 2048]", "bf16[2048]", "bf16[64, 2048]", "f32[4, 2048]", "f32[4, 2048]", None, None, "f32",
-                      CENTRE=True, ROWS=1, COLUMNS=2048)
+    few, _ = plan_of(_softmax, "bf16[64, 4096]", "bf16[64, 4096]", LOG=False, ROWS=1, COLUMNS=4096)
+    many, _ = plan_of(_norm_backward, "bf16[64, 4096]", "bf16[64, 4096]", "bf16[64, 4096]", "bf16[4096]", "bf16[64, 4096]", "f32[4, 4096]", "f32[4, 4096]", None, None, "f32",
+                      CENTRE=True, ROWS=1, COLUMNS=4096)
     assert many.warps > few.warps
+
+
+def test_blocks_that_carry_sums_share_a_multiprocessor():
+    """While one waits where its threads meet, another computes: small blocks, in a cluster where the row is long, and nothing read ahead where that would leave a multiprocessor one."""
+    def found(columns, rows="bf16"):
+        row = f"{rows}[64, {columns}]"
+        return plan_of(_norm_backward, row, None, row, f"bf16[{columns}]", row, f"f32[4, {columns}]", f"f32[4, {columns}]", None, None, "f32", CENTRE=True, ROWS=1, COLUMNS=-(-columns // 64) * 64)
+    for columns, warps, blocks, resident, ahead in (4096, 8, 1, 2, True), (8192, 4, 4, 4, True), (4099, 8, 1, 2, False):
+        plan, compiled = found(columns)
+        assert (plan.warps, plan.spread[0], plan.blocks, plan.prefetch) == (warps, blocks, resident, ahead) and compiled.resources.clean
+        assert f".minnctapersm {resident}" in compiled.ptx and compiled.resources.registers * 32 * warps * resident <= 65536
+    plan, _ = plan_of(_norm_backward, "bf16[64, 4096]", None, "bf16[64, 4096]", None, "bf16[64, 4096]", None, None, None, None, "f32", CENTRE=False, ROWS=1, COLUMNS=4096, maxnreg=96)
+    assert plan.blocks == 0                                                                     # the user's limit is the limit
+
+
+def test_reductions_that_do_not_wait_for_one_another_meet_together():
+    """Mean and sum of one row at one barrier, squares and products of what the mean was taken from at another."""
+    row = "bf16[64, 4096]"
+    compiled = _norm_backward.compile(row, None, row, "bf16[4096]", row, "f32[4, 4096]", "f32[4, 4096]", None, None, "f32", CENTRE=True, ROWS=1, COLUMNS=4096, target="sm_90a")
+    assert any("insert-synchronization: 2 barriers" in line for line in compiled.decisions)
+    kinds = [type(op) for op in parse(compiled.ir("final")).walk() if isinstance(op, (shared.ReducePartial, shared.Write, shared.Read))]
+    assert kinds == 2 * [shared.ReducePartial, shared.Write, shared.ReducePartial, shared.Write, shared.Read, shared.Read]
 
 
 @tkc.jit
@@ -323,6 +346,27 @@ def test_programs_that_stream_are_claimed_one_by_one(name):
     x, out = given[0].copy(), np.full_like(given[1], np.nan)
     machine.run(parse(final), [x, out], (9,), seed=1)
     np.testing.assert_allclose(out.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a block", "two rows ahead", "a cluster"])
+def test_what_a_program_looks_up_arrives_with_its_row(name):
+    """In place: the class is asked for a program early, its score before the wait for the row."""
+    x, target = np.random.default_rng(0).standard_normal((9, 1024)).astype(np.float32), np.array([5, 900, 0, -100, 1023, 7, 2000, 64, 1])
+    e = np.exp(x.astype(np.float64))
+    share = e / e.sum(1, keepdims=True)
+    counts, inside = target != -100, (target >= 0) & (target < 1024)
+    loss = np.where(inside, -np.log(share[range(9), np.where(inside, target, 0)]), np.where(counts, np.inf, 0))
+    grad = counts[:, None] * (share - (target[:, None] == np.arange(1024)))
+    compiled = _cross_entropy.compile(x, target, np.zeros(9, np.float32), None, 1.0, IGNORE=-100, GRAD=True, ROWS=1, COLUMNS=1024, target="sm_90a", persistent=True, **CLAIMED[name])
+    (body,) = (op.after_region.block for op in parse(compiled.ir("final")).walk() if isinstance(op, scf.WhileOp))
+    asked = [op.extents.get_values() if isinstance(op, tile.Load) else "wait" for op in body.ops if isinstance(op, (tile.Load, threads.CpWait))]
+    assert asked == [(-1, -1), "wait", (1,), (-1,)] and compiled.resources.clean
+    for programs in 1, 2, 9:
+        for seed in range(3):
+            arrays = [a[:programs].copy() for a in (x, target, np.zeros(9, np.float32))]
+            level4.run(parse(compiled.ir("final")), [*arrays, 1.0], (programs,), seed, resident=2)
+            np.testing.assert_allclose(arrays[0], grad[:programs], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(arrays[2], loss[:programs], rtol=1e-5, atol=1e-6)
 
 
 @tkc.jit

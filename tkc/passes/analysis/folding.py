@@ -148,14 +148,16 @@ def _by_range(op, name: str, args, ranges: Ranges, number) -> Sequence[SSAValue]
 
 def _narrower(op: ew.Elementwise, args: list[SSAValue], ranges: Ranges) -> Sequence[SSAValue] | None:
     """Indices of 32 bits beside a number of 64 that is the same for many: the number is brought as near to their range as what is beyond it, once, and 32 bits are compared."""
-    for i, (x, y) in enumerate((args, args[::-1])):
-        if not isinstance(x.owner, ew.Cast) or element_of(x.owner.arg.type) != i32 or element_of(y.type) != i64 or not isinstance(y.owner, (tile.Splat, tile.Broadcast)): continue
-        held, source = ranges.of(x.owner.arg), y.owner.arg
+    for x, y in (args, args[::-1]):
+        wide = x.owner.arg if isinstance(x.owner, tile.Broadcast) else x
+        if not isinstance(wide.owner, ew.Cast) or element_of(wide.owner.arg.type) != i32 or element_of(y.type) != i64 or not isinstance(y.owner, (tile.Splat, tile.Broadcast)): continue
+        held, number = ranges.of(indices := wide.owner.arg), y.owner.arg
         if held is None or held.lo <= -1 << 31 or held.hi >= (1 << 31) - 1: continue
-        build = Builder(op)
-        near = build(ew.Cast(build.min(build.max(source, build.number(held.lo - 1, source.type)), build.number(held.hi + 1, source.type)), source.type.with_element(i32) if isinstance(source.type, TileType) else i32))
-        made = tile.Splat(near, x.owner.arg.type) if isinstance(y.owner, tile.Splat) else tile.Broadcast(near, x.owner.arg.type)
-        return [build(ew.CLASSES[op.fn.name](*(x.owner.arg, build(made))[::-1 if i else 1]))]
+        build, kind = Builder(op), x.type.with_element(i32)
+        near = build.min(build.max(number, build.number(held.lo - 1, number.type)), build.number(held.hi + 1, number.type))
+        near = build(ew.Cast(near, number.type.with_element(i32) if isinstance(number.type, TileType) else i32))
+        narrow = {x: indices if wide is x else build(tile.Broadcast(indices, kind)), y: build((tile.Splat if isinstance(y.owner, tile.Splat) else tile.Broadcast)(near, kind))}
+        return [build(ew.CLASSES[op.fn.name](*(narrow[v] for v in args)))]
     return None
 
 
