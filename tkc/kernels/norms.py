@@ -47,17 +47,17 @@ def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, 
     by_weight, by_bias = tkc.zeros((COLUMNS,)), tkc.zeros((COLUMNS,))
     for row in tkc.range(first * ROWS, h.shape[0], tkc.num_programs(0) * ROWS):
         values, g = tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
-        mean = tkc.zeros((ROWS,))
+        mean, (d, rest) = tkc.zeros((ROWS,)), (g * scale, 1.0) if weights is None else (g, scale)          # where g itself is wanted too, it alone is kept
         if CENTRE:
-            mean, middle = tkc.sum(values, axis=1) / length, tkc.sum(g * scale, axis=1) / length
+            mean, middle = tkc.sum(values, axis=1) / length, tkc.sum(d * rest, axis=1) / length
             values = tkc.where(inside, values - mean[:, None], 0)
-        square, both = tkc.sum(values * values, axis=1), tkc.sum(g * values * scale, axis=1)
+        square, both = tkc.sum(values * values, axis=1), tkc.sum(d * values * rest, axis=1)
         s = tkc.rsqrt(square / length + eps)[:, None]
         if scales is not None:
             tkc.store(means, (row,), mean)
             tkc.store(scales, (row,), s.reshape(ROWS))
         n = values * s
-        result = g * (scale * s) - n * (s * s * (both / length)[:, None])
+        result = d * (rest * s) - n * (s * s * (both / length)[:, None])
         if CENTRE: result = result - s * middle[:, None]
         if extra is not None: result = result + tkc.load(extra, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
         tkc.store(out, (row, 0), result.to(out.dtype))

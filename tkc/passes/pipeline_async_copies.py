@@ -140,6 +140,11 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
     for op in early: op.detach()
     first = body.first_op
     body.insert_ops_before(early, first)
+    later = []
+    if known:                                                     # before the wait: what is told to other blocks waits for loads, and these would wait behind the copies. Behind the last iteration its own numbers again
+        following = before(first, Add(iv, loop.step)).result if counted else body.args[1]
+        there = before(first, Lt(following, loop.ub)).result if counted else _goes_on(loop, following, first)
+        later = look_up(first, before(first, Select(there, following, iv)).result)
     ready = before(first, shared.WaitCopies([carried[0]], ahead - 1)).ready
     if own:                                                       # a thread asks for its next bytes when it has read these
         reads = {op for copy in copies for op in users(copy.buffer) if isinstance(op, shared.Read)}
@@ -149,11 +154,8 @@ def _pipeline(loop: scf.ForOp | scf.WhileOp, copies: list[shared.Copy], stages: 
     coming = before(first, Add(iv, distance)).result if counted else body.args[ahead]
     token = issue(first, coming, target, loaded)
     asked = ask(first, before(first, Add(coming, loop.step)).result) if loads else []
-    if known:                                                     # behind the last iteration its own numbers again
-        following = before(first, Add(iv, loop.step)).result if counted else body.args[1]
-        there = before(first, Lt(following, loop.ub)).result if counted else _goes_on(loop, following, first)
-        asked += look_up(first, before(first, Select(there, following, iv)).result)
-        for op, value in zip(known, looked, strict=True): replace(op, [value])
+    asked += later
+    for op, value in zip(known, looked, strict=True): replace(op, [value])
     for copy in copies:
         alloc = copy.buffer.owner
         view = before(copy, shared.Stage(rings[copy], stage)).result

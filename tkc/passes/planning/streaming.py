@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation
@@ -40,6 +39,7 @@ STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block thro
 ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 100, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
 PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
 SCALARS, ADDRESS = 8, 2                                  # registers of addresses, masks, counters; of an address
+LEAST = 64                                               # registers of a thread that blocks leave one another
 WIDEST = 16                                              # elements of the longest vector, of bytes
 RESERVED = 2048                                          # bytes of shared memory for what threads tell one another
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
@@ -64,7 +64,7 @@ def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], lar
         possible = [(w, b) for w in ((asked,) if asked else WARPS[:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
         good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
-            warps, blocks = min(good, key=(lambda x: (x[0] > WARPS[1], prod(x), x)) if most is LOOPED else None)
+            warps, blocks = min(good, key=(lambda x: (x[0] > WARPS[1], x[::-1])) if most is LOOPED else None)
             say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
             return warps, (blocks, extent), False
     warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
@@ -167,7 +167,7 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     more, kept = size(early), size(shares.alike)
     prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
     queue = bool(own) and not tile.waits_for_programs(kernel)
-    resident = lambda more: context.target.registers // (32 * warps * (-(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8))
+    resident = lambda more: context.target.registers // (32 * warps * max(LEAST, -(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8))
     looped, arriving = any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None, each(sum(map(apart, early)))
     if prefetch and looped and resident(arriving) < 2 <= resident(0):
         prefetch = False
