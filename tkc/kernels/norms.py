@@ -57,8 +57,9 @@ def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, 
             tkc.store(means, (row,), mean)
             tkc.store(scales, (row,), s.reshape(ROWS))
         n = values * s
-        result = d * (rest * s) - n * (s * s * (both / length)[:, None])
-        if CENTRE: result = result - s * middle[:, None]
+        result = rest * d - n * (s * (both / length)[:, None])
+        if CENTRE: result = result - middle[:, None]
+        result = result * s
         if extra is not None: result = result + tkc.load(extra, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
         tkc.store(out, (row, 0), result.to(out.dtype))
         if weights is not None: by_weight = by_weight + tkc.sum(g * n, axis=0)

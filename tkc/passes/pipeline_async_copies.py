@@ -20,6 +20,7 @@ All copies of one iteration are one group (one token). Past the end of the loop 
 written, the group count stays what the waits expect; so trip counts 0, 1 and stages ± 1 need no case of their own.
 A ring that threads fill and read each for itself (`own`) is filled again as soon as it was read: all of its stages are on their way while the iteration computes. Where programs are claimed one by one,
 the loop is a while that carries the numbers of the next ones, as many as the ring has stages, and a copy's mask is the loop's test of its number.
+What a program loads by its place alone beside its blocks (a class, a scale) is carried likewise, and small loads that follow from it stand before the wait for the blocks.
 Copies by tensor maps, which a producer warp will make, stay in their iteration: the ring's stage and parity are carried through all the loops
 round it, so that the producer may be any number of stages ahead, in the next program too. Any other copy is issued where it stands
 and waited for at once.
