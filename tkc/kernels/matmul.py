@@ -2,7 +2,9 @@
 
 The kernel is the plain block program of examples/matmul.py. Its blocks and schedule are chosen for the shapes by the compiler's cost model and the tables beside this
 file (`tkc.autotune`, without measuring; TKC_AUTOTUNE=1 measures). Operands may be row- or column-major, in every combination, without a copy. Rows that do not start at
-multiples of 16 bytes cannot be copied by the hardware's own engine: where the product is large, such an operand is copied to rows that do.
+multiples of 16 bytes cannot be copied by the hardware's own engine: where the cost model finds it faster, such operands are copied to rows that do, both in one launch.
+So it is with a long k and few blocks, which is cut in parts that a second launch adds up, always in the same order; a matrix times a vector has launches of its own,
+and a result whose rows start at odd elements is computed as its transpose. How arrays like some seen before are launched is remembered (`_ways`).
 """
 from __future__ import annotations
 
