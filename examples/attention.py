@@ -49,7 +49,7 @@ def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tk
         total = total * shrink + tkc.sum(p, axis=1)
         acc = tkc.dot(p.to(v.dtype), tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
         top = new
-    tkc.store(o, (m, 0), tkc.where(total[:, None] > 0, acc / total[:, None], 0).to(o.dtype))
+    tkc.store(o, (m, 0), (acc * tkc.where(total > 0, 1 / total, 0)[:, None]).to(o.dtype))
 
 
 def grid(args):

@@ -48,13 +48,16 @@ def test_few_registers_have_no_room_for_it():
 
 
 def test_programs_are_claimed_late_and_told_briefly():
-    """Behind the program's last copy; the consumers hear its number and place, and fetch them before results leave."""
-    module = last(Form(128, True))
+    """Behind the program's loop, before it waits for the last stage; the consumers hear its number and place, and fetch them before results leave."""
+    module = last(Form(128, True, options=(("fuse", False),)))
     producer, consumer = role(module, "producer"), role(module, "consumer")
-    claim = next(op for op in producer.walk() if isinstance(op, threads.NextProgram))
-    ops = list(claim.parent.ops)
-    assert not any(isinstance(inner, threads.TmaLoad) for op in ops[ops.index(claim):] for inner in op.walk())
-    assert count(producer, threads.Post) == count(consumer, threads.Fetch) == 4
+    claims = [op for op in producer.walk() if isinstance(op, threads.NextProgram)]
+    branch = claims[0].parent_op()
+    assert [op.parent for op in claims] == [region.block for region in branch.regions]
+    kinds = (scf.ForOp, threads.NextProgram, threads.MbarrierArrive, threads.TmaLoad)
+    loads, nothing = ([type(op) for op in region.block.ops if isinstance(op, kinds)] for region in branch.regions)
+    assert loads == [threads.TmaLoad, *kinds] and nothing == [*kinds[1:3]]
+    assert count(producer, threads.Post) == 2 * count(consumer, threads.Fetch) == 2 * 4
     fetch = next(op for op in consumer.walk() if isinstance(op, threads.Fetch))
     ops = list(fetch.parent.ops)
     assert not any(isinstance(op, shared.Write) for op in ops[:ops.index(fetch)]) and any(isinstance(op, shared.Write) for op in ops[ops.index(fetch):])
@@ -87,3 +90,15 @@ def test_indices_are_compared_by_their_distance(limit, name):
     index = np.arange(64)
     assert (o == (index < limit) + 2 * (index >= x[:, None].astype(np.int64))).all()
     assert "sub.sat.s32" in emit(module, target(name)).text
+
+
+@pytest.mark.parametrize("limit", [-1 << 31, -64, -1, 0, 1, 17, 63, (1 << 31) - 1])
+def test_differences_of_indices_are_compared_by_theirs(limit):
+    """What a window asks of rows and columns: one difference for all elements of a row, and no subtraction for each."""
+    def window(o, limit, N: tkc.constexpr):
+        rows, columns = tkc.program_id(0) * N + tkc.arange(N), tkc.arange(N)
+        tkc.store(o, (tkc.program_id(0) * N, 0), tkc.where(rows[:, None] - columns[None, :] < limit, 1, 0) + tkc.where(rows[:, None] - columns[None, :] >= limit, 2, 0))
+    module = compiled(traced(window, array(tkc.int32, 2), i32(), N=64), "sm_90a")[0][LAST]
+    o = np.zeros((128, 64), np.int32)
+    machine.run(module, [o, limit], (2, 1, 1))
+    assert (o == np.where(np.arange(128)[:, None] - np.arange(64) < limit, 1, 2)).all()

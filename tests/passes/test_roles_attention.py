@@ -16,7 +16,7 @@ from tests.passes.stages import LAST, assembler, assembles_clean, count, distinc
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import threads, tile
-from tkc.ir.types import ArrayFacts, Fact
+from tkc.ir.types import ArrayFacts, Fact, PendingType
 from tkc.language.signature import ArrayArgument
 from tkc.passes import plan as planning
 from tkc.passes.warpgroups.roles import ROOMY
@@ -126,17 +126,20 @@ def test_it_assembles_clean(form): assembles_clean(last(form))
 
 
 # ------------------------------------------------------------------------------------------------------ mutants
-SHAPES = (64, 64, 4), (192, 128, 2), (64, 192, 3), (192, 100, 3), (64, 170, 4)      # queries, keys, heads: programs of one, two and three steps; every ring comes round; ragged ends too
+SHAPES = (64, 64, 4), (192, 128, 2), (64, 192, 3), (192, 100, 3), (64, 170, 4), (64, 0, 3)      # queries, keys, heads: programs of no, one, two and three steps; every ring comes round; ragged ends too
 RELEASED = {f"leader alone: mbarrier_arrive {ring} in consumer{nth}" for ring in ("empty", "empty 2", "empty 3") for nth in ("", ", 2", ", 3")}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
 # A slot of the claims is read before the stage of Q of the same program is given back, and Q has as many stages: who may load the Q after next may post, too.
-# (tests/passes/test_claims.py has a kernel without such a ring.)
-IMPLIED = {"drop: mbarrier_wait empty 4 in producer", "later: mbarrier_wait empty 4 in producer", "earlier: mbarrier_arrive empty 4 in consumer", "leader alone: mbarrier_arrive empty 4 in consumer"}
-# The last program's Q and first K are asked for after all V of the one before it: its last V waited for a V behind the product that read the K two before, and the claims' end for a slot that
-# is read behind the products of the Q two before. So the stages' last copies have arrived, and a producer may expect the next ones' bytes before it waits for the stage.
-ARRIVED = {"earlier: mbarrier_expect full in producer, 2", "earlier: mbarrier_expect full 2 in producer, 3"}
+# (tests/passes/test_claims.py has a kernel without such a ring.) What is posted, is so before the program's last V is asked for, for which the consumers wait before they read the slot.
+IMPLIED = {*(f"{change}: mbarrier_wait empty 4 in producer{nth}" for change in ("drop", "later") for nth in ("", ", 2")), "earlier: mbarrier_arrive empty 4 in consumer", "leader alone: mbarrier_arrive empty 4 in consumer",
+           "earlier: mbarrier_arrive full 4 in producer"}
+# The first program's Q and K come into fresh rings.
+FRESH = {*(f"{change}: mbarrier_wait empty in producer" for change in ("drop", "later", "stage")), *(f"{change}: mbarrier_wait empty 2 in producer" for change in ("drop", "stage")), "earlier: mbarrier_expect full in producer"}
+# Fused, the next program's Q is asked for behind what is posted, and waited for before it is read; also where a program sees nothing. Its K comes then into the stage of a program's K that was given
+# back before the stage of Q was, for which the producer has waited. The last V's stage is filled again behind one of K that the next program's first dot reads, which ends behind the last dot.
+STREAM = {"drop: mbarrier_wait full 4 in consumer", "later: mbarrier_wait full 4 in consumer", "earlier: mbarrier_arrive full 4 in producer, 2", "drop: mbarrier_wait empty 2 in producer, 4", "earlier: mbarrier_arrive empty 3 in consumer, 3"}
 
 
-@pytest.mark.parametrize("options, known", [((), RELEASED | IMPLIED), ((("fuse", True),), RELEASED | IMPLIED | ARRIVED)], ids=["", "fused"])
+@pytest.mark.parametrize("options, known", [((), RELEASED | IMPLIED), ((("fuse", True),), RELEASED | IMPLIED | FRESH | STREAM)], ids=["", "fused"])
 def test_every_mutant_is_found(options, known):
     form = Form(block=(64, 64), options=(("num_stages", 2), *options))
     number, missed = survivors(mutants(last(form)), *(lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed) for seed in range(4) for shape in SHAPES))
@@ -172,12 +175,20 @@ FUSED = [Form(causal=c, block=(64, 64), options=(("fuse", True),)) for c in (Fal
 def test_fused_boundaries(form):
     """The first dot of the next program is on its way while results leave; of the last one, that of a program outside the arrays. Also where there is nothing to see, or one step alone."""
     module, given = last(form), compiled(form)[1]
-    consumer = next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == "consumer")
+    producer, consumer = (role(module, name) for name in ("producer", "consumer"))
     (loop,) = (op for op in consumer.body.block.ops if isinstance(op, scf.WhileOp))
     body = list(loop.after_region.block.ops)
-    dot, sent = (next(i for i, op in enumerate(body) if isinstance(op, kind)) for kind in (threads.DotAsync, threads.TmaStore))
-    waited = next(i for i, op in enumerate(body) if isinstance(op, threads.DotWait))
-    assert given.plan.fuse and waited < dot < sent and isinstance(loop.prev_op, threads.DotCommit)
+    branch = next(op for op in body if isinstance(op, scf.IfOp) and count(op, threads.DotAsync))
+    waited, sent = (next(i for i, op in enumerate(body) if isinstance(op, kind)) for kind in (threads.DotWait, threads.TmaStore))
+    assert given.plan.fuse and waited < body.index(branch) < sent and isinstance(loop.prev_op, threads.DotCommit) and isinstance(branch.results[-1].type, PendingType) and not any(isinstance(op, threads.DotAsync) for op in body)
+    last_dots = [[op for op in region.block.ops if isinstance(op, (threads.DotAsync, threads.DotWait))] for region in branch.regions]
+    assert [type(op) for op in last_dots[0][-3:]] == [threads.DotAsync, threads.DotAsync, threads.DotWait] and last_dots[0][-1].pending.value.data == 1 and [type(op) for op in last_dots[1]] == [threads.DotAsync]
+    (stream,) = (op for op in producer.body.block.ops if isinstance(op, scf.WhileOp))
+    before_loop, at_top = ([isinstance(op, threads.TmaLoad) for op in ops].count(True) for ops in (producer.body.block.ops, stream.after_region.block.ops))
+    assert before_loop == 2 and not at_top
+    for region in next(op for op in stream.after_region.block.ops if isinstance(op, scf.IfOp)).regions:
+        kinds = [type(op) for op in region.block.ops if isinstance(op, (threads.NextProgram, threads.Post, threads.TmaLoad))]
+        assert kinds[0] is threads.NextProgram and kinds[-3 if region.block.parent_op().true_region is region else -2:] == [threads.TmaLoad] * (3 if region.block.parent_op().true_region is region else 2)
     bm, bn = form.block
     for seed, (queries, keys) in enumerate([(2 * bm + 3, 3 * bn + 5), (1, 1), (bm, bn), (3 * bm, bn + 1), (5, 0), (4 * bm, 2 * bn)]):
         if bm * form.d <= 64 * 64 or seed < 2: check(module, form, queries, keys, 2, seed=seed, resident=1 + seed % 2)

@@ -75,11 +75,37 @@ def _past_the_mask(op: Operation, operator: str) -> bool:
     return operator == "parity" and isinstance(op, threads.MbarrierTest) and isinstance(branch, scf.IfOp) and isinstance(branch.parent_op(), scf.ForOp) and op.parent is branch.false_region.block
 
 
+def _fresh(op: Operation, operator: str) -> bool:
+    """What a producer fills before its loop: stages that nobody has used."""
+    role = op.parent_op()
+    if not isinstance(role, threads.Role) or role.single is None: return False
+    return operator in ("drop", "later", "stage") and isinstance(op, threads.MbarrierWait) and _behind(op, threads.TmaLoad) or operator == "earlier" and isinstance(op, threads.MbarrierExpect)
+
+
+def _behind(op: Operation, kind: type) -> bool:
+    """Whether something of a kind comes behind an operation in its block, before any loop."""
+    while (op := op.next_op) is not None and not op.regions:
+        if isinstance(op, kind): return True
+    return False
+
+
+def _told_first(op: Operation, operator: str) -> bool:
+    """A producer's arrival for numbers that it posts, if it asks for a copy behind it, which is waited for before they are read; and the wait for such numbers, if all are told so."""
+    if operator not in ("drop", "later", "earlier") or not isinstance(op, (threads.MbarrierWait, threads.MbarrierArrive)): return False
+    kernel = op
+    while not isinstance(kernel, tile.Kernel): kernel = kernel.parent_op()
+    arrivals = [o for o in kernel.walk() if isinstance(o, threads.MbarrierArrive) and o.barriers is op.barriers and isinstance(o.prev_op, threads.Post)]
+    told = [o for o in arrivals if _behind(o, threads.TmaLoad)]
+    return op in told and operator == "earlier" or bool(arrivals) and told == arrivals and isinstance(op, threads.MbarrierWait) and operator != "earlier"
+
+
 RULES: tuple[tuple[Callable[[Operation, str], bool], str], ...] = (
     (_released_by_a_leader, "an asynchronous dot is the work of a whole warpgroup: the leader that has waited for it knows that all warps are done"),
     (_of_an_instance, "the instances exchange buffers of which each has its own"),
     (_drained, "whoever releases the last stage has released those before it"),
     (_past_the_mask, "only the last tile of a program goes through the mask, and nobody uses what is said there"),
+    (_fresh, "the first stages of a fresh ring are free"),
+    (_told_first, "what is posted before a copy is asked for is there when the copy is"),
     (_number_of_a_program, "a program's first factor has a ring too, as deep, which holds the producer back as well"),
 )
 

@@ -228,6 +228,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("parity stays: ring_next k_full in consumer", "stages + 1: ring_next k_full in consumer"), "behind the last tile: nobody uses what comes of it"),
         "first parity: mbarrier_wait k_full in consumer, 2": "the second stage of a fresh ring: its parity is 0 as it is",
     },
+    **dict.fromkeys(("attention, sm_90a", "attention, causal, sm_90a"), {
+        "drop: mbarrier_wait empty 2 in producer, 4": "K of the program behind one that sees nothing: its stage was given back before a stage of Q, for which the producer has waited",
+        "earlier: mbarrier_arrive empty 3 in consumer, 3": "the last V's stage is filled again behind one of K that the next program's first dot reads, and that dot ends behind the last one",
+    }),
 }
 
 

@@ -153,6 +153,15 @@ def counted_slice(values: Iterable[SSAValue], loop: scf.ForOp | scf.WhileOp, als
     return None if carried or not all(is_side_effect_free(op) and not op.regions or also(op) for op in ops) else ops
 
 
+def with_results(branch: scf.IfOp, ways: Sequence[Sequence[SSAValue]]) -> list[SSAValue]:
+    """What a branch gives that yields more, each way its own values."""
+    for region, values in zip(branch.regions, ways, strict=True): region.block.last_op.operands = [*region.block.last_op.operands, *values]
+    regions = [branch.detach_region(region) for region in list(branch.regions)]
+    new = before(branch, scf.IfOp(branch.cond, [*(r.type for r in branch.results), *(v.type for v in ways[0])], *regions))
+    replace(branch, new.results[:len(branch.results)])
+    return list(new.results[-len(ways[0]):])
+
+
 def rebuild_while(loop: scf.WhileOp, extra: Sequence[SSAValue]) -> scf.WhileOp:
     """The loop with extra carried values after its own; its test passes them on as they are. The body's yield is the caller's to complete; the extra
     arguments of the body come last."""

@@ -66,7 +66,7 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
         total = total * shrink + tkc.sum(p, axis=1)
         acc = tkc.dot(p.to(v.dtype), tkc.load(v, (start + n, 0), (BN, DV)), acc * shrink[:, None])
         top = new
-    out = tkc.where(total[:, None] > 0, acc / total[:, None], 0)
+    out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
     out = (out if vs is None else out * vs[h // GROUP]).to(o.dtype)
     if begins is None: tkc.store(o, (m, 0), out)
     else: tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)

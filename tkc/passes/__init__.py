@@ -31,6 +31,7 @@ class LaunchOptions(Protocol):
     turned: bool | None
     relax: bool | None
     fuse: bool | None
+    debug: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Free:
     turned: bool | None = None
     relax: bool | None = None
     fuse: bool | None = None
+    debug: int = 0
 
 
 @dataclass

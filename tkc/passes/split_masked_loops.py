@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -126,6 +126,7 @@ class Question:
 
     def _function(self, op: ew.Elementwise) -> tuple[Make, Make] | None:
         if self.ranges.overflow(op): return None
+        op.attributes["exact"] = UnitAttr()                             # later nothing is known of where a program's place came from
         ends = [self.ends(v) for v in op.args]
         if None in ends: return None
         make = lambda name, *args: lambda: self._make(CLASSES[name], *(a() for a in args))

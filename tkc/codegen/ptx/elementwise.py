@@ -243,6 +243,7 @@ def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
                 else:
                     near = isinstance(op, ew.Elementwise) and op.fn.name in COMPARISONS and op.args[0].type.element == i32
                     elements = [compute(e, op, _apart(e, op, *found) if near else found) for i in range(first, first + p) for found in [[_element(e, v, i, tiles, results) for v in op.operands]]]
+                if isinstance(op, ew.CLASSES["sub"]) and element == i32: _note(e, op, first, elements, tiles, results)
                 found = e.packed(elements, element, home[first // p] if home and p > 1 else None)
                 if home and p == 1: e.w.deliver(home[first], found, since); found = home[first]
                 results[op.result].append(found if home else e.owned(found))
@@ -265,6 +266,16 @@ def _apart(e: Emitter, op: Operation, a: Operand, b: Operand) -> list[Operand]:
     if not any(_repeats(v) for v in op.args) or not isinstance(a, str) or not isinstance(b, str) or a not in e.sums and b not in e.sums: return [a, b]
     (left, more), (right, less) = e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
     return [e.w.memo(("apart", left, right), lambda: e.w.op("sub.sat.s32", "b32", left, right)), less - more]
+
+
+def _note(e: Emitter, op: Operation, first: int, elements: list[Operand], tiles: dict[SSAValue, Tile], results: dict) -> None:
+    """Differences of such values, where none wraps, are one value for many elements and constants: what compares these may compare that."""
+    if "exact" not in op.attributes and e.ranges.overflow(op) is not Overflow.NEVER: return
+    for i, found in enumerate(elements, first):
+        a, b = (_element(e, v, i, tiles, results) for v in op.operands)
+        if not isinstance(found, str) or not isinstance(a, str) or not isinstance(b, str) or a not in e.sums and b not in e.sums: continue
+        (left, more), (right, less) = e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
+        e.sums[found] = e.w.memo(("difference", left, right), lambda left=left, right=right: e.w.op("sub.s32", "b32", left, right)), more - less
 
 
 def _alike(e: Emitter, op: Operation) -> int:

@@ -48,6 +48,7 @@ class Lives:
     held: dict[Operation, list[SSAValue]] = field(default_factory=lambda: defaultdict(list))
     sources: dict[SSAValue, list[SSAValue]] = field(default_factory=dict)     # tiles whose registers an alias shows
     paths: dict[SSAValue, tuple[tuple[Operation, int], ...]] = field(default_factory=dict)      # the branches that a value is defined in
+    uses: dict[SSAValue, list[tuple[int, tuple]]] = field(default_factory=lambda: defaultdict(list))      # when a value is used in a branch that it is not defined in, and in which
     clock: int = 0
     path: tuple[tuple[Operation, int], ...] = ()
 
@@ -59,7 +60,9 @@ class Lives:
         if value not in self.start: return
         own = self.loops[value]
         if len(stack) > len(own): self.held[stack[len(own)]].append(value)
-        self.end[value] = max(self.end[value], 2 * self.clock + 2 * late)
+        end = 2 * self.clock + 2 * late
+        if len(self.path) > len(self.paths[value]): self.uses[value].append((end, self.path))
+        else: self.end[value] = max(self.end[value], end)
         for source in self.sources.get(value, ()): self.use(source, stack, late)
 
     def block(self, block: Block, stack: tuple[Operation, ...]) -> None:
@@ -80,17 +83,29 @@ class Lives:
                         self.block(b, inner)
                     ended = max(ended, self.clock)
                 self.clock, self.path = ended + 1, path
-                for v in self.held[op]: self.end[v] = max(self.end[v], 2 * self.clock)
+                for v in self.held[op]:
+                    if len(path) > len(self.paths[v]): self.uses[v].append((2 * self.clock, path))
+                    else: self.end[v] = max(self.end[v], 2 * self.clock)
             for r in op.results:
                 if not isinstance(op, scf.WhileOp) or in_flight(r): self.define(r, stack)
             if isinstance(op, ALIASES): self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
 
     def together(self, x: SSAValue, y: SSAValue) -> bool:
         """Whether two values are ever alive at once."""
-        for (a, i), (b, j) in zip(self.paths[x], self.paths[y]):
-            if a is not b: break
-            if i != j: return False
-        return self.start[x] < self.end[y] and self.start[y] < self.end[x]
+        if not _both(self.paths[x], self.paths[y]): return False
+        return self.start[x] < self.until(y, self.paths[x]) and self.start[y] < self.until(x, self.paths[y])
+
+    def until(self, value: SSAValue, path: tuple[tuple[Operation, int], ...] = ()) -> int:
+        """When a value ends, for someone in those branches: what another way does with it does not matter."""
+        return max([self.end[value], *(end for end, where in self.uses[value] if _both(where, path))])
+
+
+def _both(x: tuple[tuple[Operation, int], ...], y: tuple[tuple[Operation, int], ...]) -> bool:
+    """Whether two paths can be of one run."""
+    for (a, i), (b, j) in zip(x, y):
+        if a is not b: break
+        if i != j: return False
+    return True
 
 
 class Ties:
@@ -151,7 +166,7 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
     for op in ops:
         if isinstance(op, (ew.Elementwise, ew.Select)):
             for v in op.operands:
-                if lives.end.get(v) == lives.start.get(op.result, 0) - 1 and ties.tie(v, op.result): break
+                if v in lives.start and lives.until(v) == lives.start.get(op.result, 0) - 1 and ties.tie(v, op.result): break
     for loop in loops:
         for argument, result, yielded, initial in carried(loop):
             if tile_of(argument) is None: continue

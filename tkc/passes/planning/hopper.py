@@ -86,8 +86,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
-    # a program's Q must find room beside the one before's
-    fuse = bool(options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    # a program's Q must find room beside the one before's; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
+    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
@@ -100,7 +100,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
         if changed := ["left" if not right else "right" for _, right in anew(dot)]:
             said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
                         + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
-    if fuse: said.append("plan: the next program's first dot is issued before this one's results leave, as asked")
+    if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
