@@ -211,7 +211,7 @@ def pipelined() -> list[Program]:
         _attention("attention, sm_80", "sm_80", (32, 32), 32, False, few),
         _attention("attention, causal, sm_80", "sm_80", (32, 32), 32, True, few),
         _attention("attention, sm_90a", "sm_90a", (128, 64), 64, False, many, loops, num_stages=2),
-        _attention("attention, causal, sm_90a", "sm_90a", (128, 64), 64, True, many, loops, num_stages=2),
+        _attention("attention, causal, sm_90a", "sm_90a", (128, 64), 64, True, many, (*loops, (2, 200, 384)), num_stages=2),
     ]
 
 
