@@ -3,9 +3,12 @@
     python -m benchmarks.campaign --seconds 560 --out /tmp/results            every stage, in this order, until the time is over
     python -m benchmarks.campaign tests attention --out /tmp/results          these
     python -m benchmarks.campaign --after product --out /tmp/results          those behind it, where the last one stopped
+    python -m benchmarks.campaign --fuzz 44 --seconds 560 --out /tmp/results  and random kernels on so many processors beside them
 
-A stage is a command in processes of its own with a deadline, and one that hangs or crashes costs only itself. Its output is in OUT/<stage>.log, its tables in OUT/<stage>/; OUT/all.tgz has
-everything and is written anew after each stage, so that a machine that is taken away leaves what was done. Tests run side by side, races alone. What each stage said last is printed at the end.
+A stage is a command in processes of its own with a deadline, and one that hangs or crashes costs only itself. First comes a trial of a few seconds: where a package is missing or a file of another
+name stands in the path, everything ends there, not one stage after the other. Stages that time the host are alone; then each GPU takes the next stage when it is free, so tests and races run side
+by side on different GPUs, one at a time on each. A stage's output is in OUT/<stage>.log, its tables in OUT/<stage>/; OUT/all.tgz has everything but the plots and is written anew after each stage, so
+that a machine that is taken away leaves what was done. What each stage said last, and every figure that is missed, is printed at the end.
 """
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,46 +35,52 @@ TESTS = ("tests/gpu", "tests/kernels", "tests/runtime/test_gpu.py", "tests/opera
 @dataclass(frozen=True)
 class Stage:
     """What runs: `command` behind `python`, with {out} for its own folder and {each} for the seconds of each of its `parts`; `seconds`: what it may take; `shown`: how many of its last
-    lines are printed."""
+    lines are printed; alone: nothing else runs beside it."""
     command: tuple[str, ...]
     seconds: float
     shown: int = 12
     parts: int = 1
+    alone: bool = False
 
 
-def race(*names: str, seconds: float, shown: int = 20) -> Stage:
-    return Stage(("benchmarks/run.py", *names, "--rounds", "8", "--deadline", "{each}", "--out", "{out}"), seconds, shown, len(names))
+def race(*names: str, seconds: float, shown: int = 20, alone: bool = False) -> Stage:
+    return Stage(("benchmarks/run.py", *names, "--rounds", "8", "--deadline", "{each}", "--out", "{out}"), seconds, shown, len(names), alone)
 
 
-GUARD = ("--timeout", "90", "--timeout-method=thread") if importlib.util.find_spec("pytest_timeout") else ()       # one test that hangs costs its own time, not the stage's
+PROCESSES = max(1, min(15, (os.cpu_count() or 2) - 1))         # of tests: more of them run out of the GPU's memory
+GUARD = ("--timeout", "180", "--timeout-method=thread") if importlib.util.find_spec("pytest_timeout") else ()       # one test that hangs costs its own time, not the stage's
+TRIAL = (("-m", "pytest", "tests/language/test_inline_ptx.py", "-m", "gpu", "-q", "-x", "-n", "1", "-p", "no:cacheprovider"), ("-m", "tkc.fuzz", "--share", "0.00005", "--jobs", "1", "--fresh", "--state", "{out}.json"),
+         ("-c", "import triton, benchmarks.product, benchmarks.attention, benchmarks.memory_bound, tests.gpu.sanitize"))
 STAGES = {
-    "tests": Stage(("-m", "pytest", *TESTS, "-m", "gpu", "-q", "-rf", "--tb=line", "-n", str(max(1, (os.cpu_count() or 2) - 1)), "--dist", "worksteal", *GUARD, "-p", "no:cacheprovider"), 480, 40),
+    "tests": Stage(("-m", "pytest", *TESTS, "-m", "gpu", "-q", "-rf", "--tb=line", "-n", str(PROCESSES), "--dist", "worksteal", *GUARD, "-p", "no:cacheprovider"), 480, 40),
     "attention": race("attention", seconds=170),
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
-    "attention_blocks": race("attention_blocks", seconds=200),
-    "memory_bound": race("vector_add", "softmax", "memory_bound", seconds=150),
+    "attention_blocks": race("attention_blocks", seconds=250),
+    "vector_add": race("vector_add", "softmax", seconds=60),
+    "memory_bound": race("memory_bound", seconds=420),
     "memory_plans": race("memory_plans", seconds=150),
     "errors": Stage(("-m", "benchmarks.errors"), 60, 60),
     "counters": Stage(("-m", "benchmarks.counters", "softmax-131072", "rms_norm-131072", "cross_entropy-131072", "cumsum"), 60, 14),
-    "launch": race("launch", seconds=20),
+    "launch": race("launch", seconds=60, alone=True),
     "product_types": race("product_types", seconds=90),
     "product_grouped": race("product_grouped", seconds=60),
     "product_figures": race("product_figures", seconds=100),
-    "product_odd": race("product_odd", seconds=120),
+    "product_odd": race("product_odd", seconds=130),
     "sanitize": Stage(("-m", "tests.gpu.sanitize", "--seconds", "{each}"), 240, 60),
     "examples": race("examples", seconds=120),
     "golden_programs": race("golden_programs", seconds=90),
-    "cpu": race("compile_time", "warm_start", "cpu_matmul", "check_speed", seconds=150),
+    "cpu": race("compile_time", "warm_start", "cpu_matmul", "check_speed", seconds=150, alone=True),
 }
 
 
-def run(stage: Stage, name: str, out: Path, limit: float) -> tuple[int | None, float]:
-    """(exit status, or None where it was stopped with all its children; seconds)."""
-    command = [sys.executable, *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command)]         # a race ends its children itself
+def run(stage: Stage, name: str, out: Path, limit: float, gpu: int | None = None, nice: int = 0) -> tuple[int | None, float]:
+    """(exit status, or None where it was stopped with all its children; seconds). gpu: the only one that it sees."""
+    command = [*(("nice", "-n", str(nice)) if nice else ()), sys.executable, *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command)]         # a race ends its children itself
+    seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible()[gpu]}
     began = time.monotonic()
-    with (out / f"{name}.log").open("w") as log:
-        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    with (out / f"{name}.log").open("a") as log:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | seen)
         try: status = child.wait(limit)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
@@ -78,41 +89,89 @@ def run(stage: Stage, name: str, out: Path, limit: float) -> tuple[int | None, f
     return status, time.monotonic() - began
 
 
+def visible() -> list[str]:
+    """The GPUs of this machine, by the names that CUDA_VISIBLE_DEVICES gives them."""
+    if given := os.environ.get("CUDA_VISIBLE_DEVICES"): return given.split(",")
+    from tkc.errors import DeviceError
+    from tkc.runtime import driver
+    try: return [str(i) for i in range(driver.count())] or ["0"]
+    except DeviceError: return ["0"]
+
+
 def pack(out: Path) -> None:
     with tarfile.open(out / "all.tgz.new", "w:gz") as whole:
         for path in sorted(out.iterdir()):
-            if not path.name.startswith("all.tgz"): whole.add(path, path.name)
+            if not path.name.startswith("all.tgz"): whole.add(path, path.name, filter=lambda info: None if info.name.endswith(".png") else info)
     (out / "all.tgz.new").replace(out / "all.tgz")
+
+
+class Campaign:
+    """Stages on the GPUs of a machine, until the time is over."""
+
+    def __init__(self, out: Path, seconds: float):
+        self.out, self.end, self.lock = out, time.monotonic() + seconds, threading.Lock()
+        self.said: dict[str, tuple[str, str]] = {}
+
+    def left(self) -> float: return self.end - time.monotonic()
+
+    def one(self, name: str, stage: Stage, gpu: int | None, nice: int = 0) -> None:
+        if self.left() < stage.seconds / 4:
+            self.said[name] = "not begun", ""
+            return
+        status, took = run(stage, name, self.out, min(stage.seconds, self.left()), gpu, nice)
+        with self.lock:
+            self.said[name] = "stopped" if status is None else f"exit {status}" if status else "done", f"{took:.0f}"
+            pack(self.out)
+
+    def trial(self) -> bool:
+        """Whether a kernel runs, a random one is checked, and all that races need is there."""
+        return all(run(Stage(command, 90), "trial", self.out, min(90, self.left()), 0)[0] == 0 for command in TRIAL)
+
+    def all(self, stages: dict[str, Stage], gpus: int, fuzz: int) -> None:
+        for name, stage in stages.items():
+            if stage.alone: self.one(name, stage, 0)
+        waiting = deque((name, stage) for name, stage in stages.items() if not stage.alone)
+
+        def lane(gpu: int) -> None:
+            while True:
+                try: name, stage = waiting.popleft()
+                except IndexError: return
+                self.one(name, stage, gpu)
+        lanes = [threading.Thread(target=lane, args=(gpu,)) for gpu in range(gpus)]
+        if fuzz:
+            kernels = Stage(("-m", "tkc.fuzz", "--jobs", str(fuzz), "--seconds", str(max(1, self.left() - 15)), "--state", str(self.out / "fuzz.json")), self.left(), 20)
+            lanes.append(threading.Thread(target=self.one, args=("fuzz", kernels, None, 19)))
+        for thread in lanes: thread.start()
+        for thread in lanes: thread.join()
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(STAGES)))
 @click.option("--after", type=click.Choice(list(STAGES)), help="Leave out this stage and those before it.")
 @click.option("--seconds", type=float, default=3600, show_default=True, help="For all stages; one that has less than a quarter of its time left does not begin.")
+@click.option("--gpus", type=click.IntRange(1), help="GPUs that take stages.  [default: all that are visible]")
+@click.option("--fuzz", type=click.IntRange(0), default=0, help="Processes of `python -m tkc.fuzz` beside the stages.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where everything goes.")
-def main(names: tuple[str, ...], after: str | None, seconds: float, out: Path) -> None:
+def main(names: tuple[str, ...], after: str | None, seconds: float, gpus: int | None, fuzz: int, out: Path) -> None:
     """Runs the stages. The exit status is 1 if one of them failed, was stopped or did not begin."""
     order = list(STAGES)
     chosen = [n for n in order[order.index(after) + 1 if after else 0:] if not names or n in names]
     out.mkdir(parents=True, exist_ok=True)
-    end, table, console = time.monotonic() + seconds, Table("stage", "status", "seconds", title="campaign", title_justify="left"), Console(soft_wrap=True)
-    good = True
-    for name in chosen:
-        stage, left = STAGES[name], end - time.monotonic()
-        if left < stage.seconds / 4:
-            table.add_row(name, "not begun", "")
-            good = False
-            continue
-        status, took = run(stage, name, out, min(stage.seconds, left))
-        good = good and status == 0
-        table.add_row(name, "stopped" if status is None else f"exit {status}" if status else "done", f"{took:.0f}")
-        pack(out)
-    for name in chosen:
+    campaign, console = Campaign(out, seconds), Console(soft_wrap=True)
+    if not campaign.trial():
+        console.print((out / "trial.log").read_text(errors="replace")[-4000:], markup=False, highlight=False)
+        console.print("the trial failed: nothing was begun", style="red")
+        sys.exit(1)
+    campaign.all({name: STAGES[name] for name in chosen}, gpus or len(visible()), fuzz)
+    table = Table("stage", "status", "seconds", title="campaign", title_justify="left")
+    for name in [*chosen, *(["fuzz"] if fuzz else [])]:
         if (log := out / f"{name}.log").exists():
             console.rule(name)
-            console.print("\n".join(log.read_text(errors="replace").splitlines()[-STAGES[name].shown:]), markup=False, highlight=False)
+            console.print("\n".join(log.read_text(errors="replace").splitlines()[-(STAGES[name].shown if name in STAGES else 20):]), markup=False, highlight=False)
+        table.add_row(name, *campaign.said[name])
     console.print(table)
-    sys.exit(not good)
+    subprocess.run([sys.executable, "-m", "benchmarks.standing", "--missed", "--from", str(out)], cwd=ROOT, check=False)
+    sys.exit(any(status != "done" for status, _ in campaign.said.values()))
 
 
 if __name__ == "__main__": main()
