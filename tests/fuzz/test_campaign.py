@@ -16,6 +16,11 @@ from tkc.fuzz.__main__ import main
 def even(number): return ([f"{number} is odd"] if number % 2 else []), Counter(even=number % 2 == 0)
 def killed(number): return os.kill(os.getpid(), signal.SIGSEGV) if number == 3 else ([], Counter())
 def asleep(number): return time.sleep(60) if number == 2 else ([], Counter())
+def stalled(number):
+    """The first process that comes to item 2 never ends it."""
+    if number == 2 and not os.path.exists(os.environ["STALLED"]):
+        with open(os.environ["STALLED"], "w"): time.sleep(60)
+    return [], Counter()
 def broken(number): raise ValueError(f"item {number}")
 
 
@@ -36,7 +41,14 @@ def test_a_process_that_dies_costs_one_item():
 def test_a_process_that_hangs_costs_one_item(monkeypatch):
     monkeypatch.setattr(c, "START", 8.0)
     p = c.fuzz({(hangs := campaign(asleep, 1.0)): 4}, c.State()).of(hangs)
-    assert p.items == 4 and p.faults == [(2, "no end within 1 s")]
+    assert p.items == 4 and p.faults == [(2, "no end within 1 s, twice")]
+
+
+def test_a_stall_that_does_not_come_back_is_counted(monkeypatch, tmp_path):
+    monkeypatch.setattr(c, "START", 8.0)
+    monkeypatch.setenv("STALLED", str(tmp_path / "stalled"))
+    p = c.fuzz({(stalls := campaign(stalled, 1.0)): 4}, c.State()).of(stalls)
+    assert p.items == 4 and p.faults == [] and p.counts == {"run_again": 1}
 
 
 def test_an_error_is_a_fault():

@@ -184,7 +184,7 @@ class Worker:
         far.close()
 
     def give(self, batch: Batch) -> None:
-        self.batch, self.item, self.faults, self.counts, self.began = batch, batch.first, [], Counter(), time.monotonic()
+        self.batch, self.item, self.faults, self.counts, self.began, self.stalled = batch, batch.first, [], Counter(), time.monotonic(), None
         self.since = time.monotonic() + START
         self.pipe.send(batch)
 
@@ -205,11 +205,13 @@ class Worker:
         self.process.join(5)
         return self.process.exitcode
 
-    def lost(self, why: str) -> bool:
-        """The item at hand took the process with it: what is left of the batch goes to a new one."""
+    def lost(self, why: str, again: bool = False) -> bool:
+        """The item at hand took the process with it: what is left of the batch goes to a new one. again: that item, too, once: a machine stalls now and then, a hang is one that comes back."""
         self.stop()
-        self.faults.append((self.item, why))
-        rest = Batch(self.batch.campaign, self.item + 1, self.batch.last)
+        again = again and self.stalled != self.item
+        if again: self.stalled = self.item; self.counts["run_again"] += 1
+        else: self.faults.append((self.item, why))
+        rest = Batch(self.batch.campaign, self.item + (not again), self.batch.last)
         self._start()
         if rest.first >= rest.last: return True
         self.item, self.since = rest.first, time.monotonic() + START
@@ -237,7 +239,7 @@ def fuzz(wanted: dict[Campaign, int], state: State, jobs: int = 1, seed: int = 0
             for worker in list(running):
                 over = False
                 while not over and worker.pipe.poll(): over = worker.hear()
-                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s")
+                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s, twice", again=True)
                 if not over: continue
                 done, progress = worker.batch, state.of(worker.batch.campaign)
                 progress.add(done.first, done.last, worker.faults, worker.counts, time.monotonic() - worker.began)
