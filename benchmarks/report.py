@@ -1,4 +1,4 @@
-"""What a race leaves behind: benchmarks/results/<date>-<name>.md, .json and .png, and a short table on the terminal."""
+"""What a race leaves behind: benchmarks/results/<date>-<name>.md, .json and .png (a plot, which is not committed), and a short table on the terminal."""
 from __future__ import annotations
 
 import datetime
@@ -102,7 +102,7 @@ def text(result: Result) -> str:
     return "\n".join(lines)
 
 
-def markdown(result: Result, where: dict, plot: str | None) -> str:
+def markdown(result: Result, where: dict) -> str:
     contest = result.contest
     line = lambda cells: "| " + " | ".join(cells) + " |"
     parts = [f"# {contest.title}", "", ", ".join(f"{k} {v}" for k, v in where.items() if v), "",
@@ -112,7 +112,6 @@ def markdown(result: Result, where: dict, plot: str | None) -> str:
     if result.failures: parts += [f"Out of the race: {name}: {why}" for name, why in result.failures.items()] + [""]
     if verdicts(result): parts += [line(("figure", "measured", "")), line(["---"] * 3), *map(line, verdicts(result)), ""]
     parts += [*contest.notes, ""] if contest.notes else []
-    if plot: parts += [f"![times of the rounds]({plot})", ""]
     return "\n".join(parts)
 
 
@@ -158,7 +157,7 @@ def write(result: Result, folder: Path) -> Path:
     where = environment()
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{where['date']}-{result.contest.name}"
-    plot = f"{stem}.png" if result.seconds and draw(result, folder / f"{stem}.png") else None
+    if result.seconds: draw(result, folder / f"{stem}.png")
     (folder / f"{stem}.json").write_text(json.dumps(data(result, where), indent=1) + "\n")
-    (folder / f"{stem}.md").write_text(markdown(result, where, plot))
+    (folder / f"{stem}.md").write_text(markdown(result, where))
     return folder / f"{stem}.md"
