@@ -28,8 +28,8 @@ def launched(gpu, monkeypatch):  # noqa: F811
     monkeypatch.setattr(arrays, "_dtype", lambda name, lib: f"torch.{name}")
     M._ways.clear()
 
-    def run(m, n, k, turned=False, dtype="bfloat16", bias=None):
-        a, b, c = Tensor((m, k), dtype), Tensor((k, n), dtype, strides=(1, k) if turned else None), Tensor((m, n), dtype)
+    def run(m, n, k, turned=False, dtype="bfloat16", bias=None, result=None):
+        a, b, c = Tensor((m, k), dtype), Tensor((k, n), dtype, strides=(1, k) if turned else None), Tensor((m, n), result or dtype)
         with launches() as first: M._launch(a, b, bias, None, c)
         with launches() as again: M._launch(a, b, bias, None, c)
         names = [kernel.__name__ for kernel, _, _ in first]
@@ -46,6 +46,10 @@ def launched(gpu, monkeypatch):  # noqa: F811
     ((64, 64, 65536), ["_partial", "_sum"]), ((256, 256, 100000), ["_partial", "_sum"]), ((67, 67, 65537), ["_copies", "_partial", "_sum"]),
     ((1, 4096, 4096), ["_product"]), ((4096, 1, 4096), ["_rows"]), ((1, 1, 100000), ["_rows"]), ((1, 1, 1000000), ["_vector", "_total"]), ((1, 4097, 4096), ["_vector", "_total"])])
 def test_what_is_launched(launched, shape, kernels): assert launched(*shape)[0] == kernels
+
+
+@pytest.mark.parametrize("shape", [(512, 512, 512), (511, 513, 515), (8192, 1001, 16), (64, 64, 8192), (1, 512, 512), (512, 1, 512)])
+def test_products_of_integers_are_launched(launched, shape): assert launched(*shape, dtype="int8", result="int32")[0][-1] == "_product"
 
 
 def test_copies_of_both_factors_are_one_launch(launched):
