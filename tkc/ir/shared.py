@@ -26,11 +26,12 @@ from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from tkc.ir import tile
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED, ints
-from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType
+from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits
 
 
 @irdl_op_definition
@@ -259,3 +260,13 @@ class NoToken(TileOperation):
 
 
 OPERATIONS = (Convert, SortFirst, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedReshape, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)
+
+
+def scratch(op) -> int:
+    """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of a role: a histogram's counts, and what one thread found for those that hold copies."""
+    found = None
+    if isinstance(op, tile.Histogram): return -(-4 * op.result.type.size // 16) * 16
+    if isinstance(op, tile.Atomic): found = op.result
+    if isinstance(op, tile.LoadPointers) and op.semantics is not None: found = op.result
+    if found is None or not isinstance(found.type, TileType): return 0
+    return max(16, prod(1 << (n - 1).bit_length() for n in found.type.extents) * max(1, bits(found.type.element) // 8))

@@ -35,6 +35,7 @@ from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loop_of
+from tkc.ir.shared import scratch
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
@@ -380,7 +381,7 @@ def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     stages: dict[Operation, int] = {}
     for op, load in zip(program.loads, loads):
         if load.path == "async": stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
-    return max(stages.values(), default=0), sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared")
+    return max(stages.values(), default=0), sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared") + sum(map(scratch, program.kernel.walk()))
 
 
 def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, context: PassContext, say) -> int:
@@ -419,7 +420,8 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
         if asked and plan.stages < asked: found.append(f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared memory; at most {plan.stages} stages do")
         return found
     stage, others = _shared(program, plan.loads)
-    if plan.stages * stage + others > context.target.shared_bytes:
+    if others > context.target.shared_bytes: found.append(f"{others} bytes for loads, histograms and results of atomics do not fit {context.target.shared_bytes} bytes of shared memory; use smaller tiles or fewer bins")
+    elif plan.stages * stage + others > context.target.shared_bytes:
         found.append(f"{plan.stages} stages of {stage} bytes and {others} more do not fit {context.target.shared_bytes} bytes of shared memory; "
                      f"at most {max(0, (context.target.shared_bytes - others) // max(stage, 1))} stages do")
     most = min(MOST_REGISTERS, context.target.registers // (32 * max(plan.warps, 1)), context.options.maxnreg or MOST_REGISTERS)

@@ -258,3 +258,19 @@ def test_descriptors_step_along_k():
                                            (dict(m=64, n=64, k=128, element="f8e4m3", bits=8, across=True, swizzle=64), "16-bit elements")])
 def test_impossible_dots(form, message):
     with pytest.raises(CompileError, match=message): dot(**form)
+
+
+def test_consumers_at_programs_of_their_own_share_no_scratch():
+    """A histogram's counts: twice, where two consumers run side by side."""
+    from pathlib import Path
+
+    from tkc.ir.shared import scratch
+    from tkc.ir.threads import Role
+    from tkc.passes import Free, pipeline
+    from tkc.sim.level0 import kernel_of
+    module = parse((Path(__file__).parents[2] / "fuzz" / "kept" / "counts_of_two_programs_at_once.mlir").read_text())
+    pipeline.run(module, target("sm_90a"), Free())
+    level4 = kernel_of(module)
+    wanted = sum(scratch(op) * next((r.instances for r in level4.walk() if isinstance(r, Role) and op in r.walk()), 1) for op in level4.walk())
+    assert any(isinstance(r, Role) and r.instances == 2 for r in level4.walk())
+    assert wanted >= 32 and emit(module, target("sm_90a")).interface.shared_bytes >= -(-level4.integer("shared_bytes") // 16) * 16 + wanted

@@ -8,6 +8,7 @@ from tests.language.kernels import array, i32
 from tests.passes.kernels import PIPELINE, Case, context, same, through
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
+from tkc.errors import CompileError
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.target import target
 from tkc.sim import dataflow, level0
@@ -133,6 +134,12 @@ def test_sort(dtype, n, descending):
 def test_histogram():
     def count(x, o, N: tkc.constexpr): tkc.store(o, (0,), tkc.histogram(tkc.load(x, (0,), (N,)), 40))
     for n in (1, 100, 1000): check(count, [numbers(n, np.int32), np.zeros(40, np.int32)], N=n)
+
+
+def test_a_histogram_that_no_multiprocessor_holds():
+    @tkc.jit
+    def count(x, o): tkc.store(o, (0,), tkc.histogram(tkc.load(x, (0,), (128,)), 65536))
+    with pytest.raises(CompileError, match="262144 bytes for loads, histograms and results of atomics do not fit 232448 bytes of shared memory; use smaller tiles or fewer bins"): count.compile("i32[1000]", "i32[65536]", target="sm_90a")
 
 
 @pytest.mark.parametrize("dtype, kind", [(np.float32, "add"), (np.int32, "add"), (np.int32, "max"), (np.uint32, "min"), (np.int64, "add"), (np.int32, "xor"), (np.float32, "max"),

@@ -49,12 +49,15 @@ class Instance:
 
     first: their first warp in the block; barrier: the hardware barrier on which they alone meet.
     single: only one thread runs (the elected one of a role).
+    copies, who: how many of a role run side by side, at different programs, and which of them this is.
     """
     warps: int
     first: Operand = 0
     barrier: Operand = 0
     single: bool = False
     name: str = "block"
+    copies: int = 1
+    who: Operand = 0
 
     @property
     def threads(self) -> int: return 1 if self.single else 32 * self.warps
@@ -233,6 +236,12 @@ class Emitter:
         self.shared_bytes = at + count
         return at
 
+    def own_scratch(self, count: int) -> tuple[str, int]:
+        """The same for this instance alone, as (address, offset from it)."""
+        each, i = -(-count // 16) * 16, self.instance
+        at, base = self.scratch(each * i.copies), self.shared_base()
+        return (base if i.copies == 1 else self.w.op("mad.lo.s32", "b32", self.w.register(i.who), each, base)), at
+
     # ---- the walk -----------------------------------------------------------------------------------------------
     def block(self, block: Block) -> None:
         """Every operation of a block; runs of element-wise tile operations go register by register."""
@@ -310,6 +319,9 @@ def _cluster(kernel: Kernel) -> tuple[int, int]:
 def _program(e: Emitter) -> PtxProgram:
     kernel, shape = e.kernel, e.cluster
     name = kernel.sym_name.data
+    if e.shared_bytes > e.target.shared_bytes:
+        raise CompileError(f"kernel {name} needs {e.shared_bytes} bytes of shared memory, {e.shared_bytes - kernel.integer('shared_bytes')} of them for histograms and results of atomics, and {e.target.name} has "
+                           f"{e.target.shared_bytes}; use smaller tiles, fewer bins or fewer stages", location_of(kernel))
     end, declarations = "", e.globals
     if e.sites:
         from tkc.codegen.ptx.traps import CLAIMED, handler

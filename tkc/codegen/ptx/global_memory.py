@@ -66,8 +66,8 @@ def shared_out(e: Emitter, t: TileType, once, old: list[Operand]) -> Tile:
     layout, size = t.register_layout, max(bits(t.element) // 8, 1)
     if is_first_copy(e, layout) is True and layout.register_replication == 1: return e.build(t, old)
     steps = {a: size * prod(layout.padded_shape[a + 1:]) for a in range(layout.rank)}
-    slot = e.scratch(size * prod(layout.padded_shape))
-    base = e.w.op("add.s32", "b32", e.shared_base(), thread_offset(e, layout, steps))
+    own, slot = e.own_scratch(size * prod(layout.padded_shape))
+    base = e.w.op("add.s32", "b32", own, thread_offset(e, layout, steps))
     place = lambda r: slot + sum(number(layout, r, a) * step for a, step in steps.items())
     meet(e)
     for r in range(layout.num_registers): store_element(e, Group(base, place(r), once(r)), t.element, old[r], "shared")

@@ -90,6 +90,6 @@ def role(e: Emitter, r: threads.Role, warp, first: int, barrier: int, end: str) 
             who = w.hoist("who", lambda: w.op("div.u32", "b32", w.op("sub.s32", "b32", warp, first) if first else warp, warps))
             first = w.hoist("first warp", lambda: w.op("mad.lo.s32", "b32", who, warps, first))
             barrier = w.hoist("barrier", lambda: w.op("sub.s32", "b32", barrier, who))
-        e.instance = Instance(warps, first, barrier, r.single is not None, r.sym_name.data)
+        e.instance = Instance(warps, first, barrier, r.single is not None, r.sym_name.data, r.instances, who)
         e.values[r.who] = who
         e.block(r.body.block)

@@ -23,6 +23,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
+from tkc.ir.shared import scratch
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses, unchanged
@@ -234,9 +235,9 @@ def results(program, m: int, groups: int) -> list[tile.Store]:
 
 
 def crossing(program, dots, groups: int) -> int:
-    """Shared memory for a consumer's reductions along the rows of its sum, which lie in several warps."""
+    """Shared memory for a consumer's reductions along the rows of its sum, which lie in several warps, and for what the emitter puts there."""
     wide = lambda op: op.args[0].type.rank == 2 and op.axis.value.data == 0 and op.args[0].type.extents[0] == dots[0].acc.type.extents[0]
-    return sum(4 * groups * v.type.extents[1] * 8 for op in program.kernel.walk() if isinstance(op, tile.Reduce) and wide(op) for v in op.args)
+    return sum(scratch(op) + sum(4 * groups * v.type.extents[1] * 8 for v in (op.args if isinstance(op, tile.Reduce) and wide(op) else ())) for op in program.kernel.walk())
 
 
 def leaves(op: tile.Store) -> bool:
