@@ -1,6 +1,7 @@
 """How kernels.matmul launches products of odd shapes on a Hopper GPU: which kernels, of which blocks, and that it remembers. The driver is made up."""
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 from tests.kernels.checks import launches
@@ -50,6 +51,18 @@ def test_what_is_launched(launched, shape, kernels): assert launched(*shape)[0] 
 
 @pytest.mark.parametrize("shape", [(512, 512, 512), (511, 513, 515), (8192, 1001, 16), (64, 64, 8192), (1, 512, 512), (512, 1, 512)])
 def test_products_of_integers_are_launched(launched, shape): assert launched(*shape, dtype="int8", result="int32")[0][-1] == "_product"
+
+
+def test_each_device_has_its_own_way(launched):
+    """What was found for a GPU is not what is launched for arrays of the same kind in the host's memory, or of another library."""
+    assert launched(1009, 1013, 1019)[0] == ["_copies", "_product"]
+    with launches() as found: M._launch(*(Tensor(shape, "bfloat16", device=-1) for shape in ((1009, 1019), (1019, 1013))), None, None, Tensor((1009, 1013), "bfloat16", device=-1))
+    assert [kernel.__name__ for kernel, _, _ in found] == ["_product"]
+    class Other(np.ndarray): pass                                                          # cupy's arrays have NumPy's element types
+    assert len({M.facts_of(x) for x in (np.empty((2, 3)), np.empty((2, 3)).view(Other), Tensor((2, 3), "float64"), Tensor((2, 3), "float64", device=1), Tensor((2, 3), "float64", device=-1))}) == 5
+
+
+def test_shapes_are_not_remembered_without_end(): assert M._shape_of.cache_info().maxsize == M.REMEMBERED
 
 
 def test_copies_of_both_factors_are_one_launch(launched):

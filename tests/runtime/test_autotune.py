@@ -272,6 +272,14 @@ def test_what_is_launched_for_arrays_like_some(tmp_path):
     tuned.import_table(tmp_path / "table.json")
     launch(one, two, out, 200)
     assert extents[-1] == 128 and (out == 3).all()
+    begun, choose = tuned._choose, lambda *given: (begun(*given), tuned.import_table(tmp_path / "table.json"))[0]
+    tuned._choose = choose                                                             # a table that another thread reads while the choice is made
+    tuned.import_table(tmp_path / "table.json")
+    launch(one, two, out, 200)
+    tuned._choose = lambda *given: asked.append(1) or begun(*given)
+    asked = []
+    for _ in range(2): launch(one, two, out, 200)
+    assert len(asked) == 1
     class Kept(np.ndarray): pass
     kept = np.ones(200, np.float32).view(Kept)
     again, gone = tuned[lambda args: tkc.cdiv(args["n"], args["BLOCK"])].like(kept, two, out, 200), weakref.ref(kept)

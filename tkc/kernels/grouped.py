@@ -124,11 +124,11 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
     yield out
     if 0 in out.shape or 0 in b.shape: return
     a = aligned(a, n, m * n * a.shape[1])
-    if (facts := (facts_of(a), facts_of(b), facts_of(out))) not in _chosen:
+    if (blocks := _chosen.get(facts := (facts_of(a), facts_of(b), facts_of(out)))) is None:
         if len(_chosen) >= REMEMBERED: _chosen.clear()
         given = _grouped.choose(a, b, table(a, b, ends, LOWEST, NARROWEST), out, grid=_grid).config.constants       # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
-        _chosen[facts] = given["BM"], given["BN"]
-    _grouped[_grid](a, b, table(a, b, ends, *_chosen[facts]), out)
+        blocks = _chosen[facts] = given["BM"], given["BN"]
+    _grouped[_grid](a, b, table(a, b, ends, *blocks), out)
 
 
 @operator

@@ -9,7 +9,7 @@ and a result whose rows start at odd elements is computed as its transpose. How 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -164,7 +164,7 @@ def _shape(a: Array, b: Array) -> tuple[int, ...]:
     except TypeError: return _shape_of.__wrapped__(*given)                      # extents that torch traces are symbols, which have no hash
 
 
-@cache
+@lru_cache(REMEMBERED)
 def _shape_of(a: tuple[int, ...], b: tuple[int, ...], *kinds: str) -> tuple[int, ...]:
     if not a or not b: raise tkc.LaunchError("matmul takes arrays of rank 1 and more, got a scalar; multiply with *")
     if kinds[0] != kinds[1] and not all(k.startswith("float8") for k in kinds): raise tkc.LaunchError(f"matmul: expected one element type, got {kinds[0]} and {kinds[1]}; convert one")
@@ -263,7 +263,10 @@ def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else
 _ways: dict[tuple, Callable] = {}               # how products of arrays like some seen before are launched: a function (a, b, bias, out)
 
 
-def facts_of(x: Array) -> tuple: return (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) if hasattr(x, "data_ptr") else (x.shape, getattr(x, "strides", None), x.dtype)
+def facts_of(x: Array) -> tuple:
+    """What a choice for an array depends on: where its memory is, too, for a device has blocks of its own."""
+    if hasattr(x, "data_ptr"): return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
+    return x.shape, getattr(x, "strides", None), x.dtype, type(x), getattr(x, "sharding", None)
 
 
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:

@@ -308,16 +308,18 @@ class TunedLauncher:
         and options given here: what a caller who knows his arrays need not ask for at each call."""
         tuned = self.tuned
         values, options = tuned.bound(*args, **kwargs)
-        kernel, places, epoch, chosen = tuned.kernel, tuned._given, -1, ()
+        kernel, places, known = tuned.kernel, tuned._given, (-1, None)                        # known: of which tables, and what was chosen, in one piece: threads may meet here
         constants = [None if i in places else v for i, v in enumerate(values)]                # and no array, which would live as long as the function
 
         def launch(*given) -> None:
-            nonlocal epoch, chosen
+            nonlocal known
             full = constants[:]
             for i, v in zip(places, given): full[i] = v
+            epoch, chosen = known
             if epoch != tuned._epoch:
-                config = tuned._choose(full, options, self.grid).config
-                epoch, chosen = tuned._epoch, (tuned._grid(self.grid, merged(kernel, full, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options)
+                epoch, config = tuned._epoch, tuned._choose(full, options, self.grid).config
+                chosen = (tuned._grid(self.grid, merged(kernel, full, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options)
+                known = epoch, chosen
             try: self._launch(full, *chosen)
             except (CompileError, LaunchError): self._slowly(full, options, tuple(map(type, full)))
         return launch
