@@ -59,7 +59,8 @@ def test_epilogues(activation):
 @pytest.mark.parametrize("call, words", [
     (lambda x: kernels.matmul(x, numbers((5, 4))), "transpose one"), (lambda x: kernels.matmul(x, numbers((4, 4), "bfloat16")), "convert one"),
     (lambda x: kernels.matmul(x, numbers((4, 4)), activation="swish"), "activation is None or one of"), (lambda x: kernels.matmul(x, numbers((4, 4)), numbers(3)), "a bias of"),
-    (lambda x: kernels.matmul(x, numbers((4, 4)), out=numbers((3, 3))), "expected out of"), (lambda x: kernels.matmul(numbers((2, 3, 4)), numbers((3, 4, 4))), "cannot be broadcast")])
+    (lambda x: kernels.matmul(x, numbers((4, 4)), out=numbers((3, 3))), "expected out of"), (lambda x: kernels.matmul(numbers((2, 3, 4)), numbers((3, 4, 4))), "cannot be broadcast"),
+    (lambda x: kernels.matmul(x[:, :3], (y := numbers((3, 3))), out=y), "out is one of the factors")])
 def test_what_cannot_be_is_refused(call, words):
     with pytest.raises(tkc.LaunchError, match=words): call(numbers((3, 4)))
 

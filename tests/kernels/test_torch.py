@@ -152,3 +152,16 @@ def test_whole_numbers_are_taken_for_floats():
     torch.testing.assert_close(kernels.dropout(x, 0, 7), x)
     q = tensors((1, 1, 16, 16), grad=False)
     torch.testing.assert_close(kernels.attention(q, q, q, scale=1), kernels.attention(q, q, q, scale=1.0))
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_autograd_knows_what_is_changed_in_place(past):
+    """A graph that kept an array refuses to go back once a kernel wrote there, whether the call went through the dispatcher or past it."""
+    x, y = tensors((8, 8), (8, 8), grad=False)
+    out, w = torch.zeros(8, 8, device=DEVICE), tensors((8, 8))
+    loss, before = (w * out).sum(), out._version
+    if past: kernels.matmul(x, y, out=out)
+    else: torch.ops.tkc.matmul_(out, x, y)
+    assert out._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"): loss.backward()
+    with torch.inference_mode(): kernels.matmul(x, y, out=torch.empty(8, 8, device=DEVICE))

@@ -402,6 +402,7 @@ def _new(a: Array, b: Array, bias: Array | None = None, activation: str | None =
 def _into(out: Array, a: Array, b: Array, bias: Array | None = None, activation: str | None = None) -> None:
     """matmul into a given array."""
     if tuple(out.shape) != _shape(a, b): raise tkc.LaunchError(f"matmul: expected out of {list(_shape(a, b))}, got {list(out.shape)}")
+    if out is a or out is b: raise tkc.LaunchError("matmul: out is one of the factors, which would change while they are read; give another array")
     yield None
     _launch(a, b, bias, activation, out)
 
@@ -410,7 +411,7 @@ def matmul(a: Array, b: Array, bias: Array | None = None, activation: str | None
     """activation(a @ b + bias), by NumPy's rules for shapes: vectors, matrices, and batches of them, broadcast.
 
     a, b: of one element type (the two float8 may mix), in any memory order; accumulated in float32 (float64 and integers in their own). bias: [N], added in the
-    accumulator's precision. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", "tanh", "sigmoid". out: where the result goes, rounded to its element type; else a new
+    accumulator's precision. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", "tanh", "sigmoid". out: where the result goes (not into a or b), rounded to its element type; else a new
     array of `dtype`, by default that of a (int32 of integers, bfloat16 of 8-bit floats). Differentiable with torch. Raises LaunchError where shapes or types do not fit.
     """
     if out is None: return _new(a, b, bias, activation, dtype)

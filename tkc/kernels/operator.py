@@ -55,7 +55,7 @@ class Operator:
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
         self.numbers = tuple((i, p.name) for i, p in enumerate(self.parameters) if str(p.annotation).startswith("float"))
-        self.torch = self.alone = None                          # torch.ops.tkc.<name>, and whether a call may go past the dispatcher, once torch is there
+        self.torch = self.alone = self.written = None           # once torch is there: torch.ops.tkc.<name>, whether a call may go past the dispatcher, and who is told what was changed in place
         OPERATORS[self.name] = self
 
     def __repr__(self): return f"<operator tkc::{self.schema}>"
@@ -76,6 +76,7 @@ class Operator:
         steps = self.fn(*args, **kwargs)
         result = next(steps)
         for _ in steps: raise RuntimeError(f"{self.name} yields more than once")
+        if self.written is not None: self.written(args, kwargs)
         return result
 
     def shapes(self, *args, **kwargs):

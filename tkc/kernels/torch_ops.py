@@ -4,7 +4,7 @@ The only file of tkc that imports torch, and it is imported only where torch was
 an operator. What it registers is what an Operator says of itself (operator.py):
 
     schema       from the annotations; mutated arguments as Tensor(a!)
-    CPU, CUDA    Operator.run
+    CPU, CUDA    Operator.run, which counts up the versions of mutated arguments
     fake         Operator.shapes: the generator up to its `yield`, where torch.compile needs nothing else
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it compiles too
 
@@ -30,6 +30,7 @@ def register(op: Operator) -> None:
     for device in "CPU", "CUDA": LIBRARY.impl(op.name, op.run, device)
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
     if op.gradient is not None: torch.library.register_autograd(qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY)
+    if op.mutates: op.written = _written(op)
     op.alone, op.torch = alone, getattr(torch.ops.tkc, op.name)
 
 
@@ -47,6 +48,17 @@ def alone(args: tuple, kwargs: dict) -> bool:
     for x in tensors:
         if type(x) not in _TENSORS or x.requires_grad and _grad() or not (x.is_cuda or x.is_cpu) or x.is_neg() or x._is_zerotensor() or x.layout is not torch.strided: return False
     return True
+
+
+def _written(op: Operator):
+    """Tells autograd of arguments that were changed in place, as torch's own operators do: a graph that kept one before refuses to go back, where it would compute another gradient."""
+    places = [(i, p.name) for i, p in enumerate(op.parameters) if p.name in op.mutates]
+
+    def written(args: tuple, kwargs: dict) -> None:
+        for i, name in places:
+            x = args[i] if i < len(args) else kwargs.get(name)
+            if isinstance(x, torch.Tensor) and not x.is_inference(): torch.autograd.graph.increment_version(x)
+    return written
 
 
 def register_all() -> None:
