@@ -17,6 +17,12 @@ that nobody waits for one that has not begun; the compiler does not run such pro
 
 *A word carries number and status.*  A store of 64 bits happens at once: 0 is "nothing yet", else the upper half is 1 and the lower half is the number.
 So nothing need be ordered: no fence stands between the number and a flag, and nothing waits for one.
+
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, bfloat16:
+
+    2^27 elements     cumulative_sum 219.6 us (2445 GB/s)      a copy 131.9      torch.cumsum 537.3
+
+`tkc.kernels.cumsum`, whose blocks take one program after the other, took 1162 us for 2^30 elements, where a copy takes 1006 (commit 736e74f).
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device

@@ -14,7 +14,9 @@ the next.  What the loop loads is asked for one iteration ahead, which is the co
 *Atomics.*  `tkc.atomic_add(out, (0,), counts)` adds a block to an array.  Integers add up to the same sum in any order; of floats that would not be
 true, and kernels that must give the same bits every time sum partial results in a second kernel instead.
 
-H200, 2^27 int32, 2026-11-21: 3.7 TB/s; a kernel that only reads 4.4 TB/s.
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, int32:
+
+    2^27 elements     histogram 138.5 us (3876 GB/s read)      torch.bincount 1069
 """
 import numpy as np
 from _arrays import main, on_device, on_host

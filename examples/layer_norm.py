@@ -7,6 +7,10 @@ all its digits on rows with a large mean, and a second pass costs nothing here: 
 
 COLUMNS may exceed the row's length.  Columns outside read as 0, which is right for the first sum and wrong for the second,
 where they would count as deviations of -mean: `where` takes them out.
+
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, bfloat16:
+
+    32768 x 4096      layer_norm 135.7 us (3955 GB/s)      a copy 131.8      torch 202.4
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device

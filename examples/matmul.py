@@ -17,6 +17,12 @@ it chose and why.
 
 The blocks need not divide anything: `load` reads zeros outside of A and B, which add nothing, and `store` writes nothing
 outside of C.  RELU is a constexpr, so the `if` below is decided while the kernel is traced and leaves no branch behind.
+
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, bfloat16:
+
+    4096 x 4096 x 4096     matmul, with its ReLU and blocks of 128 x 128: 198.8 us (691 TFLOP/s)      cuBLAS, without: 191.6 (718)
+
+matmul_steps.py has what blocks and keywords make of it.
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device

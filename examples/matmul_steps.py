@@ -12,8 +12,24 @@ B into a ring of shared memory by tensor maps, warpgroups multiply them from the
     stream_k    the programs of the last wave, too few for all blocks, are shared by all of them, in so many parts at most
     BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one step
 
-`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python examples/matmul_steps.py 4096 512` where loops are short; what an H200 made of them is in
-benchmarks/results/2026-11-21-product-plans.md.
+`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python examples/matmul_steps.py 4096 512` where loops are short; all plans that an H200 was asked for are in
+benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
+
+                          8192 x 8192 x 8192     4096 x 4096 x 512
+    as it is                     661                    603
+    roles=one                    371                    255
+    one program                  666                    562
+    two programs                 711                    558
+    one, 256 wide                711                    540
+    no cluster                   691                    546
+    two stages                   302                    306
+    raster 1                     544                    583
+    there and back               719                    556
+    shared last wave             689                    525
+    autotune                     708                    612
+    tkc.kernels                  712                    412: the host's time; 612 in a race of its own, commit 736e74f
+    bias and GELU                684                    458, likewise
+    cuBLAS, bare                 692                    505
 
 `matmul.compile(...).decisions` says what was chosen where nothing was asked for, and what was rejected. Blocks and keywords together are for `tkc.autotune`: the cost model
 ranks them for the sizes of a launch, the best are compiled side by side and measured, the choice is kept on disk. With `measure=False` the model's first is taken, which

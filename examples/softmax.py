@@ -12,6 +12,10 @@ notices.  So COLUMNS may be the row's length or anything above it, and the last 
 *Reductions* along an axis drop it; `[:, None]` puts it back, to broadcast one number a row over the row.
 
 *Precision* is in the source: a bfloat16 row is widened before anything is computed and rounded once, at the end.
+
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, bfloat16:
+
+    32768 x 4096      softmax 135.3 us (3967 GB/s)      a copy 130.8      torch.softmax 419.6
 """
 from math import e, inf, log2
 

@@ -12,6 +12,10 @@ where it is false nothing is read and nothing is written.
 
 `x.ptr + i` is a tile of addresses, one an element.  The other form of `load`, which names an array and a box in it, is in
 softmax.py.
+
+On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, bfloat16:
+
+    2^27 elements     add 189.7 us (4245 GB/s); with 2^30 elements 0.998 x torch (commit 9d0a9d3)
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device
