@@ -27,7 +27,7 @@ benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit b
     there and back               719                    556
     shared last wave             689                    525
     autotune                     708                    612
-    tkc.kernels                  712                    412: the host's time; 612 in a race of its own, commit 736e74f
+    tkc.kernels                  712                    412: the host's time; 611 in a race of its own, commit 736e74f
     bias and GELU                684                    458, likewise
     cuBLAS, bare                 692                    505
 
