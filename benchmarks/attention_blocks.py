@@ -7,7 +7,7 @@ from benchmarks import harness, rivals_torch
 from benchmarks.harness import Contest, Contestant, Runner
 
 BLOCKS = {128: (), 192: (), 32: ((128, 128), (192, 112), (256, 64)), 64: ((128, 128), (192, 96), (256, 64)), 96: ((128, 128), (192, 64))}
-CASES = [(64, s, causal) for causal in (False, True) for s in (1024, 4096, 16384)] + [(d, 4096, causal) for d in (32, 96) for causal in (False, True)] + [(192, 4096, causal) for causal in (False, True)] + [(128, s, causal) for causal in (False, True) for s in (1024, 2048, 4096)]
+CASES = [(128, s, causal) for causal in (False, True) for s in (1024, 2048, 4096)] + [(d, 4096, causal) for d in (192, 32, 96) for causal in (False, True)] + [(64, s, causal) for causal in (False, True) for s in (1024, 4096, 16384)]
 FUSED = 64, 128, 192
 
 
