@@ -62,6 +62,12 @@ def test_each_device_has_its_own_way(launched):
     assert len({M.facts_of(x) for x in (np.empty((2, 3)), np.empty((2, 3)).view(Other), Tensor((2, 3), "float64"), Tensor((2, 3), "float64", device=1), Tensor((2, 3), "float64", device=-1))}) == 5
 
 
+def test_a_result_whose_rows_overlap_is_launched_as_it_is(launched):
+    """Its transpose looks like itself."""
+    with launches() as found: M._launch(Tensor((64, 32), "bfloat16"), Tensor((32, 64), "bfloat16"), None, None, Tensor((64, 64), "bfloat16", strides=(1, 1)))
+    assert [kernel.__name__ for kernel, _, _ in found] == ["_product"]
+
+
 def test_shapes_are_not_remembered_without_end(): assert M._shape_of.cache_info().maxsize == M.REMEMBERED
 
 

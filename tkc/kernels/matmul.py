@@ -222,7 +222,7 @@ def _unaligned(x: Array) -> bool:
 
 def _narrow(c: Array) -> bool:
     """Whether rows of a result on a GPU do not start at multiples of two elements."""
-    return not _host(c) and strides_of(c)[1] == 1 < min(c.shape) and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
+    return not _host(c) and strides_of(c)[1] == 1 < min(*c.shape, strides_of(c)[0]) and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
 
 
 def _turned(x: Array) -> bool: return strides_of(x)[1] != 1 and min(x.shape) > 1
