@@ -62,6 +62,16 @@ def test_each_device_has_its_own_way(launched):
     assert len({M.facts_of(x) for x in (np.empty((2, 3)), np.empty((2, 3)).view(Other), Tensor((2, 3), "float64"), Tensor((2, 3), "float64", device=1), Tensor((2, 3), "float64", device=-1))}) == 5
 
 
+def test_addresses_have_choices_of_their_own(launched):
+    """What is chosen for arrays that begin elsewhere than at multiples of 16 bytes, which the hardware's own engine does not copy, is not kept for those that do."""
+    def options(pointer):
+        with launches() as found: M._launch(Tensor((512, 512), "bfloat16", pointer), Tensor((512, 512), "bfloat16", pointer), None, None, Tensor((512, 512), "bfloat16"))
+        return found[0][2]
+    M._product._choices.clear()
+    astray, there = options(0x1000_0002), options(0x1000_0000)
+    assert "programs" in there and astray.get("roles") == "one"
+
+
 def test_a_result_whose_rows_overlap_is_launched_as_it_is(launched):
     """Its transpose looks like itself."""
     with launches() as found: M._launch(Tensor((64, 32), "bfloat16"), Tensor((32, 64), "bfloat16"), None, None, Tensor((64, 64), "bfloat16", strides=(1, 1)))

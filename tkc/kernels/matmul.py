@@ -52,7 +52,7 @@ def _key(args: dict) -> str:
     a, b, c = args["a"], args["b"], args["c"]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(strides_of(x), x.shape) if s != 1 and e != 1))
+    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(strides_of(x), x.shape) if s != 1 and e != 1) or _astray(x))
     return " ".join([kind, f"{m}x{n}x{k}", order, *([f"of {prod(batch)}"] if batch else []), *([f"odd {odd}"] if odd else [])])
 
 
@@ -255,6 +255,7 @@ def _copier(*given: Array) -> Callable:
     return run
 
 
+def _astray(x: Array) -> bool: return not hasattr(x, "span") and not _host(x) and _address(x) % 16 != 0
 def _host(x: Array) -> bool: return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
 def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else x.data.ptr
 
