@@ -112,3 +112,23 @@ def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan)
 @pytest.mark.parametrize("block", [(128, 192, 64), (128, 256, 64), (128, 128, 64)], ids=str)
 @pytest.mark.parametrize("epilogue", ["bias", "residual", "bias tanh", "bias erf", "bias silu gate", "scale bias residual second", "rows"])
 def test_no_register_is_spilled(epilogue, block): assembles_clean(compiled(block, epilogue, (), True)[0][LAST])
+
+
+def cleared(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    tkc.store(c, (m, n), tkc.zeros((BM, BN), c.dtype))
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("k", [0, 96])
+def test_an_array_that_is_stored_twice(k):
+    """Another warpgroup's threads may have stored where one sends its rows, and where there is nothing to multiply nobody has waited: the results leave from registers, in order."""
+    given = ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), 16)
+    modules, _ = stages.compiled(traced(cleared, *(ArrayArgument(tkc.bfloat16, given),) * 3, BM=128, BN=128, BK=64), roles="cooperative")
+    a, b = integers(144, k, dtype=tkc.bfloat16, seed=0), integers(k, 128, dtype=tkc.bfloat16, seed=1)
+    for seed in range(12):
+        c = np.full((144, 128), np.nan, NUMPY[tkc.bfloat16])
+        run(modules[LAST], [a, b, c], (2, 1, 1), seed=seed, resident=1 + seed % 2)
+        assert (np.float64(c) == np.float64((np.float32(a) @ np.float32(b)).astype(c.dtype))).all()

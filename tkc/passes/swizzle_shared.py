@@ -48,7 +48,7 @@ from tkc.ir.shared_layout import SharedLayout, conflicts_of
 from tkc.ir.threads import Fetch, NextProgram, Post, Vote
 from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import unchanged
+from tkc.passes.analysis.access import argument_of, unchanged
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
@@ -176,7 +176,8 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     large = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
     stores, turned = ([op for op in large if _is_sum(op.value.type, groups, turned)] for turned in (False, True))
     parts = Parts(large)
-    geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) else None
+    others = {argument_of(op.array) for op in large if op not in stores}            # a warpgroup sends its rows when it has written them: not where another one's threads may have stored before
+    geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) and argument_of(op.array) not in others else None
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
         if geometry(together[0]): _slabs(together, parts, groups, context)
         else: _pieces(together, parts, groups, False)
