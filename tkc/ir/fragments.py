@@ -253,7 +253,7 @@ def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool =
 
 def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
     """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a two-way conflict away."""
-    if plan.conflicts != 2: return plan
+    if plan.layout.rank != 2 or plan.conflicts != 2: return plan
     at = [plan.layout.offsets("registers")[[word[0] for word in words]] for words in plan.words]
     slow = 1 - plan.shared.fast
     step = np.eye(2, dtype=int)[slow]
