@@ -69,6 +69,21 @@ def test_claims_hold(data):
         for axis in 0, 1: check_contiguity(contiguity(value, axis, Ranges()), got.astype(np.int64), axis)
 
 
+@pytest.mark.parametrize("name", ["floordiv", "mod"])
+@pytest.mark.parametrize("by", [8, -8, 1, -1, 3, -16])
+def test_claims_hold_of_divisions_by_negative_numbers(name, by):
+    watched = []
+
+    def body(out):
+        columns = tile.Broadcast(tile.Reshape(tile.Arange(0, TileType([SHAPE[1]], i32)).result, TileType([1, SHAPE[1]], i32)).result, TileType(SHAPE, i32)).result
+        watched.append(C[name](columns, tile.Constant(by, TileType(SHAPE, i32)).result).results[0])
+        tile.Store(out, [integer(0), integer(0)], watched[0], SHAPE)
+    module, out = kernel([ArrayType(2, i32)], body), np.zeros(SHAPE, np.int32)
+    level0.run(module, [out], (1,))
+    for axis in 0, 1: check_contiguity(contiguity(watched[0], axis, Ranges()), out.astype(np.int64), axis)
+    if name == "floordiv" and by == 8: assert contiguity(watched[0], 1, Ranges()).same == 8
+
+
 WRAPPING = (i8, ui8, ui32, i16, ui16)
 
 

@@ -74,7 +74,8 @@ def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValu
             found = ask(owner.if_true).join(ask(owner.if_false))
             return Along(run := gcd(found.run, where), gcd(found.same, where), found.at(run))
         case ew.Elementwise():
-            found = _function(owner.fn.name, [ask(a) for a in owner.args], extent)
+            backwards = owner.fn.name in ("floordiv", "mod") and ((r := ranges.of(owner.args[1])) is None or r.lo < 0)          # by a negative number groups end where they began
+            found = _function("" if backwards else owner.fn.name, [ask(a) for a in owner.args], extent)
             wraps = owner.fn.name in ("add", "sub", "mul") and is_integer(element_of(t)) and ranges.overflow(owner) is Overflow.WRAPS
             return _wrapped(found, bits(element_of(t))) if wraps else found
         case scf.ForOp():
