@@ -252,14 +252,15 @@ def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool =
 
 
 def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
-    """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a two-way conflict away."""
-    if plan.layout.rank != 2 or plan.conflicts != 2: return plan
+    """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a two-way conflict away. Rows are along any other axis than the fast one."""
+    if plan.conflicts != 2: return plan
     at = [plan.layout.offsets("registers")[[word[0] for word in words]] for words in plan.words]
-    slow = 1 - plan.shared.fast
-    step = np.eye(2, dtype=int)[slow]
-    partner = {i: j for i, a in enumerate(at) for j, b in enumerate(at) if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2}
-    if len(partner) != len(at): return plan
     upper = lambda lane: lane % 8 >= 4
-    first = tuple(tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP)) for i in range(len(at)))
-    other = replace(plan, first=first, exchanged=tuple(partner[i] for i in range(len(at))))
-    return other if other.conflicts == 1 else plan
+    for slow in (axis for axis in range(plan.layout.rank) if axis != plan.shared.fast):
+        step = np.eye(plan.layout.rank, dtype=int)[slow]
+        partner = {i: j for i, a in enumerate(at) for j, b in enumerate(at) if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2}
+        if len(partner) != len(at): continue
+        first = tuple(tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP)) for i in range(len(at)))
+        other = replace(plan, first=first, exchanged=tuple(partner[i] for i in range(len(at))))
+        if other.conflicts == 1: return other
+    return plan

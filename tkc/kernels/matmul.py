@@ -30,7 +30,7 @@ ROWS, COLUMNS = 32, 256                        # of a program that copies
 PROGRAMS, DEEPEST, LARGE = 132, 256, 1 << 14    # multiprocessors of a large device; least k of a part, and of all parts what stands for many
 LONGEST, WHOLE = 1 << 17, 1 << 13               # elements of a row that the blocks of a cluster hold, and that one does best
 ADDING = 1 << 14                                # elements of parts that a program adds up, about
-LATER, COPIED, ADDED = 2.5e-6, 3.3e12, 3.5e12   # seconds of a launch that follows another; bytes a second of a copy, and of parts that are added up
+LATER, COPIED, ADDED = 2.5e-6, 0.85, 0.9        # seconds of a launch that follows another; of the memory's rate, what a copy reaches, and adding up parts
 
 
 def _configs(args: dict) -> list[tkc.Config]:
@@ -324,7 +324,7 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
     if target == "cpu": return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
     for copies in (False, True)[:1 + any(odd)]:
         factors = [_text(x, _padded(x) if copies and o else None) for x, o in zip((a, b), odd)]
-        first = copies * (LATER + 2 * BYTES[dtype_of(a)] * sum(prod(x.shape) for x, o in zip((a, b), odd) if o) / COPIED)
+        first = copies * (LATER + 2 * BYTES[dtype_of(a)] * sum(prod(x.shape) for x, o in zip((a, b), odd) if o) / (COPIED * _rate(target)))
         given = (*factors, None, _text(c)) if copies else (a, b, None, c)
         seconds = _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
         ways.append((first + seconds, copied(whole) if copies else whole))
@@ -350,7 +350,12 @@ def _parted(factors: Sequence[str], m: int, n: int, k: int, activation: str | No
         parts = empty(c, (count, m, n), "float32")
         _partial.kernel[grid](a, b, parts, **config)
         _sum[sums](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=columns)
-    return run, (choice.seconds or 0.0) + LATER + 4 * m * n * count / ADDED
+    return run, (choice.seconds or 0.0) + LATER + 4 * m * n * count / (ADDED * _rate(target))
+
+
+def _rate(target: str) -> float:
+    """Bytes a second that a long read of the memory reaches (on a CPU nothing is weighed by it)."""
+    return float("inf") if target == "cpu" else tkc.target(target).memory * 1e9
 
 
 def _few(m: int, n: int, k: int) -> bool:

@@ -154,7 +154,7 @@ def histogram(e: Emitter, op: tile.Histogram) -> None:
     """Counts in shared memory: cleared, added to by whoever holds an element first, read back."""
     w, value, t = e.w, e.tile(op.arg), op.result.type
     bins, width = t.extents[0], bits(value.element)
-    own, at = e.own_scratch(4 * bins)
+    own, at = e.own_scratch(shared.scratch(op))
     base = w.op("add.s32", "b32", own, at)
     meet(e)
     for first in range(0, bins, e.instance.threads):
