@@ -206,11 +206,11 @@ class Worker:
         return self.process.exitcode
 
     def lost(self, why: str, again: bool = False) -> bool:
-        """The item at hand took the process with it: what is left of the batch goes to a new one. again: that item, too, once: a machine stalls now and then, a hang is one that comes back."""
+        """The item at hand took the process with it: what is left of the batch goes to a new one. again: that item, too, once: whether a hang comes back tells a machine that stalled from an item that hangs."""
         self.stop()
         again = again and self.stalled != self.item
-        if again: self.stalled = self.item; self.counts["run_again"] += 1
-        else: self.faults.append((self.item, why))
+        self.faults.append((self.item, why if self.stalled != self.item else f"{why}, again"))
+        self.stalled = self.item
         rest = Batch(self.batch.campaign, self.item + (not again), self.batch.last)
         self._start()
         if rest.first >= rest.last: return True
@@ -239,7 +239,7 @@ def fuzz(wanted: dict[Campaign, int], state: State, jobs: int = 1, seed: int = 0
             for worker in list(running):
                 over = False
                 while not over and worker.pipe.poll(): over = worker.hear()
-                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s, twice", again=True)
+                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s", again=True)
                 if not over: continue
                 done, progress = worker.batch, state.of(worker.batch.campaign)
                 progress.add(done.first, done.last, worker.faults, worker.counts, time.monotonic() - worker.began)
