@@ -3,6 +3,7 @@
     python -m benchmarks.standing                               a line a race: ours, beside the best rival of each round, what was asked and whether it is met
     python -m benchmarks.standing --missed                      only what is missed
     python -m benchmarks.standing product- --from out/measured  races by how their names begin
+    python -m benchmarks.standing --write                       the same as benchmarks/results/standing.md
 
 The geometric mean of each family (product, attention, softmax …) follows. Nothing is measured here; a race's own file has its rounds, quartiles, machine and commit.
 """
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -20,7 +24,8 @@ from benchmarks.harness import Quartiles
 from benchmarks.report import seconds
 
 RESULTS = Path(__file__).resolve().parent / "results"
-COUNTED = {"met": "[green]met[/green]", "MISSED": "[red]missed[/red]", "not measured": "[yellow]not measured[/yellow]"}
+COLOURS = {"met": "green", "MISSED": "red", "not measured": "yellow"}
+HEAD = ("race", "commit", "ours", "median", "rate", "x best rival [quartiles]", "asked", "measured", "")
 
 
 def newest(folders: list[Path]) -> list[dict]:
@@ -43,30 +48,69 @@ def ratios(race: dict, name: str) -> Quartiles | None:
 def family(name: str) -> str: return name.split("-")[0]
 
 
+@dataclass
+class Standing:
+    """Races as rows of HEAD. rows: by race; means: (family, which of ours) to the medians of its ratios; counted: figures by verdict, those of races that are not shown too."""
+    rows: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
+    means: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    counted: Counter = field(default_factory=lambda: Counter(dict.fromkeys(COLOURS, 0)))
+
+    @staticmethod
+    def of(races: list[dict], missed: bool = False) -> Standing:
+        """missed: only races that miss a figure, and of them only these figures."""
+        standing = Standing()
+        for race in races: standing._add(race, missed)
+        return standing
+
+    def _add(self, race: dict, missed: bool) -> None:
+        self.counted.update(f["verdict"] for f in race["figures"])
+        lines = []
+        for ours in (n for n in race["seconds"] if race["roles"].get(n) == "ours"):
+            q, median = ratios(race, ours), statistics.median(race["seconds"][ours])
+            if q: self.means.setdefault((family(race["name"]), ours if ours.startswith("tkc tuned") else "as it is"), []).append(q.median)
+            lines.append((ours, seconds(median), f"{race['amount'] / median:.4g} {race['unit']}" if race["amount"] else "", f"{q.median:.3f} [{q.low:.3f}, {q.high:.3f}]" if q else ""))
+        figures = [(f["figure"], f["measured"], f["verdict"]) for f in race["figures"] if not missed or f["verdict"] != "met"]
+        if missed and not figures: return
+        first = (race["name"], race["environment"].get("commit", ""))
+        self.rows[race["name"]] = [(*(first if i == 0 else ("", "")), *(lines[i] if i < len(lines) else ("",) * 4), *(figures[i] if i < len(figures) else ("",) * 3))
+                                   for i in range(max(len(lines), len(figures)))]
+
+    def summary(self) -> list[str]:
+        """The geometric mean of each family of several races."""
+        return [f"{group}, {ours}: geometric mean of {len(values)} races {statistics.geometric_mean(values):.3f} x the best rival"
+                for (group, ours), values in sorted(self.means.items()) if len(values) > 1 and min(values) > 0]
+
+    def total(self) -> str: return ", ".join(f"{n} {verdict}" for verdict, n in self.counted.items())
+
+    def table(self) -> Table:
+        table = Table(*HEAD)
+        for rows in self.rows.values():
+            for *row, verdict in rows: table.add_row(*row, f"[{COLOURS[verdict]}]{verdict}[/]" if verdict else "")
+        return table
+
+    def markdown(self) -> str:
+        lines = ["# Where every figure stands", "", f"Written by `python -m benchmarks.standing --write` from the newest table of each race in this folder: {self.total()}.", ""]
+        for name, races in groupby(self.rows, family):
+            lines += [f"## {name}", "", "| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
+            lines += ["| " + " | ".join((*row, f"**{verdict}**" if verdict not in ("", "met") else verdict)) + " |" for race in races for *row, verdict in self.rows[race]]
+            lines += ["", *(line + "." for line in self.summary() if line.startswith(f"{name},")), ""]
+        return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip() + "\n"
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--from", "folders", multiple=True, type=click.Path(exists=True, path_type=Path), help="Folders of tables, the later ones counting.  [default: benchmarks/results]")
 @click.option("--missed", is_flag=True, help="Only races that miss a figure.")
-def main(names: tuple[str, ...], folders: tuple[Path, ...], missed: bool) -> None:
-    table, means, counted = Table("race", "commit", "ours", "median", "rate", "x best rival [quartiles]", "asked", "measured", ""), {}, dict.fromkeys(COUNTED, 0)
-    for race in newest(list(folders) or [RESULTS]):
-        if names and not race["name"].startswith(names): continue
-        for f in race["figures"]: counted[f["verdict"]] += 1
-        lines = []
-        for ours in (n for n in race["seconds"] if race["roles"].get(n) == "ours"):
-            q, median = ratios(race, ours), statistics.median(race["seconds"][ours])
-            if q: means.setdefault((family(race["name"]), ours if ours.startswith("tkc tuned") else "as it is"), []).append(q.median)
-            lines.append((ours, seconds(median), f"{race['amount'] / median:.4g} {race['unit']}" if race["amount"] else "", f"{q.median:.3f} [{q.low:.3f}, {q.high:.3f}]" if q else ""))
-        figures = [(f["figure"], f["measured"], COUNTED[f["verdict"]]) for f in race["figures"] if not missed or f["verdict"] != "met"]
-        if missed and not figures: continue
-        for i in range(max(len(lines), len(figures))):
-            first = (race["name"], race["environment"].get("commit", "")) if i == 0 else ("", "")
-            table.add_row(*first, *(lines[i] if i < len(lines) else ("",) * 4), *(figures[i] if i < len(figures) else ("",) * 3))
+@click.option("--write", is_flag=True, help="Write benchmarks/results/standing.md.")
+def main(names: tuple[str, ...], folders: tuple[Path, ...], missed: bool, write: bool) -> None:
+    if write and (names or folders or missed): raise click.UsageError("--write writes the whole of benchmarks/results: leave out names, --from and --missed")
+    standing = Standing.of([r for r in newest(list(folders) or [RESULTS]) if not names or r["name"].startswith(names)], missed)
+    if write:
+        (RESULTS / "standing.md").write_text(standing.markdown())
+        return
     console = Console(width=230)
-    console.print(table)
-    for (group, ours), values in sorted(means.items()):
-        if len(values) > 1 and min(values) > 0: console.print(f"{group}, {ours}: geometric mean of {len(values)} races {statistics.geometric_mean(values):.3f} x the best rival")
-    console.print(", ".join(f"{n} {verdict}" for verdict, n in counted.items()))
+    console.print(standing.table())
+    for line in [*standing.summary(), standing.total()]: console.print(line)
 
 
 if __name__ == "__main__": main()

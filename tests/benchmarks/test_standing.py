@@ -3,7 +3,7 @@ import json
 
 from click.testing import CliRunner
 
-from benchmarks.standing import main
+from benchmarks.standing import RESULTS, Standing, main, newest
 
 
 def race(name: str, ours: list[float], rival: list[float], verdict: str, commit: str) -> str:
@@ -21,3 +21,13 @@ def test_the_newest_table_of_each_race_counts(tmp_path):
     assert "geometric mean of 2 races 1.225" in said.output and "1 met, 1 MISSED" in said.output
     missed = CliRunner().invoke(main, ["--missed", "--from", str(tmp_path)]).output
     assert "sum-2" in missed and "sum-1" not in missed
+
+
+def test_the_written_standing_is_that_of_the_tables():
+    """`python -m benchmarks.standing --write` after new tables."""
+    assert (RESULTS / "standing.md").read_text() == Standing.of(newest([RESULTS])).markdown()
+
+
+def test_what_is_written_is_all_there_is(tmp_path):
+    said = CliRunner().invoke(main, ["--write", "--from", str(tmp_path)])
+    assert said.exit_code == 2 and "leave out names" in said.output
