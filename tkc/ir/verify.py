@@ -2,12 +2,19 @@
 
 xDSL's own verifier checks types and terminators; it accepts a use before its definition and a value that leaves its
 region.  `verify(module)` runs everything and raises VerifyError naming the operation and the user's source line.
+
+After each of some twenty passes most operations are what they were: `Verified` remembers what each was made of when it was
+found sound, and xDSL's rules, which ask of an operation nothing but its operands, types and properties, are not asked again.
 """
 from __future__ import annotations
+
+from operator import is_
+from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.errors import VerifyError
@@ -25,9 +32,19 @@ LEVELS = (LEVEL_0, LEVEL_1, LEVEL_2, LEVEL_3, LEVEL_4)
 NAMES = ("tile", "layout", "shared", "async", "roles")
 
 
-def verify(module: ModuleOp, what: str = "the IR") -> None:
-    """Raises VerifyError if the module, or a kernel in it at its own level, breaks a rule."""
-    try: module.verify()
+class Verified(dict[Operation, tuple[Any, ...]]):
+    """Operations that were found sound, and of what: their operands, types, properties and attributes, none of which changes in itself. It holds them, so no other object takes their place."""
+
+    def new(self, op: Operation) -> bool:
+        """Whether the operation is not remembered as it is now; it is from here on."""
+        now = (*op.operands, *(v.type for v in op.operands), *(r.type for r in op.results), *op.properties, *op.properties.values(), *op.attributes, *op.attributes.values())
+        before, self[op] = self.get(op), now
+        return before is None or len(before) != len(now) or not all(map(is_, before, now))
+
+
+def verify(module: ModuleOp, what: str = "the IR", verified: Verified | None = None) -> None:
+    """Raises VerifyError if the module, or a kernel in it at its own level, breaks a rule. verified: what a verification of the same module before this one found; this one adds to it."""
+    try: _verify_operation(module, Verified() if verified is None else verified)
     except VerifyException as e: raise VerifyError(f"{what}: {str(e).strip().splitlines()[0]}") from None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as e:        # a rule that met operands of a kind it cannot even look at
         raise VerifyError(f"{what}: an operation has operands or properties of the wrong kind ({e})") from None
@@ -38,6 +55,18 @@ def verify(module: ModuleOp, what: str = "the IR") -> None:
         try: _verify_block(op.body.block, set(), level, what)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as e: raise VerifyError(f"{what}: an operation has operands or properties of the wrong kind ({e})") from None
         if not isinstance(op.body.block.last_op, tile.Return): _fail(op, what, "a kernel ends with tile.return")
+
+
+def _verify_operation(op: Operation, verified: Verified) -> None:
+    """xDSL's rules, of an operation and those in it. One with regions, and the last of a block, have rules about what is round them: they are always asked."""
+    for region in op.regions:
+        for block in region.blocks:
+            if block.parent is not region: raise ValueError("a block is not in the region that holds it")
+            if block.first_op is None and len(region.blocks) == 1 and not op.has_trait(NoTerminator): raise VerifyException(f"Operation {op.name} contains empty block in single-block region that expects at least a terminator")
+            for inner in block.ops:
+                if inner.parent is not block: raise ValueError("an operation is not in the block that holds it")
+                _verify_operation(inner, verified)
+    if op.regions or op.next_op is None or verified.new(op): op.verify(verify_nested_ops=False)
 
 
 def _fail(op: Operation, what: str, message: str) -> None:

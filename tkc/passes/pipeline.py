@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.ir.tile import Kernel
-from tkc.ir.verify import verify
+from tkc.ir.verify import Verified, verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
@@ -56,10 +56,10 @@ def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Calla
     `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
     target, VerifyError where a pass left something broken.
     """
-    context = PassContext(target, options, planned(module) if start and resumes(start) else None)
+    context, verified = PassContext(target, options, planned(module) if start and resumes(start) else None), Verified()
     names = PIPELINE[PIPELINE.index(start) if start else 0:PIPELINE.index(stop) + 1 if stop else None]
     for name in names:
         module_of(name).run(module, context)
-        verify(module, f"after {name}")
+        verify(module, f"after {name}", verified)
         if observe is not None: observe(name, module)
     return context
