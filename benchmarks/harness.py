@@ -131,11 +131,11 @@ class Result:
         if any(name not in self.seconds for name in figure.needs): return None
         return Quartiles.of([figure.measure(times) for times in map(self.round, range(self.rounds))])
 
-
     def worst_error(self) -> float | None:
-        """The largest error of ours over the least of a rival; None where one of them has none."""
+        """The largest error of ours over the least of a rival (1 where both are exact); None where one of them has none."""
         mine, others = ([self.errors[c.name] for c in self.contest.contestants if c.role == role and c.name in self.errors] for role in ("ours", "rival"))
-        return max(mine) / min(others) if mine and others and min(others) else None
+        if not mine or not others: return None
+        return max(mine) / min(others) if min(others) else float("inf") if max(mine) else 1.0
 
 
 # ------------------------------------------------------------------------------------------------------------ correctness

@@ -103,6 +103,16 @@ def test_relative_error():
     assert relative_error(np.zeros((2, 0)), np.zeros((2, 0))) == 0
 
 
+@pytest.mark.parametrize("ours, rivals, worst", [([2e-3, 3e-3], [2e-3, 4e-3], 1.5), ([0.0], [0.0], 1.0), ([1e-9], [0.0, 1e-3], float("inf")), ([0.0], [1e-3], 0.0), ([0.0], [], None), ([], [1e-3], None)])
+def test_errors_against_the_least_of_a_rival(ours, rivals, worst):
+    """Sums of integers are exact, the rivals' too."""
+    errors = {f"tkc {i}": e for i, e in enumerate(ours)} | {f"rival {i}": e for i, e in enumerate(rivals)}
+    fake = Contest("fake", "A fake race", tuple(Contestant(n, lambda: None, "ours" if n.startswith("tkc") else "rival") for n in errors), None, "", worst_error=1.1)
+    result = harness.Result(fake, errors=errors)
+    assert result.worst_error() == (worst if worst is None else pytest.approx(worst))
+    assert report.verdicts(result)[-1][2] == ("not measured" if worst is None else "met" if worst <= 1.1 else "MISSED")
+
+
 def test_relative_error_over_several_chunks(monkeypatch):
     monkeypatch.setattr(harness, "CHUNK", 7)
     x = np.random.default_rng(0).standard_normal((5, 11))
