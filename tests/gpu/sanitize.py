@@ -3,8 +3,8 @@
     python -m tests.gpu.sanitize [--tool memcheck --tool …] [--case N] [--seconds N] [--jobs N] [NAME …]
 
 memcheck sees accesses outside allocations (torch's pool is off, so that an allocation is one array), racecheck hazards in shared memory, synccheck barriers used wrongly, initcheck reads of
-global memory that nobody wrote. First everything runs plainly, which compiles it; then the cases of each tool are dealt out over processes. A case that hangs or ends its process loses itself
-alone: another process goes on with the next. A table at the end; exit 1 unless every case was run and is clean.
+global memory that nobody wrote (it does not see what the tensor memory accelerator stores). First everything runs plainly, which compiles it; then the cases of each tool are dealt out over
+processes. A case that hangs or ends its process loses itself alone: another process goes on with the next. A table at the end; exit 1 unless every case was run and is clean.
 """
 from __future__ import annotations
 

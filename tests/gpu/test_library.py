@@ -4,7 +4,10 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
+from benchmarks.harness import bits, same  # noqa: E402
 from benchmarks.memory_plans import planned  # noqa: E402
+from tests.gpu.device import on_gpu  # noqa: E402
+from tests.gpu.sanitized import flat, library, numbers, unset  # noqa: E402
 from tkc import kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -115,3 +118,22 @@ def test_programs_that_stream_through_blocks(columns, options):
 def test_a_transpose_in_registers(rows, columns):
     x = normal(3, rows, columns)
     assert torch.equal(planned(lambda: kernels.transpose(x), {"turned": True}).run(), x.transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", library())
+def test_nothing_depends_on_what_nobody_wrote(name):
+    """Results are the same whatever their memory held before, and that of what is passed from launch to launch; initcheck does not see what the tensor memory accelerator stores."""
+    found = []
+    for byte in (0xFF, 0x5A):
+        with unset(byte): found.append([bits(a) for a in flat(library()[name](lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))))])
+    assert len(found[0]) == len(found[1]) and all(map(same, *found))
+
+
+def test_every_row_of_groups_is_written_by_tensor_maps():
+    """Where the tensor memory accelerator stores whole blocks and threads the rest: what initcheck takes for never written."""
+    from tkc.kernels import grouped
+    a, b, ends = normal(200, 72), normal(3, 72, 40, seed=1), torch.tensor([66, 99, 137], device="cuda", dtype=torch.int32)
+    c = torch.full((200, 40), torch.nan, device="cuda", dtype=BF16)
+    grouped._grouped.kernel[grouped._grid](a, b, grouped.table(a, b, ends, 64, 64), c, BM=64, BN=64, BK=64, cluster=(1, 1), programs=1)
+    near(c[:137], torch.cat([a[rows].double() @ b[g].double() for g, rows in enumerate((slice(66), slice(66, 99), slice(99, 137)))]))
+    assert not c[137:].any()

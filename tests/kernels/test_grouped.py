@@ -64,7 +64,19 @@ def test_what_cannot_be_is_refused(change, words):
     with pytest.raises(tkc.LaunchError, match=words): kernels.grouped_matmul(*(numbers(x) if isinstance(x, tuple) else x for x in given.values()))
 
 
-@pytest.mark.parametrize("block", [(64, 32, 32), (128, 64, 32)], ids=str)
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_outer_products_take_their_own_rows(target, monkeypatch):
+    """NaN in the rows of no group, and of one group: nobody else's sums have one. In threads, too."""
+    if target != "cpu": monkeypatch.setenv("TKC_SIM", "1"); monkeypatch.setenv("TKC_TARGET", target)
+    a, b, ends = numbers((60, 24), "bfloat16"), numbers((60, 40), "bfloat16", seed=1), np.array([21, 21, 33, 50])
+    want = np.stack([double(a[rows]).T @ double(b[rows]) for rows in groups(ends, 60)])
+    for x in (a, b): x[21:33] = x[50:] = np.nan
+    found = double(kernels.grouped_outer(a, b, ends))
+    assert np.isnan(found[2]).all() and not found[1].any()
+    close(found[[0, 3]].astype(BF16), want[[0, 3]], "bfloat16", ulps=16)
+
+
+@pytest.mark.parametrize("block", [(64, 32, 32), (128, 64, 32), (64, 64, 64)], ids=str)
 def test_ragged_groups_on_hoppers_engines(block):
     """Under the happens-before check, in random schedules; ends that do not ascend leave empty groups."""
     BM, BN, BK = block
@@ -73,7 +85,7 @@ def test_ragged_groups_on_hoppers_engines(block):
     through(module, PIPELINE[-1], given)
     kernel = module.body.block.first_op
     assert given.plan.roles == "cooperative" and given.plan.queue and any(isinstance(op, threads.TmaStore) for op in role(kernel, "consumer").walk())
-    for i, (ends, m) in enumerate((([BM, BM + 5, BM + 5, 2 * BM + 9], 2 * BM + 20), ([2 * BM], 2 * BM), ([90, 60, 400], 100))):
+    for i, (ends, m) in enumerate((([BM, BM + 5, BM + 5, 2 * BM + 9], 2 * BM + 20), ([2 * BM], 2 * BM), ([90, 60, 400], 100), ([66, 99, 137], 200))):
         a, b, c = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, 72), (len(ends), 72, 40), (m, 40))))
         places = table(a, b, np.array(ends), BM, BN)
         c[...] = np.nan

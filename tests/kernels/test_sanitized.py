@@ -1,11 +1,12 @@
 """The list that goes through compute-sanitizer has every function of the library; its calls run (on the CPU here); findings are counted where they belong."""
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from tests.gpu import sanitize
-from tests.gpu.sanitized import cases, examples, flat, library, numbers
+from tests.gpu.sanitized import cases, examples, flat, library, numbers, unset
 from tkc import kernels
 
 
@@ -28,6 +29,24 @@ def test_checks_have_nothing_to_report(name, monkeypatch):
     """TKC_DEBUG=1 on the CPU: no access, promise or assertion of the library is one that a check would end."""
     monkeypatch.setenv("TKC_DEBUG", "1")
     assert all(r is not None for r in flat(library()[name](numbers)))
+
+
+@pytest.mark.parametrize("name", library())
+def test_nothing_depends_on_what_nobody_wrote(name):
+    """Results are the same whatever their memory held before, and that of what is passed from launch to launch."""
+    first, second = (called(name, byte) for byte in (0xFF, 0x5A))
+    assert len(first) == len(second) and all(a.tobytes() == b.tobytes() for a, b in zip(first, second))
+
+
+def called(name: str, byte: int) -> list:
+    with unset(byte): return flat(library()[name](numbers))
+
+
+def test_what_nobody_wrote_is_noticed(monkeypatch):
+    from tkc.kernels import movement
+    monkeypatch.setattr(movement, "_embedding", defaultdict(lambda: lambda *args, **kwargs: None))              # a launch of any grid leaves its result as it was
+    first, second = (called("embedding", byte) for byte in (0xFF, 0x5A))
+    assert not any(a.tobytes() == b.tobytes() for a, b in zip(first, second))
 
 
 def test_each_has_a_name_of_its_own():
