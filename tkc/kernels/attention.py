@@ -71,8 +71,7 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
     if begins is None: tkc.store(o, (m, 0), out)
     else: tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)
     if lse is not None:
-        if v.dtype.bits == 8: top = top - LIFT
-        sums = tkc.where(total > 0, (top + tkc.log2(total)) * LN2, -inf)
+        sums = tkc.where(total > 0, ((top - LIFT if v.dtype.bits == 8 else top) + tkc.log2(total)) * LN2, -inf)
         if begins is None: tkc.store(lse[b, h], (m,), sums)
         else: tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
 
@@ -153,7 +152,7 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
     if dtype_of(q) == "float32": bm, bn = (64, 64 if d <= 64 else 32) if d <= 128 or target in ("sm_90a", "cpu") else (64, 16) if d <= 192 else (32, 16)
     elif target == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
-        if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and all(map(_mapped, (q, k, v))):
+        if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v))):
             large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
             loop = lambda rows: 1 if window is None else window + CUT * rows
             bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda block: block[0] * block[2] * loop(block[0]) * _turns(each(block[0]), even))
@@ -175,17 +174,22 @@ def _mapped(x: Array) -> bool:
     return dense == 1 and start % 16 == 0 and all(stride % 8 == 0 for stride, n in zip(outer, x.shape) if n > 1)
 
 
+def _loops(k: Array) -> bool:
+    """Whether programs have a loop, whose warpgroups can take turns: of one key the compiler makes none."""
+    return k.shape[-2 if len(k.shape) == 4 else 0] > 1
+
+
 def _turns(each: float, even: float) -> float:
     """How often the longest program's time passes before so many of each multiprocessor are done: one by one those of one length, else as they fill the multiprocessors, longest first, and then
     a while not all."""
     return ceil(each) if even == 1 else max(1, even * each) + 0.3
 
 
-def _warps(q: Array, rows: int) -> dict[str, int]:
-    """The option that gives a program of many rows a warpgroup for each 64. Raises LaunchError where there is none."""
+def _warps(q: Array, k: Array, rows: int) -> dict[str, int]:
+    """The option that gives a program of many rows a warpgroup for each 64, where it has a loop. Raises LaunchError where there is none."""
     if rows <= 128 or (target := tkc.target_of(q)) == "cpu": return {}
     if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8): raise tkc.LaunchError(f"attention: rows = {rows} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
-    return {"num_warps": rows // 16}
+    return {"num_warps": rows // 16} if _loops(k) else {}
 
 
 def _check_block(d: int, rows: int | None, columns: int | None) -> None:
@@ -263,7 +267,7 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
     (bm, bn), step = block_of(q, k, v, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
-    options |= _warps(q, bm)
+    options |= _warps(q, k, bm)
     _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
 
 
@@ -297,7 +301,7 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
     (bm, bn), step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window), 32 if dtype_of(q) == FLOAT8 else 16
-    options |= _warps(q, bm)
+    options |= _warps(q, k, bm)
     _attention[tkc.cdiv(longest, bm), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
 
 
