@@ -137,12 +137,12 @@ class Compiled:
     @cached_property
     def resources(self):
         """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas.
-        Where it spills, texts that let one block fill a multiprocessor, and that keep less alive in loops, are tried, and become `ptx` if they spill less."""
+        Where it spills, texts that let one block fill a multiprocessor, and that keep less alive, are tried, and become `ptx` if they spill less."""
         from tkc.codegen.ptx.ptxas import assemble, roomy
-        from tkc.codegen.ptx.sink import sunk
+        from tkc.codegen.ptx.sink import afresh, sunk
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
         found = assemble(self.ptx, self.target)
-        for leaner in (lambda text: roomy(text, self.interface.threads), sunk):
+        for leaner in (lambda text: roomy(text, self.interface.threads), sunk, afresh):
             if not found.spill_stores: break
             if (text := leaner(self.ptx)) == self.ptx: continue
             other = assemble(text, self.target)

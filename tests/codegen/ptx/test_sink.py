@@ -2,7 +2,7 @@
 import pytest
 
 from tkc.codegen.ptx.ptxas import assemble, find
-from tkc.codegen.ptx.sink import sunk
+from tkc.codegen.ptx.sink import afresh, sunk
 
 BEFORE = """\tmov.u32 %r0, %tid.x;
 \tand.b32 %r1, %r0, 31;
@@ -46,6 +46,60 @@ def test_nothing_moves(text): assert sunk(text) == text
 def test_nothing_moves_into_a_loop():
     text = "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0], %r0;\n\t@%p0 bra $for_1;\n$for_2:\n\tst.shared.b32 [%r1], %r0;\n\t@%p0 bra $for_2;\n"
     assert sunk(text) == text
+
+
+def test_what_is_computed_anew():
+    """Each block that reads the lane's fourth makes it of the thread's number; not what a loop reads, what else is in it, what is made of more, or what one block alone reads."""
+    text = """\t.reg .b32 %r<12>;
+\tld.param.u32 %r9, [p0];
+\tmov.u32 %r0, %tid.x;
+\tand.b32 %r1, %r0, 31;
+\tand.b32 %r2, %r1, 3;
+\tadd.s32 %r3, %r1, %r9;
+\tshl.b32 %r4, %r2, 1;
+\tshr.u32 %r5, %r0, 5;
+\tsetp.eq.s32 %p2, %r2, 0;
+$for_1:
+\tsetp.eq.s32 %p2, %r5, 0;
+\t@%p0 bra.uni $for_1;
+\t@%p1 bra.uni $end_2;
+\tsetp.eq.s32 %p2, %r2, 0;
+\tsetp.eq.s32 %p2, %r4, 0;
+\tsetp.eq.s32 %p2, %r5, 0;
+$end_2:
+\tsetp.eq.s32 %p2, %r2, 0;
+\tsetp.eq.s32 %p2, %r3, 0;
+\t@%p1 bra.uni $end_3;
+\tsetp.eq.s32 %p2, %r3, 0;
+$end_3:
+\tret;
+"""
+    after = afresh(text).splitlines()
+    assert after[0] == "\t.reg .b32 %r<21>;" and sum("%tid.x" in line for line in after) == 4
+    behind = after[after.index("$end_2:") + 1:]
+    assert behind[:5] == ["\tmov.u32 %r18, %tid.x;", "\tand.b32 %r19, %r18, 31;", "\tand.b32 %r20, %r19, 3;", "\tsetp.eq.s32 %p2, %r20, 0;", "\tsetp.eq.s32 %p2, %r3, 0;"]
+    assert "\tsetp.eq.s32 %p2, %r17, 0;" in after and after.count("\tsetp.eq.s32 %p2, %r4, 0;") == 1 and sum("%r5" in line for line in after) == 3
+
+
+@pytest.mark.parametrize("text", ["", "\tret;\n", BEFORE, "\t.reg .b32 %r<4>;\n\tmov.u32 %r0, %tid.x;\n\tand.b32 %r1, %r0, 31;\n\tst.shared.b32 [%r2], %r1;\n"])
+def test_nothing_is_computed_anew(text): assert afresh(text) == text
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(softcap=30.0), dict(with_lse=True)], ids=str)
+@pytest.mark.parametrize("keys", [2, 1003])
+def test_ragged_keys_spill_nothing(keys, options, monkeypatch):
+    """What a mask and the end of a row ask of the thread's number is the one register too many."""
+    import ml_dtypes
+    import numpy as np
+
+    import tkc
+    from tests.kernels.checks import launches
+    from tkc import kernels
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
+    with launches() as found: kernels.attention(np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16), *[np.zeros((1, 8, keys, 64), ml_dtypes.bfloat16)] * 2, rows=256, **options)
+    (kernel, args, given), = found
+    assert (compiled := kernel.compile(*args, target="sm_90a", **given)).resources.clean, compiled.resources.log
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
