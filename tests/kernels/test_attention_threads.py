@@ -70,7 +70,7 @@ def test_float8(d, options):
         want, sums = attention(*map(double, (q, k, v)), **options)
         out, lse = kernels.attention(q, k, v, with_lse=True, **options)
         seen = np.isfinite(sums)
-        assert np.linalg.norm(double(out) - want) <= 2 * 0.027 * np.linalg.norm(want) and np.abs(lse - sums)[seen].max(initial=0) <= 2e-3 and (np.isinf(lse) == ~seen).all()
+        assert np.linalg.norm(double(out) - want) <= 2 * 0.027 * np.linalg.norm(want) and np.abs(lse[seen] - sums[seen]).max(initial=0) <= 2e-3 and (np.isinf(lse) == ~seen).all()
 
 
 @pytest.mark.parametrize("kept", ["bfloat16", EIGHT])
@@ -92,7 +92,7 @@ def test_hard_rows(d, rows, relax, monkeypatch):
     k = (double(k) * np.linspace(0, 20, 520)[:, None]).astype(ml_dtypes.bfloat16)
     q[:, :, 3] = 0                                              # all scores are equal
     q[:, :, 5] *= 40
-    near(kernels.attention(q, k, v, with_lse=True, rows=rows), attention(q, k, v), "bfloat16", slack=4)
+    with np.errstate(over="ignore"): near(kernels.attention(q, k, v, with_lse=True, rows=rows), attention(q, k, v), "bfloat16", slack=4)
     q[:, :, 7, 0], k[:, :, 200, 0] = np.nan, -np.inf            # of the scores of key 200 those of rows that begin with a number < 0 are inf, the others -inf
     lost = ~(double(q[..., 0]) > 0)
     with np.errstate(invalid="ignore"): want = attention(q, k, v)[0]
