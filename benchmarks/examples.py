@@ -17,7 +17,7 @@ from benchmarks.harness import Contest, Contestant, Runner
 N = 1 << 27
 SIZES: dict[str, tuple[dict, ...]] = {
     "attention": ({"batch": 4, "heads": 16, "sequence": 4096, "d": 128},), "attention_steps": ({"heads": 16, "sequence": 4096, "d": 128},), "float8_attention": ({"batch": 2, "heads": 16, "sequence": 8192, "d": 128},),
-    "matmul": ({"size": 4096},), "matmul_steps": ({"size": 8192}, {"size": 4096, "k": 512}), "float8_matmul": ({"size": 8192},), "quantized_linear": ({"size": 4096},),
+    "matmul": ({"size": 4096},), "matmul_steps": ({"size": 8192}, {"size": 4096, "k": 512}), "float8_matmul": ({"size": 8192},), "quantized_linear": ({"size": 4096},), "gated_mlp": ({"rows": 8192, "columns": 14336, "k": 4096},),
     "softmax": ({"rows": 32768, "columns": 4096},), "layer_norm": ({"rows": 32768, "columns": 4096},), "vector_add": ({"n": N},), "dropout": ({"n": N},), "histogram": ({"n": N},), "cumulative_sum": ({"n": N},),
 }
 TOGETHER = "matmul_steps", "attention_steps", "float8_matmul"
@@ -38,6 +38,11 @@ def rivals(name: str, shape: tuple[int, ...], causal: bool) -> dict[str, Callabl
     if name == "histogram":
         whole = torch.randint(0, 256, shape, device="cuda", dtype=torch.int32)
         return {"torch.bincount": lambda: lambda: torch.bincount(whole, minlength=256)}
+    if name == "gated_mlp":
+        m, n, k = shape
+        x, gate, up, both = normal(m, k), normal(k, n), normal(k, n), normal(k, 2 * n)
+        fused = torch.compile(lambda g, u: F.silu(g) * u)
+        return {"cuBLAS and torch.compile": lambda: lambda: fused(x @ gate, x @ up), "one product of both by cuBLAS, and torch.compile": lambda: lambda: fused(*(x @ both).chunk(2, 1))}
     if "matmul" in name or name == "quantized_linear":
         m, n, k = shape
         if name == "float8_matmul":

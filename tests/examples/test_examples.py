@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.harness import example
 
-NAMES = ("vector_add", "dropout", "histogram", "cumulative_sum", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "float8_attention", "quantized_linear", "matmul_steps", "attention_steps")
+NAMES = ("vector_add", "dropout", "histogram", "cumulative_sum", "softmax", "matmul", "layer_norm", "attention", "float8_matmul", "float8_attention", "quantized_linear", "gated_mlp", "matmul_steps", "attention_steps")
 SIZES = {"vector_add": [{"n": n} for n in (1, 7, 1024, 1025, 2500)],
          "dropout": [{"n": n} for n in (1, 7, 4097)], "histogram": [{"n": n} for n in (1, 4097, 9000)],
          "cumulative_sum": [{"n": n, "block": 128, "group": 4} for n in (1, 127, 1300)],
@@ -15,6 +15,7 @@ SIZES = {"vector_add": [{"n": n} for n in (1, 7, 1024, 1025, 2500)],
          "float8_matmul": [{"size": n} for n in (1, 64, 129, 150)],
          "float8_attention": [{"batch": b, "heads": h, "sequence": s, "d": d} for b, h, s, d in ((1, 1, 1, 32), (1, 2, 150, 64))],
          "quantized_linear": [{"size": n} for n in (1, 64, 129, 150)],
+         "gated_mlp": [{"rows": m, "columns": n, "k": k} for m, n, k in ((1, 1, 1), (129, 7, 64), (31, 150, 129))],
          "layer_norm": [{"rows": r, "columns": c} for r, c in ((1, 1), (3, 7), (5, 100), (2, 1031))],
          "attention": [{"batch": b, "heads": h, "sequence": s, "d": d} for b, h, s, d in ((1, 1, 1, 16), (2, 1, 129, 32), (1, 2, 150, 64))]}
 ALL = [pytest.param(name, size, id=f"{name}-{'-'.join(map(str, size.values()))}") for name in NAMES for size in SIZES[name]]

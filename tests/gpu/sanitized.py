@@ -27,7 +27,7 @@ def numbers(shape, dtype: str = "float32", seed: int = 0, low: int | None = None
 def examples(device: str) -> dict[str, Callable[[], list[dict]]]:
     """The examples' own cases, small, with edges that no block fits."""
     sizes = {"vector_add": {"n": 10_007}, "softmax": {"rows": 37, "columns": 1000}, "layer_norm": {"rows": 37, "columns": 1000}, "matmul": {"size": 264}, "attention": {"batch": 1, "heads": 2, "sequence": 200},
-             "matmul_steps": {"size": 264, "k": 192}, "attention_steps": {"heads": 2, "sequence": 200}, "float8_matmul": {"size": 272}, "float8_attention": {"heads": 2, "sequence": 200, "d": 64}, "quantized_linear": {"size": 272}, "cumulative_sum": {"n": 10_007, "block": 1024, "group": 4}, "dropout": {"n": 10_007}, "histogram": {"n": 10_007}}
+             "matmul_steps": {"size": 264, "k": 192}, "attention_steps": {"heads": 2, "sequence": 200}, "float8_matmul": {"size": 272}, "float8_attention": {"heads": 2, "sequence": 200, "d": 64}, "quantized_linear": {"size": 272}, "gated_mlp": {"rows": 264, "columns": 200, "k": 136}, "cumulative_sum": {"n": 10_007, "block": 1024, "group": 4}, "dropout": {"n": 10_007}, "histogram": {"n": 10_007}}
     made = lambda name, given: [case for case in example(name).cases(device, **given) if "autotune" not in case["name"]]          # which times the same kernels again and again
     return {name: lambda name=name, given=given: made(name, given) for name, given in sizes.items()}
 

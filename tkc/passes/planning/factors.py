@@ -101,6 +101,25 @@ def simple(dot: tile.Dot) -> bool:
     return loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
 
 
+def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
+    """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the other adding to it. Empty if a dot does anything else."""
+    body = loop.body.block
+    dots = [op for op in loop.walk() if isinstance(op, tile.Dot)]
+    found: list[list[tile.Dot]] = []
+    for dot in dots:
+        if dot.parent is not body: return []
+        if carried := isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0: found.append([dot])
+        before = dot.acc if carried else next((made[-1].result for made in found if made[-1].result is dot.acc), None)
+        if before is None or not before.has_one_use(): return []
+        if not carried: next(made for made in found if made[-1].result is dot.acc).append(dot)
+    return found if all(body.last_op.operands[made[0].acc.index - 1] is made[-1].result and made[-1].result.has_one_use() for made in found) else []
+
+
+def summed(dot: tile.Dot) -> bool:
+    """Whether a loop's dots are sums that go round it, this one among them."""
+    return isinstance(loop := dot.parent_op(), scf.ForOp) and bool(running_sums(loop))
+
+
 def zero(value: SSAValue) -> bool: return isinstance(value.owner, tile.Constant) and value.owner.number == 0
 
 
@@ -139,13 +158,14 @@ def unfit(dot: tile.Dot) -> str:
     if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k: return f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
     loop = dot.parent_op()
     if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
-    if simple(dot) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
+    if isinstance(dot.acc, BlockArgument) and (simple(dot) or summed(dot)) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
     if source(both.right) is None: return "both factors are computed"
     if both.swapped and not simple(dot): return "the right factor is computed and its dot's sum does not just go round the loop"
     for load in staged(dot):
         if not isinstance(load, tile.Load) or load.parent_op() is not loop: return "a factor is computed from what is not a block loaded in the dot's loop"
         if reason := unmapped(load): return reason
         if not load.result.has_one_use(): return "a factor is used elsewhere too"
+    if sum(map(len, running_sums(loop))) > 1 and (source(both.left) is None or anew(dot)): return "of several dots that add up in a loop a factor is computed, or laid anew"
     for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
         if source(factor) is None: continue
         if reason := _unread(dot, factor, factor is both.right): return reason
@@ -160,11 +180,19 @@ def _unread(dot: tile.Dot, factor: SSAValue, right: bool) -> str:
     around = loop.parent_op()
     if load.parent_op() is not loop and (right or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
     if reason := unmapped(load): return reason
-    value = load.result
-    while value is not factor:
-        if not value.has_one_use(): return "a factor is used elsewhere too"
-        value = value.first_use.operation.results[0]
-    return "" if value.has_one_use() else "a factor is used elsewhere too"
+    return "a factor is used elsewhere too" if _elsewhere(load, loop) else ""
+
+
+def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
+    """Whether more reads a loaded factor than a dot of the loop, or than dots whose sums all go round it: these read the same stage of a ring."""
+    work, dots = [load.result], []
+    while work:
+        for use in work.pop().uses:
+            match op := use.operation:
+                case tile.Transpose(): work.append(op.result)
+                case tile.Dot() if use.index < 2 and op.parent_op() is loop: dots.append(op)
+                case _: return True
+    return len(dots) > 1 and not running_sums(loop)
 
 
 def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
@@ -189,7 +217,7 @@ def held(dots: list[tile.Dot], late: tile.Dot | None, parts: list[tuple[int, int
     registers = lambda t: t.bytes // (4 * 128 * groups)
     loop = dots[0].parent_op()
     some = [d for d in dots if partial(d)] if late is None else []
-    sums = sum(registers(d.acc.type) for d in dots if d not in some)
+    sums = sum(registers(d.acc.type) for d in dots if d not in some and not isinstance(d.acc.owner, tile.Dot))
     if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))

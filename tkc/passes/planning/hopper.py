@@ -3,7 +3,8 @@
 A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply straight from shared memory.
 `roles(program, context, plan)` returns the plan, or says why this program does not take one:
 
-  every dot     of element types that wgmma takes (factors.py), in a loop; m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
+  every dot     of element types that wgmma takes (factors.py), in a loop; its sum goes round the loop, as do those of the others (a gate and what it lets through), or
+                there are two, of which one can be late (rotate_loops.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
                 256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
                 loop, or it is computed: then it stays in registers
   every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
@@ -11,7 +12,7 @@ A producer warp copies, by tensor maps, what the dots read; warpgroups of consum
   programs      none waits for another: they may run in any order
 
 Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own (layouts/restage.py): one ring for what is copied, one for what that role makes of it.
-Loads of one dot in one loop fill a ring together; a factor loaded outside its loop has a ring of its own.
+Loads of one dot in one loop fill a ring together, and those of all dots that add up in it; a factor loaded outside its loop has a ring of its own.
 """
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 from tkc.passes.layouts.slabs import beside, slab, slab_bytes, widest
-from tkc.passes.planning.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, unfit
+from tkc.passes.planning.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 from tkc.passes.rotate_loops import late_dot
@@ -72,7 +73,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     parts = [parts_of(d, groups, most) if partial(d) and late is None and not anew(d) and options.sum_parts != 1 else (1, 1) for d in dots]
     each = held(dots, late, parts, groups)
     if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
-    if len(dots) > 1 and late is None: return None, "several dots in a loop, none of which can run beside the next iteration's"
+    if len(dots) > 1 and late is None and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged)
@@ -176,13 +177,16 @@ def _sources(dot) -> tuple[str, str]:
 
 
 def _rings(dots, restaged) -> list[list[tile.Load]]:
-    """Loads that fill a stage together; behind them the rings of what is laid anew, each of one load."""
+    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load."""
     rings: list[list[tile.Load]] = []
     for dot in dots:
         here = [load for load in map(source, (dot.a, dot.b)) if load is not None] + staged(dot)
+        here = [load for load in dict.fromkeys(here) if not any(load in ring for ring in rings)]
         apart = [load for load in here if load.parent_op() is not dot.parent_op() or load in restaged]
         rings += [[load] for load in apart]
-        if together := [load for load in here if load not in apart]: rings.append(together)
+        if not (together := [load for load in here if load not in apart]): continue
+        if dot is not dots[0] and summed(dot) and (first := next((ring for ring in rings if ring[0].parent_op() is dot.parent_op() and ring[0] not in restaged), None)): first += together
+        else: rings.append(together)
     return rings + [[load] for load in restaged]
 
 
@@ -211,8 +215,8 @@ def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operatio
     """The cluster; for each load that its blocks share, the buffer's axis along which they share the work, and the boxes in which a share arrives; why one that could be shared is not."""
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
-    if size == 1 or len(dots) > 1 or dots[0].acc.type.size < 128 * 128: return (1, 1), {}, ""
-    cut, uncut, loads = {}, "", [*filter(None, map(source, (dots[0].a, dots[0].b))), *staged(dots[0])]
+    if size == 1 or len(dots) > 1 and not summed(dots[0]) or sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128: return (1, 1), {}, ""
+    cut, uncut, loads = {}, "", dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot)])
     if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()

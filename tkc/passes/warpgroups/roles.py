@@ -58,7 +58,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.mapped import dense_axis, through
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
-from tkc.passes.planning.factors import simple
+from tkc.passes.planning.factors import running_sums
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.lookahead import look_ahead
@@ -358,12 +358,13 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
         before(write, threads.MbarrierWait(rings[_ring(write)].full, *_state(write)))
         erase(write)
     late: set[SSAValue] = set()                                       # stages that are given back a step late
-    for dot in [op for op in block.walk() if isinstance(op, tile.Dot)]:
-        if not simple(dot) or sum(isinstance(op, tile.Dot) for op in dot.parent.ops) > 1: continue
-        stages = _stages_read(dot, rings)
-        if len(stages) == 1 or all(where is dot.parent for *_, where in stages):
+    for loop in list(dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))):
+        made = running_sums(loop) if isinstance(loop, scf.ForOp) else []
+        if not made: continue
+        stages = list({stage[1]: stage for dots in made for dot in dots for stage in _stages_read(dot, rings)}.values())
+        if len(stages) == 1 or all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
-            _dots(dot, [(ring, stage) for ring, stage, _ in stages], everyone)
+            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], everyone)
     _overlap(block, rings, late, everyone, turns)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
@@ -472,49 +473,51 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
                 else: block.add_op(stamp(op, wait))
 
 
-def _dots(dot: tile.Dot, stages: list[tuple[RingBarriers, SSAValue]], everyone: SSAValue | None) -> None:
-    """The dot of a loop, one group deep: its stages are given back when the next one is under way. A left factor in registers is read while the dot
+def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], everyone: SSAValue | None) -> None:
+    """The sums of a loop, one group of dots deep: a stage is given back when the next group is under way. A left factor in registers is read while the dot
     before runs, and computed when that one is over: it still reads its own, and ptxas would give both the same registers."""
-    loop: scf.ForOp = dot.parent_op()
-    index = dot.acc.index - 1
-    initial, t = loop.iter_args[index], dot.acc.type
-    keep = [i for i in range(len(loop.iter_args)) if i != index]
-    pending = before(loop, threads.Undefined(PendingType(t))).result
+    body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
+    carried = [first.acc for first, *_ in made]                       # each sum as the loop carries it
+    indices = [sum_.index - 1 for sum_ in carried]
+    keep = [i for i in range(len(loop.iter_args)) if i not in indices]
+    initial, kinds = [loop.iter_args[i] for i in indices], [PendingType(sum_.type) for sum_ in carried]
+    pending = [before(loop, threads.Undefined(t)).result for t in kinds]
     zero = before(loop, tile.Constant(0, i32)).result
     some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
-    result = loop.results[index]
-    holder = after(loop, threads.Undefined(PendingType(t)))          # stands for the result until it exists
-    placeholder = after(holder, threads.DotWait(0, [holder.result]))
-    result.replace_all_uses_with(placeholder.results[0])
-    sum_ = dot.acc
-    place = _computed(dot) if isinstance(dot.a.type, TileType) else dot
-    inside = before(place, threads.Undefined(PendingType(t)))
-    go = before(place, CLASSES["ne"](loop.body.block.args[0], loop.lb)).result
-    if isinstance(dot.a.type, TileType):
-        wait = before(place, threads.DotWait(0, [inside.result]))
-        asynchronous = threads.DotAsync(dot.a, dot.b, wait.results[0], PendingType(t), keep=go)
-        before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit())
-        flying = asynchronous.result
-    else:
-        asynchronous = threads.DotAsync(dot.a, dot.b, inside.result, keep=go)
-        wait = before(dot, threads.Fence("dot"), asynchronous, threads.DotCommit(), threads.DotWait(1, [asynchronous.result], [False]))
-        flying = wait.results[0]
-    body = loop.body.block
-    body.last_op.operands[index] = sum_                               # the carried tile goes; its dot with it
-    erase(dot)
-    loop = rebuild_for(loop, keep, [pending, *[zero] * len(stages)])
-    carried, *earlier = body.args[-1 - len(stages):]
+    holders = [after(loop, threads.Undefined(t)) for t in kinds]      # stand for the results until they exist
+    placeholder = after(holders[0], threads.DotWait(0, [holder.result for holder in holders]))
+    for i, result in zip(indices, placeholder.results): loop.results[i].replace_all_uses_with(result)
+    computed = isinstance(dots[0].a.type, TileType)
+    place = _computed(dots[0]) if computed else dots[0]
+    inside = [before(place, threads.Undefined(t)) for t in kinds]
+    go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
+    flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way
+    if computed:
+        wait = before(place, threads.DotWait(0, list(flying.values())))
+        flying = dict(zip(carried, wait.results))
+    before(dots[0], threads.Fence("dot"))
+    for dot in dots: flying[dot.result] = before(dot, threads.DotAsync(dot.a, dot.b, flying[dot.acc], PendingType(dot.acc.type), keep=go if dot.acc in carried else None)).result
+    ends = [flying[made_of[-1].result] for made_of in made]
+    before(dots[-1], threads.DotCommit())
+    if not computed:
+        wait = before(dots[-1], threads.DotWait(1, ends, [False] * len(ends)))
+        ends = list(wait.results)
+    for i, sum_ in zip(indices, carried): body.last_op.operands[i] = sum_         # the carried tile goes; its dots with it
+    for dot in reversed(dots): erase(dot)
+    loop = rebuild_for(loop, keep, [*pending, *[zero] * len(stages)])
+    sums, earlier = body.args[-len(made) - len(stages):-len(stages)], body.args[-len(stages):]
     for stage in earlier: stage.name_hint = "stage_before"
-    inside.result.replace_all_uses_with(carried)
-    erase(inside)
+    for held, sum_ in zip(inside, sums):
+        held.result.replace_all_uses_with(sum_)
+        erase(held)
     after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=go))))
-    body.last_op.operands = [*body.last_op.operands, flying, *(stage for _, stage in stages)]
-    done = after(loop, threads.DotWait(0, [loop.results[-1 - len(stages)]]))
+    body.last_op.operands = [*body.last_op.operands, *ends, *(stage for _, stage in stages)]
+    done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages):-len(stages)]))
     last = after(done, *(threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=some) for (ring, _), stage in zip(stages, loop.results[-len(stages):])))
-    yes, no = Block([scf.YieldOp(done.results[0])]), Block([scf.YieldOp(initial)])
-    chosen = after(last, scf.IfOp(some, [t], Region(yes), Region(no)))
-    placeholder.results[0].replace_all_uses_with(chosen.results[0])
-    erase(placeholder); erase(holder)
+    yes, no = Block([scf.YieldOp(*done.results)]), Block([scf.YieldOp(*initial)])
+    chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
+    for result, value in zip(placeholder.results, chosen.results): result.replace_all_uses_with(value)
+    for op in (placeholder, *holders): erase(op)
 
 
 def _computed(dot: tile.Dot) -> Operation:
