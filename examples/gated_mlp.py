@@ -9,6 +9,11 @@ Nothing in the kernel says how. The compiler sees two dots whose sums go round t
 weights into one stage of a ring, both dots are one group on the tensor core, and a stage is free when the next group is under way. Where the results
 leave, silu(g) * u is computed a slab of columns at a time, so that the registers hold the two sums and little else.
 
+On an H200, 2026-11-22, commit 5290c83, five shuffled rounds, bfloat16:
+
+    8192 x 14336 x 4096     this kernel 2900 us (664 TFLOP/s), with raster=16 2864 (672)      the same as one role with mma.sync 5614 (343)
+                            one product of both by cuBLAS 2837, with torch.compile's silu(g) * u behind it 3042 (633); two products and that 3117
+
 The same goes for any sums that go round a loop: a complex product (four dots, three sums, two of the dots one after the other into one of them), a Gram
 matrix x.T x beside x.T y, products of the same rows with several matrices.
 """

@@ -1,6 +1,5 @@
 """The timeline and the time that it predicts: against what was measured on an H200 (benchmarks/results), and against what a few clocks must be."""
 import csv
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 import tkc
 from benchmarks import harness
+from benchmarks.standing import newest
 from tkc.errors import CompileError
 from tkc.ir.target import TARGETS
 from tkc.ir.text import parse
@@ -18,8 +18,6 @@ from tkc.passes.plan import kernel_of
 from tkc.passes.planning.cost import Sizes, Work
 from tkc.runtime.simulate import level4_of
 from tkc.timing.predict import predict
-
-BLOCKS = {(32, 4096, 256, 64), (64, 1024, 256, 64), (64, 4096, 256, 64), (64, 4096, 192, 96), (96, 4096, 192, 64)}        # D, S, and what attention takes besides 128 rows
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 H200 = TARGETS["sm_90a"]
@@ -49,31 +47,31 @@ def attention(d: int, causal: bool, s: int, rows: int = 128, columns: int = 0):
                      GROUP=1, CAUSAL=causal, WINDOW=False, CAP=False, D=d, DV=d, BM=rows, BN=columns or (128 if d <= 128 else 64))
 
 
-def measured() -> dict[tuple[int, bool, int, tuple], float]:
-    """Seconds of the rows that were measured: the races' medians, of each block (rows and columns stand in a table's title where they are not the ones of old, or in a contestant's name);
-    causal of D = 128 from the shorter run, of its sections that the compiler now takes where there were several."""
+@cache
+def measured() -> dict[tuple[int, bool, int, int, int], tuple[float, bool]]:
+    """(D, causal, S, rows and columns of a block) to seconds, by the newest races' medians, and whether the library takes that block."""
     found = {}
-    for path in sorted(RESULTS.glob("2026-11-21-attention-*.json")):
-        if (name := re.fullmatch(r"2026-11-21-attention-(blocks-)?(?:d(\d+)-)?(full|causal)-(\d+)", path.stem)) is None: continue
-        race, row = json.loads(path.read_text()), (int(name[2] or 128), name[3] == "causal", int(name[4]))
+    for race in newest([RESULTS]):
+        if (name := re.fullmatch(r"attention-(blocks-)?(?:d(\d+)-)?(full|causal)-(\d+)", race["name"])) is None: continue
+        row, said = (int(name[2] or 128), name[3] == "causal", int(name[4])), re.search(r"by default blocks of (\d+) x (\d+)", race["title"])
+        own = tuple(map(int, said.groups())) if said else {128: (128, 128), 192: (128, 64), 256: (128, 64)}.get(row[0])
         for contestant, seconds in race["seconds"].items():
-            if said := re.search(r"tkc (\d+) x (\d+)", contestant):
-                if (row[0], row[2], *(block := tuple(map(int, said.groups())))) in BLOCKS: found[*row, block] = median(seconds)
-            elif contestant == "tkc": found[*row, tuple(map(int, said.groups())) if (said := re.search(r"blocks of (\d+) x (\d+)", race["title"])) else ()] = median(seconds)
-    for s, tflops in re.findall(r"^c (\d+) D 128 .*?(?:100M|relax) (\d+)", (RESULTS / "2026-11-21-attention-causal-short.txt").read_text(), re.M):
-        if int(s) in (1024, 2048, 4096, 8192, 16384): found[128, True, int(s), ()] = 2 * 16384 * 2048 * int(s) / (int(tflops) * 1e12)
+            given = re.fullmatch(r"tkc(?: (\d+) x (\d+))?", contestant)
+            if given and (block := tuple(map(int, given.groups())) if given[1] else own): found[*row, *block] = median(seconds), block == own
     return found
 
 
 def test_all_rows_were_measured():
-    """Two warpgroups with the blocks that were the default, three and four beside them."""
+    """RIVALS' rows of D = 128, the other D, and blocks of two, three and four warpgroups."""
     assert {(d, c) for d, c, *_ in measured()} == {(d, c) for d in (32, 64, 96, 128, 192, 256) for c in (False, True)}
-    assert {(d, s, *block) for d, _, s, block in measured() if block} >= BLOCKS and len(measured()) >= 34
+    assert {(128, c, s, 128, 128) for c in (False, True) for s in (768, 1024, 2048, 3072, 4096, 8192, 12288, 16384)} <= measured().keys() and len({row[3:] for row in measured()}) >= 5
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 192, 256])
 def test_attention_is_predicted_within_15_percent(d):
-    wrong = {(c, s, *block): round(ratio, 3) for (each, c, s, block), seconds in sorted(measured().items()) if each == d and not 0.85 <= (ratio := attention(d, c, s, *block).seconds / seconds) <= 1.15}
+    """In the blocks that the library takes, and in those of as many warpgroups that it does not within a quarter: they leave more to what is not modelled."""
+    rows = {row: attention(*row).seconds / seconds for row, (seconds, _) in sorted(measured().items()) if row[0] == d}
+    wrong = {row: round(ratio, 3) for row, ratio in rows.items() if abs(ratio - 1) > (0.15 if measured()[row][1] else 0.25)}
     assert not wrong, wrong
 
 

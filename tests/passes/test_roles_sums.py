@@ -1,0 +1,169 @@
+"""Several sums in one loop through Hopper's engines: dots that share a factor, add to one sum one after the other, or read one block both ways round.
+
+All numbers are small integers, so that sums are exact in float32 and every result has one right value.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import traced
+from tests.passes import stages
+from tests.passes.kernels import context, through
+from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, parses_back, role, run, survivors, without_threads
+from tests.passes.test_roles import RELEASED, array, integers
+from tkc.ir import shared, threads, tile
+from tkc.sim.mutants import mutants
+
+
+def gated(x, g, u, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A factor for two dots."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    one = two = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        rows = tkc.load(x, (m, k), (BM, BK))
+        one = tkc.dot(rows, tkc.load(g, (k, n), (BK, BN)), one)
+        two = tkc.dot(rows, tkc.load(u, (k, n), (BK, BN)), two)
+    tkc.store(c, (m, n), tkc.maximum(one, two).to(c.dtype))
+    tkc.store(d, (m, n), (one - two).to(d.dtype))
+
+
+def complex_product(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """x·z + y·z' and x·z' for z = [z, z'] of two blocks: the first sum is of two dots, one after the other."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    one = two = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        a, b = tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (m, k), (BM, BK))
+        right, turned = tkc.load(z[0], (k, n), (BK, BN)), tkc.load(z[1], (k, n), (BK, BN))
+        one = tkc.dot(b, turned, tkc.dot(a, right, one))
+        two = tkc.dot(a, turned, two)
+    tkc.store(c, (m, n), one.to(c.dtype))
+    tkc.store(d, (m, n), two.to(d.dtype))
+
+
+def moments(x, y, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """xᵀx and xᵀy: one block is both factors of a dot, K-major in neither."""
+    one = two = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[0], BK):
+        rows, other = tkc.load(x, (k, 0), (BK, BM)), tkc.load(y, (k, 0), (BK, BN))
+        one = tkc.dot(rows.T, rows, one)
+        two = tkc.dot(rows.T, other, two)
+    tkc.store(c, (0, 0), one.to(c.dtype))
+    tkc.store(d, (0, 0), two.to(d.dtype))
+
+
+@dataclass(frozen=True)
+class Form:
+    kernel: Callable
+    block: tuple[int, int, int] = (128, 64, 32)
+    options: tuple = (("num_stages", 3), ("cluster", (1, 1)))
+
+    @property
+    def name(self) -> str: return " ".join([self.kernel.__name__, "x".join(map(str, self.block)), *(f"{k} {v}" for k, v in self.options)])
+
+
+FORMS = [Form(gated), Form(complex_product), Form(moments, (64, 64, 32)), Form(gated, (128, 128, 64), ()), Form(gated, (192, 64, 64), ()), Form(gated, (256, 64, 64), (("num_warps", 16),)),
+         Form(gated, (16, 64, 64), ()), Form(complex_product, (128, 64, 64), ()), Form(moments, (128, 128, 64), ()), Form(gated, (128, 128, 32), (("num_stages", 3),))]
+SMALL = {"gated": FORMS[0], "complex": FORMS[1], "moments": FORMS[2], "cluster": FORMS[-1]}
+EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
+
+
+@cache
+def compiled(form: Form):
+    (BM, BN, BK), ranks = form.block, {gated: (2, 2, 2, 2, 2), complex_product: (2, 2, 3, 2, 2), moments: (2, 2, 2, 2)}[form.kernel]
+    return stages.compiled(traced(form.kernel, *(array(tkc.bfloat16, rank) for rank in ranks), BM=BM, BN=BN, BK=BK), **dict(form.options))
+
+
+def last(form: Form): return compiled(form)[0][LAST]
+
+
+def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
+    if form.kernel is moments: m, n = form.block[:2]
+    shapes = {gated: ((m, k), (k, n), (k, n)), complex_product: ((m, k), (m, k), (2, k, n)), moments: ((k, m), (k, n))}[form.kernel]
+    given = [integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(shapes)]
+    c, d = (integers(m, n, dtype=tkc.bfloat16, seed=3) for _ in "cd")
+    c[...] = d[...] = np.nan
+    run(module, [*given, c, d], (-(-m // form.block[0]), -(-n // form.block[1]), 1), **how)
+    x, y, *z = map(np.float64, given)
+    if form.kernel is gated: one, two = x @ y, x @ z[0]; one, two = np.maximum(one, two), one - two
+    elif form.kernel is moments: one, two = x.T @ x, x.T @ y
+    else: one, two = x @ z[0][0] + y @ z[0][1], x @ z[0][1]
+    np.testing.assert_array_equal(c, one.astype(c.dtype))
+    np.testing.assert_array_equal(d, two.astype(d.dtype))
+
+
+@EVERY
+def test_every_level(form):
+    BM, BN, BK = form.block
+    for module in without_threads(compiled(form)[0]): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
+    check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+
+
+@EACH
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
+def test_trip_counts(form, steps):
+    (BM, BN, BK), module = form.block, last(form)
+    assert compiled(form)[1].plan.stages == 3
+    for seed in range(3): check(module, form, 3 * BM, BN, steps * BK, seed=seed)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (320, 8, 64)], ids=str)
+@pytest.mark.parametrize("resident", [1, 2])
+def test_ragged_shapes_and_odd_grids(form, shape, resident):
+    for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+
+
+@pytest.mark.parametrize("form", [*SMALL.values(), FORMS[6]], ids=lambda f: f.name)
+def test_what_the_text_computes(form):
+    BM, BN, BK = form.block
+    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
+
+
+@EVERY
+def test_one_ring_and_one_group_of_dots(form):
+    """All factors of a step come in one stage, a shared one once; all dots of a step are one group, one deep."""
+    plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
+    dots, loads = {gated: (2, 3), complex_product: (3, 4), moments: (2, 2)}[form.kernel]
+    producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
+    assert plan.roles == "cooperative" and len(plan.rings) == 1 and {load.ring for load in plan.loads} == {0} and len(plan.loads) == loads
+    assert count(producer, threads.MbarrierExpect) == 1 and count(producer, threads.TmaLoad) == loads and not count(consumer, (tile.Dot, tile.Load, threads.TmaLoad, shared.Read))
+    assert count(consumer, threads.DotAsync) == dots and count(consumer, threads.DotCommit) == 1
+    assert [op.pending.value.data for op in consumer.walk() if isinstance(op, threads.DotWait)] == [1, 0] and count(consumer, threads.MbarrierArrive) == 2
+    for module in distinct(compiled(form)[0]): parses_back(module)
+
+
+def refused(x, y, z, c, d, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """One of the sums is looked at in the loop."""
+    one = two = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        rows = tkc.load(x, (0, k), (BM, BK))
+        one = tkc.dot(rows, tkc.load(y, (k, 0), (BK, BN)), one)
+        two = tkc.dot(rows, tkc.load(z, (k, 0), (BK, BN)), tkc.maximum(two, one))
+    tkc.store(c, (0, 0), one.to(c.dtype))
+    tkc.store(d, (0, 0), two.to(d.dtype))
+
+
+def test_sums_that_are_more_than_that_keep_one_role():
+    given = context("sm_90a")
+    module = through(traced(refused, *(array(tkc.bfloat16) for _ in range(5)), BM=128, BN=64, BK=32), LAST, given)
+    assert module is not None and given.plan.roles == "one" and any("a factor is used elsewhere too" in line for line in given.decisions)
+
+
+@assembler
+@EVERY
+def test_it_assembles_clean(form): assembles_clean(last(form))
+
+
+@pytest.mark.parametrize("name", ["gated", "complex"])
+def test_every_mutant_is_found(name):
+    """One block takes three programs, so that slabs and stages are used again."""
+    form = SMALL[name]
+    BM, BN, BK = form.block
+    number, missed = survivors(mutants(last(form)), *(lambda m, seed=seed, steps=steps: check(m, form, 3 * BM, BN, steps * BK, seed=seed) for seed, steps in enumerate((4, 5, 7))))
+    assert number > 40 and missed <= RELEASED, missed - RELEASED
