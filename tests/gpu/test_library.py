@@ -125,7 +125,7 @@ def test_nothing_depends_on_what_nobody_wrote(name):
     """Results are the same whatever their memory held before, and that of what is passed from launch to launch; initcheck does not see what the tensor memory accelerator stores."""
     found = []
     for byte in (0xFF, 0x5A):
-        with unset(byte): found.append([bits(a) for a in flat(library()[name](lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))))])
+        with unset(byte): found.append([bits(a.reshape(-1)) for a in flat(library()[name](lambda *args, **kwargs: on_gpu(numbers(*args, **kwargs))))])
     assert len(found[0]) == len(found[1]) and all(map(same, *found))
 
 

@@ -29,7 +29,7 @@ def library(x: Array) -> str:
 
 def _library(x: Array) -> str:
     name = type(x).__module__.partition(".")[0]
-    name = {"jaxlib": "jax", "cupy_backends": "cupy"}.get(name, name)
+    name = {"jaxlib": "jax", "cupy_backends": "cupy", "tkc": "jax"}.get(name, name)         # ours: views of jax's
     if name in ("cupy", "jax", "numpy") and hasattr(x, "dtype"): return name
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor): return "torch"
@@ -57,7 +57,7 @@ def empty(like: Array, shape=None, dtype: str | None = None) -> Array:
     lib = library(like)
     shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
     if lib == "torch": return like.new_empty(shape, dtype=kind)
-    if lib == "jax": return zeros(like, shape, dtype)
+    if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
     return import_module(lib).empty(shape, kind)
 
 
@@ -66,8 +66,16 @@ def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
     lib = library(like)
     shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
     if lib == "torch": return like.new_zeros(shape, dtype=kind)
-    if lib == "jax": return import_module("jax.numpy").zeros(shape, kind, device=like.sharding).block_until_ready()
+    if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
     return import_module(lib).zeros(shape, kind)
+
+
+def full(like: Array, shape, value: float, dtype: str) -> Array:
+    """One number everywhere, likewise."""
+    lib = library(like)
+    if lib == "torch": return like.new_full(shape, value, dtype=_dtype(dtype, lib))
+    if lib == "jax": return import_module("jax.numpy").full(shape, value, _dtype(dtype, lib), device=like.sharding)
+    return import_module(lib).full(shape, value, _dtype(dtype, lib))
 
 
 def matrix(x: Array, columns: int | None = None) -> Array:
@@ -91,7 +99,7 @@ def contiguous(x: Array) -> Array:
     """The array itself if its elements lie one after the other, else a copy."""
     lib = library(x)
     if lib == "torch": return x.contiguous()
-    return x if lib == "jax" or x.flags.c_contiguous else x.copy(order="C")
+    return x if lib == "jax" or x.flags.c_contiguous else x.copy(order="C")         # of jax every array is, and views are of results
 
 
 def last(x: Array, axis: int) -> Array:

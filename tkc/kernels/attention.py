@@ -20,7 +20,7 @@ from collections.abc import Callable
 from math import ceil, e, inf, log, log2, prod
 
 import tkc
-from tkc.kernels.arrays import Array, dtype_of, empty, expect, library, zeros
+from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
 from tkc.kernels.matmul import strides_of
 from tkc.kernels.operator import operator
 
@@ -230,7 +230,7 @@ def _numbers(arrays: tuple[Array, Array, Array], scale: float | None, scales: di
         if name in numbers and dtype_of(of) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)}; multiply by it before the call")
     q, v = arrays[0], arrays[2]
     if {"q_scale", "k_scale"} & numbers.keys(): scale = (max(q.shape[-1], 1) ** -0.5 if scale is None else scale) * numbers.get("q_scale", 1) * numbers.get("k_scale", 1)
-    each = lambda name, x: x if name not in numbers else zeros(v, (shared,), "float32") + x if name == "v_scale" else None
+    each = lambda name, x: x if name not in numbers else full(v, (shared,), x, "float32") if name == "v_scale" else None
     return scale, [each(name, x) for name, x in scales.items()]
 
 

@@ -192,7 +192,7 @@ def strides_of(x: Array) -> tuple[int, ...]:
     """In elements."""
     if hasattr(x, "span"): return x.strides                                        # a description: what assembling is given
     if library(x) == "torch": return tuple(x.stride())
-    if library(x) == "jax": return tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
+    if not hasattr(x, "strides"): return tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))          # jax's
     return tuple(s // x.dtype.itemsize for s in x.strides)
 
 
@@ -277,9 +277,6 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
     if 0 in out.shape: return
-    views = library(out) != "jax"                                                  # jax would copy where others look at the same memory
-    if not views and not len(a.shape) == len(b.shape) == len(out.shape) in (2, 3):
-        raise tkc.LaunchError(f"matmul of jax arrays takes two matrices or two batches [B, ., .], got {list(a.shape)} @ {list(b.shape)}; reshape them")
     if len(a.shape) == 1: a, out = a[None, :], out[..., None] if len(b.shape) == 1 else out[..., None, :]
     if len(b.shape) == 1: b, out = b[:, None], out[..., None]
     batch = tuple(out.shape[:-2])
@@ -292,27 +289,27 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
         out[...] = result
         return
     a, b, c = _operand(a, batch), _operand(b, batch), out if len(batch) < 2 else out.reshape((prod(batch), m, n))
-    if views and len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
-    way = _way(a, b, bias, activation, c, views)
+    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
+    way = _way(a, b, bias, activation, c)
     if all(x is y for x, y in zip(given, (a, b, c))) and library(a) != "cupy":
         if len(_ways) >= REMEMBERED: _ways.clear()
         _ways[facts] = way
     way(a, b, bias, c)
 
 
-def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array, views: bool) -> Callable:
+def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
     """How a product of two matrices or of batches is launched: as it is, of copies whose rows are aligned, in parts of k, or as a vector's; of those that come into question the cost model's choice."""
     if len(c.shape) != 2: return _whole(a, b, bias, activation, c)
     (m, n), k = c.shape, a.shape[1]
-    if views and _floats(a) and k:
+    if _floats(a) and k:
         if n == 1 < m and bias is None:
-            then = _way(b.T, a.T, None, activation, c.T, views)
+            then = _way(b.T, a.T, None, activation, c.T)
             return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
         if m == 1 and (then := _vectors(b, n, k, activation)): return then
     odd = [shared >= SHORT and m * n * k >= WORTH and _unaligned(x) for x, shared in ((a, n), (b, m))]
     few = _floats(a) and _few(m, n, k)
     if not few and _narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
-        then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T, views)
+        then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
     if not any(odd) and not few: return _whole(a, b, bias, activation, c)
     def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)

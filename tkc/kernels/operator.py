@@ -67,7 +67,8 @@ class Operator:
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""
-        if self.mutates and any(type(a).__module__.startswith("jax") for a in args):
+        foreign = any(type(a).__module__.startswith("jax") for a in (*args, *kwargs.values()))
+        if self.mutates and foreign:
             raise tkc.LaunchError(f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never change; pass an array of another library")
         for i, name in self.numbers:                            # 1 is 1.0: it would be another kernel
             if i < len(args):
@@ -77,7 +78,9 @@ class Operator:
         result = next(steps)
         for _ in steps: raise RuntimeError(f"{self.name} yields more than once")
         if self.written is not None: self.written(args, kwargs)
-        return result
+        if not foreign: return result
+        given = import_module("tkc.kernels.views").given
+        return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
 
     def shapes(self, *args, **kwargs):
         """What `run` would return, not computed: its arrays have the right shapes and element types."""

@@ -291,7 +291,7 @@ class Waiting:
 
 
 def ordered(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:
-    """The launch itself, or Waiting where jax owns an array."""
-    jax = sys.modules.get("jax")
-    arrays = [v for v in values if jax is not None and isinstance(v, jax.Array)]
+    """The launch itself, or Waiting where jax owns an array, or what a view shows a part of (`whole`)."""
+    if (jax := sys.modules.get("jax")) is None: return launch
+    arrays = [owner for v in values if isinstance(owner := getattr(v, "whole", v), jax.Array)]
     return Waiting(launch, arrays) if arrays else launch
