@@ -15,6 +15,14 @@ What the compiler does with the last two on Hopper (attention.compile(...).decis
     claims                causal programs differ in length: the longest begin, and blocks claim the next one from a counter
 
 None of this is in the source, and none of it knows that this is attention.
+
+On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`, 1 x 16 x 4096 x 128 bfloat16:
+
+    naive                1060.0 us (130 TFLOP/s)
+    online                189.7    (725)
+    final                 188.4    (730)
+    kernels.attention     189.9    (724)
+    cuDNN                 230.8    (596)
 """
 from math import e, inf, log2
 

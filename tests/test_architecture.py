@@ -107,6 +107,19 @@ def test_examples_speak_the_public_language():
         assert not [m for m in modules(path) if m.startswith("tkc.") and m != "tkc.kernels"], f"{path.name} reaches behind `import tkc`"
 
 
+def kernels_of(path: Path) -> dict[str, int]:
+    """Lines of each kernel of a file, its comments, blank lines and decorators left out."""
+    lines = path.read_text().splitlines()
+    kernels = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)]
+    return {n.name: sum(bool(line.split("#")[0].strip()) for line in lines[n.lineno - 1:n.end_lineno]) for n in kernels}
+
+
+def test_kernels_are_short():
+    """The library's have at most 40 lines, the product of the examples 10 and attention 25."""
+    long = {f"{p.name}: {name}": n for p in (ROOT / "tkc" / "kernels").glob("*.py") for name, n in kernels_of(p).items() if n > 40}
+    assert not long and kernels_of(ROOT / "examples" / "matmul.py")["matmul"] <= 10 and kernels_of(ROOT / "examples" / "attention.py")["attention"] <= 25, long
+
+
 def test_compiling_loads_no_driver():
     """Also not by a detour: tracing and every pass, in a process of its own."""
     program = ("import tkc, sys, tkc.compiler, tkc.passes.pipeline as p\n"
