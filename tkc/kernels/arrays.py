@@ -6,6 +6,7 @@ Element types have tkc's names ("bfloat16", "float8_e4m3").
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -52,13 +53,18 @@ def _dtype(name: str, lib: str):
     return np.dtype(getattr(ml_dtypes, theirs, theirs))
 
 
+def _there(like: Array, lib: str) -> AbstractContextManager:
+    """cupy allocates on the current device: the array's."""
+    return like.device if lib == "cupy" else nullcontext()
+
+
 def empty(like: Array, shape=None, dtype: str | None = None) -> Array:
     """An array whose elements are not set, of the library and on the device of `like`, contiguous; its shape and element type by default."""
     lib = library(like)
     shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
     if lib == "torch": return like.new_empty(shape, dtype=kind)
     if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
-    return import_module(lib).empty(shape, kind)
+    with _there(like, lib): return import_module(lib).empty(shape, kind)
 
 
 def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
@@ -67,7 +73,7 @@ def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
     shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
     if lib == "torch": return like.new_zeros(shape, dtype=kind)
     if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
-    return import_module(lib).zeros(shape, kind)
+    with _there(like, lib): return import_module(lib).zeros(shape, kind)
 
 
 def full(like: Array, shape, value: float, dtype: str) -> Array:
@@ -75,7 +81,7 @@ def full(like: Array, shape, value: float, dtype: str) -> Array:
     lib = library(like)
     if lib == "torch": return like.new_full(shape, value, dtype=_dtype(dtype, lib))
     if lib == "jax": return import_module("jax.numpy").full(shape, value, _dtype(dtype, lib), device=like.sharding)
-    return import_module(lib).full(shape, value, _dtype(dtype, lib))
+    with _there(like, lib): return import_module(lib).full(shape, value, _dtype(dtype, lib))
 
 
 def matrix(x: Array, columns: int | None = None) -> Array:

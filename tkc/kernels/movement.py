@@ -6,6 +6,7 @@ from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, 
 from tkc.kernels.blocks import parts
 from tkc.kernels.operator import operator
 
+STABLE = {"torch": {"stable": True}, "jax": {"stable": True}, "numpy": {"kind": "stable"}, "cupy": {}}           # what sorting is asked for; cupy's always is
 ROWS, COLUMNS = 16, 1024                        # rows gathered together; columns of them
 WIDE, TALL = (64, 128), (128, 32)               # rows and columns of a block that is transposed where vectors can be moved, and where rows begin anywhere
 
@@ -73,7 +74,7 @@ def embedding_backward(grad: Array, indices: Array, rows: int, padding: int = -1
     out = zeros(grad, (rows, grad.shape[-1]))
     yield out
     which = flat(contiguous(indices))
-    order = which.argsort(stable=True) if library(which) in ("torch", "jax") else which.argsort(kind="stable")
+    order = which.argsort(**STABLE[library(which)])
     columns = grad.shape[-1]
     width, n = min(512, power(columns)), which.shape[0]
     _embedding_backward[n, tkc.cdiv(columns, width)](matrix(contiguous(grad)), order, which[order], out, padding, ROWS=min(4, power(n)), COLUMNS=width)
