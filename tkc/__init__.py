@@ -11,7 +11,7 @@ inf, nan = float("inf"), float("nan")
 # module -> names; `ours=theirs` where the name in the module differs, because it is also a builtin's
 _WHERE = {
     "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError VerifyError",
-    "tkc.runtime.jit": "jit target_of",
+    "tkc.runtime.jit": "handed jit target_of",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",

@@ -139,7 +139,7 @@ def geglu_backward(grad: Array, x: Array, gate: Array, approximate: str = "none"
     yield from _backward(grad, x, gate, _kind(approximate))
 
 
-@operator
+@operator(varies="seed")
 def dropout(x: Array, p: float, seed: int) -> Array:
     """Each element is 0 with probability p, else x / (1 - p). The same seed gives the same mask, on every device. Raises LaunchError unless 0 <= p <= 1."""
     if not 0 <= p <= 1: raise tkc.LaunchError(f"p is a probability, 0 to 1, got {p}")

@@ -225,7 +225,7 @@ def _scales(arrays: tuple[Array, Array, Array], heads: int, shared: int, scales:
 
 def _numbers(arrays: tuple[Array, Array, Array], scale: float | None, scales: dict[str, Array | float | None], shared: int) -> tuple[float | None, list[Array | None]]:
     """Scales of q and k that are numbers become part of the scale of the scores, one of v an array."""
-    numbers = {name: x for name, x in scales.items() if isinstance(x, (int, float))}
+    if not (numbers := {name: x for name, x in scales.items() if isinstance(x, (int, float))}): return scale, list(scales.values())
     for of, name in zip(arrays, scales):
         if name in numbers and dtype_of(of) != FLOAT8: raise tkc.LaunchError(f"attention: {name} is for arrays of {FLOAT8}, and {name[0]} is {dtype_of(of)}; multiply by it before the call")
     q, v = arrays[0], arrays[2]

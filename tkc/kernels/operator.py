@@ -22,6 +22,7 @@ its results, and then launches:
 through `torch.ops.tkc.scale`, whose schema is read from the annotations (Array, Array | None, int, float, bool, str), whose fake
 function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to do. A function that changes arguments in place
 names them: `@operator(mutates="x")`; it yields what it returns, or None.
+What a call did is remembered (calls.py), so a generator looks at extents, strides, element types, devices, addresses modulo 16 and numbers, and at nothing else.
 Put its name into the list in __init__.py and a test into tests/kernels/.
 """
 from __future__ import annotations
@@ -38,32 +39,34 @@ TYPES = {"Array": "Tensor", "Array | None": "Tensor?", "int": "int", "int | None
 OPERATORS: dict[str, Operator] = {}
 
 
-def operator(fn: Callable | None = None, *, mutates: str = "", name: str | None = None) -> Operator:
-    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to. name: torch's, by default the function's own."""
-    if fn is None: return lambda f: Operator(f, tuple(mutates.split()), name)
-    return Operator(fn, (), name)
+def operator(fn: Callable | None = None, *, mutates: str = "", varies: str = "", name: str | None = None) -> Operator:
+    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to. varies: of numbers that are others in each call, of which it computes by + − · / and powers, or
+    compares them, but nothing else. name: torch's, by default the function's own."""
+    if fn is None: return lambda f: Operator(f, tuple(mutates.split()), tuple(varies.split()), name)
+    return Operator(fn, (), (), name)
 
 
 class Operator:
     """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its results without a launch."""
 
-    def __init__(self, fn: Callable, mutates: tuple[str, ...], name: str | None = None):
+    def __init__(self, fn: Callable, mutates: tuple[str, ...], varies: tuple[str, ...], name: str | None = None):
         functools.update_wrapper(self, fn)
-        self.fn, self.name, self.mutates = fn, name or fn.__name__, mutates
+        self.fn, self.name, self.mutates, self.varies = fn, name or fn.__name__, mutates, varies
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         self.returns = str(inspect.signature(fn).return_annotation)
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
         self.numbers = tuple((i, p.name) for i, p in enumerate(self.parameters) if str(p.annotation).startswith("float"))
-        self.torch = self.alone = self.written = None           # once torch is there: torch.ops.tkc.<name>, whether a call may go past the dispatcher, and who is told what was changed in place
+        self.torch = self.first = self.compiling = self.written = None          # once torch is there: torch.ops.tkc.<name>, who knows calls that were made before, whether torch compiles, and who is told what was changed in place
         OPERATORS[self.name] = self
 
     def __repr__(self): return f"<operator tkc::{self.schema}>"
 
     def __call__(self, *args, **kwargs):
         if self.torch is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
-        if self.torch is None or self.alone(args, kwargs): return self.run(*args, **kwargs)
-        return self.torch(*args, **kwargs)
+        if self.torch is None: return self.run(*args, **kwargs)
+        if self.compiling(): return self.torch(*args, **kwargs)
+        return self.first(*args, **kwargs)
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""

@@ -5,8 +5,6 @@
 """
 from __future__ import annotations
 
-from math import sqrt
-
 import tkc
 from tkc.kernels.arrays import Array, contiguous, flat, same_shape
 from tkc.kernels.blocks import strip
@@ -29,7 +27,7 @@ def _adam(param, grad, m, v, master, w1, w2, step, root, eps, keep, N: tkc.const
     if master is not None: tkc.store(master, (i,), p)
 
 
-@operator(mutates="param m v master")
+@operator(mutates="param m v master", varies="t lr")
 def adam_(param: Array, grad: Array, m: Array, v: Array, t: int, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8,
           weight_decay: float = 0.0, master: Array | None = None) -> None:
     """Step t = 1, 2, … of AdamW: param, m and v change in place, computed in float32. master: the parameter in float32, from which `param`, in fewer bits, is
@@ -41,4 +39,4 @@ def adam_(param: Array, grad: Array, m: Array, v: Array, t: int, lr: float = 1e-
     if any(contiguous(x) is not x for x in arrays): raise tkc.LaunchError("adam_ changes its arrays in place: pass contiguous ones")
     p, first, second, whole = (*map(flat, arrays), None)[:4]
     n = p.shape[0]
-    _adam[tkc.cdiv(n, strip(n))](p, flat(contiguous(grad)), first, second, whole, 1 - beta1, 1 - beta2, lr / (1 - beta1 ** t), 1 / sqrt(1 - beta2 ** t), eps, 1 - lr * weight_decay, N=strip(n))
+    _adam[tkc.cdiv(n, strip(n))](p, flat(contiguous(grad)), first, second, whole, 1 - beta1, 1 - beta2, lr / (1 - beta1 ** t), (1 - beta2 ** t) ** -0.5, eps, 1 - lr * weight_decay, N=strip(n))

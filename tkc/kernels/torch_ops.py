@@ -4,19 +4,22 @@ The only file of tkc that imports torch, and it is imported only where torch was
 an operator. What it registers is what an Operator says of itself (operator.py):
 
     schema       from the annotations; mutated arguments as Tensor(a!)
-    CPU, CUDA    Operator.run, which counts up the versions of mutated arguments
+    CPU, CUDA    Operator.run, which counts up the versions of mutated arguments, or what it did before (calls.py)
     fake         Operator.shapes: the generator up to its `yield`, where torch.compile needs nothing else
     autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it compiles too
 
 The dispatcher takes longer than a launch (15 us and 5 on an H200's host). A call that it would hand on as it is (plain tensors, no gradient wanted, nobody who compiles, traces, transforms or
-watches) goes to Operator.run at once: `alone`.
+watches) goes past it: `alone`.
 """
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import tkc
+from tkc.kernels.calls import Calls, Script
 from tkc.kernels.operator import OPERATORS, Operator
 
 LIBRARY = torch.library.Library("tkc", "FRAGMENT")
@@ -27,11 +30,12 @@ def register(op: Operator) -> None:
     if op.torch is not None: return
     qualified = f"tkc::{op.name}"
     LIBRARY.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in "CPU", "CUDA": LIBRARY.impl(op.name, op.run, device)
+    if op.mutates: op.written = _written(op)
+    calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _recorded)
+    for device in "CPU", "CUDA": LIBRARY.impl(op.name, calls.behind, device)
     torch.library.register_fake(qualified, op.shapes, lib=LIBRARY)
     if op.gradient is not None: torch.library.register_autograd(qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY)
-    if op.mutates: op.written = _written(op)
-    op.alone, op.torch = alone, getattr(torch.ops.tkc, op.name)
+    op.first, op.compiling, op.torch = calls.first, torch.compiler.is_compiling, getattr(torch.ops.tkc, op.name)
 
 
 try: _WATCHERS = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
@@ -50,15 +54,43 @@ def alone(args: tuple, kwargs: dict) -> bool:
     return True
 
 
+def _told(x: torch.Tensor) -> None:
+    """Tells autograd that a tensor was changed in place, as torch's own operators do: a graph that kept one before refuses to go back, where it would compute another gradient."""
+    if not x.is_inference(): torch.autograd.graph.increment_version(x)
+
+
 def _written(op: Operator):
-    """Tells autograd of arguments that were changed in place, as torch's own operators do: a graph that kept one before refuses to go back, where it would compute another gradient."""
+    """Tells so of the arguments of a call that an operator changes."""
     places = [(i, p.name) for i, p in enumerate(op.parameters) if p.name in op.mutates]
 
     def written(args: tuple, kwargs: dict) -> None:
         for i, name in places:
             x = args[i] if i < len(args) else kwargs.get(name)
-            if isinstance(x, torch.Tensor) and not x.is_inference(): torch.autograd.graph.increment_version(x)
+            if isinstance(x, torch.Tensor): _told(x)
     return written
+
+
+class _Writing(TorchDispatchMode):
+    """Writes down what is asked of torch."""
+
+    def __init__(self, script: Script):
+        super().__init__()
+        self.script = script
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        with tkc.handed(_made): result = func(*args, **(kwargs or {}))          # an operator of ours launches for itself
+        self.script.operation(func, args, kwargs or {}, result)
+        return result
+
+
+def _made(kernel, grid, args: tuple, kwargs: dict) -> None: kernel[grid](*args, **kwargs)
+
+
+def _recorded(op: Operator, values: tuple):
+    """The result of a call, and a function that makes one like it; None where there can be none."""
+    script = Script(op, values, torch)
+    with _Writing(script), tkc.handed(script.launch): result = op.run(*script.arguments)
+    return result, script.function(result, _told)
 
 
 def register_all() -> None:

@@ -29,7 +29,7 @@ from typing import Any
 from tkc.errors import CompileError, Error, LaunchError, TuningError
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.jit import READY, JitFunction, binder, key_function, normalized, target_for
+from tkc.runtime.jit import READY, JitFunction, binder, handed, key_function, normalized, target_for
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
@@ -262,6 +262,7 @@ class Autotuned:
         choice = self._choices[device, target, name, True] = self._measured(found, values, options, infos, grid, target, ())
         self._choices[device, target, name, False] = choice
         self._table.put(device, self.__name__, name, choice)
+        handed.changes += 1
         return choice
 
     # ------------------------------------------------------------------------------------------------------ tables
@@ -279,6 +280,7 @@ class Autotuned:
         self._table.entries |= entries
         self._choices.clear()
         self._epoch += 1
+        handed.changes += 1
         for launcher in self._launchers.values(): launcher.ready.clear()
         return len(entries)
 

@@ -12,6 +12,8 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from threading import get_ident
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ READY = 4096                                    # launches remembered for each k
 FORMAT = b"1"                                   # of cached entries
 _variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.environ, "encodekey", str)("TKC_DEBUG")       # read at each launch: without decoding
 _compiling = threading.RLock()                  # a trace has one place in a process where it stands
+_takers: dict[int, Callable] = {}               # of a thread: who is handed its launches
 
 
 def _forked() -> None:
@@ -75,6 +78,7 @@ class JitFunction:
 
     def __getitem__(self, grid) -> Launcher:
         """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments (a dict) that gives one."""
+        if _takers and get_ident() in _takers: return partial(_hand, self, grid)
         try: launcher = self._launchers.get(grid)
         except TypeError: launcher = None                                       # a list
         if launcher is not None: return launcher
@@ -289,6 +293,29 @@ class Prepared:
     def __call__(self) -> None: self._launch()
 
 
+class handed:
+    """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid, args, kwargs)`, who makes them (kernel[grid](*args, **kwargs)) or does not.
+
+    `tkc.handed.changes` counts how often tables of choices became others: who keeps a launch of a kernel that was tuned looks whether the choice may be another by now.
+    """
+    changes = 0
+
+    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]): self.to = to
+
+    def __enter__(self) -> None: self.before, _takers[get_ident()] = _takers.get(get_ident()), self.to
+
+    def __exit__(self, *exception) -> None:
+        if self.before is None: del _takers[get_ident()]
+        else: _takers[get_ident()] = self.before
+
+
+def _hand(kernel: JitFunction, grid, /, *args, **kwargs) -> None:
+    """To who is there, who then launches for himself."""
+    to = _takers.pop(get_ident())
+    try: to(kernel, grid, args, kwargs)
+    finally: _takers[get_ident()] = to
+
+
 def _is_constexpr(annotation) -> bool:
     """The annotation is tkc.constexpr, or spells it (`from __future__ import annotations`)."""
     if isinstance(annotation, str): return annotation.split(".")[-1].strip() == "constexpr"
@@ -402,4 +429,4 @@ def target_of(array) -> str:
     return target_for([describe(array)], "target_of")
 
 
-__all__ = ["OPTIONS", "JitFunction", "Launcher", "jit", "target_of"]
+__all__ = ["OPTIONS", "JitFunction", "Launcher", "handed", "jit", "target_of"]
