@@ -83,6 +83,7 @@ class Script:
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.kept += [*results, args]
         if not all(isinstance(r, self.tensor) for r in results): self.whole = False
+        elif not func._schema.is_mutable and any(r is a for r in results for a in args): self.whole = self.whole and len(results) == 1           # what was given comes back
         elif func.overloadpacket.__name__ in EMPTY and not kwargs.get("pin_memory"): self._allocation(result)
         elif not func._schema.is_mutable and len(results) == 1 and args and isinstance(args[0], self.tensor) and args[0].untyped_storage()._cdata == result.untyped_storage()._cdata: self.views[id(result)] = func, args, kwargs
         else: self._again(func, args, kwargs, results)
