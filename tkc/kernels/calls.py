@@ -96,7 +96,8 @@ class Script:
 
     def _again(self, func, args: tuple, kwargs: dict, results: Sequence) -> None:
         """Something of torch's, asked for as it was."""
-        try: call = f"{self._constant(func)}({', '.join([*map(self._text, args), *(f'{k}={self._text(v)}' for k, v in kwargs.items())])})"
+        method = func._overloadname == "default" and args and isinstance(args[0], self.tensor) and hasattr(self.tensor, name := func.overloadpacket.__name__)              # the quicker way to the same
+        try: call = (f"{self._text(args[0])}.{name}" if method else self._constant(func)) + f"({self._arguments(args[1:] if method else args, kwargs)})"
         except Unknown: self.whole = False; return
         if all(id(r) in self.names for r in results): self.lines.append(call)         # it changed an array in place
         else: self.lines.append(f"{', '.join(map(self._named, results))}{',' * (len(results) > 1)} = {call}")
@@ -104,7 +105,7 @@ class Script:
     def launch(self, kernel, grid, args: tuple, kwargs: dict) -> None:
         plain = lambda v: v.value if isinstance(v, Number) else v
         kernel[grid](*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
-        try: self.lines.append(f"{self._constant(kernel)}[{self._constant(grid)}]({', '.join([*map(self._text, args), *(f'{k}={self._text(v)}' for k, v in kwargs.items())])})")
+        try: self.lines.append(f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})")
         except Unknown: self.whole = False
 
     def function(self, result, tell: Callable) -> Callable | None:
@@ -125,6 +126,8 @@ class Script:
         name = f"_c{len(self.space)}"
         self.space[name] = value
         return name
+
+    def _arguments(self, args: Sequence, kwargs: dict) -> str: return ", ".join([*map(self._text, args), *(f"{k}={self._text(v)}" for k, v in kwargs.items())])
 
     def _text(self, value) -> str:
         """A value in the words of the function. Raises Unknown for a tensor from elsewhere."""
