@@ -62,7 +62,7 @@ STAGES = {
     "memory_plans": race("memory_plans", seconds=150),
     "errors": Stage(("-m", "benchmarks.errors"), 60, 60),
     "counters": Stage(("-m", "benchmarks.counters", "softmax-131072", "rms_norm-131072", "cross_entropy-131072", "cumsum"), 60, 14),
-    "launch": race("launch", seconds=60, alone=True),
+    "launch": race("launch", seconds=120, alone=True),
     "product_types": race("product_types", seconds=90),
     "product_grouped": race("product_grouped", seconds=60),
     "product_figures": race("product_figures", seconds=100),

@@ -1,4 +1,4 @@
-"""Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare driver call, tkc, and others."""
+"""Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare driver call, tkc, and others. Host time of calls of the library on small tensors, beside torch's own."""
 import itertools
 from collections.abc import Iterator
 
@@ -124,6 +124,26 @@ def many(seed: int, n: int = N) -> Contest:
                  harness.time_beyond("tkc prepared", "bare cuLaunchKernel", 0.5e-6, "prepared at most 0.5 us beyond the bare call")))
 
 
+def library(seed: int) -> Iterator[Contest]:
+    """Calls like one before, of arrays so small that the device is always done."""
+    import torch
+
+    from tkc import kernels
+    F = torch.nn.functional
+    made = lambda *shape: torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + len(shape))).bfloat16()
+    x, w, q = made(64, 64), made(64), made(1, 2, 64, 64)
+    out = torch.empty_like(x)
+    calls = {"matmul": (lambda: kernels.matmul(x, x), lambda: torch.matmul(x, x)), "matmul out=": (lambda: kernels.matmul(x, x, out=out), lambda: torch.matmul(x, x, out=out)),
+             "softmax": (lambda: kernels.softmax(x), lambda: torch.softmax(x, -1)), "rms_norm": (lambda: kernels.rms_norm(x, w), lambda: F.rms_norm(x, (64,), w, 1e-6)),
+             "attention": (lambda: kernels.attention(q, q, q), lambda: F.scaled_dot_product_attention(q, q, q))}
+    for name, (ours, theirs) in calls.items():
+        expected, where = theirs().double(), out if "out=" in name else None
+        yield Contest(f"call-{name.strip('=').replace(' ', '-')}", f"Host time of kernels.{name}", (
+            Contestant("tkc", lambda ours=ours, where=where: Runner(ours, where), "ours", risky=True), Contestant("torch", lambda theirs=theirs, where=where: Runner(theirs, where))),
+            lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda expected=expected: expected, tolerance=2e-2, figures=(harness.speed_ratio("tkc", "torch", 1.0),))
+
+
 def contests(seed: int) -> Iterator[Contest]:
     yield contest(seed)
     yield many(seed)
+    yield from library(seed)
