@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import tkc
 from benchmarks import harness
 from benchmarks.harness import Contest, Contestant, Runner
 from benchmarks.memory_bound import OPERATIONS, first
@@ -35,11 +36,8 @@ SCANS = ((4096, 128), (4096, 512), (8192, 256), (16384, 256))
 @contextmanager
 def launches() -> Iterator[list]:
     """Collects what is launched, and launches nothing."""
-    from tkc.runtime.jit import JitFunction
-    found, real = [], JitFunction.__getitem__
-    JitFunction.__getitem__ = lambda kernel, grid: lambda *args, **keywords: found.append((kernel, grid, args, keywords))
-    try: yield found
-    finally: JitFunction.__getitem__ = real
+    found = []
+    with tkc.handed(lambda *launch: found.append(launch)): yield found
 
 
 def planned(call: Callable[[], object], options: dict) -> Runner:

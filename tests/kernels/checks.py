@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tkc.runtime.jit import JitFunction
+import tkc
 
 ROWS = ((0, 5), (3, 0), (1, 1), (3, 31), (7, 257), (2, 3, 1025), (5, 4099))         # empty, prime, one past a block
 FLAT = ((0,), (1,), (127,), (4097,), (3, 5, 7))
@@ -33,10 +33,8 @@ def close(got, want, dtype: str | None = None, ulps: float = 4) -> None:
 @contextmanager
 def launches():
     """Collects the (kernel, arguments, options) that are launched, and launches nothing."""
-    found, real = [], JitFunction.__getitem__
-    JitFunction.__getitem__ = lambda kernel, grid: lambda *args, **kwargs: found.append((kernel, args, kwargs))
-    try: yield found
-    finally: JitFunction.__getitem__ = real
+    found = []
+    with tkc.handed(lambda kernel, grid, args, kwargs: found.append((kernel, args, kwargs))): yield found
 
 
 def assembles(call, targets=TARGETS) -> None:

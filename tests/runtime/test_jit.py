@@ -386,3 +386,26 @@ def test_validated(monkeypatch, capsys):
     for _ in range(2): k[grid](x, x, out, 70)
     reports = capsys.readouterr().err.strip().splitlines()
     assert np.array_equal(out, x + x) and len(reports) == 1 and "passes change nothing" in reports[0] and "sm_80" in reports[0]
+
+
+def test_launches_are_handed_to_who_asked():
+    """To the innermost, whose own go to the one around it; another thread's to nobody; after an error as before."""
+    out, seen = np.zeros(4, np.float32), []
+
+    @tkc.jit
+    def put(out, value, N: tkc.constexpr): tkc.store(out, (0,), tkc.full((N,), value, tkc.float32))
+
+    def outer(kernel, grid, args, kwargs): seen.append(("outer", kernel, grid, args[1:], kwargs))
+    def inner(kernel, grid, args, kwargs): seen.append(("inner", args[1])); kernel[grid](args[0], args[1] + 1, **kwargs)
+    with tkc.handed(outer):
+        put[1](out, 1.0, N=4)
+        with tkc.handed(inner): put[1](out, 2.0, N=4)
+        worker = threading.Thread(target=lambda: put[1](out, 7.0, N=4))
+        worker.start(); worker.join()
+        put[(1,)](out, 4.0, N=4)
+    assert seen == [("outer", put, 1, (1.0,), {"N": 4}), ("inner", 2.0), ("outer", put, 1, (3.0,), {"N": 4}), ("outer", put, (1,), (4.0,), {"N": 4})] and (out == 7).all()
+    with pytest.raises(ZeroDivisionError), tkc.handed(lambda *launch: 1 / 0): put[1](out, 1.0, N=4)
+    with tkc.handed(inner): put[1](out, 1.0, N=4)
+    assert (out == 2).all()
+    put[1](out, 9.0, N=4)
+    assert (out == 9).all()

@@ -31,7 +31,7 @@ READY = 4096                                    # launches remembered for each k
 FORMAT = b"1"                                   # of cached entries
 _variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.environ, "encodekey", str)("TKC_DEBUG")       # read at each launch: without decoding
 _compiling = threading.RLock()                  # a trace has one place in a process where it stands
-_takers: dict[int, Callable] = {}               # of a thread: who is handed its launches
+_takers: dict[int, list[Callable]] = {}         # of a thread: who is handed its launches, the innermost last
 
 
 def _forked() -> None:
@@ -296,24 +296,29 @@ class Prepared:
 class handed:
     """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid, args, kwargs)`, who makes them (kernel[grid](*args, **kwargs)) or does not.
 
-    `tkc.handed.changes` counts how often tables of choices became others: who keeps a launch of a kernel that was tuned looks whether the choice may be another by now.
+    Within another such block, what `to` launches is handed on to that one's. `tkc.handed.changes` counts how often tables of choices became others: who keeps a launch of a kernel that was tuned
+    looks whether the choice may be another by now.
     """
     changes = 0
 
     def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]): self.to = to
+    def __enter__(self) -> None: _takers.setdefault(get_ident(), []).append(self.to)
+    def __exit__(self, *exception) -> None: _taken()
 
-    def __enter__(self) -> None: self.before, _takers[get_ident()] = _takers.get(get_ident()), self.to
 
-    def __exit__(self, *exception) -> None:
-        if self.before is None: del _takers[get_ident()]
-        else: _takers[get_ident()] = self.before
+def _taken() -> Callable:
+    """The last who was to be handed launches, who no longer is."""
+    takers = _takers[thread := get_ident()]
+    to = takers.pop()
+    if not takers: del _takers[thread]
+    return to
 
 
 def _hand(kernel: JitFunction, grid, /, *args, **kwargs) -> None:
     """To who is there, who then launches for himself."""
-    to = _takers.pop(get_ident())
+    to = _taken()
     try: to(kernel, grid, args, kwargs)
-    finally: _takers[get_ident()] = to
+    finally: _takers.setdefault(get_ident(), []).append(to)
 
 
 def _is_constexpr(annotation) -> bool:
