@@ -22,7 +22,8 @@ its results, and then launches:
 through `torch.ops.tkc.scale`, whose schema is read from the annotations (Array, Array | None, int, float, bool, str), whose fake
 function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to do. A function that changes arguments in place
 names them: `@operator(mutates="x")`; it yields what it returns, or None.
-What a call did is remembered (calls.py), so a generator looks at extents, strides, element types, devices, addresses modulo 16 and numbers, and at nothing else.
+What a call did is remembered (calls.py), so a generator looks at extents, strides, element types, devices, addresses modulo 16 and numbers, and at nothing else. Numbers that are others in each
+call (a step, a seed) it names too: `@operator(varies="seed")`.
 Put its name into the list in __init__.py and a test into tests/kernels/.
 """
 from __future__ import annotations
