@@ -46,6 +46,12 @@ def test_types_of_results():
     close(kernels.matmul(e, e.T), double(e) @ double(e).T, "bfloat16")
 
 
+def test_float64_is_summed_in_float64():
+    a, b = numbers((70, 130), "float64"), numbers((130, 45), "float64", seed=1)
+    for got, want in ((kernels.matmul(a, b), a @ b), (kernels.matmul(a[:1], b), a[:1] @ b), (kernels.grouped_matmul(a, np.stack([b, b]), np.array([20, 70])), a @ b), (kernels.grouped_outer(a, a, np.array([70]))[0], a.T @ a)):
+        assert got.dtype == np.float64 and np.abs(got - want).max() <= 1e-13 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"])
 def test_epilogues(activation):
     from math import erf, pi, sqrt

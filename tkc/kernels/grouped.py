@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
-from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of
+from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of, summed
 from tkc.kernels.operator import operator
 
 LOWEST, NARROWEST = 32, 64                      # rows and columns of a block, at least, but of narrow results
@@ -76,7 +76,7 @@ def _key(args: dict) -> str:
 def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     group, m, end, steps, column = (places[i, tkc.program_id(0)] for i in range(5))
     w, n = b[group], column * BN
-    acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
+    acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)), acc)
     if m + BM <= end: tkc.store(c, (m, n), acc.to(c.dtype))
@@ -90,7 +90,7 @@ def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexp
     end = tkc.minimum(ends[g], a.shape[0]).to(tkc.int32)
     start = tkc.where(g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), a.shape[0]).to(tkc.int32), 0)
     x, y = a[:end], b[:end]
-    acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
+    acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(start, end, BK):
         acc = tkc.dot(tkc.load(x, (k, m), (BK, BM)).T, tkc.load(y, (k, n), (BK, BN)), acc)
     tkc.store(c[g], (m, n), acc.to(c.dtype))

@@ -56,12 +56,17 @@ def _key(args: dict) -> str:
     return " ".join([kind, f"{m}x{n}x{k}", order, *([f"of {prod(batch)}"] if batch else []), *([f"odd {odd}"] if odd else [])])
 
 
+def summed(dtype):
+    """In what products are added up."""
+    return tkc.int32 if not dtype.is_float else tkc.float64 if dtype.bits == 64 else tkc.float32
+
+
 @tkc.autotune(_configs, key=_key, measure=False, table=TABLES)
 @tkc.jit
 def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     a, b, c = (x[tkc.program_id(2)] if x.ndim == 3 else x for x in (a, b, c))
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    acc = tkc.zeros((BM, BN), tkc.float32 if a.dtype.is_float else tkc.int32)
+    acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, a.shape[1], BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     if bias is not None: acc = acc + (tkc.load(bias, (n,), (BN,))[None, :] if bias.ndim == 1 else tkc.load(bias, (m, 0), (BM, 1))).to(acc.dtype)
