@@ -123,6 +123,15 @@ def test_quantizing_zeros():
     with pytest.raises(tkc.LaunchError, match="quantization is to"): kernels.quantize(np.zeros(3, np.float32), "int4")
 
 
+def test_integers_are_refused_where_floats_are_meant():
+    x, w, rows = np.zeros((4, 8), np.int32), np.ones(8, np.float32), np.zeros(4, np.int64)
+    angles = np.zeros((4, 2), np.float32)
+    for call in (lambda: kernels.gelu(x), lambda: kernels.silu_backward(x, x), lambda: kernels.swiglu(x, x), lambda: kernels.geglu_backward(x, x, x), lambda: kernels.dropout(x, 0.5, 1), lambda: kernels.softmax(x), lambda: kernels.log_softmax_backward(x, x),
+                 lambda: kernels.layer_norm(x, w), lambda: kernels.add_rms_norm(x, x), lambda: kernels.rms_norm_backward(x, x), lambda: kernels.cross_entropy(x, rows), lambda: kernels.cross_entropy_(x, rows), lambda: kernels.rotary(x[None, :, None], angles, angles),
+                 lambda: kernels.adam_(x, x, x, x, 1), lambda: kernels.quantize(x), lambda: kernels.quantize_rows(x)):
+        with pytest.raises(tkc.LaunchError, match="expected elements of a float type, got int32; convert the array"): call()
+
+
 def test_on_gpus():
     x, p = np.empty((1024, 4096), BF16), np.empty((1024, 4096), np.float32)
     assembles(lambda: (kernels.gelu(x), kernels.geglu_backward(x, x, x, "tanh"), kernels.swiglu(x, x), kernels.swiglu_backward(x, x, x), kernels.dropout(x, 0.1, 5)))

@@ -11,7 +11,7 @@ from math import e, log2, pi, sqrt
 from types import MappingProxyType
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, flat, same_shape
+from tkc.kernels.arrays import Array, contiguous, empty, flat, floats, same_shape
 from tkc.kernels.blocks import strip
 from tkc.kernels.operator import operator
 
@@ -70,6 +70,7 @@ def _dropout(x, out, p, scale, seed, N: tkc.constexpr):
 
 def _forward(x: Array, gate: Array | None, function: str):
     same_shape(x=x, gate=gate)
+    floats(x, gate)
     out = empty(x)
     yield out
     values, target = flat(contiguous(x)), flat(out)
@@ -79,6 +80,7 @@ def _forward(x: Array, gate: Array | None, function: str):
 
 def _backward(grad: Array, x: Array, gate: Array | None, function: str):
     same_shape(grad=grad, x=x, gate=gate)
+    floats(grad, x, gate)
     out, out_gate = empty(x), None if gate is None else empty(gate)
     yield out if gate is None else (out, out_gate)
     target, other = flat(out), (None, None) if gate is None else (flat(contiguous(gate)), flat(out_gate))
@@ -143,6 +145,7 @@ def geglu_backward(grad: Array, x: Array, gate: Array, approximate: str = "none"
 def dropout(x: Array, p: float, seed: int) -> Array:
     """Each element is 0 with probability p, else x / (1 - p). The same seed gives the same mask, on every device. Raises LaunchError unless 0 <= p <= 1."""
     if not 0 <= p <= 1: raise tkc.LaunchError(f"p is a probability, 0 to 1, got {p}")
+    floats(x)
     out = empty(x)
     yield out
     n = flat(out).shape[0]

@@ -122,6 +122,12 @@ def same_shape(**arrays: Array) -> None:
     if any(shape != given[0][1] for _, shape in given): raise tkc.LaunchError("expected one shape, got " + " and ".join(f"{n} of {list(s)}" for n, s in given))
 
 
+def floats(*arrays: Array | None) -> None:
+    """Raises LaunchError where something (None left out) is no array, or one without float elements."""
+    for x in arrays:
+        if x is not None and library(x) and "float" not in (kind := dtype_of(x)): raise tkc.LaunchError(f"expected elements of a float type, got {kind}; convert the array")
+
+
 def expect(x: Array, shape, name: str) -> None:
     """Raises LaunchError unless an array (or None) has this shape."""
     if x is not None and tuple(x.shape) != tuple(shape): raise tkc.LaunchError(f"{name}: expected the shape {list(shape)}, got {list(x.shape)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import e, inf, log, log2
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, expect, matrix
+from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, matrix
 from tkc.kernels.blocks import row_block
 from tkc.kernels.operator import operator
 
@@ -64,6 +64,7 @@ def cross_entropy(logits: Array, target: Array, ignore_index: int = -100) -> tup
     """The loss of each row, float32, for logits [..., classes] and integer targets [...], and log sum exp of each row, which the gradient needs.
     Rows whose target is ignore_index have loss 0 and no gradient; a target outside of the classes gives an infinite loss."""
     _shapes(logits, target)
+    floats(logits)
     loss, lse = empty(logits, logits.shape[:-1], "float32"), empty(logits, logits.shape[:-1], "float32")
     yield loss, lse
     _launch(matrix(contiguous(logits)), target, loss, lse.reshape((-1,)), 1.0, ignore_index)
@@ -74,6 +75,7 @@ def cross_entropy_(logits: Array, target: Array, scale: float = 1.0, ignore_inde
     """The loss of each row, float32; the logits become scale · their gradient, in one pass. For a mean over rows pass scale = 1 / rows.
     Raises LaunchError where logits are not contiguous or a shape does not fit."""
     _shapes(logits, target)
+    floats(logits)
     loss = empty(logits, logits.shape[:-1], "float32")
     yield loss
     if contiguous(logits) is not logits and not getattr(logits, "is_contiguous", bool)(): raise tkc.LaunchError("cross_entropy_ changes its logits in place: pass contiguous ones")
@@ -84,6 +86,7 @@ def cross_entropy_(logits: Array, target: Array, scale: float = 1.0, ignore_inde
 def cross_entropy_backward(grad: Array, logits: Array, target: Array, lse: Array, ignore_index: int = -100) -> Array:
     """The gradient of the logits from those of the losses."""
     _shapes(logits, target)
+    floats(logits)
     out = empty(logits)
     yield out
     x, result = matrix(contiguous(logits)), matrix(out)

@@ -14,7 +14,7 @@ partial sums, one a program and each in its own order of rows, and then the sum 
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, matrix, same_shape
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, matrix, same_shape
 from tkc.kernels.blocks import columns_block, row_block, row_programs
 from tkc.kernels.operator import operator
 
@@ -93,6 +93,7 @@ def _forward(x: Array, residual: Array | None, weight: Array | None, bias: Array
     if not len(x.shape): raise tkc.LaunchError("a norm is along the last axis; expected an array of rank 1 or more, got a scalar")
     for name, v in ("weight", weight), ("bias", bias): expect(v, x.shape[-1:], name)
     if residual is not None: same_shape(x=x, residual=residual)
+    floats(x, residual, weight, bias)
     out, total = empty(x), None if residual is None else empty(residual)
     yield out if residual is None else (out, total)
     source, target = matrix(contiguous(x)), matrix(out)
@@ -103,6 +104,7 @@ def _forward(x: Array, residual: Array | None, weight: Array | None, bias: Array
 
 def _backward(grad: Array, extra: Array | None, h: Array, weight: Array | None, eps: float, centre: bool):
     same_shape(grad=grad, h=h, extra=extra)
+    floats(grad, extra, h, weight)
     expect(weight, h.shape[-1:], "weight")
     out = empty(h)
     by_weight, by_bias = empty(h, h.shape[-1:], dtype_of(h if weight is None else weight)), empty(h, h.shape[-1:], dtype_of(h if weight is None else weight))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, flat, same_shape
+from tkc.kernels.arrays import Array, contiguous, flat, floats, same_shape
 from tkc.kernels.blocks import strip
 from tkc.kernels.operator import operator
 
@@ -33,6 +33,7 @@ def adam_(param: Array, grad: Array, m: Array, v: Array, t: int, lr: float = 1e-
     """Step t = 1, 2, … of AdamW: param, m and v change in place, computed in float32. master: the parameter in float32, from which `param`, in fewer bits, is
     rounded. Raises LaunchError where shapes differ, t < 1, or an array is not contiguous."""
     same_shape(param=param, grad=grad, m=m, v=v, master=master)
+    floats(param, grad, m, v, master)
     if t < 1: raise tkc.LaunchError(f"adam_: t counts steps from 1, got {t}")
     yield None
     arrays = [param, m, v] + ([] if master is None else [master])

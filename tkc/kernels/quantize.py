@@ -8,7 +8,7 @@ Where everything is 0 the scale is 1, so that nothing is divided by 0. Rounding 
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, matrix, zeros
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, floats, matrix, zeros
 from tkc.kernels.blocks import row_block, strip
 from tkc.kernels.operator import operator
 
@@ -58,6 +58,7 @@ def _most(dtype: str) -> float:
 def quantize(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
     """x / scale as float8_e4m3, float8_e5m2 or int8, and the scale, float32 [1]. Raises LaunchError for another dtype."""
     most = _most(dtype)
+    floats(x)
     out, scale, top = empty(x, dtype=dtype), empty(x, (1,), "float32"), zeros(x, (1,), "int32")
     yield out, scale
     values, target = flat(contiguous(x)), flat(out)
@@ -71,6 +72,7 @@ def quantize(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
 def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
     """Each row of the last axis by its own scale: the numbers, and the scales, float32 of shape x.shape[:-1]. Raises LaunchError for another dtype."""
     most = _most(dtype)
+    floats(x)
     out, scales = empty(x, dtype=dtype), empty(x, x.shape[:-1], "float32")
     yield out, scales
     values, target = matrix(contiguous(x)), matrix(out)

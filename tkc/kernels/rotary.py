@@ -8,7 +8,7 @@ cos and sin are [positions, R / 2]; channels from R on are left as they are. The
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, expect, power
+from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, power
 from tkc.kernels.operator import operator
 
 ELEMENTS = 2048                                 # of a program, which turns several heads of a position by the same angles, and where heads are few those of several positions
@@ -39,6 +39,7 @@ def rotary(x: Array, cos: Array, sin: Array, interleaved: bool = False, inverse:
     expect(sin, cos.shape, "sin")
     if len(cos.shape) != 2 or cos.shape[0] < positions or 2 * cos.shape[1] > channels:
         raise tkc.LaunchError(f"rotary: cos and sin are [positions >= {positions}, R / 2 <= {channels // 2}], got {list(cos.shape)}")
+    floats(x, cos, sin)
     out = empty(x, x.shape)
     yield out
     half, rest = power(max(1, cos.shape[1])), power(channels - 2 * cos.shape[1]) if channels > 2 * cos.shape[1] else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import e, inf, log, log2
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, empty, last, matrix, same_shape
+from tkc.kernels.arrays import Array, contiguous, empty, floats, last, matrix, same_shape
 from tkc.kernels.blocks import row_block
 from tkc.kernels.operator import operator
 
@@ -42,6 +42,7 @@ def _softmax_backward(grad, y, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COL
 
 
 def _forward(x: Array, axis: int, log_: bool):
+    floats(x)
     turned = last(x, axis)
     out = empty(turned)
     yield last(out, axis)
@@ -52,6 +53,7 @@ def _forward(x: Array, axis: int, log_: bool):
 
 def _backward(grad: Array, result: Array, axis: int, log_: bool):
     same_shape(grad=grad, result=result)
+    floats(grad, result)
     turned = last(result, axis)
     out = empty(turned)
     yield last(out, axis)
