@@ -2,6 +2,7 @@
 
 Numbers are small integers: their sums are exact in any accumulator, and every result has one right value.
 """
+import re
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -14,6 +15,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, parses_back, run, survivors, without_threads
+from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -189,6 +191,17 @@ def test_partial_sums_stay_whole_where_asked():
     assert compiled(case)[1].plan.dots[0].parts == (1, 1) and count(last(case), threads.DotAsync) == 1
     for seed in range(2): check(last(case), case, 133, 137, 3 * 128 - 7, seed=seed)
 
+
+def test_parts_of_rows_take_turns_in_the_same_registers():
+    """Scales of rows do not hinder a cut along rows, whose instructions stay 128 columns wide; and the second dot waits in its text until the first one's registers are read."""
+    case = Case(E4, E4, (256, 128, 128), "blocks b.T", options=(("num_stages", 3),))
+    module, given = last(case), compiled(case)[1]
+    assert given.plan.dots[0].parts == (2, 1) and any("2 parts of its rows" in line for line in given.decisions)
+    sums = {re.search(r"m64n(\d+)k32.*?\{(.*?)\}", line).groups() for line in emit(module, given.target).text.splitlines() if "wgmma.mma_async" in line}
+    assert len(sums) == 1 and next(iter(sums))[0] == "128"
+    assembles_clean(module)
+    vectors = Case(E4, E4, (256, 128, 128), "vectors b.T", options=(("num_stages", 3),))
+    assert any("parts of its columns" in line for line in compiled(vectors)[1].decisions)
 
 
 # ------------------------------------------------------------------------------------------------------ computed factors

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
@@ -38,11 +38,18 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def axis_of(dot: tile.Dot, groups: int) -> int:
-    """The axis along which a dot is cut: its rows where a warpgroup has several blocks of them, so that the instructions stay wide; but not where
-    more is done than adding, for what rows are scaled by takes registers that such a warpgroup has not, nor where the left factor is in registers."""
+    """The axis along which a dot is cut: its rows where a warpgroup has several blocks of them, so that the instructions stay wide (of 64 columns they ask shared memory for a third more);
+    but not where what is done beside adding differs from column to column, for which such a warpgroup has no registers, nor where the left factor is in registers."""
     left = dot.a
     while isinstance(left.owner, tile.Transpose): left = left.owner.arg
-    return 0 if dot.result.type.extents[0] > 64 * groups and len(chain_of(dot)) == 1 and isinstance(left.owner, tile.Load) else 1
+    return 0 if dot.result.type.extents[0] > 64 * groups and _of_rows(dot) and isinstance(left.owner, tile.Load) else 1
+
+
+def _of_rows(dot: tile.Dot) -> bool:
+    """Whether what is done with a partial dot is the same for all of a row: scales of rows, or of all."""
+    chain = chain_of(dot)
+    others = [v.owner for op in chain for v in op.operands if isinstance(v.type, TileType) and v is not dot.result and v.owner not in chain and not (isinstance(v, BlockArgument) and v.block is dot.parent)]
+    return bool(chain) and all(isinstance(op, (tile.Splat, tile.Constant)) or isinstance(op, tile.Broadcast) and op.arg.type.extents[-1] == 1 for op in others)
 
 
 def chain_of(dot: tile.Dot) -> list[Operation]:

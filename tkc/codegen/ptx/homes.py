@@ -155,6 +155,7 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
             case threads.DotAsync(): strong.append(op.result)
             case threads.DotWait():
                 for a, r in zip(op.args, op.results): ties.tie(a, r)
+    _in_turn([op for op in ops if isinstance(op, threads.DotAsync) and op.acc is None], ties)
     for loop in loops:
         for argument, _, yielded, _ in carried(loop): ties.tie(argument, yielded)
     for tested, _, _, yielded, initial in flying:
@@ -178,3 +179,11 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
         home = e.w.many(kind, count)
         e.home_registers.update(home)
         for v in members: e.homes[v] = home
+
+
+def _in_turn(dots: list[threads.DotAsync], ties: Ties) -> None:
+    """Dots of one block that start from nothing take turns in the same registers, where no two are alive at once: left apart, the assembler begins the second
+    before the first one's registers are read, and has room for both or spills."""
+    for i, dot in enumerate(dots):
+        for earlier in dots[:i]:
+            if earlier.parent is dot.parent and ties.tie(earlier.result, dot.result): break
