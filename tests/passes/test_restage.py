@@ -93,6 +93,14 @@ def test_products_assemble_clean(case):
     assert assembled.clean, assembled.log
 
 
+@pytest.mark.parametrize("case", [MAJORS[0], MAJORS[2], Case(E4, E4, (256, 128, 64), "fast")], ids=lambda c: c.name)
+def test_products_are_read_as_matrices(case):
+    """Sixteen bytes of shared memory to a lane and an instruction, not one; and one more instruction for each four bytes that change places."""
+    converter = emit(last(case), target("sm_90a")).text.split("---- converter")[1]
+    words = (case.block[0] * ("a" in case.turned) + case.block[1]) * case.block[2] // (4 * 128)
+    assert converter.count("ldmatrix.sync.aligned.m8n8.x4.trans") == words // 4 and converter.count("prmt") == words and "ld.shared" not in converter
+
+
 # A's ring has as many stages as B's and comes first: who may fill a stage of it knows that B's of the same number is over, read and laid anew.
 IMPLIED = {"drop: mbarrier_wait empty 3 in converter", "later: mbarrier_wait empty 3 in converter", "leader alone: mbarrier_arrive empty 2 in converter"}
 

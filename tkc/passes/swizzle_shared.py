@@ -91,12 +91,14 @@ def _mapped(op: tile.Load, context: PassContext) -> None:
 
 
 def _staged(op: tile.Load, context: PassContext) -> None:
-    """A block that a factor is computed from: a copy by a tensor map, read in the layouts that are asked for."""
+    """A block that a factor is computed from: a copy by a tensor map, read in the layouts that are asked for, or in its own where matrices can be read in that alone and threads keep what they have."""
     t = op.result.type
     buffer = _copied(op, of_block(op), context)
+    matrices = lambda layout: matrix_access(layout, buffer.type.memory, bits(t.element)) is not None
     for use in list(op.result.uses):
         user = use.operation
-        if isinstance(user, shared.Convert): replace(user, _recorded(shared.Read(buffer, user.result.type), user.result.type.register_layout, context))
+        kept = isinstance(user, shared.Convert) and movement(t.register_layout, user.result.type.register_layout) == "registers" and matrices(t.register_layout) and not matrices(user.result.type.register_layout)
+        if isinstance(user, shared.Convert) and not kept: replace(user, _recorded(shared.Read(buffer, user.result.type), user.result.type.register_layout, context))
         else: user.operands[use.index] = before(user, _recorded(shared.Read(buffer, t), t.register_layout, context)).result
     erase(op)
 

@@ -21,7 +21,7 @@ def chosen(e: Emitter, t: TileType, sources: list[tuple[Tile, int]]) -> Tile:
 
 
 def _gather(e: Emitter, sources: list[tuple[Tile, int]], width: int) -> Operand:
-    """One register of packed elements."""
+    """One register of packed elements. Bytes of two registers are one instruction's."""
     if any(s is None for s, _ in sources): sources = [x if x[0] is not None else next(y for y in sources if y[0]) for x in sources]
     places = [(s.registers[i // s.pack], i % s.pack) for s, i in sources]
     first, whole = places[0][0], sources[0][0].pack == len(sources)
@@ -32,6 +32,7 @@ def _gather(e: Emitter, sources: list[tuple[Tile, int]], width: int) -> Operand:
     if len(pick) == 1: return pick[0][0] if pick[0][1] == 0 and sources[0][0].pack == 1 else \
         e.w.op("prmt.b32", "b32", pick[0][0], 0, 0x4440 | pick[0][1] if width == 8 else 0x4400 | pick[0][1] + 1 << 4 | pick[0][1])
     if width == 16: return _permute(e, pick[0], pick[1], lambda a, b: (a, a + 1, b, b + 1))
+    if len(from_ := list(dict.fromkeys(raw for raw, _ in pick))) <= 2: return e.w.op("prmt.b32", "b32", from_[0], from_[1] if len(from_) > 1 else 0, sum(4 * from_.index(raw) + part << 4 * i for i, (raw, part) in enumerate(pick)))
     low, high = (_permute(e, pick[i], pick[i + 1], lambda a, b: (a, b, a, b)) for i in (0, 2))
     return e.w.op("prmt.b32", "b32", low, high, 0x5410)
 
