@@ -164,11 +164,22 @@ def test_copies_in_one_launch(turned):
     given = [np.asarray(array, order="F" if t else "C") for array, t in zip((x, y), turned)]
     made = [np.zeros(array.shape, array.dtype, order="F" if t else "C") for array, t in zip((x, y), turned)]
     programs = sum(-(-rows // 32) * -(-columns // 256) for rows, columns in (array.shape[::-1] if t else array.shape for array, t in zip((x, y), turned)))
-    _copies[programs](given[0], made[0], given[1], made[1], TURNED=turned[0] + 2 * turned[1], ROWS=32, COLUMNS=256)
+    _copies[programs](given[0], made[0], given[1], made[1], HOW=turned[0] + 4 * turned[1], ROWS=32, COLUMNS=256)
     for array, out in zip((x, y), made): assert np.array_equal(array, out)
     texts = ["bf16[1009:1, 1019:1009]" if t else "bf16[1009, 1019]" for t in turned]
     padded = ["bf16[1009:1, 1019:1024]" if t else "bf16[1009:1024, 1019:1]" for t in turned]
-    assert _copies.compile(texts[0], padded[0], texts[1], padded[1], TURNED=turned[0] + 2 * turned[1], ROWS=32, COLUMNS=256, target="sm_90a").resources.clean
+    assert _copies.compile(texts[0], padded[0], texts[1], padded[1], HOW=turned[0] + 4 * turned[1], ROWS=32, COLUMNS=256, target="sm_90a").resources.clean
+
+
+def test_copies_across():
+    """Rows to the rows of a transpose, beside a copy as it is: bytes change places in registers."""
+    from tkc.kernels.matmul import ACROSS, ALONG, _copies
+    x, y = numbers((70, 300), "bfloat16"), numbers((33, 90), "bfloat16", seed=1)
+    first, second = np.zeros((300, 70), x.dtype), np.zeros_like(y)
+    _copies[2 * 3 + 1](x, first, y, second, HOW=ACROSS + 4 * ALONG, ROWS=64, COLUMNS=128)
+    assert np.array_equal(first, x.T) and np.array_equal(second, y)
+    compiled = _copies.compile("e4m3[1024, 2048]", "e4m3[2048, 1024]", None, None, HOW=ACROSS, ROWS=64, COLUMNS=128, target="sm_90a")
+    assert compiled.resources.clean and ".v2.b32" in compiled.ptx and "st.shared" not in compiled.ptx
 
 
 def test_the_table_it_is_shipped_with():

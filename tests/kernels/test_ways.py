@@ -53,6 +53,16 @@ def test_what_is_launched(launched, shape, kernels): assert launched(*shape)[0] 
 def test_products_of_integers_are_launched(launched, shape): assert launched(*shape, dtype="int8", result="int32")[0][-1] == "_product"
 
 
+@pytest.mark.parametrize("dtype, result", [("float8_e4m3fn", "bfloat16"), ("int8", "int32")])
+def test_factors_of_8_bits_are_copied_to_rows_of_k(launched, dtype, result):
+    """Where the product is large: tensor cores take 8 bits K first only, and to lay every block anew costs more than to do it once. Not where it is small, nor where they lie so."""
+    names, calls = launched(8192, 8192, 8192, dtype=dtype, result=result)
+    assert names == ["_copies", "_product"]
+    (_, (x, p, y, _), constants), (_, (a, b, *_), _) = calls
+    assert constants["HOW"] == M.ACROSS and y is None and x.stride() == p.stride() == a.stride() == (8192, 1) and b.stride() == (1, 8192)
+    assert launched(8192, 8192, 8192, turned=True, dtype=dtype, result=result)[0] == launched(1024, 1024, 1024, dtype=dtype, result=result)[0] == ["_product"]
+
+
 def test_each_device_has_its_own_way(launched):
     """What was found for a GPU is not what is launched for arrays of the same kind in the host's memory, or of another library."""
     assert launched(1009, 1013, 1019)[0] == ["_copies", "_product"]
@@ -84,11 +94,11 @@ def test_shapes_are_not_remembered_without_end(): assert M._shape_of.cache_info(
 def test_copies_of_both_factors_are_one_launch(launched):
     """Of the transposes, where rows of the result start at odd elements: two neighbours of a row lie in one thread, which could only store them one by one."""
     _, [(_, (x, p, y, q), constants), (_, (a, b, bias, c, *_), _)] = launched(1009, 1012, 1019)
-    assert (p, q) == (a, b) and p.stride() == (1024, 1) and q.stride() == (1024, 1) and constants["TURNED"] == 0 and c.stride() == (1012, 1)
+    assert (p, q) == (a, b) and p.stride() == (1024, 1) and q.stride() == (1024, 1) and constants["HOW"] == 0 and c.stride() == (1012, 1)
     _, [(_, (x, p, y, q), constants), (_, (a, b, bias, c, *_), _)] = launched(1009, 1013, 1019, bias=Tensor((1013,)))
-    assert (p, q) == (a, b) and p.shape == (1013, 1019) and p.stride() == q.stride() == (1, 1024) and constants["TURNED"] == 3 and c.stride() == (1, 1013) and bias.shape == (1013, 1)
+    assert (p, q) == (a, b) and p.shape == (1013, 1019) and p.stride() == q.stride() == (1, 1024) and constants["HOW"] == M.DOWN + 4 * M.DOWN and c.stride() == (1, 1013) and bias.shape == (1013, 1)
     _, [(_, (x, p, y, q), constants), _] = launched(1009, 1012, 1019, turned=True)
-    assert q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["TURNED"] == 2
+    assert q.shape == (1019, 1012) and q.stride() == (1, 1024) and constants["HOW"] == 4 * M.DOWN
     _, [(_, (x, p, y, q), _), _] = launched(4096, 4096, 4097)                        # the rows of b are aligned
     assert y is None and p.shape == (4096, 4097)
 

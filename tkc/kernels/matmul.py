@@ -26,7 +26,8 @@ THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
 TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
 WORTH, SHORT = 1 << 28, 16                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
 REMEMBERED = 4096
-ROWS, COLUMNS = 32, 256                        # of a program that copies
+ROWS, COLUMNS, BOTH = 32, 256, (64, 128)        # of a program that copies, and of one that copies rows to columns
+ALONG, DOWN, ACROSS = range(3)                  # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a transpose
 PROGRAMS, DEEPEST, LARGE = 132, 256, 1 << 14    # multiprocessors of a large device; least k of a part, and of all parts what stands for many
 LONGEST, WHOLE = 1 << 17, 1 << 13               # elements of a row that the blocks of a cluster hold, and that one does best
 ADDING = 1 << 14                                # elements of parts that a program adds up, about
@@ -143,21 +144,22 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
 
 
 @tkc.jit
-def _copies(x, p, y, q, TURNED: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    """One matrix copied to another, or two in one launch, the first one's programs first. TURNED: 1 where the first one's columns are dense, not its rows, and 2 where the second's are."""
-    program = tkc.program_id(0)
-    if y is None: _moved(x, p, program, TURNED & 1, ROWS, COLUMNS)
+def _copies(x, p, y, q, HOW: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """One matrix copied to another, or two in one launch, the first one's programs first. HOW: of the first one, and times 4 of the second, ALONG, DOWN or ACROSS."""
+    program, one, two = tkc.program_id(0), HOW % 4, HOW // 4
+    if y is None: _moved(x, p, program, one, ROWS, COLUMNS)
     else:
-        first = tkc.cdiv(x.shape[TURNED & 1], ROWS) * tkc.cdiv(x.shape[1 - (TURNED & 1)], COLUMNS)
-        if program < first: _moved(x, p, program, TURNED & 1, ROWS, COLUMNS)
-        else: _moved(y, q, program - first, TURNED >> 1, ROWS, COLUMNS)
+        first = tkc.cdiv(x.shape[one == DOWN], ROWS) * tkc.cdiv(x.shape[one != DOWN], COLUMNS)
+        if program < first: _moved(x, p, program, one, ROWS, COLUMNS)
+        else: _moved(y, q, program - first, two, ROWS, COLUMNS)
 
 
-def _moved(x, out, program, turned, rows, columns):
-    across = tkc.cdiv(x.shape[1 - turned], columns)
+def _moved(x, out, program, how, rows, columns):
+    across = tkc.cdiv(x.shape[how != DOWN], columns)
     i, j = program // across * rows, program % across * columns
-    if turned: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
-    else: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
+    if how == ALONG: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
+    elif how == DOWN: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
+    else: tkc.store(out, (j, i), tkc.load(x, (i, j), (rows, columns)).T)
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
@@ -215,7 +217,7 @@ def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 def aligned(x: Array, shared: int, work: int) -> Array:
     """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
-    return _copier(x)(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
+    return _copier([x], [_turned(x)])(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
 
 
 def _unaligned(x: Array) -> bool:
@@ -234,28 +236,39 @@ def _turned(x: Array) -> bool: return strides_of(x)[1] != 1 and min(x.shape) > 1
 def _pitch(x: Array) -> tuple[int, int]: return strides_of(x)[::-1] if _turned(x) else strides_of(x)
 
 
-def _padded(x: Array) -> int:
-    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut sectors are slow to copy."""
+def _unfit(x: Array, inner: int) -> bool:
+    """Whether Hopper's engines do not take a factor on a GPU as it lies: for its rows, or because it has 8 bits and another axis is dense than `inner`, along which sums run."""
+    return not _host(x) and (_unaligned(x) or BYTES[dtype_of(x)] == 1 and _turned(x) == inner and min(x.shape) > 1)
+
+
+def _columns(x: Array, inner: int) -> bool:
+    """Whether the columns of an aligned copy of a factor are dense, not its rows: as they are, but of 8 bits what sums run along."""
+    return inner == 0 if BYTES[dtype_of(x)] == 1 else _turned(x)
+
+
+def _padded(x: Array, columns: bool) -> int:
+    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut sectors are slow to copy. columns: these are dense in the copy."""
     line = 128 // BYTES[dtype_of(x)]
-    return -(-x.shape[0 if _turned(x) else 1] // line) * line
+    return -(-x.shape[0 if columns else 1] // line) * line
 
 
-def _copier(*given: Array) -> Callable:
-    """A function of one matrix or two like these, that copies them in one launch to rows (or columns, where these are dense) that start at multiples of 16 bytes."""
-    turned, pitches = tuple(map(_turned, given)), tuple(map(_padded, given))
-    sides = [x.shape[::-1] if t else x.shape for x, t in zip(given, turned)]
-    programs, flags = sum(tkc.cdiv(rows, ROWS) * tkc.cdiv(columns, COLUMNS) for rows, columns in sides), sum(t << i for i, t in enumerate(turned))
-    strides = [(1, pitch) if t else (pitch, 1) for t, pitch in zip(turned, pitches)]
+def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
+    """A function of one matrix or two like these, that copies them in one launch to rows (or columns, where these are to be dense) that start at multiples of 16 bytes."""
+    turned, steps = tuple(map(_turned, given)), [(1, _padded(x, c)) if c else (_padded(x, c), 1) for x, c in zip(given, columns)]
+    how = [ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns)]
+    height, width = BOTH if ACROSS in how else (ROWS, COLUMNS)
+    programs = sum(tkc.cdiv(n, height) * tkc.cdiv(m, width) for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned)))
 
-    def fresh(x, t, pitch, steps):
+    def fresh(x, column, steps):
         if hasattr(x, "new_empty_strided"): return x.new_empty_strided(x.shape, steps)
-        rows, columns = x.shape[::-1] if t else x.shape
-        out = empty(x, (rows, pitch))[:, :columns]
-        return out.T if t else out
+        n, m = x.shape[::-1] if column else x.shape
+        out = empty(x, (n, max(steps)))[:, :m]
+        return out.T if column else out
 
     def run(*arrays):
-        made = list(map(fresh, arrays, turned, pitches, strides))
-        _copies[programs](arrays[0], made[0], *((arrays[1], made[1]) if len(made) > 1 else (None, None)), TURNED=flags, ROWS=ROWS, COLUMNS=COLUMNS)
+        made, told = list(map(fresh, arrays, columns, steps)), []
+        for x, out, t, h in zip(arrays, made, turned, how): told += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
+        _copies[programs](*told, *([None] * (4 - len(told))), HOW=sum(h << 2 * i for i, h in enumerate(how)), ROWS=height, COLUMNS=width)
         return made
     return run
 
@@ -311,7 +324,8 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
             then = _way(b.T, a.T, None, activation, c.T)
             return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
         if m == 1 and (then := _vectors(b, n, k, activation)): return then
-    odd = [shared >= SHORT and m * n * k >= WORTH and _unaligned(x) for x, shared in ((a, n), (b, m))]
+    odd = [shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner) for x, shared, inner in ((a, n, 1), (b, m, 0))]
+    columns = [_columns(a, 1), _columns(b, 0)]
     few = _floats(a) and _few(m, n, k)
     if not few and _narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
         then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
@@ -319,13 +333,13 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
     if not any(odd) and not few: return _whole(a, b, bias, activation, c)
     def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)
     def copied(then):
-        copy = _copier(*(x for x, o in zip((a, b), odd) if o))
+        copy = _copier([x for x, o in zip((a, b), odd) if o], [t for t, o in zip(columns, odd) if o])
         if all(odd): return lambda a, b, bias, c: then(*copy(a, b), bias, c)
         return (lambda a, b, bias, c: then(*copy(a), b, bias, c)) if odd[0] else lambda a, b, bias, c: then(a, *copy(b), bias, c)
     target, ways = tkc.target_of(a), []
     if target == "cpu": return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
     for copies in (False, True)[:1 + any(odd)]:
-        factors = [_text(x, _padded(x) if copies and o else None) for x, o in zip((a, b), odd)]
+        factors = [_text(x, t if copies and o else None) for x, t, o in zip((a, b), columns, odd)]
         first = copies * (LATER + 2 * BYTES[dtype_of(a)] * sum(prod(x.shape) for x, o in zip((a, b), odd) if o) / (COPIED * _rate(target)))
         given = (*factors, None, _text(c)) if copies else (a, b, None, c)
         seconds = _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
@@ -366,9 +380,9 @@ def _few(m: int, n: int, k: int) -> bool:
     return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * DEEPEST
 
 
-def _text(x: Array, pitch: int | None = None) -> str:
-    """What stands for a matrix where nothing is launched, or with a pitch for an aligned copy of it."""
-    strides = strides_of(x) if pitch is None else (1, pitch) if _turned(x) else (pitch, 1)
+def _text(x: Array, columns: bool | None = None) -> str:
+    """What stands for a matrix where nothing is launched, or for an aligned copy of it, whose columns are dense or its rows."""
+    strides = strides_of(x) if columns is None else (1, _padded(x, True)) if columns else (_padded(x, False), 1)
     return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides))}]"
 
 

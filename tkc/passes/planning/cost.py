@@ -9,6 +9,7 @@ A step of a loop takes a multiprocessor as long as the slowest of
     copies     by tensor maps of rows that start between sectors of 32 bytes (3000 x 5000 x 7000 bfloat16 ran at 0.53 of what its parts allow)
     latency    of a copy, divided by the stages that run ahead of the one in use
     units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
+    a factor laid anew     of 8 bits, by a role of its own, which reads shared memory in two passes and writes it in one
 and a program adds what nothing overlaps: its results on their way out and the restart of the pipeline, unless another program of the block
 multiplies meanwhile. Programs come in waves of as many as the device runs at once: the last one costs like a full one. The whole cannot be faster than the
 memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and a byte moved costs energy that
@@ -48,6 +49,7 @@ MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of
 DIRTY = 18e6                        # bytes that earlier kernels left in the cache and that must be written back as others come in
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
 WHOLE, CUT = 1.6, 4.5               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes
+ANEW = (200, 0.025)                 # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
 OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
@@ -177,7 +179,7 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
 
 def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float, str]:
     """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on."""
-    tensor = reads = fabric = units = copies = 0.0
+    tensor = reads = fabric = units = copies = anew = 0.0
     sectors = any(x.cut for x in part.moved)
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
@@ -189,6 +191,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
             rows = _up(m, 64)
             tensor += 2 * rows * n * k / rate * (1 + RAGGED / n ** 2 if n > 64 and n % (1024 // d.bits) else 1)
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
+            anew += d.bits // 8 * k * (m * (chosen.a == "restaged") + n * (chosen.b == "restaged"))
         else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
@@ -200,12 +203,12 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         vector = max(1, load.vector)
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
-        each = (reads + sum(x.bytes for x in part.moved if x.fed)) / tensor
+        each = (reads + sum(x.bytes for x in part.moved if x.fed) + 3 * anew) / tensor
         tensor *= slowed(each)
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
     latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
-    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident, "cut sectors": copies * resident}
+    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident, "cut sectors": copies * resident, "a factor laid anew": ANEW[0] + ANEW[1] * anew if anew else 0.0}
     why = max(times, key=times.get)
     return times[why], why
 
