@@ -137,3 +137,15 @@ def test_every_row_of_groups_is_written_by_tensor_maps():
     grouped._grouped.kernel[grouped._grid](a, b, grouped.table(a, b, ends, 64, 64), c, BM=64, BN=64, BK=64, cluster=(1, 1), programs=1)
     near(c[:137], torch.cat([a[rows].double() @ b[g].double() for g, rows in enumerate((slice(66), slice(66, 99), slice(99, 137)))]))
     assert not c[137:].any()
+
+
+@pytest.mark.parametrize("shape", [(1024, 512, 512), (1000, 997, 1500), (8192, 4096, 2048)], ids=str)
+@pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_products_of_8_bits_in_every_memory_order(shape, order, dtype):
+    """As they lie, laid anew, or copied to rows of k first: small integers, exactly."""
+    m, n, k = shape
+    a, b = (torch.randint(-3, 4, s, device="cuda").to(getattr(torch, dtype)) for s in ((m, k), (k, n)))
+    a, b = (x.t().contiguous().t() if o == "t" else x for x, o in zip((a, b), order))
+    got = kernels.matmul(a, b, dtype="int32" if dtype == "int8" else "float32")
+    assert torch.equal(got.double(), a.double() @ b.double())

@@ -5,7 +5,7 @@ import pytest
 
 import tkc
 from tests.gpu.device import back, on_gpu
-from tests.passes.test_product_types import CASES, COMPUTED, WEIGHTS, compare, compare_factor, computed, product
+from tests.passes.test_product_types import CASES, COMPUTED, WEIGHTS, Case, compare, compare_factor, computed, product
 from tests.passes.test_restage import MAJORS
 
 SHAPES = [(129, 65, 133), (384, 512, 2048)]
@@ -32,7 +32,7 @@ def launched(kernel, grid, arrays, **options) -> None:
     arrays[-1][...] = back(tensors[-1].contiguous(), arrays[-1].dtype)
 
 
-@pytest.mark.parametrize("case", CASES + MAJORS, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES + MAJORS + [Case(tkc.float8_e4m3, tkc.float8_e4m3, (256, 128, 128), "fast"), Case(tkc.float8_e4m3, tkc.float8_e4m3, (256, 128, 128), "blocks b.T")], ids=lambda c: c.name)
 def test_products_of_integers_are_exact(case):
     BM, BN, BK = case.block
     for shape in SHAPES:
