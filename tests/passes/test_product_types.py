@@ -149,6 +149,13 @@ def test_trip_counts(case):
     for steps in sorted({0, 1, 2, deep - 1, deep + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
 
 
+@pytest.mark.parametrize("form", ["fast", "fast b.T"])
+def test_wide_sums_of_three_warpgroups(form):
+    """In several instructions, each of which begins where a panel of row-major columns does."""
+    case = Case(tkc.bfloat16, tkc.bfloat16, (192, 224, 64), form, options=(("num_warps", 12), ("cluster", (1, 1)), ("num_stages", 2)))
+    check(last(case), case, 197, 233, 131, run=machine.run, resident=1)
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if not c.options and c.block in ((128, 128, 128), HALF, (128, 128, 32))], ids=lambda c: c.name)
 def test_on_the_cpu(case):
     """Machine code for this machine, made of the same level 0."""

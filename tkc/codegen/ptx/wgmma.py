@@ -57,15 +57,16 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     w, t = e.w, op.result.type.tile
     (rows, k), n = op.a.type.extents, t.extents[1]
     groups = e.instance.warps // 4
-    most = 2 * (e.target.at_entry(e.threads) - OTHERS)
-    depth, width = 256 // bits(op.b.type.element), next((x for x in range(min(n, 256, most), 0, -1) if n % x == 0 and x % 8 == 0), n)
+    most, b = 2 * (e.target.at_entry(e.threads) - OTHERS), e.value(op.b)
+    fields_b = fields_of(e, b, 0)
+    unit = max(8, b.memory.swizzle * 8 // bits(op.b.type.element)) if fields_b.major == "mn" else 8             # columns at which a descriptor may begin
+    depth, width = 256 // bits(op.b.type.element), n if n <= min(256, most) else next((x for x in range(min(256, most), 0, -1) if n % x == 0 and x % unit == 0), n)
     if e.instance.warps % 4 or rows % (64 * groups) or k % depth or width % 8:
         e.fail(f"wgmma of {e.instance.warps} warps takes rows by {64 * max(groups, 1)}, columns by 8 and k by {depth}, not {rows}x{n}x{k}")
     if {op.a.type.element, op.b.type.element} == {i8, ui8}: e.need("8.4")
     if t.register_layout != wgmma_accumulator(rows, n, groups): e.fail(f"a wgmma of {rows}x{n} cannot deliver the layout {t.register_layout}")
     registers = accumulator(e, op, t)
-    a, b = e.value(op.a), e.value(op.b)
-    right, fields_b = Operands(e, b, fields_of(e, b, 0), 0), fields_of(e, b, 0)
+    a, right = e.value(op.a), Operands(e, b, fields_b, 0)
     held: list[str] = []
     if isinstance(a, Tile):
         if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
