@@ -49,7 +49,7 @@ MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of
 DIRTY = 18e6                        # bytes that earlier kernels left in the cache and that must be written back as others come in
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
 WHOLE, CUT = 1.6, 4.5               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes
-ANEW = (200, 0.025)                 # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
+ANEW = (740, 0.023)                 # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
 OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
