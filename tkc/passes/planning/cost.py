@@ -48,7 +48,8 @@ RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swi
 MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where there is wgmma
 DIRTY = 18e6                        # bytes that earlier kernels left in the cache and that must be written back as others come in
 UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
-WHOLE, CUT = 1.6, 4.5               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes
+WHOLE, CUT = 1.6, 4.2               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes,
+BUSY, FEW = 0.91, 0.8               # while so much of the device does: it is the cache that all share; and more with few stages, behind the one in use
 ANEW = (740, 0.023)                 # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
 OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
@@ -131,14 +132,15 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
     memory += min(memory, DIRTY / (target.memory * 1e9))
+    parallel = programs * plan.split_k
+    busy = parallel / ceil(parallel / places) / (places * BUSY) if work.grid and not plan.stream_k else 1.0
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
-        step, why = _step(part, plan, target, resident)
+        step, why = _step(part, plan, target, resident, busy)
         if part.trips == 1 and not part.dots: exposed += step
         else: clocks += trips * step
         if trips * step > longest and part.dots: longest, limit = trips * step, why
         if plan.roles == "one" and part.dots and trips > 1: exposed += LATENCY + step                    # its first copies wait for nobody, and nothing for them
-    parallel = programs * plan.split_k
     waves = parallel / (places * per_block) if work.grid is None or plan.stream_k else ceil(parallel / places) / per_block
     out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * (work.apart if plan.epilogue == "direct" else work.results) if work.parts and any(p.dots for p in work.parts) else 0
     exposed += out
@@ -177,8 +179,8 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     return (read + written) / (target.memory * 1e9), programs, resident, places
 
 
-def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float, str]:
-    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on."""
+def _step(part: Part, plan: Plan, target: Target, resident: int, busy: float = 1.0) -> tuple[float, str]:
+    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on. busy: how much of the device is, beside what is usual."""
     tensor = reads = fabric = units = copies = anew = 0.0
     sectors = any(x.cut for x in part.moved)
     for d in part.dots:
@@ -198,7 +200,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int) -> tuple[float,
         filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
         sharing = plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1
         fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / sharing
-        if load is not None and load.path == "tma" and sectors: copies += x.bytes / 128 * (CUT if x.cut else WHOLE) / sharing
+        if load is not None and load.path == "tma" and sectors: copies += x.bytes / 128 * (CUT * busy * (1 + FEW / max(1, plan.stages - 1) ** 2) if x.cut else WHOLE) / sharing
         if load is None or load.path == "tma": continue
         vector = max(1, load.vector)
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
