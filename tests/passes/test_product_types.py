@@ -146,7 +146,7 @@ def test_what_the_text_computes(case): check(last(case), case, case.block[0] + 5
 @EVERY
 def test_trip_counts(case):
     (BM, BN, BK), deep = case.block, compiled(case)[1].plan.stages
-    for steps in sorted({0, 1, 2, deep - 1, deep + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
+    for steps in sorted({0, 1, 2, deep - 1, deep, deep + 1}): check(last(case), case, 2 * BM, BN, steps * BK, seed=steps)
 
 
 @pytest.mark.parametrize("form", ["fast", "fast b.T"])
