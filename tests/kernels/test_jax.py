@@ -1,5 +1,6 @@
 """The library with arrays of jax, whose reshape, transposes and slices are copies: the results are those of NumPy's arrays, bit for bit. With jax where it is installed, and always with a stand-in that
 has its rules."""
+import itertools
 import os
 import sys
 from types import ModuleType, SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import tkc
 from tests.gpu.sanitized import flat, library, numbers
 from tests.kernels.checks import close, double
+from tests.runtime.conftest import gpu  # noqa: F401
 from tkc import kernels
 
 IN_PLACE = {"adam_", "cross_entropy_"}
@@ -25,16 +27,16 @@ class Array:
         self._values.flags.writeable = False
     shape, dtype, ndim, size = (property(lambda self, name=name: getattr(self._values, name)) for name in ("shape", "dtype", "ndim", "size"))
     @property
-    def T(self): return Array(self._values.T)
+    def T(self): return type(self)(self._values.T)
     @property
     def __array_interface__(self): return self._values.__array_interface__
-    def __mul__(self, other): return Array(self._values * getattr(other, "_values", other))
-    def __getitem__(self, at): return Array(self._values[host(at) if isinstance(at, Array) else at])
-    def reshape(self, *shape): return Array(self._values.reshape(*shape))
-    def swapaxes(self, a, b): return Array(self._values.swapaxes(a, b))
-    def transpose(self, *axes): return Array(self._values.transpose(*axes))
-    def argsort(self, stable=False): return Array(self._values.argsort(kind="stable" if stable else None))
-    def astype(self, dtype): return Array(self._values.astype(dtype))
+    def __mul__(self, other): return type(self)(self._values * getattr(other, "_values", other))
+    def __getitem__(self, at): return type(self)(self._values[host(at) if isinstance(at, Array) else at])
+    def reshape(self, *shape): return type(self)(self._values.reshape(*shape))
+    def swapaxes(self, a, b): return type(self)(self._values.swapaxes(a, b))
+    def transpose(self, *axes): return type(self)(self._values.transpose(*axes))
+    def argsort(self, stable=False): return type(self)(self._values.argsort(kind="stable" if stable else None))
+    def astype(self, dtype): return type(self)(self._values.astype(dtype))
     def devices(self): return [SimpleNamespace(platform="cpu")]
     def unsafe_buffer_pointer(self): return self._values.ctypes.data
     def block_until_ready(self): return self
@@ -98,3 +100,48 @@ def test_views_of_a_gpus_memory_are_never_looked_at(monkeypatch):
     assert part.whole is view.whole and views.given(view) is view.whole and views.given(view.reshape(24, 8)).shape == (24, 8)
     assert views.given(view.transpose(2, 0, 1)).shape == (8, 4, 6)
     with pytest.raises(RuntimeError, match="is not all of"): views.given(part)
+
+
+class There(Array):
+    """Memory of a made-up GPU: an address."""
+    __module__ = "jaxlib.stand_in"
+    addresses = itertools.count(0x7100_0000_0000, 1 << 24)
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.pointer, self.waited = next(self.addresses), False
+    @property
+    def __array_interface__(self): raise AttributeError
+    @property
+    def __cuda_array_interface__(self): return {"shape": self.shape, "strides": None, "typestr": self.dtype.str, "data": (self.pointer, True), "version": 3}
+    def devices(self): return [SimpleNamespace(platform="gpu")]
+    def unsafe_buffer_pointer(self): return self.pointer
+    def block_until_ready(self):
+        self.waited = True
+        return self
+
+
+@pytest.fixture
+def there(gpu, monkeypatch):                                     # noqa: F811
+    modules = stand_in()
+    modules["jax.numpy"].zeros, modules["jax.numpy"].full = lambda shape, dtype, device=None: There(np.zeros(shape, dtype)), lambda shape, value, dtype, device=None: There(np.full(shape, value, dtype))
+    modules["jax.numpy"].broadcast_to = lambda x, shape: There(np.broadcast_to(x._values, shape))
+    for name, module in modules.items(): monkeypatch.setitem(sys.modules, name, module)
+    return gpu
+
+
+def test_launches_on_a_gpu(there):
+    """Kernels get the addresses of jax's arrays, wait for what is computed, and are waited for."""
+    there.sizes = [4, 8, 4, 8]                                  # a length and an address of each array
+    out = kernels.gelu(x := There(np.zeros((4, 300), np.float32)))
+    (*_, given), = there.named("launch")
+    assert type(out) is There and out.shape == (4, 300) and given[3] == out.pointer.to_bytes(8, "little") and given[1] != x.pointer.to_bytes(8, "little")       # of x's reshaped copy
+    assert out.waited and there.named("cuCtxSynchronize")
+
+
+@pytest.mark.parametrize("name", [name for name in library() if name not in IN_PLACE])
+def test_the_library_looks_at_no_memory_of_a_gpu(name, there):
+    """There is none behind these addresses."""
+    found, want = flat(library()[name](lambda *args, **kwargs: There(numbers(*args, **kwargs)))), flat(library()[name](numbers))
+    assert there.named("launch")
+    for got, right in zip(found, want, strict=True): assert type(got) is There and got.shape == right.shape and got.dtype == right.dtype
