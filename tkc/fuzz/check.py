@@ -142,7 +142,7 @@ def check(kernel: Kernel, targets=None, thorough: bool = False, brief: bool = Fa
     except Exception as e: return [Failure("trace" if not isinstance(e, level0.SimulationError) else "level 0", type(e).__name__, f"{e} ({_where(e)})")]
     turn = kernel.seed % 3 if brief else None
     found = [f for f in [ways.cpu()] if f] if turn in (0, None) else []
-    for target in targets or (("sm_80", "sm_89", "sm_90a")[kernel.seed // 3 % 3],):
+    for target in targets or ("sm_90a" if kernel.policy == "roles" else ("sm_80", "sm_89", "sm_90a")[kernel.seed // 3 % 3],):
         if turn != 0: found += ways.passes(target, kernel.warps, kernel.stages, turn != 2, seeds=range(4) if thorough else (kernel.seed,))
         others = {1, 2, 3, 5} if thorough else {1} if turn in (2, None) and "range(" in kernel.source else set()
         for stages in others - {kernel.stages}: found += ways.passes(target, kernel.warps, stages, False, range(2) if thorough else (0,), thorough)

@@ -86,6 +86,7 @@ WEIGHTS = dict(load=6, pointers=3, gather=1, binary=8, compare=1, where=3, unary
 POLICIES = {
     "mixed": ({}, EVEN[:3] + ODD), "odd": ({}, ODD), "even": ({}, EVEN),
     "pipelines": (dict(accumulate=14, dot=6, shape=2), EVEN + (17,)),
+    "roles": (dict.fromkeys(("dot", "accumulate", "loop", "repeat", "branch", "private", "atomic", "sort", "histogram", "combine"), 0), (64, 64, 32, 16)),          # and a stream (streams.py)
     "memory": (dict(load=8, pointers=8, gather=4, private=10, store=6, atomic=3), EVEN[:4] + ODD[:4]),
     "layouts": (dict(shape=14, reduce=8, scan=5, dot=6, sort=2), EVEN[:3] + ODD),
     "control": (dict(loop=8, branch=8, repeat=3, accumulate=5), EVEN[:2] + ODD[:6]),

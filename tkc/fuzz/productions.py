@@ -4,12 +4,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tkc.fuzz.grammar import INTEGERS, POLICIES, WHOLE, ArraySpec, Kernel, Tile, Writer, is_float
+from tkc.fuzz.grammar import INTEGERS, POLICIES, WHOLE, ArraySpec, Kernel, Tile, is_float
+from tkc.fuzz.streams import Streams
 
 COMPARE = ("<", "<=", ">", ">=", "==", "!=")
 
 
-class Author(Writer):
+class Author(Streams):
     """Writes whole kernels."""
 
     def step(self, depth: int = 2) -> None:
@@ -341,7 +342,8 @@ class Author(Writer):
 def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Kernel:
     """The kernel of a seed."""
     w = Author(seed, policy, steps)
-    for _ in range(w.steps): w.step()
+    if w.policy == "roles": w.stream()
+    for _ in range(w.steps // (4 if w.policy == "roles" else 1)): w.step()
     results = [v for v in w.pool if v.shape or w.chance(.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)): w.store(t)
     if not results: w.store()
@@ -349,7 +351,7 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
     head = ["    p0 = tkc.program_id(0)", "    p = p0" + (" + tkc.num_programs(0) * (tkc.program_id(1) + tkc.num_programs(1) * tkc.program_id(2))" if len(w.grid) > 1 else "")]
     arguments = ", ".join([a.name for a in order] + list(w.numbers))
     source = "\n".join(["import tkc", "", "", f"def kernel({arguments}):", *head, *("    " + text for text in w.locals), *w.lines]) + "\n"
-    return Kernel(seed, w.policy, source, order, w.numbers, w.grid, w.pick((None, 1, 2, 4, 4, 8)), w.pick((1, 2, 2, 3, 4, 5)))
+    return Kernel(seed, w.policy, source, order, w.numbers, w.grid, w.pick((None, None, 4, 8) if w.policy == "roles" else (None, 1, 2, 4, 4, 8)), w.pick((1, 2, 2, 3, 4, 5)))
 
 
 __all__ = ["POLICIES", "Author", "kernel"]

@@ -236,7 +236,8 @@ def _convert(op: shared.Convert, context: PassContext) -> None:
     src, dst = op.arg.type.register_layout, op.result.type.register_layout
     if movement(src, dst) in ("none", "registers"): return
     owner, parts = op.arg.owner, _parts(op)
-    if isinstance(owner, tile.Load) and (width := _copy_width(owner)):
+    alike = context.plan is None or context.plan.roles == "one"                  # a role's threads copy nothing: copies are its producer's
+    if alike and isinstance(owner, tile.Load) and (width := _copy_width(owner)):
         buffer = before(owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, sliced=bool(parts)))).result
         array, offsets, mask, other = owner.array, owner.offsets, owner.mask, owner.other
         before(owner, shared.Copy(array, offsets, buffer, owner.extents.get_values(), mask, other, vector=width, threads=src))

@@ -66,6 +66,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     alone = _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone else _warpgroups(m, len(dots), options)
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
+    if any(load.parent_op() is not loops[0] for load in restaged): return None, "a factor that is loaded before the loop would be laid anew in every iteration: wgmma reads 8 bits K-major only"
     if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
     late = late_dot(loops[0])
     aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
@@ -203,6 +204,7 @@ def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
     as then fit for those of a loop, alike."""
+    if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
     for outer in (2, 1):
         for count in range(min(STAGES, asked or STAGES), 1, -1):
