@@ -104,7 +104,7 @@ def language(*modules: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f"language-{name}": language(f"tkc.language.{name}") for name in ("operations", "memory", "control", "random", "inline", "arrays")},
-    "language-launches": language("tkc.runtime.jit", "tkc.runtime.autotune", "tkc.runtime.export", "tkc.ir.target", "tkc.language.names", "tkc.language.values"),
+    "language-launches": language("tkc.runtime.jit", "tkc.runtime.native", "tkc.runtime.autotune", "tkc.runtime.export", "tkc.ir.target", "tkc.language.names", "tkc.language.values"),
     "language-errors": language("tkc.errors"),
     "functions": functions,
     "elementwise": lambda: operations(elementwise.OPERATIONS[len(elementwise.CLASSES):]),

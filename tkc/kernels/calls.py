@@ -13,22 +13,23 @@ When a call comes for the second time, it runs while somebody writes down (`Scri
     what else        torch was asked for (a copy, a sort), as it was asked
     launches         `kernel[grid](…)`: the stream, overlapping bytes, TKC_DEBUG and all that a kernel reads are the launcher's business, here as ever
 
-Whose call it was is the key (`Calls`): of each tensor its extents, strides, element type, device, address modulo 16 and sign bit; of each number its type and value; which tensors share bytes, and which are
-one; and how often tables of choices changed. Numbers that an operator says are others each time (a step, a seed) count by type alone: what is computed of them is written down too (`Number`), and what they are
-compared with asked again. A generator must not look at anything else, nor at what an array holds: a call that does (`item`), or that uses a tensor from elsewhere, is not remembered, and runs as it always did.
+Whose call it was, machine code tells (`tkc.teller`): of each tensor its extents, strides, element type, device and address modulo 16; of each number its type and value; which tensors share bytes. Beside that count which
+tensors are one, and whether tables of choices changed. Numbers that an operator says are others each time (a step, a seed) count by type alone: what is computed of them is written down too (`Number`), and what they
+are compared with asked again. A generator must not look at anything else, nor at what an array holds: a call that does (`item`), or that uses a tensor from elsewhere, is not remembered, and runs as it always did;
+so does every call where there is no machine code, or a torch before 2.10.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import inf, nan
-from typing import Any
 
 import tkc
 
-REMEMBERED, SEEN, TOGETHER = 1024, 4096, 32     # calls of an operator: as functions, and as keys that came once; ways in which the tensors of one share bytes
+REMEMBERED, SEEN, KINDS = 2048, 4096, 64        # calls of an operator with values of the same types: as functions, and as keys that came once; such types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 NUMBERS = (int, float, bool, str, type(None))
+NOBODY = lambda *_: None, 0, None, ()           # who tells what no call depends on
 
 
 class Unknown(Exception):
@@ -73,6 +74,7 @@ class Script:
     def __init__(self, op, values: Sequence, torch):
         self.op, self.tensor, self.whole, self.conditions = op, torch.Tensor, True, []                  # whole: nothing was left out
         parameters = [(p.name, v) for p, v in zip(op.parameters, values, strict=True)]
+        self.values = dict(parameters)
         self.names = {id(v): name for name, v in reversed(parameters) if isinstance(v, torch.Tensor)}   # of tensors, by identity: each is kept
         self.given, self.kept, self.views, self.lines, self.space = [v for v in values if isinstance(v, torch.Tensor)], list(values), {}, [], {"_empty": torch.empty_strided, "inf": inf, "nan": nan}
         floats = {name for _, name in op.numbers}
@@ -108,17 +110,25 @@ class Script:
         try: self.lines.append(f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})")
         except Unknown: self.whole = False
 
-    def function(self, result, tell: Callable) -> Callable | None:
-        """All of it, as a function of the operator's parameters that gives the result anew; None where something else is needed than they. tell: who is told of an array that was changed in place."""
+    def function(self, result, tell: Callable, pairs: Sequence[tuple[str, str, bool]], otherwise: Callable) -> Callable | None:
+        """All of it, as a function of the operator's parameters that gives the result anew; None where something else is needed than they. tell: who is told of an array that was changed in place.
+        pairs: of its tensors, and whether they are one; where they are not as here, `otherwise` is called."""
         if not self.whole: return None
         try: end = self._text(result)
         except Unknown: return None
         parameters = ", ".join(p.name for p in self.op.parameters)
-        doubts = [f"if not ({' and '.join(dict.fromkeys(self.conditions))}): return _run({parameters})"] if self.conditions else []
+        met = [f"{x} is {y}" if one else f"{x} is not {y}" for x, y, one in pairs if one or self._meet(x, y)]
+        doubts = [f"if not ({' and '.join(met)}): return _otherwise({parameters})"] if met else []
+        doubts += [f"if not ({' and '.join(dict.fromkeys(self.conditions))}): return _run({parameters})"] if self.conditions else []
         told = [f"_tell({p.name})" for p, v in zip(self.op.parameters, self.arguments, strict=True) if p.name in self.op.mutates and v is not None]
         body = "\n    ".join([*doubts, *self.lines, *told, f"return {end}"])
-        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", self.space | {"_tell": tell, "_run": self.op.run}, space := {})
+        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", self.space | {"_tell": tell, "_run": self.op.run, "_otherwise": otherwise, "_kept": [v for v in self.arguments if isinstance(v, str)]}, space := {})
         return space[self.op.fn.__name__]
+
+    def _meet(self, *names: str) -> bool:
+        """Whether two tensors may share bytes: where they do not, they are not one. (They lie as in every call with such a key.)"""
+        (low, high), (other, above) = ((v.data_ptr(), v.data_ptr() + v.element_size() * (1 + sum((n - 1) * s for n, s in zip(v.shape, v.stride(), strict=True)))) for v in map(self.values.__getitem__, names))
+        return low < above and other < high
 
     def _named(self, made) -> str: return self.names.setdefault(id(made), f"_t{len(self.names)}")
 
@@ -157,75 +167,59 @@ class Calls:
 
     def __init__(self, op, torch, watchers: Sequence[Callable], alone: Callable, record: Callable):
         self.op, self.alone, self.record = op, alone, record
-        self.known: dict[tuple, tuple] = {}                     # what a call depends on: ({how its tensors share bytes: function}, a function that says how)
-        self.seen: set[tuple] = set()
+        self.kinds: dict[tuple[type, ...], tuple | None] = {}   # by the types of a call's values: who tells what it depends on, up to where; who finds a function that does it, and (these, keys that came once)
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
-        self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)}
-        self.space |= {"_T": torch.Tensor, "_P": torch.nn.Parameter, "_grad": torch.is_grad_enabled, "_find": self.known.get, "_handed": tkc.handed, "_first": self._first, "_behind": self._behind}
+        self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)} | {"_kind": NOBODY, "_now": tkc.handed.changes}
+        self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_first": self._first, "_behind": self._behind}
         self.first, self.behind = self._written(len(watchers), True), self._written(0, False)
 
     def _written(self, watchers: int, asking: bool) -> Callable:
-        """A function of the operator's own parameters: it makes the key, and calls what it finds there."""
-        op, places = self.op, {name: i for i, name in enumerate(self.tensors)}
-        parameters, key, plain, wanting, addresses = [], [], [], [], []
-        for p in op.parameters:
-            x, maybe, i = p.name, " | None" in str(p.annotation), places.get(p.name)
-            parameters.append(x if p.default is p.empty else f"{x}=_d_{x}")
-            if i is None:
-                key.append(f"{x}.__class__" + (f", {x}" + f" or str({x})" * ("float" in str(p.annotation))) * (x not in op.varies))           # 1, 1.0 and True differ, and 0.0 and -0.0
-                continue
-            facts = f"{x}.shape, {x}.stride(), {x}.dtype, {x}.device, _p{i} & 15 if _p{i} else None, {x}.is_neg()"
-            addresses.append(f"_p{i} = 0 if {x} is None else {x}.data_ptr()" if maybe else f"_p{i} = {x}.data_ptr()")
-            key.append(f"None if {x} is None else ({facts})" if maybe else facts)
-            plain.append(f"({f'{x} is None or ' * maybe}type({x}) is _T or type({x}) is _P)")
-            wanting.append(f"{x} is not None and {x}.requires_grad" if maybe else f"{x}.requires_grad")
-        asked = [*plain, *([f"not ({' or '.join(f'_w{i}()' for i in range(watchers))})", f"not (({' or '.join(wanting)}) and _grad())"] if asking else [])]
-        given, missed = ", ".join(p.name for p in op.parameters), "_first" if asking else "_behind"
-        exec(f"""def {op.fn.__name__}({', '.join(parameters)}):
-    _call = _key = _met = None
-    if {' and '.join(asked) or 'True'}:
-        try:
-            {'; '.join(addresses) or 'pass'}
-            _key = _handed.changes, {', '.join(key)},
-            _found = _find(_key)
-            if _found is not None:
-                _calls, _meet = _found
-                _met = _meet({', '.join([*(f'_p{i}' for i in places.values()), *places])}) if _meet is not None else 0
-                _call = _calls.get(_met)
-        except (TypeError, RuntimeError): _key = None
-    if _call is not None: return _call({given})
-    return {missed}(_key, _met, {given})""", self.space, space := {})
-        return space[op.fn.__name__]
+        """A function of the operator's own parameters: it asks what the call depends on, and calls what it finds there."""
+        parameters = [p.name if p.default is p.empty else f"{p.name}=_d_{p.name}" for p in self.op.parameters]
+        any_of = lambda what: " or ".join(f"{p.name} is not None and {p.name}.{what}" if " | None" in str(p.annotation) else f"{p.name}.{what}" for p in self.op.parameters if p.name in self.tensors)
+        asked = [*(f"not _w{i}()" for i in range(watchers)), f"not (({any_of('requires_grad')}) and _grad())", f"not ({any_of('is_neg()')})"] if asking else []
+        given, missed = ", ".join(p.name for p in self.op.parameters), "_first" if asking else "_behind"
+        exec(f"""def {self.op.fn.__name__}({', '.join(parameters)}):
+    _tell, _end, _find, _ = _kind
+    _told = _tell({given})
+    if _told is not None and {' and '.join(['_handed.changes == _now', *asked])}:
+        _call = _find(_told[:_end])
+        if _call is not None: return _call({given})
+    return {missed}({given})""", self.space, space := {})
+        return space[self.op.fn.__name__]
 
-    def _first(self, key: tuple | None, met: Any, *values):
+    def _first(self, *values):
         """A call that is not known: it goes through the dispatcher where somebody wants to see it there, else it is done here."""
-        return self._behind(key, met, *values) if self.alone(values, {}) else self.op.torch(*values)
+        return self._behind(*values) if self.alone(values, {}) else self.op.torch(*values)
 
-    def _behind(self, key: tuple | None, met: Any, *values):
+    def _behind(self, *values):
         """A call that is not known: the first of its kind is only made, the second written down."""
-        op = self.op
-        given = [v for p, v in zip(op.parameters, values, strict=True) if p.name in self.tensors]
-        numbers = [(p.name, v) for p, v in zip(op.parameters, values, strict=True) if p.name not in self.tensors]
-        if key is None or not all(x is None or x.data_ptr() for x in given) or not all(type(v) in (NUMBERS if name not in op.varies else (int, float, type(None))) for name, v in numbers): return op.run(*values)
-        if met is None:
-            if key not in self.seen:
-                if len(self.seen) >= SEEN: self.seen.clear()
-                self.seen.add(key)
-                return op.run(*values)
-            if len(self.known) >= REMEMBERED: self.known.clear()
-            meet = _meet(given)
-            self.known[key] = {}, meet
-            met = meet(*(0 if x is None else x.data_ptr() for x in given), *given) if meet else 0
-        result, call = self.record(op, values)
-        calls = self.known[key][0] if key in self.known else {}
-        if len(calls) >= TOGETHER: calls.clear()
-        calls[met] = call or op.run
+        if self.space["_now"] != tkc.handed.changes:
+            self.kinds.clear()
+            self.space["_kind"], self.space["_now"] = NOBODY, tkc.handed.changes
+        if (kind := self._kind(values)) is None or (told := kind[0](*values)) is None: return self.op.run(*values)
+        self.space["_kind"] = kind                              # who is asked first from now on
+        (_, end, _, (known, seen)), op = kind, self.op
+        told = told[:end]
+        given = [(p.name, v) for p, v in zip(op.parameters, values, strict=True) if p.name in self.tensors and v is not None]
+        if any(0 in v.shape for _, v in given): return op.run(*values)
+        pairs = [(x, y, v is w) for (x, v), (y, w) in combinations(given, 2)]
+        key = told, tuple(one for *_, one in pairs)
+        if (call := known.get(key)) is not None: return call(*values)
+        if told not in seen:
+            if len(seen) >= SEEN: seen.clear()
+            seen.add(told)
+            return op.run(*values)
+        result, call = self.record(op, values, pairs, self._behind)
+        if len(known) >= REMEMBERED: known.clear()
+        known[key] = known[told] = call or op.run
         return result
 
-
-def _meet(given: Sequence) -> Callable | None:
-    """A function of addresses, and then of tensors like these, that says of each two of them: 0 where they share no bytes, 2 where they are one, else 1. None where there is one."""
-    reach = {i: 0 if 0 in x.shape else x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) for i, x in enumerate(given) if x is not None}
-    if len(reach) < 2: return None
-    pairs = [f"0 if p{i} + {reach[i]} <= p{j} or p{j} + {reach[j]} <= p{i} else 2 if x{i} is x{j} else 1" for i, j in combinations(reach, 2)]
-    return eval(f"lambda {', '.join(f'{kind}{i}' for kind in 'px' for i in range(len(given)))}: ({', '.join(pairs)},)")
+    def _kind(self, values: tuple) -> tuple | None:
+        """Calls with values of these types; None where nobody can tell what they depend on."""
+        if (types := tuple(map(type, values))) in self.kinds: return self.kinds[types]
+        numbers = [v for p, v in zip(self.op.parameters, values, strict=True) if p.name not in self.tensors]
+        teller = tkc.teller(values, [p.name in self.op.varies for p in self.op.parameters]) if all(type(v) in NUMBERS for v in numbers) else None
+        if len(self.kinds) >= KINDS: self.kinds.clear()
+        found = self.kinds[types] = None if teller is None else (*teller, (known := {}).get, (known, set()))
+        return found

@@ -13,6 +13,7 @@ watches) goes past it: `alone`.
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
@@ -86,11 +87,11 @@ class _Writing(TorchDispatchMode):
 def _made(kernel, grid, args: tuple, kwargs: dict) -> None: kernel[grid](*args, **kwargs)
 
 
-def _recorded(op: Operator, values: tuple):
+def _recorded(op: Operator, values: tuple, pairs: Sequence[tuple[str, str, bool]], otherwise: Callable):
     """The result of a call, and a function that makes one like it; None where there can be none."""
     script = Script(op, values, torch)
     with _Writing(script), tkc.handed(script.launch): result = op.run(*script.arguments)
-    return result, script.function(result, _told)
+    return result, script.function(result, _told, pairs, otherwise)
 
 
 def register_all() -> None:

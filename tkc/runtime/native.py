@@ -124,6 +124,22 @@ def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
     return Prepared(launch, values, exchange, methods).launch
 
 
+def teller(values: Sequence, varying: Sequence[bool] | None = None) -> tuple[Callable[..., bytes | None], int] | None:
+    """A function of values like these that tells, as bytes, what launches of them depend on (None for values of other types), and where what follows tells only of this call: stream, addresses, numbers that vary.
+
+    Values: torch's tensors, numbers, texts (by identity) and None. varying: which numbers tell only whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code for such values.
+    """
+    kinds = []
+    for v, varies in zip(values, varying or [False] * len(values), strict=True):
+        what = (NUMBER if varies else INT) if type(v) is int else (REAL if varies else FLOAT) if type(v) is float else SAME if _itself(v) else TENSOR if _exchange(type(v)) else None
+        if what is None: return None
+        kinds.append((type(v), what))
+    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
+    if len(exchanges) != 1 or len(kinds) > VALUES or not (methods := _methods()): return None
+    made = Teller(kinds, len(kinds), (), exchanges.pop(), (), methods)
+    return made.words, -8 * (made.values + 1)
+
+
 class Machine:
     """`launch` is the builtin function; `words` gives what it would look up, as bytes (None: the call is of another kind); `missed` is what it calls where it does not know a launch."""
 
@@ -180,6 +196,12 @@ class Door(Machine):
             if p.kind == "map" or p.kind in ("pointer", "scalar") and how is None: return None
             moves.append(order.index(p.argument) | how << 8 if p.kind in ("pointer", "scalar") and p.argument in order else STAYS)
         return moves
+
+
+class Teller(Machine):
+    """Calls that are only told apart."""
+
+    def missed(self, *args) -> None: raise NotImplementedError
 
 
 class Prepared(Machine):
