@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from itertools import count
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -109,6 +110,7 @@ def test_tables_of_choices_are_in_the_key(monkeypatch):
     now[0] = 2
     assert known(X()) == 1                                                          # nobody is to look at such a thing …
     monkeypatch.setattr(tkc.handed, "changes", tkc.handed.changes + 1)
+    assert known(np.zeros((8, 8), np.float32)) == 2                # another call comes first
     assert known(X()) == 2                                                          # … but at tables, which count
 
 
@@ -290,6 +292,14 @@ def test_memory_is_bounded(monkeypatch):
     for i in range(40):
         for _ in range(3): assert op(x, None, 7, s="".join(["text", str(i)])).item() == 7           # another object each time
         assert len(memory(op)) <= 15
+    assert all(len(kind[3][1]) <= 8 for kind in op.first.__globals__["_first"].__self__.kinds.values())
+
+
+def test_a_text_is_told_by_its_place_and_keeps_it():
+    op, x = says(of=lambda x, y, n, f, s, b: ord(s[-1])), X()
+    for i in range(200):
+        text = "".join(["some text ", chr(65 + i % 26)])
+        for _ in range(3): assert op(x, None, 3, 1.0, text).item() == 65 + i % 26
 
 
 def test_arrays_without_elements():
