@@ -1,6 +1,8 @@
 """What calls of operators did is remembered (tkc/kernels/calls.py): with and without it results are the same, and what a call depends on is all in the key. Skipped where torch is not installed."""
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from itertools import count
 
@@ -407,3 +409,9 @@ def test_a_graph_replays_what_was_captured():
     with torch.cuda.stream(s): z = kernels.softmax(x)
     s.synchronize()
     torch.testing.assert_close(z, y)
+
+
+def test_torchs_compiler_is_not_imported():
+    """By who does not compile: it takes a second."""
+    program = "import sys, torch; from tkc import kernels\nfor _ in range(3): kernels.softmax(torch.zeros(3, 5))\nprint([m for m in sys.modules if m == 'torch._dynamo'], len(kernels.softmax.first.__globals__['_kind'][3][0]))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[] 2"

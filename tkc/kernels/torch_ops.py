@@ -78,6 +78,9 @@ class _Writing(TorchDispatchMode):
         super().__init__()
         self.script = script
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool: return False                          # torch's: else the first call would import all of torch.compile, which takes a second
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         with tkc.handed(_made): result = func(*args, **(kwargs or {}))          # an operator of ours launches for itself
         self.script.operation(func, args, kwargs or {}, result)
