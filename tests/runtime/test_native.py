@@ -330,3 +330,21 @@ def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
     k = JitFunction(add.fn)
     for _ in range(3): k[4](*(FakeTensor((256,), pointer=0x1000_0000 * (i + 1)) for i in range(3)), 256)
     assert isinstance(k[4], Launcher) and len(machine.launched) == 9
+
+
+def test_what_a_call_depends_on_is_told():
+    """Up to `end` what launches depend on, and nothing else."""
+    tell, end = tkc.teller((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])
+    told = lambda *values: (lambda words: words and words[:end])(tell(*values))
+    x, y = of(), of(0x2000_0000)
+    want = told(x, y, 2, 0.5, 7, None)
+    assert want and told(of(0x3000_0000), of(0x2000_0400), 2, 0.5, 9, None) == want and tell(of(0x3000_0000), y, 2, 0.5, 9, None) != tell(x, y, 2, 0.5, 7, None)
+    assert told(x, of(0x1000_0100), 2, 0.5, 7, None) == told(x, x, 2, 0.5, 7, None)
+    others = [(x, x, 2, 0.5, 7, None), (of(0x1000_0004), y, 2, 0.5, 7, None), (of(n=255), y, 2, 0.5, 7, None), (of(strides=(2,)), y, 2, 0.5, 7, None),
+              (of(dtype="int32"), y, 2, 0.5, 7, None), (x, y, 3, 0.5, 7, None), (x, y, 2, -0.5, 7, None), (x, y, 2, 0.5, 1, None), (x, y, 2, 0.5, 32, None), (x, y, 2, 0.5, 1 << 40, None)]
+    assert len({want, *(told(*o) for o in others)}) == len(others) + 1 and all(told(*o) for o in others)
+    stream[0] = 5
+    try: assert told(x, y, 2, 0.5, 7, None) == want
+    finally: stream[0] = 0
+    for o in (x, y, 2.0, 0.5, 7, None), (x, y, True, 0.5, 7, None), (x, y, 2, 0.5, 7, x), (x, y, 2, 0.5, 7), (x, y, 1 << 70, 0.5, 7, None), (of(0), y, 2, 0.5, 7, None): assert tell(*o) is None
+    assert tkc.teller((x, object())) is None and tkc.teller((1, 2)) is None and tkc.teller(([x],)) is None and tkc.teller((x, "a text", (1, 2), True)) is not None
