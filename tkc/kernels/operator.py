@@ -64,8 +64,9 @@ class Operator:
     def __repr__(self): return f"<operator tkc::{self.schema}>"
 
     def __call__(self, *args, **kwargs):
-        if self.torch is None and "torch" in sys.modules: import_module("tkc.kernels.torch_ops").register(self)
-        if self.torch is None: return self.run(*args, **kwargs)
+        if self.first is None:
+            if "torch" not in sys.modules: return self.run(*args, **kwargs)
+            import_module("tkc.kernels.torch_ops").register(self)
         if self.compiling(): return self.torch(*args, **kwargs)
         return self.first(*args, **kwargs)
 
