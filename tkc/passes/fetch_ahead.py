@@ -16,15 +16,14 @@ Which loads, and when, is the plan's choice:
 
 `prefetch`    in a program without dots every block, first thing in an iteration: memory is busy while the iteration computes
 roles         beside dots what is small, a scale or a bias. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
-              instructions wait in order. The next one is asked for under the first dots of this iteration, and what is small is computed of it at this one's end, so that
-              an iteration begins with its dots; the last one asks for its own again, which is in the cache:
+              instructions wait in order. The next one is asked for under the dots of this iteration, when what is small has been computed of the old one, in whose registers
+              it then arrives; the last iteration asks for its own again, which is in the cache:
 
-    for k:                                         s0 = 2 · load(scales, k_first)
-      s = 2 · load(scales, k / 128)                for k, carrying s = s0:
+    for k:                                         s0 = load(scales, k_first)
+      s = load(scales, k / 128)                    for k, carrying s = s0:
       acc = acc + dot(x, y) · s          ->          d = dot(x, y)
-                                                     r = load(scales, next(k) / 128)        next(k): k + step, in the last iteration k
+                                                     s1 = load(scales, next(k) / 128)       next(k): k + step, in the last iteration k
                                                      acc = acc + d · s
-                                                     s1 = 2 · r
                                                      yield s1
 """
 from __future__ import annotations
@@ -44,7 +43,6 @@ from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses, unchanged
-from tkc.passes.analysis.values import VIEWS
 
 MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
 
@@ -58,7 +56,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             if not (plan.prefetch or dots and plan.roles != "one"): continue
             loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _wanted(op, plan) and _may_be_early(op, loop, context.overlaps)]
             if not loads: continue
-            _ahead(loop, loads, _first(dots, loop.body.block))
+            _ahead(loop, loads, dots[-1] if dots else None)
             context.decisions.append(f"fetch-ahead: {len(loads)} load{'s'[:len(loads) > 1]} of a loop one iteration early")
 
 
@@ -84,42 +82,29 @@ def _runs(loop: scf.ForOp) -> bool:
 
 
 # ---- one iteration early -----------------------------------------------------------------------------------------------
-def _first(dots: list[tile.Dot], body: Block) -> tile.Dot | None:
-    """The last of those dots that are issued before any of their results is wanted; None in a loop without."""
-    found, made = None, {dot.result for dot in dots}
-    for op in body.ops:
-        if found is not None and any(v in made for v in op.operands): break
-        if op in dots: found = op
-    return found
-
-
 def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> None:
-    """`dot`: behind which the next ones are asked for; None in a loop without."""
+    """`dot`: the last one of the loop, None in a loop without."""
     body = loop.body.block
-    count, counter, needed, small = len(loop.iter_args), body.args[0], defining_slice([v for op in loads for v in op.operands], body), _small(loop, loads) if dot is not None else []
-    wanted = [v for op in (*loads, *small) for v in op.results if any(use.operation not in small for use in v.uses)]
-    rest = [op for op in defining_slice(wanted, body) if op not in loads and op not in needed]
+    count, counter, needed = len(loop.iter_args), body.args[0], defining_slice([v for op in loads for v in op.operands], body)
 
-    def asked(at: SSAValue, first: Operation, then: Operation) -> list[SSAValue]:
-        """The loads, what their offsets need and what is made of them, again for another value of the counter."""
+    def asked(at: SSAValue, anchor: Operation) -> list[SSAValue]:
+        """The loads, and what their offsets need, made again for another value of the counter."""
         mapping = {counter: at}
-        clone_slice([*needed, *loads], mapping, first)
-        clone_slice(rest, mapping, then)
-        return [mapping[v] for v in wanted]
+        clone_slice([*needed, *loads], mapping, anchor)
+        return [mapping[op.result] for op in loads]
 
-    loop = rebuild_for(loop, range(count), asked(loop.lb, loop, loop))
+    loop = rebuild_for(loop, range(count), asked(loop.lb, loop))
     arguments = body.args[1 + count:]
-    if dot is None:
-        for v, argument in zip(wanted, arguments): v.replace_all_uses_with(argument)
+    for op, argument in zip(loads, arguments):
+        op.result.replace_all_uses_with(argument)
+        argument.name_hint = op.result.name_hint
+    if dot is not None: _used_early(body, set(arguments))
     anchor = _widened_first(body, arguments) if dot is None else dot.next_op
     build = Builder(anchor)
     following = build.add(counter, loop.step)
     if dot is not None or any(is_inside(op.array, loop) for op in loads): following = build.select(build.lt(following, loop.ub), following, counter)
-    body.last_op.operands = [*body.last_op.operands, *asked(following, anchor, body.last_op)]
-    for v, argument in zip(wanted, arguments):
-        argument.name_hint = v.name_hint
-        v.replace_all_uses_with(argument)
-    for op in (*reversed(small), *reversed(loads)): erase(op)
+    body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
+    for op in loads: erase(op)
 
 
 def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
@@ -131,14 +116,14 @@ def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
     return casts[-1].next_op if casts else body.first_op
 
 
-def _small(loop: scf.ForOp, loads: Sequence[tile.Load]) -> list[Operation]:
-    """What is computed of loads alone, and is small too; views and copies of a number only where more is made of them."""
-    body, found, known = loop.body.block, [], {op.result for op in loads}
-    for op in body.ops:
-        if op in loads or not any(v in known for v in op.operands) or op.regions or not is_side_effect_free(op) or len(op.results) != 1 or _bytes(op.results[0]) > MOST: continue
-        if counted_slice(op.results, loop, lambda inner: inner in loads) is None: continue
+def _used_early(body: Block, fetched: set[SSAValue]) -> None:
+    """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones."""
+    start, known = None, set(fetched)
+    for op in list(body.ops):
+        if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op or _bytes(op.results[0]) > MOST: continue
+        if not any(v in known for v in op.operands) or any(v not in known and v.owner is not body and isinstance(v.owner, Operation) and v.owner.parent is body for v in op.operands): continue
         known.add(op.results[0])
-        found.append(op)
-    for op in reversed(found):
-        if isinstance(op, (*VIEWS, tile.Splat)) and not any(use.operation in found for use in op.results[0].uses): found.remove(op)
-    return found
+        op.detach()
+        if start is None: body.insert_op_before(op, body.first_op)
+        else: body.insert_op_after(op, start)
+        start = op
