@@ -211,6 +211,13 @@ def test_parts_of_rows_take_turns_in_the_same_registers():
     assert any("parts of its columns" in line for line in compiled(vectors)[1].decisions)
 
 
+def test_scales_that_a_loop_reads_again_stay_in_the_cache():
+    """256 rows of scales lie in as many lines, of which the next steps read more: so much of the cache is left to them that they are there. 128 rows fit what all of shared memory leaves."""
+    lines = lambda rows: [line for line in compiled(Case(E4, E4, (rows, 128, 128), "blocks b.T"))[1].decisions if "L1 cache" in line]
+    assert len(lines(256)) == 1 and "32768 bytes of lines" in lines(256)[0] and not lines(128)
+    assert compiled(Case(E4, E4, (256, 128, 128), "blocks b.T"))[1].plan.rings == (3,)
+
+
 # ------------------------------------------------------------------------------------------------------ computed factors
 def computed(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr):
     """FORM names what is done to a ("relu", "scaled" by rows, "cast" to b's type) or to b ("weights": cast to a's type), and "b.T", "a.T"."""

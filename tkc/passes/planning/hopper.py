@@ -42,6 +42,7 @@ SLACK = 12                                   # registers by which scores kept be
 ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
+LINE, UNIFIED, CARVED = 128, 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
 BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
 
 
@@ -81,7 +82,9 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
-    room = context.target.shared_bytes - BARRIERS[len(dots) > 1] - (1 if alone else 2) * crossing(program, dots, groups)
+    again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
+    narrowed = again > UNIFIED - context.target.shared_bytes - 1024
+    room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - (1 if alone else 2) * crossing(program, dots, groups)
     columns = widest(leaving, each * min(2, parts_of_k))
     slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
     # two slabs in turn unless the second one costs a stage
@@ -93,8 +96,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
-    again = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], again.get(op, -1), _kept(op, plan, options), share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
+    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], second.get(op, -1), _kept(op, plan, options), share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
@@ -105,6 +108,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
                         + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
     if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
+    if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
@@ -189,6 +193,16 @@ def _rings(dots, restaged) -> list[list[tile.Load]]:
         if dot is not dots[0] and summed(dot) and (first := next((ring for ring in rings if ring[0].parent_op() is dot.parent_op() and ring[0] not in restaged), None)): first += together
         else: rings.append(together)
     return rings + [[load] for load in restaged]
+
+
+def lines(loads: list[Operation]) -> int:
+    """Bytes of the cache's lines that a loop's small blocks, which go to registers, lie in: where rows are apart a whole line each, of which the next iterations read more."""
+    total = 0
+    for op in loads:
+        if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType): continue
+        size, facts = bits(op.result.type.element) // 8, op.array.type.facts.strides
+        total += LINE * prod(-(-n * size // LINE) if s.exact == 1 else n for n, s in zip(op.extents.get_values(), facts) if n > 0)
+    return total
 
 
 def _kept(load: tile.Load, plan: Plan, options) -> str:
