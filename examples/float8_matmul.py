@@ -34,7 +34,7 @@ def matmul(a, b, sa, sb, c, EXACT: tkc.constexpr = False, ROWS: tkc.constexpr = 
 
 
 @tkc.jit
-def block_scaled_matmul(a, b, sa, sb, c, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128, BK: tkc.constexpr = 128):
+def block_scaled_matmul(a, b, sa, sb, c, BM: tkc.constexpr = 256, BN: tkc.constexpr = 128, BK: tkc.constexpr = 128):
     """c = a b.T, where sa [M, K / 128] scales 1 x 128 blocks of a, and sb [N / 128, K / 128] 128 x 128 blocks of b."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
