@@ -521,3 +521,14 @@ def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_v
     plain, asked = (_transpose.compile("bf16[1, 128, 64]", "bf16[1, 64, 128]", ROWS=64, COLUMNS=64, target="sm_90a", turned=turned) for turned in (None, False))
     odd = [_transpose.compile(f"bf16[1, {n}, {m}]", f"bf16[1, {m}, {n}]", ROWS=64, COLUMNS=64, target="sm_90a") for n, m in ((127, 65), (128, 65), (127, 64))]
     assert not plain.interface.shared_bytes and asked.interface.shared_bytes and all(c.interface.shared_bytes for c in odd)
+
+
+def test_a_transpose_asks_memory_for_two_lines_at_once():
+    """On Hopper, where whole vectors of rows are read; nothing else does."""
+    from tkc.kernels.movement import _transpose
+    from tkc.kernels.softmax import _softmax
+    of = lambda kernel, *given, **options: kernel.compile(*given, **options).ptx
+    assert of(_transpose, "bf16[1, 512, 512]", "bf16[1, 512, 512]", ROWS=128, COLUMNS=64, target="sm_90a").count("ld.global.L2::256B.v4.b32") == 8
+    for text in (of(_transpose, "bf16[1, 512, 512]", "bf16[1, 512, 512]", ROWS=128, COLUMNS=64, target="sm_80"), of(_transpose, "bf16[1, 511, 511]", "bf16[1, 511, 511]", ROWS=128, COLUMNS=32, target="sm_90a"),
+                 of(_transpose, "bf16[1, 512, 512]", "bf16[1, 512, 512]", ROWS=128, COLUMNS=64, target="sm_90a", turned=False), of(_softmax, "bf16[64, 4096]", "bf16[64, 4096]", LOG=False, ROWS=1, COLUMNS=4096, target="sm_90a")):
+        assert "L2::" not in text

@@ -463,6 +463,7 @@ class Load(TileOperation):
     __form__ = "array [offsets] mask? other?"
     array, offsets, mask, other, result = operand_def(ArrayType), var_operand_def(), opt_operand_def(), opt_operand_def(), result_def()
     extents = prop_def(DenseArrayBase)
+    fetch = opt_prop_def(IntegerAttr)             # bytes that the L2 cache asks memory for where it misses some of them
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
 

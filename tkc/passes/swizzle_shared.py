@@ -64,6 +64,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case tile.Load() if isinstance(op.result.type, TileType) and op.result.type.shared_layout is not None: _mapped(op, context)
                 case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "tma": _staged(op, context)
                 case tile.Load() if isinstance(op.result.type, TileType) and _planned(op, context).path == "own": _own(op, context)
+                case tile.Load() if fetch := _planned(op, context).fetch: op.properties["fetch"] = IntegerAttr(fetch, i64)
                 case shared.Convert() if op.result.type.shared_layout is not None: _restaged(op, context)
         if context.plan is not None and context.plan.roles != "one": _results(kernel, context)
         for op in list(kernel.walk()):

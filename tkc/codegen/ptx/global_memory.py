@@ -122,7 +122,7 @@ def load(e: Emitter, op: tile.Load) -> None:
     if not isinstance(t, TileType):
         group = guarded(e, lambda r: Block(e, op, None).group(0, op.mask), size_of(t), "reads", op.array)(0)
         return e.set(op.result, load_element(e, group, t, otherwise(e, op.other)(0), "global"))
-    block = Block(e, op, t.register_layout)
+    block, space = Block(e, op, t.register_layout), "global" if op.fetch is None else f"global.L2::{op.fetch.value.data}B"
     v, wide = block.vector(mask=op.mask), 0 if is_bool(t.element) else block.ragged(op.mask)
     remark(e, op, block.layout, max(v, wide), block.array.itemsize)
     if wide and isinstance(whole := block.reaches(), str):
@@ -132,13 +132,13 @@ def load(e: Emitter, op: tile.Load) -> None:
 
         def delivered(v: int, group: Callable[[int], Group]) -> None:
             """Elements behind a tile's end too, which are constants: both ways lead to the same registers."""
-            found = load_tile(e, t, v, group, otherwise(e, op.other), "global", into=into)
+            found = load_tile(e, t, v, group, otherwise(e, op.other), space, into=into)
             for register, value in zip(into, found.registers):
                 if value != register: e.w.move(register, value)
         in_two(e, whole, lambda: delivered(wide, inner.group), lambda: delivered(v, ragged.group))
         return e.set(op.result, Tile.of(t, into))
     group = guarded(e, lambda r: block.group(r, op.mask), v * block.array.itemsize, "reads", op.array)
-    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), "global", into=e.free_home(op.result, *op.operands)))
+    e.set(op.result, load_tile(e, t, v, group, otherwise(e, op.other), space, into=e.free_home(op.result, *op.operands)))
 
 
 @emitter(tile.Store)
