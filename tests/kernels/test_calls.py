@@ -23,7 +23,7 @@ LIMIT = 1.0
 
 
 def randn(*shape, seed=0, dtype=torch.float32): return torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
-def memory(op): return {key: call for kind in op.first.__globals__["_first"].__self__.kinds.values() if kind for key, call in kind[3][0].items()}
+def memory(op): return {(types, key): call for types, kind in op.first.__globals__["_behind"].__self__.kinds.items() if kind for key, call in kind[3][0].items()}
 def made(op): return {call for call in memory(op).values() if call != op.run}
 
 
@@ -294,7 +294,7 @@ def test_memory_is_bounded(monkeypatch):
     for i in range(40):
         for _ in range(3): assert op(x, None, 7, s="".join(["text", str(i)])).item() == 7           # another object each time
         assert len(memory(op)) <= 15
-    assert all(len(kind[3][1]) <= 8 for kind in op.first.__globals__["_first"].__self__.kinds.values())
+    assert all(len(kind[3][1]) <= 8 for kind in op.first.__globals__["_behind"].__self__.kinds.values())
 
 
 def test_a_text_is_told_by_its_place_and_keeps_it():
@@ -302,6 +302,17 @@ def test_a_text_is_told_by_its_place_and_keeps_it():
     for i in range(200):
         text = "".join(["some text ", chr(65 + i % 26)])
         for _ in range(3): assert op(x, None, 3, 1.0, text).item() == 65 + i % 26
+
+
+def test_calls_with_other_types_take_turns():
+    """With and without a second array, a number for none: each is found, whichever was last."""
+    op, x, general = says(of=lambda x, y, n, *_: n + 10 * (y is not None)), X(), []
+    some = [((x, None, 3), 3), ((x, X(), 3), 13), ((torch.nn.Parameter(X(), requires_grad=False), None, 3), 3), ((x, None, True), 1)]
+    for args, want in some * 2: assert op(*args).item() == want
+    calls_ = op.first.__globals__["_behind"].__self__
+    op.first.__globals__["_first"] = lambda *values: general.append(values) or calls_.behind(*values)
+    for args, want in some * 3: assert op(*args).item() == want
+    assert not general and len(made(op)) == 4
 
 
 def test_arrays_without_elements():

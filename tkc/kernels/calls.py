@@ -170,7 +170,7 @@ class Calls:
         self.kinds: dict[tuple[type, ...], tuple | None] = {}   # by the types of a call's values: who tells what it depends on, up to where; who finds a function that does it, and (these, keys that came once)
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
         self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)} | {"_kind": NOBODY, "_now": tkc.handed.changes}
-        self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_first": self._first, "_behind": self._behind}
+        self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_kinds": self.kinds, "_first": self._first, "_behind": self._behind}
         self.first, self.behind = self._written(len(watchers), True), self._written(0, False)
 
     def _written(self, watchers: int, asking: bool) -> Callable:
@@ -182,6 +182,9 @@ class Calls:
         exec(f"""def {self.op.fn.__name__}({', '.join(parameters)}):
     _tell, _end, _find, _ = _kind
     _told = _tell({given})
+    if _told is None and (_other := _kinds.get(({''.join(f'{p.name}.__class__, ' for p in self.op.parameters)}))) is not None:
+        _tell, _end, _find, _ = _other
+        _told = _tell({given})
     if _told is not None and {' and '.join(['_handed.changes == _now', *asked])}:
         _call = _find(_told[:_end])
         if _call is not None: return _call({given})
