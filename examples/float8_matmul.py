@@ -14,6 +14,12 @@ depend on k is a factor of the result. One that does belongs inside the loop, on
 
 Hopper multiplies float8 only where K is the dense axis of both factors, so `b` is stored as [N, K] (as torch.nn.Linear does) and
 its block transposed, or passed as `w.T`; either way nothing is copied.
+
+On an H200, 2026-11-22, commit 02963b6, four shuffled rounds of `benchmarks/run.py examples`, 8192 x 8192 x 8192:
+
+    one scale a tensor                833.5 us (1319 TFLOP/s)      cuBLAS, fast sums     855.0 (1286)
+    one scale a row, exact sums       896.6    (1226)              cuBLAS, exact sums    864.8 (1271)
+    scales of blocks                 1147.0     (958)
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device

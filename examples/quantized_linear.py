@@ -8,6 +8,12 @@ stored as int8 (or float8) with a scale for each output, and multiplied in bfloa
 The kernel says just that. The compiler sees that one factor is computed element by element: its blocks come through shared memory as they are, 8 bits
 wide, and become bfloat16 in the registers from which the tensor core reads its left factor, while the dot before is under way. Here it is the right
 factor that is computed, so the dot is taken as its transpose, (w x.T).T. The same holds for any element-wise computation: relu(a), a * s, a + b.
+
+On an H200, 2026-11-22, four shuffled rounds of `benchmarks/run.py examples` (commit 02963b6), and eight of `product_types` (8434850):
+
+    rows x outputs x inputs     weights of int8        float8        cuBLAS, all bfloat16
+    64 x 8192 x 8192            34.0 us (64 x 64 x 128)              46.7
+    4096 x 4096 x 4096          254.0                  244.7         190.8
 """
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device

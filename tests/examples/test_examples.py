@@ -1,4 +1,6 @@
 """Every example at sizes that fit nothing: 1, primes, one past a block. On the CPU, and as the level-0 program in NumPy."""
+import re
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,13 @@ def test_every_case_meets_its_tolerance(engine, name, size):
         case["run"]()
         error = case["error"]()
         assert error <= case["tolerance"], f"{case['name']} {case['dtype']}: error {error:.2e}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_was_measured(name):
+    """Where, when, on which commit, beside what, with the unit."""
+    text = example(name).__doc__
+    assert "H200" in text and "ommit" in text and re.search(r"\d us|TFLOP/s|GB/s", text) and re.search(r"torch|cuBLAS|cuDNN|a copy", text)
 
 
 @pytest.mark.parametrize("name", ("softmax", "layer_norm"))
