@@ -72,7 +72,7 @@ class Operator:
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""
-        foreign = any(type(a).__module__.startswith("jax") for a in (*args, *kwargs.values()))
+        foreign = "jax" in sys.modules and any(type(a).__module__.startswith("jax") for a in (*args, *kwargs.values()))
         if self.mutates and foreign:
             raise tkc.LaunchError(f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never change; pass an array of another library")
         for i, name in self.numbers:                            # 1 is 1.0: it would be another kernel
