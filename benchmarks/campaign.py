@@ -1,19 +1,20 @@
 """python -m benchmarks.campaign: all that a commit owes a GPU, the most telling first, as far as the time goes.
 
     python -m benchmarks.campaign --seconds 560 --out /tmp/results            every stage, in this order, until the time is over
-    python -m benchmarks.campaign tests attention --out /tmp/results          these
+    python -m benchmarks.campaign tests attention --out /tmp/results          these, in this order
     python -m benchmarks.campaign --after product --out /tmp/results          those behind it, where the last one stopped
     python -m benchmarks.campaign --fuzz 44 --seconds 560 --out /tmp/results  and random kernels on so many processors beside them
 
 A stage is a command in processes of its own with a deadline, and one that hangs or crashes costs only itself. First comes a trial of a few seconds: where a package is missing or a file of another
 name stands in the path, everything ends there, not one stage after the other. Stages that time the host are alone; then each GPU takes the next stage when it is free, so tests and races run side
-by side on different GPUs, one at a time on each. A stage's output is in OUT/<stage>.log, its tables in OUT/<stage>/; OUT/all.tgz has everything but the plots and is written anew after each stage, so
+by side on different GPUs, one at a time on each; random kernels have the last processors of the machine and no others (where there is `taskset`), for a race's host is in its figures. A stage's output is in OUT/<stage>.log, its tables in OUT/<stage>/; OUT/all.tgz has everything but the plots and is written anew after each stage, so
 that a machine that is taken away leaves what was done. What each stage said last, and every figure that is missed, is printed at the end.
 """
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,9 +75,10 @@ STAGES = {
 }
 
 
-def run(stage: Stage, name: str, out: Path, limit: float, gpu: int | None = None, nice: int = 0) -> tuple[int | None, float]:
-    """(exit status, or None where it was stopped with all its children; seconds). gpu: the only one that it sees."""
-    command = [*(("nice", "-n", str(nice)) if nice else ()), sys.executable, *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command)]         # a race ends its children itself
+def run(stage: Stage, name: str, out: Path, limit: float, gpu: int | None = None, nice: int = 0, last: int = 0) -> tuple[int | None, float]:
+    """(exit status, or None where it was stopped with all its children; seconds). gpu: the only one that it sees; last: on how many of the machine's processors, the last ones (0: all)."""
+    last = ("taskset", "-c", f"{cores - last}-{cores - 1}") if 0 < last < (cores := os.cpu_count() or 1) and shutil.which("taskset") else ()
+    command = [*(("nice", "-n", str(nice)) if nice else ()), *last, sys.executable, *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command)]         # a race ends its children itself
     seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible()[gpu]}
     began = time.monotonic()
     with (out / f"{name}.log").open("a") as log:
@@ -114,11 +116,11 @@ class Campaign:
 
     def left(self) -> float: return self.end - time.monotonic()
 
-    def one(self, name: str, stage: Stage, gpu: int | None, nice: int = 0) -> None:
+    def one(self, name: str, stage: Stage, gpu: int | None, nice: int = 0, last: int = 0) -> None:
         if self.left() < stage.seconds / 4:
             self.said[name] = "not begun", ""
             return
-        status, took = run(stage, name, self.out, min(stage.seconds, self.left()), gpu, nice)
+        status, took = run(stage, name, self.out, min(stage.seconds, self.left()), gpu, nice, last)
         with self.lock:
             self.said[name] = "stopped" if status is None else f"exit {status}" if status else "done", f"{took:.0f}"
             pack(self.out)
@@ -140,7 +142,7 @@ class Campaign:
         lanes = [threading.Thread(target=lane, args=(gpu,)) for gpu in range(gpus)]
         if fuzz:
             kernels = Stage(("-m", "tkc.fuzz", "--jobs", str(fuzz), "--seconds", str(max(1, self.left() - 15)), "--state", str(self.out / "fuzz.json")), self.left(), 20)
-            lanes.append(threading.Thread(target=self.one, args=("fuzz", kernels, None, 19)))
+            lanes.append(threading.Thread(target=self.one, args=("fuzz", kernels, None, 19, fuzz)))
         for thread in lanes: thread.start()
         for thread in lanes: thread.join()
 
@@ -155,7 +157,7 @@ class Campaign:
 def main(names: tuple[str, ...], after: str | None, seconds: float, gpus: int | None, fuzz: int, out: Path) -> None:
     """Runs the stages. The exit status is 1 if one of them failed, was stopped or did not begin."""
     order = list(STAGES)
-    chosen = [n for n in order[order.index(after) + 1 if after else 0:] if not names or n in names]
+    chosen = [n for n in names or order if not after or order.index(n) > order.index(after)]
     out.mkdir(parents=True, exist_ok=True)
     campaign, console = Campaign(out, seconds), Console(soft_wrap=True)
     if not campaign.trial():

@@ -38,13 +38,16 @@ def test_the_real_stages_name_what_exists():
 def test_names_and_where_to_go_on(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(campaign, "TRIAL", ())
-    monkeypatch.setattr(campaign, "run", lambda stage, name, out, limit, gpu=None, nice=0: ran.append((name, gpu)) or (0, 1.0))
+    monkeypatch.setattr(campaign, "run", lambda stage, name, out, limit, gpu=None, nice=0, last=0: ran.append((name, gpu)) or (0, 1.0))
     assert CliRunner().invoke(main, ["--after", "product_types", "--gpus", "1", "--out", str(tmp_path)]).exit_code == 0
     behind = list(STAGES)[list(STAGES).index("product_types") + 1:]
     assert [name for name, _ in ran] == sorted(behind, key=lambda name: not STAGES[name].alone)
     ran.clear()
     assert CliRunner().invoke(main, ["launch", "tests", "--gpus", "1", "--fuzz", "2", "--out", str(tmp_path)]).exit_code == 0
     assert ran[0] == ("launch", 0) and sorted(ran[1:]) == [("fuzz", None), ("tests", 0)]
+    ran.clear()
+    assert CliRunner().invoke(main, ["sanitize", "tests", "launch", "--after", "tests", "--gpus", "1", "--out", str(tmp_path)]).exit_code == 0
+    assert ran == [("launch", 0), ("sanitize", 0)]
 
 
 def test_gpus_take_stages_as_they_are_free(monkeypatch, tmp_path):
