@@ -50,8 +50,8 @@ class LoadPlan:
     ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
     restaged: int = -1                              # and the ring in which it is laid anew
     keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
-    fetch: int = 0                                  # registers: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
     boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
+    fetch: int = 0                                  # registers: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
 
 
 @dataclass(frozen=True)

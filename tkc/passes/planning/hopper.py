@@ -97,7 +97,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], second.get(op, -1), _kept(op, plan, options), share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     for i, dot in enumerate(dots):
