@@ -202,10 +202,11 @@ class Groups:
         return any(self.find(op.result) is self.find(value) for op in self.dots)
 
     def _join(self) -> None:
-        """Parts of one sum, side by side: what each thread has of them."""
+        """Parts of one sum, side by side: what each thread has of them. A dot's own result has its dot's layout, whatever its group was given for another."""
+        has = lambda v: self.dots[v.owner].layouts[2] if v.owner in self.dots else self.chosen[self.find(v)]
         for op in self.concats:                                                        # in program order: parts of parts first
             if any(self.find(a) not in self.chosen for a in op.args): continue
-            try: layout = Layout.concat([self.chosen[self.find(a)] for a in op.args], op.axis.value.data)[0]
+            try: layout = Layout.concat([has(a) for a in op.args], op.axis.value.data)[0]
             except LayoutError: continue
             if self.chosen.setdefault(self.find(op.result), layout) == layout: self.joined.add(op)
 
