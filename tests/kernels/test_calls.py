@@ -248,6 +248,81 @@ def test_who_looks_elsewhere_is_not_remembered(look):
     assert not made(looks) and memory(looks)
 
 
+@pytest.mark.parametrize("many", [lambda x: sum(x.tolist()), lambda x: float(x.cpu().numpy().sum()), lambda x: len(x.nonzero()), lambda x: len(x[x > 0]), lambda x: len(x[x.bool()])])
+def test_who_counts_what_an_array_holds_is_not_remembered(many):
+    @mine
+    def counts(x: Array) -> Array:
+        out = empty(x, (1,), "float32")
+        yield out
+        _filled[1](out, float(many(x)), N=1)
+    for i in range(6): assert counts((torch.arange(8, device=DEVICE) < i).float()).item() == i
+
+
+def test_operators_in_operators():
+    """Done once, and theirs: not by torch's method of that name, nor by their kernels beside them."""
+    @mine(mutates="x")
+    def inner(x: Array) -> Array:
+        count = zeros(x, (1,))
+        yield count
+        _more[1](x, N=8)
+
+    @mine(mutates="x")
+    def outer(x: Array) -> Array:
+        out = empty(x)
+        yield out
+        inner(x)
+        out.copy_(kernels.transpose(x.reshape(2, 4)).reshape(8))
+    for seed in range(5):
+        x = randn(8, seed=seed)
+        assert torch.equal(outer(x.clone()), (x + 1).reshape(2, 4).T.reshape(8))
+    assert len(made(outer)) == 1
+
+
+@tkc.jit
+def _more(x, N: tkc.constexpr): tkc.store(x, (0,), tkc.load(x, (0,), (N,)) + 1)
+
+
+def test_views_without_elements_negative_ones_and_places_that_are_none():
+    @mine
+    def f(x: Array, i: Array) -> Array:
+        out = zeros(x)
+        yield out
+        _copied[0](x[:0].reshape((-1,)), out.reshape((-1,)), N=8)
+        out[:, i] = torch._neg_view(x)[:, i]
+    for seed in range(5):
+        x, i = randn(3, 5, seed=seed), torch.tensor([seed % 5, 1], device=DEVICE)
+        want = torch.zeros_like(x)
+        want[:, i] = -x[:, i]
+        assert torch.equal(f(x, i), want)
+    assert len(made(f)) == 1
+
+
+def test_texts_of_the_dispatcher_are_others_each_time(monkeypatch):
+    """It makes a str of each call."""
+    x, op, count = randn(8, 8), OPERATORS["gelu"], []
+    kernels.gelu(x)
+    known = op.first.__globals__["_behind"].__self__
+    record = known.record
+    monkeypatch.setattr(known, "record", lambda *args: count.append(args) or record(*args))
+    for _ in range(50): op.torch(x, "tanh")
+    assert len(count) <= 1
+
+
+def test_none_for_an_array():
+    """For which the schema has no None: the same, each time."""
+    x = randn(8, 8)
+    for _ in range(4): assert torch.equal(kernels.add_rms_norm(x, None), kernels.rms_norm(x))
+
+
+def test_numbers_that_vary_below_0_and_as_integers():
+    @mine(varies="n f")
+    def powers(x: Array, n: int, f: float) -> Array:
+        out = empty(x, (1,), "float32")
+        yield out
+        _filled[1](out, (-0.5) ** n + int(f) + (n == None), N=1)                    # noqa: E711
+    for n in range(2, 8): assert powers(X(), n, 2.5).item() == (-0.5) ** n + 2
+
+
 def test_adam_counts_and_nothing_fills():
     op, kept = OPERATORS["adam_"], []
     for way in op.first, op.run:

@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import inf, nan
+from sys import intern
 
 import tkc
 
 REMEMBERED, SEEN, KINDS = 2048, 4096, 64        # calls of an operator with values of the same types: as functions, and as keys that came once; such types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 NUMBERS = (int, float, bool, str, type(None))
-NOBODY = lambda *_: None, 0, None, ()           # who tells what no call depends on
+NOBODY = lambda *_: None, 0, None, (), 0         # who tells what no call depends on
 
 
 class Unknown(Exception):
@@ -43,6 +44,7 @@ class Number:
     def __init__(self, value: int | float, text: str, conditions: list[str]): self.value, self.text, self.conditions = value, text, conditions
     def __bool__(self) -> bool: return _asked(self, bool(self.value), f"bool({self.text})")
     def __float__(self) -> float: return float(_asked(self, self.value, self.text))
+    def __int__(self) -> int: return int(_asked(self, self.value, self.text))
     def __index__(self) -> int: return _asked(self, self.value, self.text).__index__()
     def __hash__(self) -> int: return hash(_asked(self, self.value, self.text))
 
@@ -54,9 +56,10 @@ def _asked(x: Number, answer, text: str):
 
 def _computed(name: str, text: str) -> Callable:
     def compute(x: Number, *other):
+        if not all(isinstance(o, (int, float, complex, Number)) for o in other): return NotImplemented
         value = getattr(x.value, name)(*(o.value if isinstance(o, Number) else o for o in other))
         if value is NotImplemented: value = getattr(float(x.value), name)(*(float(o.value if isinstance(o, Number) else o) for o in other))           # an integer and a float
-        said = text.format(x.text, *(o.text if isinstance(o, Number) else repr(o) for o in other))
+        said = text.format(x.text, *(o.text if isinstance(o, Number) else f"({o!r})" for o in other))
         return _asked(x, value, said) if isinstance(value, bool) else Number(value, said, x.conditions)
     return compute
 
@@ -68,11 +71,17 @@ for _name, _sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "
 Number.__neg__ = _computed("__neg__", "(-{0})")
 
 
+def _sized(func, args: tuple) -> bool:
+    """Whether how large a result is depends on what arrays hold: of indices, on masks."""
+    if not any(str(t) == "Tag.dynamic_output_shape" for t in func.tags): return False
+    return func.overloadpacket.__name__ != "index" or any(i is not None and str(i.dtype) in ("torch.bool", "torch.uint8") for i in args[1])
+
+
 class Script:
     """Writes down what a call does. operation: what it asks of torch; launch: a kernel; function: all of it as a function. arguments: what the operator is run with."""
 
     def __init__(self, op, values: Sequence, torch):
-        self.op, self.tensor, self.whole, self.conditions = op, torch.Tensor, True, []                  # whole: nothing was left out
+        self.op, self.tensor, self.whole, self.nested, self.conditions = op, torch.Tensor, True, False, []                  # whole: nothing was left out
         parameters = [(p.name, v) for p, v in zip(op.parameters, values, strict=True)]
         self.values = dict(parameters)
         self.names = {id(v): name for name, v in reversed(parameters) if isinstance(v, torch.Tensor)}   # of tensors, by identity: each is kept
@@ -85,6 +94,7 @@ class Script:
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.kept += [*results, args]
         if not all(isinstance(r, self.tensor) for r in results): self.whole = False
+        elif _sized(func, args): self.whole = False
         elif not func._schema.is_mutable and any(r is a for r in results for a in args): self.whole = self.whole and len(results) == 1           # what was given comes back
         elif func.overloadpacket.__name__ in EMPTY and not kwargs.get("pin_memory"): self._allocation(result)
         elif not func._schema.is_mutable and len(results) == 1 and args and isinstance(args[0], self.tensor) and args[0].untyped_storage()._cdata == result.untyped_storage()._cdata: self.views[id(result)] = func, args, kwargs
@@ -98,7 +108,7 @@ class Script:
 
     def _again(self, func, args: tuple, kwargs: dict, results: Sequence) -> None:
         """Something of torch's, asked for as it was."""
-        method = func._overloadname == "default" and args and isinstance(args[0], self.tensor) and hasattr(self.tensor, name := func.overloadpacket.__name__)              # the quicker way to the same
+        method = func.namespace == "aten" and func._overloadname == "default" and not any(isinstance(a, (list, tuple)) and any(v is None for v in a) for a in args) and args and isinstance(args[0], self.tensor) and hasattr(self.tensor, name := func.overloadpacket.__name__)              # the quicker way to the same
         try: call = (f"{self._text(args[0])}.{name}" if method else self._constant(func)) + f"({self._arguments(args[1:] if method else args, kwargs)})"
         except Unknown: self.whole = False; return
         if all(id(r) in self.names for r in results): self.lines.append(call)         # it changed an array in place
@@ -106,7 +116,9 @@ class Script:
 
     def launch(self, kernel, grid, args: tuple, kwargs: dict) -> None:
         plain = lambda v: v.value if isinstance(v, Number) else v
+        grid = tuple(n.__index__() if isinstance(n, Number) else n for n in grid) if isinstance(grid, tuple) else grid.__index__() if isinstance(grid, Number) else grid
         kernel[grid](*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+        if self.nested: return                                  # by an operator that this one calls, and will call
         try: self.lines.append(f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})")
         except Unknown: self.whole = False
 
@@ -151,12 +163,12 @@ class Script:
         """A view is one of what it was first made of; of other elements, as it was made."""
         root, dtypes = view, set()
         while id(root) in self.views and id(root) not in self.names:
-            dtypes.add(root.dtype)
+            dtypes.add((root.dtype, root.is_neg()))
             root = self.views[id(root)][1][0]
         if id(root) not in self.names: raise Unknown
         base, name = self.names[id(root)], None
-        if dtypes | {root.dtype} != {view.dtype}: self._again(*self.views[id(view)], (view,)); return self.names[id(view)]
-        step, name = view.data_ptr() - root.data_ptr(), self._named(view)
+        if dtypes | {(root.dtype, root.is_neg())} != {(view.dtype, view.is_neg())}: self._again(*self.views[id(view)], (view,)); return self.names[id(view)]
+        step, name = view.numel() and view.data_ptr() - root.data_ptr(), self._named(view)
         start = f", {base}.storage_offset() + {step // view.element_size()}" if step else ""
         self.lines.append(f"{name} = {base}.as_strided({self._constant(tuple(view.shape))}, {self._constant(view.stride())}{start})")
         return name
@@ -169,8 +181,8 @@ class Calls:
         self.op, self.alone, self.record = op, alone, record
         self.kinds: dict[tuple[type, ...], tuple | None] = {}   # by the types of a call's values: who tells what it depends on, up to where; who finds a function that does it, and (these, keys that came once)
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
-        self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)} | {"_kind": NOBODY, "_now": tkc.handed.changes}
-        self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_kinds": self.kinds, "_first": self._first, "_behind": self._behind}
+        self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)} | {"_kind": NOBODY}
+        self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_kinds": self.kinds, "_intern": intern, "_first": self._first, "_behind": self._behind}
         self.first, self.behind = self._written(len(watchers), True), self._written(0, False)
 
     def _written(self, watchers: int, asking: bool) -> Callable:
@@ -179,11 +191,12 @@ class Calls:
         any_of = lambda what: " or ".join(f"{p.name} is not None and {p.name}.{what}" if " | None" in str(p.annotation) else f"{p.name}.{what}" for p in self.op.parameters if p.name in self.tensors)
         asked = [*(f"not _w{i}()" for i in range(watchers)), f"not (({any_of('requires_grad')}) and _grad())", f"not ({any_of('is_neg()')})"] if asking else []
         given, missed = ", ".join(p.name for p in self.op.parameters), "_first" if asking else "_behind"
+        texts = "".join(f"    if {p.name}.__class__ is str: {p.name} = _intern({p.name})\n" for p in self.op.parameters if str(p.annotation).startswith("str"))       # torch makes another of each call
         exec(f"""def {self.op.fn.__name__}({', '.join(parameters)}):
-    _tell, _end, _find, _ = _kind
+{texts}    _tell, _end, _find, _, _now = _kind
     _told = _tell({given})
     if _told is None and (_other := _kinds.get(({''.join(f'{p.name}.__class__, ' for p in self.op.parameters)}))) is not None:
-        _tell, _end, _find, _ = _other
+        _tell, _end, _find, _, _now = _other
         _told = _tell({given})
     if _told is not None and {' and '.join(['_handed.changes == _now', *asked])}:
         _call = _find(_told[:_end])
@@ -197,12 +210,9 @@ class Calls:
 
     def _behind(self, *values):
         """A call that is not known: the first of its kind is only made, the second written down."""
-        if self.space["_now"] != tkc.handed.changes:
-            self.kinds.clear()
-            self.space["_kind"], self.space["_now"] = NOBODY, tkc.handed.changes
-        if (kind := self._kind(values)) is None or (told := kind[0](*values)) is None: return self.op.run(*values)
+        if (kind := self._kind(values, tkc.handed.changes)) is None or (told := kind[0](*values)) is None: return self.op.run(*values)
         self.space["_kind"] = kind                              # who is asked first from now on
-        (_, end, _, (known, seen)), op = kind, self.op
+        (_, end, _, (known, seen), _), op = kind, self.op
         told = told[:end]
         given = [(p.name, v) for p, v in zip(op.parameters, values, strict=True) if p.name in self.tensors and v is not None]
         pairs = [(x, y, v is w) for (x, v), (y, w) in combinations(given, 2)]
@@ -217,11 +227,12 @@ class Calls:
         known[key] = known[told] = call or op.run
         return result
 
-    def _kind(self, values: tuple) -> tuple | None:
+    def _kind(self, values: tuple, now: int) -> tuple | None:
         """Calls with values of these types; None where nobody can tell what they depend on."""
-        if (types := tuple(map(type, values))) in self.kinds: return self.kinds[types]
+        if (found := self.kinds.get(types := tuple(map(type, values)), NOBODY)) is None or found[4] == now and found is not NOBODY: return found
         numbers = [v for p, v in zip(self.op.parameters, values, strict=True) if p.name not in self.tensors]
-        teller = tkc.teller(values, [p.name in self.op.varies for p in self.op.parameters]) if all(type(v) in NUMBERS for v in numbers) else None
+        needed = [v for p, v in zip(self.op.parameters, values, strict=True) if p.name in self.tensors and " | None" not in str(p.annotation)]
+        teller = tkc.teller(values, [p.name in self.op.varies for p in self.op.parameters]) if all(type(v) in NUMBERS for v in numbers) and not any(type(v) in NUMBERS for v in needed) else None
         if len(self.kinds) >= KINDS: self.kinds.clear()
-        found = self.kinds[types] = None if teller is None else (*teller, (known := {}).get, (known, set()))
+        found = self.kinds[types] = None if teller is None else (*teller, (known := {}).get, (known, set()), now)
         return found

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tkc
@@ -71,6 +72,18 @@ def _written(op: Operator):
     return written
 
 
+class _Reading(TorchFunctionMode):
+    """Sees who looks at what a tensor holds past the dispatcher."""
+
+    def __init__(self, script: Script):
+        super().__init__()
+        self.script = script
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__", "__dlpack__", "storage", "untyped_storage"): self.script.whole = False
+        return func(*args, **(kwargs or {}))
+
+
 class _Writing(TorchDispatchMode):
     """Writes down what is asked of torch."""
 
@@ -82,18 +95,17 @@ class _Writing(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool: return False                          # torch's: else the first call would import all of torch.compile, which takes a second
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        with tkc.handed(_made): result = func(*args, **(kwargs or {}))          # an operator of ours launches for itself
+        nested, self.script.nested = self.script.nested, True
+        try: result = func(*args, **(kwargs or {}))                             # an operator of ours launches for itself
+        finally: self.script.nested = nested
         self.script.operation(func, args, kwargs or {}, result)
         return result
-
-
-def _made(kernel, grid, args: tuple, kwargs: dict) -> None: kernel[grid](*args, **kwargs)
 
 
 def _recorded(op: Operator, values: tuple, pairs: Sequence[tuple[str, str, bool]], otherwise: Callable):
     """The result of a call, and a function that makes one like it; None where there can be none."""
     script = Script(op, values, torch)
-    with _Writing(script), tkc.handed(script.launch): result = op.run(*script.arguments)
+    with _Reading(script), _Writing(script), tkc.handed(script.launch): result = op.run(*script.arguments)
     return result, script.function(result, _told, pairs, otherwise)
 
 
