@@ -36,12 +36,13 @@ TESTS = ("tests/gpu", "tests/kernels", "tests/runtime/test_gpu.py", "tests/opera
 @dataclass(frozen=True)
 class Stage:
     """What runs: `command` behind `python`, with {out} for its own folder and {each} for the seconds of each of its `parts`; `seconds`: what it may take; `shown`: how many of its last
-    lines are printed; alone: nothing else runs beside it."""
+    lines are printed; alone: nothing else runs beside it; every: it sees every GPU of the machine, and not one."""
     command: tuple[str, ...]
     seconds: float
     shown: int = 12
     parts: int = 1
     alone: bool = False
+    every: bool = False
 
 
 def race(*names: str, seconds: float, shown: int = 20, alone: bool = False) -> Stage:
@@ -54,6 +55,7 @@ TRIAL = (("-m", "pytest", "tests/language/test_inline_ptx.py", "-m", "gpu", "-q"
          ("-c", "import triton, benchmarks.product, benchmarks.attention, benchmarks.memory_bound, tests.gpu.sanitize"))
 STAGES = {
     "tests": Stage(("-m", "pytest", *TESTS, "-m", "gpu", "-q", "-rf", "--tb=line", "-n", str(PROCESSES), "--dist", "worksteal", *GUARD, "-p", "no:cacheprovider"), 480, 40),
+    "devices": Stage(("-m", "pytest", "tests/gpu/test_devices.py", "-m", "gpu", "-q", "-rs", "--tb=line", *GUARD, "-p", "no:cacheprovider"), 40, 6, alone=True, every=True),          # several in one process
     "attention": race("attention", seconds=170),
     "product": race("product", seconds=150),
     "attention_variants": race("attention_variants", seconds=110),
@@ -131,7 +133,7 @@ class Campaign:
 
     def all(self, stages: dict[str, Stage], gpus: int, fuzz: int) -> None:
         for name, stage in stages.items():
-            if stage.alone: self.one(name, stage, 0)
+            if stage.alone: self.one(name, stage, None if stage.every else 0)
         waiting = deque((name, stage) for name, stage in stages.items() if not stage.alone)
 
         def lane(gpu: int) -> None:

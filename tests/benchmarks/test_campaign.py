@@ -48,6 +48,9 @@ def test_names_and_where_to_go_on(monkeypatch, tmp_path):
     ran.clear()
     assert CliRunner().invoke(main, ["sanitize", "tests", "launch", "--after", "tests", "--gpus", "1", "--out", str(tmp_path)]).exit_code == 0
     assert ran == [("launch", 0), ("sanitize", 0)]
+    ran.clear()
+    assert CliRunner().invoke(main, ["devices", "--gpus", "2", "--out", str(tmp_path)]).exit_code == 0
+    assert ran == [("devices", None)]                           # it sees all of them
 
 
 def test_gpus_take_stages_as_they_are_free(monkeypatch, tmp_path):
