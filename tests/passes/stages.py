@@ -39,6 +39,22 @@ def parses_back(module) -> None:
 def level(module) -> int: return module.body.block.first_op.level
 def without_threads(stages: dict) -> list: return [module for module in distinct(stages) if level(module) < 4]
 def run(module, arrays, grid, **how) -> None: (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
+STEPS = pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])           # of a loop through rings of three stages: none, one, and around the number of stages
+
+
+def at_every_level(modules: dict, form, check: Callable) -> None:
+    """A form's block of BM x BN x BK, after each pass before there are threads and with them, where nothing fits: check(module, form, m, n, k) runs and compares."""
+    BM, BN, BK = form.block
+    for module in without_threads(modules): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
+    check(modules[LAST], form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+
+
+def in_steps(modules: dict, form, check: Callable, steps: int) -> None:
+    """So many steps, in programs that follow each other in a block, so that rings go on across them."""
+    BM, BN, BK = form.block
+    for seed in range(3): check(modules[LAST], form, 3 * BM, BN, steps * BK, seed=seed)
+
+
 def count(where, *kinds) -> int: return sum(isinstance(op, kinds) for op in where.walk())
 def role(module, name: str) -> threads.Role: return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)
 

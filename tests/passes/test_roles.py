@@ -14,7 +14,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context, through
-from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, parses_back, role, run, survivors, without_threads
+from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, in_steps, parses_back, role, run, survivors
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -115,10 +115,7 @@ def test_arrays_whose_offsets_need_64_bits(form):
 
 
 @EVERY
-def test_every_level(form):
-    BM, BN, BK = form.block
-    for module in without_threads(compiled(form)[0]): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
-    check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+def test_every_level(form): at_every_level(compiled(form)[0], form, check)
 
 
 ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE, *TOGETHER))
@@ -130,12 +127,11 @@ EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 
 
 @EACH
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
+@STEPS
 def test_trip_counts(form, steps):
-    """None, one, and around the number of stages; programs follow each other in a block, so that rings go on across them."""
-    (BM, BN, BK), module = form.block, last(form)
-    assert compiled(form)[1].plan.stages == 3
-    for seed in range(3): check(module, form, 3 * BM, BN, steps * BK, seed=seed)
+    modules, given = compiled(form)
+    assert given.plan.stages == 3
+    in_steps(modules, form, check, steps)
 
 
 @EACH

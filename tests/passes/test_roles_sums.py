@@ -14,7 +14,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context, through
-from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, parses_back, role, run, survivors, without_threads
+from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, in_steps, parses_back, role, run, survivors
 from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
 from tkc.sim.mutants import mutants
@@ -98,18 +98,15 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
 
 
 @EVERY
-def test_every_level(form):
-    BM, BN, BK = form.block
-    for module in without_threads(compiled(form)[0]): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
-    check(last(form), form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
+def test_every_level(form): at_every_level(compiled(form)[0], form, check)
 
 
 @EACH
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
+@STEPS
 def test_trip_counts(form, steps):
-    (BM, BN, BK), module = form.block, last(form)
-    assert compiled(form)[1].plan.stages == 3
-    for seed in range(3): check(module, form, 3 * BM, BN, steps * BK, seed=seed)
+    modules, given = compiled(form)
+    assert given.plan.stages == 3
+    in_steps(modules, form, check, steps)
 
 
 @EACH

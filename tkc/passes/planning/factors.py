@@ -103,16 +103,12 @@ def simple(dot: tile.Dot) -> bool:
 
 def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the other adding to it. Empty if a dot does anything else."""
-    body = loop.body.block
-    dots = [op for op in loop.walk() if isinstance(op, tile.Dot)]
-    found: list[list[tile.Dot]] = []
-    for dot in dots:
-        if dot.parent is not body: return []
-        if carried := isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0: found.append([dot])
-        before = dot.acc if carried else next((made[-1].result for made in found if made[-1].result is dot.acc), None)
-        if before is None or not before.has_one_use(): return []
-        if not carried: next(made for made in found if made[-1].result is dot.acc).append(dot)
-    return found if all(body.last_op.operands[made[0].acc.index - 1] is made[-1].result and made[-1].result.has_one_use() for made in found) else []
+    body, found = loop.body.block, {}                              # the dots of each sum, by what it is so far
+    for dot in [op for op in loop.walk() if isinstance(op, tile.Dot)]:
+        carried = isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0
+        if dot.parent is not body or not dot.acc.has_one_use() or not carried and dot.acc not in found: return []
+        found[dot.result] = [*found.pop(dot.acc, ()), dot]
+    return list(found.values()) if all(body.last_op.operands[made[0].acc.index - 1] is end and end.has_one_use() for end, made in found.items()) else []
 
 
 def summed(dot: tile.Dot) -> bool:

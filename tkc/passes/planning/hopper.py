@@ -184,15 +184,17 @@ def _sources(dot) -> tuple[str, str]:
 def _rings(dots, restaged) -> list[list[tile.Load]]:
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load."""
     rings: list[list[tile.Load]] = []
-    for dot in dots:
-        here = [load for load in map(source, (dot.a, dot.b)) if load is not None] + staged(dot)
-        here = [load for load in dict.fromkeys(here) if not any(load in ring for ring in rings)]
-        apart = [load for load in here if load.parent_op() is not dot.parent_op() or load in restaged]
+    for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
+        here = _loads(group)
+        apart = [load for load in here if load.parent_op() is not group[0].parent_op() or load in restaged]
         rings += [[load] for load in apart]
-        if not (together := [load for load in here if load not in apart]): continue
-        if dot is not dots[0] and summed(dot) and (first := next((ring for ring in rings if ring[0].parent_op() is dot.parent_op() and ring[0] not in restaged), None)): first += together
-        else: rings.append(together)
+        if together := [load for load in here if load not in apart]: rings.append(together)
     return rings + [[load] for load in restaged]
+
+
+def _loads(dots) -> list[tile.Load]:
+    """The loads that the factors of some dots show or are computed from, each once."""
+    return list(dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot)]))
 
 
 def lines(loads: list[Operation]) -> int:
@@ -232,7 +234,7 @@ def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operatio
     asked = context.options.cluster
     size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
     if size == 1 or len(dots) > 1 and not summed(dots[0]) or sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128: return (1, 1), {}, ""
-    cut, uncut, loads = {}, "", dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot)])
+    cut, uncut, loads = {}, "", _loads(dots)
     if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()

@@ -361,7 +361,7 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
     for loop in list(dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))):
         made = running_sums(loop) if isinstance(loop, scf.ForOp) else []
         if not made: continue
-        stages = list({stage[1]: stage for dots in made for dot in dots for stage in _stages_read(dot, rings)}.values())
+        stages = list({(stage[0].full, stage[1]): stage for dots in made for dot in dots for stage in _stages_read(dot, rings)}.values())
         if len(stages) == 1 or all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
             _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], everyone)
