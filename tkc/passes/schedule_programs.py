@@ -37,6 +37,10 @@ fewer:
 
 What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
 
+Where both ends of a loop depend on axis 0 (a window that slides), programs are of one length but for the first ones of axis 0, for which the window has not begun to slide. These run behind all
+others, the longest early, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024, 2048 programs on 132 multiprocessors: sixteen turns, of fifteen that there is work for).
+How many are short is worked out from the loop's ends in the first two programs and the last.
+
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
 So are programs without dots that stream through blocks: multiprocessors are not equally quick where all wait for memory. The loop carries as many numbers as there are stages in the ring beside its own,
@@ -67,7 +71,7 @@ from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
-from tkc.passes.analysis.program_axes import from_memory, program_axes
+from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
@@ -123,13 +127,30 @@ class Order(Builder):
         no.add_ops([*zeros, scf.YieldOp(*zeros)])
         return list(self.do(scf.IfOp(there, [i32] * len(loads), Region(yes), Region(no))).results)
 
-    def section(self, loop: scf.ForOp, others: SSAValue, room: int) -> SSAValue:
-        """How many neighbours along the other axes have their arrays in a cache of so many bytes: those a loop loads from."""
+    def section(self, loop: scf.ForOp, others: SSAValue, room: int, few: SSAValue | None = None, rows: SSAValue | None = None) -> SSAValue:
+        """How many neighbours along the other axes have their arrays in a cache of so many bytes: those a loop loads from, or of these what the first `few` rows of programs of all may read."""
         sizes = [self.bytes(array) for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))]
         if not sizes: return others
-        each = reduce(self.add, sizes)
-        fit = self.floordiv(self.number(room, i64), self.max(each, self.number(1, i64)))
+        each, room = reduce(self.add, sizes), self.number(room, i64)
+        if few is not None: each, room = self.mul(each, self(Cast(few, i64))), self.mul(room, self(Cast(rows, i64)))
+        fit = self.floordiv(room, self.max(each, self.number(1, i64)))
         return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
+
+    def short(self, loop: scf.ForOp, rows: SSAValue) -> SSAValue:
+        """How many of the first programs of axis 0 have a shorter loop than the last one: its end moves with the program from the first on, its beginning later."""
+        def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]: return self.anew(loop.lb, program, known := {}), self.anew(loop.ub, program, known)
+        (start, end), (_, second), (last, longest) = (ends(i) for i in (self.number(0), self.number(1), self.sub(rows, 1)))
+        return self.max(self.min(self.up(self.sub(self.sub(longest, last), self.sub(end, start)), self.max(self.sub(second, end), 1)), rows), 0)
+
+    def anew(self, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
+        """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""
+        if value not in known:
+            op = value.owner
+            if isinstance(op, tile.ProgramId): return program
+            if not isinstance(op, Operation): return value
+            for v in op.operands: known[v] = self.anew(v, program, known)
+            self.do(op.clone(known))
+        return known[value]
 
     def bytes(self, array: SSAValue) -> SSAValue:
         """The bytes of an array or of a view, taken as large as the array's axes that it does not fix."""
@@ -149,6 +170,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
     if not inside: return
     uneven = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and 0 in program_axes([op.ub]) and 0 not in program_axes([op.lb]) and not from_memory([op.ub])), None)
+    sliding = next((op for op in kernel.walk() if isinstance(op, scf.ForOp) and _slides(op)), None) if uneven is None and plan.queue and plan.dots else None
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Order(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
@@ -159,7 +181,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end) if plan.stream_k else None
     rank = build(Identity("cluster_rank")) if size > 1 else None
-    section = build.section(uneven, others, context.target.cache // SECTION) if uneven is not None else None
+    room = context.target.cache // SECTION
+    section = build.section(uneven, others, room) if uneven is not None else None
+    if sliding is not None:
+        few = build.short(sliding, teams)
+        many = build.sub(teams, few)
+        whole, section = build.mul(many, others), build.section(sliding, others, room, few, teams)
 
     def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
@@ -168,6 +195,13 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             pair, turn = build.raster(linear, others, teams, section, joined=True)
             z = build.floordiv(pair, columns) if deep else None
             place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
+        elif sliding is not None:
+            rest, tall = build.sub(linear, whole), build.max(many, 1)
+            pair, turn = build.raster(build.max(rest, 0), others, build.max(few, 1), section, joined=True)
+            column, early = build.floordiv(linear, tall), build.lt(rest, 0)
+            pair = build.select(early, column, pair)
+            z = build.floordiv(pair, columns) if deep else None
+            place = [build.select(early, build.add(few, build.sub(linear, build.mul(column, tall))), build.sub(build.sub(few, 1), turn)), build.sub(pair, build.mul(z, columns)) if deep else pair]
         else:
             if deep:
                 layer = build.mul(teams, columns)
@@ -181,6 +215,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
+    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, the longest early")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
     for op in inside: op.detach()
@@ -232,6 +267,13 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
     if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])
+
+
+def _slides(loop: scf.ForOp) -> bool:
+    """Whether both ends of a loop move with axis 0, and follow from a program's place and the kernel's arguments alone."""
+    found = sources([loop.lb, loop.ub])
+    return program_axes([loop.lb]) == program_axes([loop.ub]) == {0} and not from_memory([loop.lb, loop.ub]) and all(
+        not op.regions and is_side_effect_free(op) and all(isinstance(v.owner, Operation) or isinstance(v.owner.parent_op(), tile.Kernel) for v in op.operands) for op in found)
 
 
 def _claiming(first: SSAValue, total: SSAValue, place: list[SSAValue]) -> tuple[scf.WhileOp, list[SSAValue]]:

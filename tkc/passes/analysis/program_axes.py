@@ -12,15 +12,15 @@ from tkc.passes.analysis.values import LOADS
 
 def program_axes(values: Iterable[SSAValue], ends: bool = True) -> set[int]:
     """The grid axes on which values depend. Without `ends`, a loop's counter depends on where the loop begins alone: what it walks over is the same, of whatever length."""
-    return {op.axis.value.data for op in _sources(values, ends) if isinstance(op, tile.ProgramId)}
+    return {op.axis.value.data for op in sources(values, ends) if isinstance(op, tile.ProgramId)}
 
 
 def from_memory(values: Iterable[SSAValue]) -> bool:
     """Whether values depend on what a kernel loads: nothing is known then of how they differ between programs."""
-    return any(isinstance(op, LOADS) for op in _sources(values))
+    return any(isinstance(op, LOADS) for op in sources(values))
 
 
-def _sources(values: Iterable[SSAValue], ends: bool = True) -> set[Operation]:
+def sources(values: Iterable[SSAValue], ends: bool = True) -> set[Operation]:
     """The operations on which values depend."""
     found, seen, work = set(), set(), list(values)
     while work:

@@ -1,0 +1,97 @@
+"""Programs whose loop slides along with them, all of one length but the first ones: these come last. A product with a band matrix, of which each row of programs reads the part round the diagonal."""
+from functools import cache
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.language.kernels import i32, traced
+from tests.passes import stages
+from tests.passes.kernels import BF16
+from tests.passes.stages import LAST, assembler, assembles_clean, distinct, level, parses_back, run, without_threads
+from tkc.ir import tile
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.sim import dataflow, level0
+
+BLOCK = 64, 64, 32
+
+
+def banded(a, b, c, width, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """c = a b, where a[i, j] is 0 but for i - width < j <= i."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN))
+    for k in tkc.range(tkc.maximum(m - width + 1, 0) // BK * BK, tkc.minimum(a.shape[1], m + BM), BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@cache
+def compiled(kernel=banded, **options):
+    array = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
+    return stages.compiled(traced(kernel, array, array, array, i32(), **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1), **options)
+
+
+def grid(m: int, n: int) -> tuple[int, int, int]: return -(-m // BLOCK[0]), -(-n // BLOCK[1]), 1
+
+
+def check(module, m: int, n: int, width: int, run=run, **how) -> None:
+    rng = np.random.default_rng(m + n)
+    a, b = (np.tril(rng.integers(-3, 4, (m, m))) * np.tri(m, m, width - 1).T).astype(BF16), rng.integers(-3, 4, (m, n)).astype(BF16)
+    c = np.full((m, n), np.nan, BF16)
+    run(module, [a, b, c, width], grid(m, n), **how)
+    np.testing.assert_array_equal(c.astype(np.float32), (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16).astype(np.float32))
+
+
+SHAPES = (8, 8, 3), (64, 64, 1), (72, 200, 64), (264, 136, 100), (328, 64, 130), (328, 72, 1000)
+
+
+@pytest.mark.parametrize("m, n, width", SHAPES)
+def test_every_level(m, n, width):
+    modules, given = compiled()
+    assert given.plan.queue and any("come last" in line for line in given.decisions)
+    for module in distinct(modules): parses_back(module)
+    for module in without_threads(modules): check(module, m, n, width, level0.run if level(module) == 0 else run)
+    for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, width, seed=seed, resident=resident)
+
+
+def order(module, m: int, n: int, width: int, monkeypatch) -> list[tuple[int, int]]:
+    """The programs in the order in which one block, that has no others beside it, runs them."""
+    found, store = [], dataflow.RULES[tile.Store]
+    monkeypatch.setitem(dataflow.RULES, tile.Store, lambda machine, op, *values: (found.append(tuple(int(machine[v]) // BLOCK[i] for i, v in enumerate(op.offsets))), store(machine, op, *values))[1])
+    check(module, m, n, width)
+    return found
+
+
+@pytest.mark.parametrize("rows, columns, width, short", [(9, 3, 100, 2), (9, 3, 64, 1), (9, 3, 65, 1), (9, 2, 66, 2), (5, 4, 1, 0), (7, 3, 10_000, 6), (1, 3, 64, 0), (2, 1, 64, 1), (6, 3, 257, 4)])
+def test_the_short_ones_come_last(rows, columns, width, short, monkeypatch):
+    """Whole ones column by column, as their neighbours read what they do; then the rest, the longest first, side by side."""
+    found = order(compiled()[0]["schedule-programs"], 64 * rows, 64 * columns, width, monkeypatch)
+    length = lambda m: (m + 1) * 64 - max(64 * m - width + 1, 0) // 32 * 32
+    assert sum(length(m) < length(rows - 1) for m in range(rows)) <= short
+    assert found == [(m, n) for n in range(columns) for m in range(short, rows)] + [(m, n) for m in reversed(range(short)) for n in range(columns)]
+
+
+def test_short_ones_of_many_neighbours_run_in_sections(monkeypatch):
+    """All rows but one are short, and the arrays of one column fill the room there is: column by column."""
+    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", 1 << 40)
+    found = order(stages.compiled(traced(banded, *[ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))] * 3, i32(), **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))[0]["schedule-programs"],
+                  64 * 4, 64 * 3, 10_000, monkeypatch)
+    assert found == [(3, n) for n in range(3)] + [(m, n) for n in range(3) for m in (2, 1, 0)]
+
+
+def test_a_place_inside_another_loop_is_left_alone():
+    """Where a loop begins by the counter of one round it, no program's length follows from its place."""
+    def nested(a, b, c, width, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+        m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+        acc = tkc.zeros((BM, BN))
+        for first in tkc.range(m, m + width, 64):
+            for k in tkc.range(first, first + 64, BK):
+                acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+        tkc.store(c, (m, n), acc.to(c.dtype))
+    _, given = compiled(nested)
+    assert not any("come last" in line for line in given.decisions)
+
+
+@assembler
+def test_it_assembles_clean(): assembles_clean(compiled()[0][LAST])
