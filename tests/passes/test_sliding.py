@@ -9,12 +9,14 @@ from tests.language.kernels import i32, traced
 from tests.passes import stages
 from tests.passes.kernels import BF16
 from tests.passes.stages import LAST, assembler, assembles_clean, distinct, level, parses_back, run, without_threads
+from tests.passes.test_claims import triangular
 from tkc.ir import tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.sim import dataflow, level0
 
 BLOCK = 64, 64, 32
+ARRAY = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
 
 
 def banded(a, b, c, width, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
@@ -28,8 +30,7 @@ def banded(a, b, c, width, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constex
 
 @cache
 def compiled(kernel=banded, **options):
-    array = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
-    return stages.compiled(traced(kernel, array, array, array, i32(), **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1), **options)
+    return stages.compiled(traced(kernel, ARRAY, ARRAY, ARRAY, i32(), **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1), **options)
 
 
 def grid(m: int, n: int) -> tuple[int, int, int]: return -(-m // BLOCK[0]), -(-n // BLOCK[1]), 1
@@ -55,29 +56,43 @@ def test_every_level(m, n, width):
     for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, width, seed=seed, resident=resident)
 
 
-def order(module, m: int, n: int, width: int, monkeypatch) -> list[tuple[int, int]]:
-    """The programs in the order in which one block, that has no others beside it, runs them."""
+@pytest.fixture
+def ran(monkeypatch) -> list[tuple[int, int]]:
+    """The programs in the order in which one block, that has no others beside it, stores what they computed."""
     found, store = [], dataflow.RULES[tile.Store]
     monkeypatch.setitem(dataflow.RULES, tile.Store, lambda machine, op, *values: (found.append(tuple(int(machine[v]) // BLOCK[i] for i, v in enumerate(op.offsets))), store(machine, op, *values))[1])
-    check(module, m, n, width)
     return found
 
 
+@pytest.fixture
+def small(monkeypatch) -> None:
+    """A cache that holds the arrays of no two columns."""
+    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", 1 << 40)
+    compiled.cache_clear()
+    yield
+    compiled.cache_clear()
+
+
 @pytest.mark.parametrize("rows, columns, width, short", [(9, 3, 100, 2), (9, 3, 64, 1), (9, 3, 65, 1), (9, 2, 66, 2), (5, 4, 1, 0), (7, 3, 10_000, 6), (1, 3, 64, 0), (2, 1, 64, 1), (6, 3, 257, 4)])
-def test_the_short_ones_come_last(rows, columns, width, short, monkeypatch):
+def test_the_short_ones_come_last(rows, columns, width, short, ran):
     """Whole ones column by column, as their neighbours read what they do; then the rest, the longest first, side by side."""
-    found = order(compiled()[0]["schedule-programs"], 64 * rows, 64 * columns, width, monkeypatch)
+    check(compiled()[0]["schedule-programs"], 64 * rows, 64 * columns, width)
     length = lambda m: (m + 1) * 64 - max(64 * m - width + 1, 0) // 32 * 32
     assert sum(length(m) < length(rows - 1) for m in range(rows)) <= short
-    assert found == [(m, n) for n in range(columns) for m in range(short, rows)] + [(m, n) for m in reversed(range(short)) for n in range(columns)]
+    assert ran == [(m, n) for n in range(columns) for m in range(short, rows)] + [(m, n) for m in reversed(range(short)) for n in range(columns)]
 
 
-def test_short_ones_of_many_neighbours_run_in_sections(monkeypatch):
+def test_short_ones_of_many_neighbours_run_in_sections(small, ran):
     """All rows but one are short, and the arrays of one column fill the room there is: column by column."""
-    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", 1 << 40)
-    found = order(stages.compiled(traced(banded, *[ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))] * 3, i32(), **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))[0]["schedule-programs"],
-                  64 * 4, 64 * 3, 10_000, monkeypatch)
-    assert found == [(3, n) for n in range(3)] + [(m, n) for n in range(3) for m in (2, 1, 0)]
+    check(compiled()[0]["schedule-programs"], 64 * 4, 64 * 3, 10_000)
+    assert ran == [(3, n) for n in range(3)] + [(m, n) for n in range(3) for m in (2, 1, 0)]
+
+
+def test_the_last_section_has_three_programs_for_each_block(small, ran):
+    """Rows that end at the diagonal, columns that are a section each: the last three programs of the only block and more are in one, the longest first."""
+    modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
+    run(modules["schedule-programs"], [np.zeros((128, 128), BF16), np.zeros((128, 320), BF16), np.zeros((128, 320), BF16)], (2, 5, 1))
+    assert ran == [(1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (0, 2), (1, 3), (1, 4), (0, 3), (0, 4)]
 
 
 def test_a_place_inside_another_loop_is_left_alone():
