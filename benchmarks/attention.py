@@ -1,4 +1,4 @@
-"""Attention forward at every row of RIVALS: D = 128, the plain program of examples/attention.py, and D = 64, `tkc.kernels.attention`, whose block the shapes choose; beside cuDNN, and so beside FlashAttention-3,
+"""Attention forward at every row of RIVALS: D = 128, the plain program of examples/attention.py with the block that the library has for the shapes, and D = 64, `tkc.kernels.attention`; beside cuDNN, and so beside FlashAttention-3,
 whose ratio to cuDNN in RIVALS' side-by-side is what ours is asked for. B·S = 16384 (of 768, 3072 and 12288 as many whole sequences as fit), heads·D = 2048. BENCH_ONLY=d128-causal,d64 picks rows by how their names begin."""
 import os
 
@@ -36,11 +36,12 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
 
     def ours() -> Runner:
         import tkc
+        from tkc.kernels.attention import block_of
         if d != 128:
             from tkc import kernels
             return Runner(lambda: kernels.attention(q, k, v, causal=causal), None)
-        attention = harness.example("attention").attention
-        launch = attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=128, BN=128, grid=(tkc.cdiv(s, 128), heads, batch))
+        attention, (rows, columns) = harness.example("attention").attention, block_of(q, k, v, causal, None)
+        launch = attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=rows, BN=columns, grid=(tkc.cdiv(s, rows), heads, batch))
         return Runner(lambda: (launch(), out)[1], out)
 
     def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)

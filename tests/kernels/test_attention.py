@@ -203,7 +203,7 @@ BAD = [(lambda q, k, v: kernels.attention(q, k[..., :4], v), "rows of q have 16 
        (lambda q, k, v: kernels.attention(*(x.astype(E4) for x in (q, k, v)), q_scale=np.ones(4)), "q_scale is float32"),
        (lambda q, k, v: kernels.attention(q, k, v, scale=0.0), "scale is positive"),
        (lambda q, k, v: kernels.attention(q, k, v, rows=96), "rows is one of 64 .*, 256 .*got 96 with D = 16"),
-       (lambda q, k, v: kernels.attention(*(x.repeat(8, 3) for x in (q, k, v)), rows=192), "192 .D up to 96.*got 192 with D = 128"),
+       (lambda q, k, v: kernels.attention(*(x.repeat(12, 3) for x in (q, k, v)), rows=192), "192 .D up to 128.*got 192 with D = 192"),
        (lambda q, k, v: kernels.attention(q, k, v, columns=40), "columns is a multiple of 16"),
        (lambda q, k, v: kernels.attention(q[0], q[0], q[0], begins=np.zeros(2, np.int32), longest=4, rows=128), "not for ragged batches"),
        (lambda q, k, v: kernels.attention(q[0], k[0], v[0]), r"\[batch, heads, queries, D\]"),
@@ -240,6 +240,7 @@ FORMS = {
     "four warpgroups, full": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=256),
     "four warpgroups, grouped, V narrower": lambda: kernels.attention(zeros(1, 8, 1024, 32), zeros(1, 2, 1024, 32), zeros(1, 2, 1024, 64), rows=256),
     "four warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, causal=True, rows=256),
+    "three warpgroups, 128": lambda: kernels.attention(*[zeros(1, 8, 8192, 128)] * 3, causal=True, rows=192),
     "three warpgroups, V wider": lambda: kernels.attention(*[zeros(1, 8, 1024, 72)] * 2, zeros(1, 8, 1024, 96), rows=192),
     "four warpgroups, V narrower": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 2, zeros(1, 8, 1024, 48), causal=True, rows=256),
     "odd lengths": lambda: kernels.attention(zeros(1, 8, 1001, 128), *[zeros(1, 8, 777, 128)] * 2, causal=True),
@@ -272,6 +273,7 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
     (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
     (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 96, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
+    (2, 16, 8192, 8192, 128, dict(causal=True), (192, 64)), (1, 16, 12288, 12288, 128, dict(causal=True), (192, 64)), (4, 16, 4096, 4096, 128, dict(causal=True), (128, 128)), (2, 16, 8192, 8192, 128, {}, (128, 128)), (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (128, 128)),
     (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (128, 128)), (1, 32, 16384, 16384, 64, dict(causal=True, window=8192), (256, 64)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
 def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
     """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device."""
@@ -337,7 +339,7 @@ def test_on_a_gpu(shape, options):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d, rows, columns", [(64, 192, 96), (64, 192, 128), (64, 256, 64), (96, 192, 64), (32, 192, 112), (32, 256, 64)])
+@pytest.mark.parametrize("d, rows, columns", [(64, 192, 96), (64, 192, 128), (64, 256, 64), (96, 192, 64), (128, 192, 64), (32, 192, 112), (32, 256, 64)])
 def test_three_and_four_warpgroups_on_a_gpu(d, rows, columns, causal):
     torch = pytest.importorskip("torch")
     for queries, keys in (512, 512), (1000, 777), (64, 3000):

@@ -11,7 +11,7 @@ from tkc import kernels
 LENGTHS = (130, 0), (5, 1), (70, 140), (257, 300)               # queries and keys; blocks have 64 to 256 rows and 64 to 128 columns
 OPTIONS = {"full": {}, "causal": dict(causal=True), "window": dict(causal=True, window=50), "soft cap": dict(softcap=3.0)}
 HEADS = [(32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (64, 32), (80, 48)]                     # D, V's
-BLOCKS = [(64, dict(rows=192)), (96, dict(rows=192)), (64, dict(rows=256)), (64, dict(rows=256, causal=True)), (32, dict(rows=256, window=90, causal=True))]
+BLOCKS = [(64, dict(rows=192)), (96, dict(rows=192)), (64, dict(rows=256)), (64, dict(rows=256, causal=True)), (32, dict(rows=256, window=90, causal=True)), (128, dict(rows=192, causal=True)), (112, dict(rows=192))]
 EIGHT = "float8_e4m3fn"
 
 

@@ -75,11 +75,11 @@ def small(monkeypatch) -> None:
 
 @pytest.mark.parametrize("rows, columns, width, short", [(9, 3, 100, 2), (9, 3, 64, 1), (9, 3, 65, 1), (9, 2, 66, 2), (5, 4, 1, 0), (7, 3, 10_000, 6), (1, 3, 64, 0), (2, 1, 64, 1), (6, 3, 257, 4)])
 def test_the_short_ones_come_last(rows, columns, width, short, ran):
-    """Whole ones column by column, as their neighbours read what they do; then the rest, the longest first, side by side."""
+    """Whole ones column by column, as their neighbours read much of what they do; then the rest, the longest first, side by side."""
     check(compiled()[0]["schedule-programs"], 64 * rows, 64 * columns, width)
     length = lambda m: (m + 1) * 64 - max(64 * m - width + 1, 0) // 32 * 32
     assert sum(length(m) < length(rows - 1) for m in range(rows)) <= short
-    assert ran == [(m, n) for n in range(columns) for m in range(short, rows)] + [(m, n) for m in reversed(range(short)) for n in range(columns)]
+    assert ran == [(m, n) for n in range(columns) for m in reversed(range(short, rows))] + [(m, n) for m in reversed(range(short)) for n in range(columns)]
 
 
 def test_short_ones_of_many_neighbours_run_in_sections(small, ran):
@@ -88,11 +88,19 @@ def test_short_ones_of_many_neighbours_run_in_sections(small, ran):
     assert ran == [(3, n) for n in range(3)] + [(m, n) for n in range(3) for m in (2, 1, 0)]
 
 
-def test_the_last_section_has_three_programs_for_each_block(small, ran):
-    """Rows that end at the diagonal, columns that are a section each: the last three programs of the only block and more are in one, the longest first."""
+@pytest.mark.parametrize("rows, columns", [(10, 3), (5, 2), (2, 4), (1, 3), (11, 1)])
+def test_growing_programs_run_in_sections_and_the_shortest_of_all_last(rows, columns, small, ran):
+    """Rows that end at the diagonal, each column a section; a fifth of the rows, all columns side by side, where what they read fits as well."""
     modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
-    run(modules["schedule-programs"], [np.zeros((128, 128), BF16), np.zeros((128, 320), BF16), np.zeros((128, 320), BF16)], (2, 5, 1))
-    assert ran == [(1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (0, 2), (1, 3), (1, 4), (0, 3), (0, 4)]
+    size, few = 64 * rows, -(-rows // 5)
+    run(modules["schedule-programs"], [np.zeros((size, size), BF16), np.zeros((size, 64 * columns), BF16), np.zeros((size, 64 * columns), BF16)], (rows, columns, 1))
+    assert ran == [(m, n) for n in range(columns) for m in reversed(range(few, rows))] + [(m, n) for n in range(columns) for m in reversed(range(few))]
+
+
+def test_growing_programs_side_by_side(ran):
+    modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
+    run(modules["schedule-programs"], [np.zeros((384, 384), BF16), np.zeros((384, 192), BF16), np.zeros((384, 192), BF16)], (6, 3, 1))
+    assert ran == [(m, n) for m in reversed(range(6)) for n in range(3)]
 
 
 def test_a_place_inside_another_loop_is_left_alone():

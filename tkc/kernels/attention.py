@@ -27,8 +27,9 @@ from tkc.kernels.operator import operator
 LOG2E, LN2 = log2(e), log(2)
 FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
-WIDEST = {64: 256, 128: 256, 192: 96, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
+WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
+CAUSAL = {128: (192, 64, 0.93, 170)}            # likewise, where programs differ in length: they do not walk over K side by side, so that what the cache gives them costs the power of the tensor cores' clock; and columns that a program's beginning costs
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -142,10 +143,10 @@ def _width(d: int, step: int = 16) -> int:
     return max(step, -(-d // step) * step)
 
 
-def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0) -> tuple[int, int]:
     """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
-    average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them."""
+    average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow with the row."""
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
     each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
     if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
@@ -154,6 +155,7 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v))):
             large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
+            if uneven and not large: large = [(rows, columns, time + start / uneven) for most, (rows, columns, time, start) in CAUSAL.items() if d <= most]
             loop = lambda rows: 1 if window is None else window + CUT * rows
             bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda block: block[0] * block[2] * loop(block[0]) * _turns(each(block[0]), even))
     else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
@@ -164,7 +166,7 @@ def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, row
     """Rows of Q and of K in a block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
-    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns)
+    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns, keys if even < 1 else 0)
 
 
 def _mapped(x: Array) -> bool:

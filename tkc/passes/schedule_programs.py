@@ -26,9 +26,8 @@ counts as one block):
 Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of axis 0 run last to first, the longest early, side by side with the
 same row of neighbours on the other axes. As many neighbours make a section as have arrays of half of what the cache holds: all of a section's programs then read
 these from the cache (measured on an H200, attention of B·S = 16384 and S = 1024 to 16384, sections of 20, 40, 60, 80 and 100 MiB: 20 is the fastest at each, by 20 % against 100 at
-1024, where a round of programs of one length is as wide as the section and no block has company). The last section takes what is left over, and is three programs for each block or more: in a small
-one the end of the launch would be a few long programs and nothing to fill up with (192 x 64, 16 heads of 16384, sections of two: the last block ended 3.7 % behind the average). And blocks claim them one by one (`queue`), so that who had a long one takes
-fewer:
+1024, where a round of programs of one length is as wide as the section and no block has company). The last section takes what is left over, so that it is never the small one. And blocks claim them
+one by one (`queue`), so that who had a long one takes fewer:
 
     scf.while (%t = tile.identity cluster) while %t < %programs {
       …
@@ -37,9 +36,12 @@ fewer:
 
 What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
 
-Where both ends of a loop depend on axis 0 (a window that slides), programs are of one length but for the first ones of axis 0, for which the window has not begun to slide. These run behind all
-others, the longest early, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024, 2048 programs on 132 multiprocessors: sixteen turns, of fifteen that there is work for).
-How many are short is worked out from the loop's ends in the first two programs and the last.
+The shortest programs of all sections, a fifth of axis 0, come behind all others: what is short fills up what the long ones leave, and a section alone has few of these (blocks of 192 x 64, 16 heads of
+16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first fifth of the arrays.
+
+Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
+others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
+there is work for fifteen). How many are short is worked out from the loop's ends in the first two programs and the last.
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
@@ -77,7 +79,7 @@ from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 2                                          # of the cache, one part in so many
-ROUNDS = 3                                           # of a launch's blocks, in the last section: programs shrink to nothing within it, so that the first of them has half as long again as the longest needs
+LAST = 5                                             # of an axis along which programs grow, one part in so many comes last: a 25th of the work, enough to level what the sections leave
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -104,13 +106,13 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
 class Order(Builder):
     """Writes what follows from the order of programs."""
 
-    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False, last: SSAValue | None = None) -> list[SSAValue]:
-        """Row and column of a number, rows taken in groups of a size; what is left over is a group of its own, or joined to those of the group `last`. back: every second group from its last column to its first."""
+    def raster(self, linear: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False, joined: bool = False) -> list[SSAValue]:
+        """Row and column of a number, rows taken in groups of a size; what is left over is a group of its own, or `joined` to the last whole one. back: every second group from its last column to its first."""
         wide = self.mul(size, columns)
         which = self.floordiv(linear, wide)
-        if last is not None: which = self.min(which, last)
+        if joined: which = self.min(which, last := self.sub(self.max(self.floordiv(rows, size), 1), 1))
         start = self.mul(which, size)
-        height = self.select(self.eq(which, last), self.sub(rows, start), size) if last is not None else self.min(size, self.sub(rows, start))
+        height = self.select(self.eq(which, last), self.sub(rows, start), size) if joined else self.min(size, self.sub(rows, start))
         inside = self.sub(linear, self.mul(which, wide))
         column = self.floordiv(inside, height)
         row = self.add(start, self.sub(inside, self.mul(column, height)))
@@ -136,11 +138,6 @@ class Order(Builder):
         if few is not None: each, room = self.mul(each, self(Cast(few, i64))), self.mul(room, self(Cast(rows, i64)))
         fit = self.floordiv(room, self.max(each, self.number(1, i64)))
         return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
-
-    def last(self, others: SSAValue, section: SSAValue, turns: SSAValue, blocks: SSAValue) -> SSAValue:
-        """The number of the last section of neighbours, of so many turns each: what does not make a section is in it, and programs enough for every block to have ROUNDS, if there are."""
-        whole = self.sub(self.floordiv(others, section), 1)
-        return self.max(self.min(whole, self.floordiv(self.sub(others, self.up(self.mul(blocks, ROUNDS), turns)), section)), 0)
 
     def short(self, loop: scf.ForOp, rows: SSAValue) -> SSAValue:
         """How many of the first programs of axis 0 have a shorter loop than the last one: its end moves with the program from the first on, its beginning later."""
@@ -187,28 +184,22 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end) if plan.stream_k else None
     rank = build(Identity("cluster_rank")) if size > 1 else None
-    room = context.target.cache // SECTION
-    if uneven is not None: last = build.last(others, section := build.section(uneven, others, room), teams, step)
-    if sliding is not None:
-        few = build.short(sliding, teams)
-        many = build.sub(teams, few)
-        whole, section = build.mul(many, others), build.section(sliding, others, room, few, teams)
-        last = build.last(others, section, build.max(few, 1), step)
+    grown = uneven if uneven is not None else sliding
+    if grown is not None:
+        room, few = context.target.cache // SECTION, build.short(sliding, teams) if uneven is None else build.up(teams, LAST)
+        most, least = build.sub(teams, few), build.max(few, 1)
+        whole, most = build.mul(most, others), build.max(most, 1)
+        sections = build.section(grown, others, room) if uneven is not None else build.number(1), build.section(grown, others, room, few, teams)
 
     def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
         z = None
-        if uneven is not None:
-            pair, turn = build.raster(linear, others, teams, section, last=last)
+        if grown is not None:
+            early = build.lt(linear, whole)
+            linear = build.select(early, linear, build.sub(linear, whole))
+            pair, turn = build.raster(linear, others, build.select(early, most, least), build.select(early, *sections), joined=True)
             z = build.floordiv(pair, columns) if deep else None
-            place = [build.sub(build.sub(teams, build.number(1)), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
-        elif sliding is not None:
-            rest, tall = build.sub(linear, whole), build.max(many, 1)
-            pair, turn = build.raster(build.max(rest, 0), others, build.max(few, 1), section, last=last)
-            column, early = build.floordiv(linear, tall), build.lt(rest, 0)
-            pair = build.select(early, column, pair)
-            z = build.floordiv(pair, columns) if deep else None
-            place = [build.select(early, build.add(few, build.sub(linear, build.mul(column, tall))), build.sub(build.sub(few, 1), turn)), build.sub(pair, build.mul(z, columns)) if deep else pair]
+            place = [build.sub(build.sub(build.select(early, teams, few), 1), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
         else:
             if deep:
                 layer = build.mul(teams, columns)
@@ -221,8 +212,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
         return place + [z] * deep
 
-    if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
-    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, the longest early")
+    if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first, the shortest of all last" + (", claimed one by one" if plan.queue else ""))
+    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
     for op in inside: op.detach()
