@@ -12,7 +12,7 @@ inf, nan = float("inf"), float("nan")
 _WHERE = {
     "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError VerifyError",
     "tkc.runtime.jit": "handed jit target_of",
-    "tkc.runtime.native": "teller",
+    "tkc.runtime.native": "repeated teller",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",

@@ -334,7 +334,7 @@ def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
 
 def test_what_a_call_depends_on_is_told():
     """Up to `end` what launches depend on, and nothing else."""
-    tell, end = tkc.teller((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])
+    tell, end, find, known = tkc.teller((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])
     told = lambda *values: (lambda words: words and words[:end])(tell(*values))
     x, y = of(), of(0x2000_0000)
     want = told(x, y, 2, 0.5, 7, None)
@@ -343,6 +343,9 @@ def test_what_a_call_depends_on_is_told():
     others = [(x, x, 2, 0.5, 7, None), (of(0x1000_0004), y, 2, 0.5, 7, None), (of(n=255), y, 2, 0.5, 7, None), (of(strides=(2,)), y, 2, 0.5, 7, None),
               (of(dtype="int32"), y, 2, 0.5, 7, None), (x, y, 3, 0.5, 7, None), (x, y, 2, -0.5, 7, None), (x, y, 2, 0.5, 1, None), (x, y, 2, 0.5, 32, None), (x, y, 2, 0.5, 1 << 40, None)]
     assert len({want, *(told(*o) for o in others)}) == len(others) + 1 and all(told(*o) for o in others)
+    assert find(x, y, 2, 0.5, 7, None) is None and not known
+    known[want] = found = ["something"]
+    assert find(x, y, 2, 0.5, 7, None) is found is find(of(0x3000_0000), of(0x2000_0400), 2, 0.5, 9, None) and not any(find(*o) for o in others) and find(x, y, 2, 0.5, 7, x) is None
     stream[0] = 5
     try: assert told(x, y, 2, 0.5, 7, None) == want
     finally: stream[0] = 0

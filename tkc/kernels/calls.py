@@ -4,14 +4,15 @@ A generator (operator.py) checks its arguments, chooses blocks, allocates, resha
 When a call comes for the second time, it runs while somebody writes down (`Script`) what it asks of torch and which kernels it launches. That becomes a function of the same parameters:
 
     def rms_norm(x, weight, eps):
-        _t0 = x.new_empty_strided((4096, 512), (512, 1))
-        _norm[4096](x, None, weight, None, _t0, None, 1e-06, CENTRE=False, ROWS=1, COLUMNS=512)
+        _t0 = _empty_cuda((4096, 512), (512, 1), torch.bfloat16)
+        _launch(x, weight, _t0)                 # _norm[4096](x, None, weight, None, _t0, None, 1e-06, CENTRE=False, ROWS=1, COLUMNS=512)
         return _t0
 
-    allocations      as empty memory of the same extents, strides and element type
+    allocations      as empty memory of the same extents, strides and element type, past torch's dispatcher where there is a way (what torch.compile's code takes)
     views            of an argument or an allocation, as such: from where they begin there
     what else        torch was asked for (a copy, a sort), as it was asked
-    launches         `kernel[grid](…)`: the stream, overlapping bytes, TKC_DEBUG and all that a kernel reads are the launcher's business, here as ever
+    launches         of arguments and allocations (`tkc.repeated`, in machine code, which knows views of them), else `kernel[grid](…)`: the stream, overlapping bytes, TKC_DEBUG and all that a kernel reads are
+                     the launcher's business, here as ever
 
 Whose call it was, machine code tells (`tkc.teller`): of each tensor its extents, strides, element type, device and address modulo 16; of each number its type and value; which tensors share bytes. Beside that count which
 tensors are one, and whether tables of choices changed. Numbers that an operator says are others each time (a step, a seed) count by type alone: what is computed of them is written down too (`Number`), and what they
@@ -30,7 +31,7 @@ import tkc
 REMEMBERED, SEEN, KINDS = 2048, 4096, 64        # calls of an operator with values of the same types: as functions, and as keys that came once; such types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 NUMBERS = (int, float, bool, str, type(None))
-NOBODY = lambda *_: None, 0, None, (), 0         # who tells what no call depends on
+NOBODY = lambda *_: None, 0, lambda *_: None, (), 0             # who tells what no call depends on
 
 
 class Unknown(Exception):
@@ -83,9 +84,11 @@ class Script:
     def __init__(self, op, values: Sequence, torch):
         self.op, self.tensor, self.whole, self.nested, self.conditions = op, torch.Tensor, True, False, []                  # whole: nothing was left out
         parameters = [(p.name, v) for p, v in zip(op.parameters, values, strict=True)]
-        self.values = dict(parameters)
+        self.values, self.made = dict(parameters), []           # made: launches in machine code, by name
         self.names = {id(v): name for name, v in reversed(parameters) if isinstance(v, torch.Tensor)}   # of tensors, by identity: each is kept
         self.given, self.kept, self.views, self.lines, self.space = [v for v in values if isinstance(v, torch.Tensor)], list(values), {}, [], {"_empty": torch.empty_strided, "inf": inf, "nan": nan}
+        self.space |= {f"_empty_{kind}": made for kind in ("cuda", "cpu") if (made := getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), f"_empty_strided_{kind}", None))}
+        self.device, self.devices = getattr(torch._C, "_cuda_getDevice", None), torch.cuda.device_count
         floats = {name for _, name in op.numbers}
         self.arguments = [Number(*((float(v), f"float({name})") if name in floats and type(v) is int else (v, name)), self.conditions) if name in op.varies and v is not None else v for name, v in parameters]
 
@@ -103,8 +106,11 @@ class Script:
     def _allocation(self, made) -> None:
         name = self._named(made)
         like = next((self.names[id(x)] for x in self.given if x.dtype is made.dtype and x.device == made.device), None)
-        sizes = f"{self._constant(tuple(made.shape))}, {self._constant(made.stride())}"
-        self.lines.append(f"{name} = " + (f"{like}.new_empty_strided({sizes})" if like else f"_empty({sizes}, dtype={self._constant(made.dtype)}, device={self._constant(made.device)})"))
+        sizes, kind, dtype = f"{self._constant(tuple(made.shape))}, {self._constant(made.stride())}", made.device.type, self._constant(made.dtype)
+        line = f"{like}.new_empty_strided({sizes})" if like else f"_empty({sizes}, dtype={dtype}, device={self._constant(made.device)})"
+        if f"_empty_{kind}" in self.space and (kind == "cpu" or self.device):               # on the device that is current
+            line = f"_empty_{kind}({sizes}, {dtype})" + (f" if {self._constant(self.device)}() == {made.device.index} else {line}" if kind != "cpu" and self.devices() > 1 else "")
+        self.lines.append(f"{name} = {line}")
 
     def _again(self, func, args: tuple, kwargs: dict, results: Sequence) -> None:
         """Something of torch's, asked for as it was."""
@@ -119,8 +125,29 @@ class Script:
         grid = tuple(n.__index__() if isinstance(n, Number) else n for n in grid) if isinstance(grid, tuple) else grid.__index__() if isinstance(grid, Number) else grid
         kernel[grid](*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
         if self.nested: return                                  # by an operator that this one calls, and will call
-        try: self.lines.append(f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})")
+        try: self.lines.append(self._repeated(kernel, grid, args, kwargs) or f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})")
         except Unknown: self.whole = False
+
+    def _repeated(self, kernel, grid, args: tuple, kwargs: dict) -> str | None:
+        """The launch in machine code, of what it is given: arguments, allocations, numbers that vary."""
+        texts, given, places = [], [], {}
+        for name, v in (*zip(kernel.names, args), *kwargs.items()):
+            if not isinstance(v, (Number, self.tensor)): continue
+            base, view = (v.value, None) if isinstance(v, Number) else (v, None) if id(v) in self.names else self._seen(v)
+            if base is None: return None
+            text = v.text if isinstance(v, Number) else self.names[id(base)]
+            if isinstance(v, Number) or text not in texts: texts.append(text); given.append(base)
+            places[name] = len(texts) - 1 if isinstance(v, Number) else texts.index(text), view
+        if not any(isinstance(v, self.tensor) for v in given) or (found := tkc.repeated(kernel, grid, [v.value if isinstance(v, Number) else v for v in args], {k: v.value if isinstance(v, Number) else v for k, v in kwargs.items()}, given, places)) is None: return None
+        self.made.append((name := self._constant(found.launch), found))
+        return f"{name}({', '.join(texts)})"
+
+    def _seen(self, view) -> tuple:
+        """What a view was first made of, and (extents, strides, elements before it) of the view; (None, None) where it has other elements, or none, or some from elsewhere."""
+        base, alike = self._root(view)
+        last = lambda x: sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        if not alike or not view.numel() or not 0 <= (first := (view.data_ptr() - base.data_ptr()) // view.element_size()) <= first + last(view) <= last(base): return None, None
+        return base, (tuple(view.shape), view.stride(), first)
 
     def function(self, result, tell: Callable, pairs: Sequence[tuple[str, str, bool]], otherwise: Callable) -> Callable | None:
         """All of it, as a function of the operator's parameters that gives the result anew; None where something else is needed than they. tell: who is told of an array that was changed in place.
@@ -134,7 +161,9 @@ class Script:
         doubts += [f"if not ({' and '.join(dict.fromkeys(self.conditions))}): return _run({parameters})"] if self.conditions else []
         told = [f"_tell({p.name})" for p, v in zip(self.op.parameters, self.arguments, strict=True) if p.name in self.op.mutates and v is not None]
         body = "\n    ".join([*doubts, *self.lines, *told, f"return {end}"])
-        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", self.space | {"_tell": tell, "_run": self.op.run, "_otherwise": otherwise, "_kept": [v for v in self.arguments if isinstance(v, str)]}, space := {})
+        within = self.space | {"_tell": tell, "_run": self.op.run, "_otherwise": otherwise, "_kept": [v for v in self.arguments if isinstance(v, str)]}
+        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", within, space := {})
+        for name, made in self.made: made.place = within, name
         return space[self.op.fn.__name__]
 
     def _meet(self, *names: str) -> bool:
@@ -161,17 +190,23 @@ class Script:
 
     def _view(self, view) -> str:
         """A view is one of what it was first made of; of other elements, as it was made."""
+        root, alike = self._root(view)
+        base, name = self.names[id(root)], None
+        if not alike: self._again(*self.views[id(view)], (view,)); return self.names[id(view)]
+        step, name = view.numel() and view.data_ptr() - root.data_ptr(), self._named(view)
+        start = f", {base}.storage_offset() + {step // view.element_size()}" if step else ""
+        self.lines.append(f"{name} = {base}.as_strided({self._constant(tuple(view.shape))}, {self._constant(view.stride())}{start})")
+        return name
+
+
+    def _root(self, view) -> tuple:
+        """What a view was first made of, and whether its elements are that one's, all the way."""
         root, dtypes = view, set()
         while id(root) in self.views and id(root) not in self.names:
             dtypes.add((root.dtype, root.is_neg()))
             root = self.views[id(root)][1][0]
         if id(root) not in self.names: raise Unknown
-        base, name = self.names[id(root)], None
-        if dtypes | {(root.dtype, root.is_neg())} != {(view.dtype, view.is_neg())}: self._again(*self.views[id(view)], (view,)); return self.names[id(view)]
-        step, name = view.numel() and view.data_ptr() - root.data_ptr(), self._named(view)
-        start = f", {base}.storage_offset() + {step // view.element_size()}" if step else ""
-        self.lines.append(f"{name} = {base}.as_strided({self._constant(tuple(view.shape))}, {self._constant(view.stride())}{start})")
-        return name
+        return root, dtypes | {(root.dtype, root.is_neg())} == {(view.dtype, view.is_neg())}
 
 
 class Calls:
@@ -179,7 +214,7 @@ class Calls:
 
     def __init__(self, op, torch, watchers: Sequence[Callable], alone: Callable, record: Callable):
         self.op, self.alone, self.record = op, alone, record
-        self.kinds: dict[tuple[type, ...], tuple | None] = {}   # by the types of a call's values: who tells what it depends on, up to where; who finds a function that does it, and (these, keys that came once)
+        self.kinds: dict[tuple[type, ...], tuple | None] = {}   # by the types of a call's values: who tells what it depends on, up to where; who finds a function that does it, and (these by what they depend on, keys that came once)
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
         self.space = {f"_d_{p.name}": p.default for p in op.parameters} | {f"_w{i}": w for i, w in enumerate(watchers)} | {"_kind": NOBODY}
         self.space |= {"_grad": torch.is_grad_enabled, "_handed": tkc.handed, "_kinds": self.kinds, "_intern": intern, "_first": self._first, "_behind": self._behind}
@@ -193,16 +228,22 @@ class Calls:
         given, missed = ", ".join(p.name for p in self.op.parameters), "_first" if asking else "_behind"
         texts = "".join(f"    if {p.name}.__class__ is str: {p.name} = _intern({p.name})\n" for p in self.op.parameters if str(p.annotation).startswith("str"))       # torch makes another of each call
         exec(f"""def {self.op.fn.__name__}({', '.join(parameters)}):
-{texts}    _tell, _end, _find, _, _now = _kind
-    _told = _tell({given})
-    if _told is None and (_other := _kinds.get(({''.join(f'{p.name}.__class__, ' for p in self.op.parameters)}))) is not None:
-        _tell, _end, _find, _, _now = _other
-        _told = _tell({given})
-    if _told is not None and {' and '.join(['_handed.changes == _now', *asked])}:
-        _call = _find(_told[:_end])
-        if _call is not None: return _call({given})
+{texts}    _, _, _find, _, _now = _kind
+    _call = _find({given})
+    if _call is None and (_other := _kinds.get(({''.join(f'{p.name}.__class__, ' for p in self.op.parameters)}))) is not None:
+        _, _, _find, _, _now = _other
+        _call = _find({given})
+    if {' and '.join(['_call is not None', '_handed.changes == _now', *asked])}: return _call({given})
     return {missed}({given})""", self.space, space := {})
         return space[self.op.fn.__name__]
+
+    def called(self) -> Callable:
+        """`__call__` of the operator's own parameters: nothing is packed and unpacked on the way."""
+        parameters, given = (", ".join(words) for words in zip(*((p.name if p.default is p.empty else f"{p.name}=_d_{p.name}", p.name) for p in self.op.parameters)))
+        exec(compile(f"""def __call__(self, {parameters}):
+    if self.compiling(): return self.torch({given})
+    return self.first({given})""", __file__, "exec"), self.space, space := {})
+        return space["__call__"]
 
     def _first(self, *values):
         """A call that is not known: it goes through the dispatcher where somebody wants to see it there, else it is done here."""
@@ -234,5 +275,5 @@ class Calls:
         needed = [v for p, v in zip(self.op.parameters, values, strict=True) if p.name in self.tensors and " | None" not in str(p.annotation)]
         teller = tkc.teller(values, [p.name in self.op.varies for p in self.op.parameters]) if all(type(v) in NUMBERS for v in numbers) and not any(type(v) in NUMBERS for v in needed) else None
         if len(self.kinds) >= KINDS: self.kinds.clear()
-        found = self.kinds[types] = None if teller is None else (*teller, (known := {}).get, (known, set()), now)
+        found = self.kinds[types] = None if teller is None else (*teller[:3], (teller[3], set()), now)
         return found

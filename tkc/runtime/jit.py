@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 READY = 4096                                    # launches remembered for each kernel
 FORMAT = b"1"                                   # of cached entries
 _variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.environ, "encodekey", str)("TKC_DEBUG")       # read at each launch: without decoding
+_counting = threading.Lock()
 _compiling = threading.RLock()                  # a trace has one place in a process where it stands
 _takers: dict[int, list[Callable]] = {}         # of a thread: who is handed its launches, the innermost last
+_handing = None                                 # True where there is one
 
 
 def _forked() -> None:
     """In a child: another thread of the parent may have held the lock."""
-    global _compiling
-    _compiling = threading.RLock()
+    global _compiling, _counting
+    _compiling, _counting = threading.RLock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_forked)
@@ -175,6 +177,14 @@ class JitFunction:
         host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
         return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
 
+    def launcher(self, grid) -> Launcher:
+        """One that says how a launch is made, and is not replaced by machine code."""
+        return self._launcher(self, grid)
+
+    def watching(self) -> tuple[tuple[dict, Any, Any], ...] | None:
+        """What must stay as it is for launches made now, in whatever thread: (namespace, name, value). None where more may change than that tells."""
+        return None if self._careful else (*self._watched, (_variables, _DEBUG, _variables.get(_DEBUG)), (globals(), "_handing", None))
+
     def _watch(self, found: fingerprint.Fingerprint) -> None:
         """What a launch must look at from now on. Doors look at what was watched when they were made: there will be others."""
         if self._fingerprint is None: self._fingerprint = found
@@ -302,15 +312,31 @@ class handed:
     changes = 0
 
     def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]): self.to = to
-    def __enter__(self) -> None: _takers.setdefault(get_ident(), []).append(self.to)
+    def __enter__(self) -> None: _taking(self.to)
     def __exit__(self, *exception) -> None: _taken()
+
+
+def handing() -> bool:
+    """Whether somebody is to be handed launches of this thread."""
+    return get_ident() in _takers
+
+
+def _taking(to: Callable) -> None:
+    """Somebody is from now on."""
+    global _handing
+    with _counting:
+        _takers.setdefault(get_ident(), []).append(to)
+        _handing = True
 
 
 def _taken() -> Callable:
     """The last who was to be handed launches, who no longer is."""
-    takers = _takers[thread := get_ident()]
-    to = takers.pop()
-    if not takers: del _takers[thread]
+    global _handing
+    with _counting:
+        takers = _takers[thread := get_ident()]
+        to = takers.pop()
+        if not takers: del _takers[thread]
+        if not _takers: _handing = None
     return to
 
 
@@ -318,7 +344,7 @@ def _hand(kernel: JitFunction, grid, /, *args, **kwargs) -> None:
     """To who is there, who then launches for himself."""
     to = _taken()
     try: to(kernel, grid, args, kwargs)
-    finally: _takers.setdefault(get_ident(), []).append(to)
+    finally: _taking(to)
 
 
 def _is_constexpr(annotation) -> bool:

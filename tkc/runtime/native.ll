@@ -319,6 +319,10 @@ written:
   %i1 = add i64 %i, 1
   br label %argument
 last:
+  store ptr null, ptr %stream
+  %asks = icmp ne ptr %ask, null
+  br i1 %asks, label %streams, label %bytes
+streams:
   %device_kind = trunc i64 %device to i32
   %upper = lshr i64 %device, 32
   %ordinal = trunc i64 %upper to i32
@@ -394,6 +398,29 @@ no:
   ret ptr %none
 }
 
+; What is known under the words of a call, but for its stream; None where there is nothing.
+define ptr @find(ptr %self, ptr %args, i64 %given, ptr %call) {
+  %words = alloca [{WORDS} x i64], align 16
+  %values = alloca [{VALUES} x i64], align 16
+  %door = call ptr @door_of(ptr %self)
+  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
+  %like = icmp ne i64 %n, 0
+  br i1 %like, label %look, label %no
+look:
+  %known = call ptr @pointer(ptr %door, i64 {known})
+  %but_one = sub i64 %n, 1
+  %entry = call ptr @under(ptr %known, ptr %words, i64 %but_one)
+  %found = icmp ne ptr %entry, null
+  br i1 %found, label %yes, label %no
+yes:
+  call void @Py_IncRef(ptr %entry)
+  ret ptr %entry
+no:
+  %none = call ptr @pointer(ptr %door, i64 {none})
+  call void @Py_IncRef(ptr %none)
+  ret ptr %none
+}
+
 define ptr @launch(ptr %self, ptr %args, i64 %given, ptr %call) {
 entry:
   %words = alloca [{WORDS} x i64], align 16
@@ -429,6 +456,7 @@ copy:
   %count = call i64 @field(ptr %movable, i64 7)
   %places = call ptr @pointer(ptr %movable, i64 8)
   %moves = call ptr @pointer(ptr %movable, i64 9)
+  %steps = call ptr @pointer(ptr %movable, i64 10)
   call void @llvm.memcpy.p0.p0.i64(ptr %block, ptr %kept, i64 %bytes, i1 0)
   br label %parameter
 parameter:
@@ -446,7 +474,9 @@ place:
   %moved = icmp ult i64 %which_, %given_values
   br i1 %moved, label %take, label %placed
 take:
-  %new = call i64 @field(ptr %values, i64 %which_)
+  %from = call i64 @field(ptr %values, i64 %which_)
+  %step = call i64 @field(ptr %steps, i64 %p)      ; bytes, of a view that begins later
+  %new = add i64 %from, %step
   switch i64 %how, label %full [ i64 {HALF}, label %half  i64 {SHORT}, label %short ]
 full:
   store i64 %new, ptr %value_at

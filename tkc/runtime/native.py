@@ -34,6 +34,7 @@ API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 WORDS, VALUES, BLOCK, PARAMETERS = 512, 32, 4096, 256          # of one call, at most; BLOCK: bytes of its parameters
 KNOWN = 4096                                    # launches remembered by a door, and for each, values
 TENSOR, NUMBER, REAL, INT, FLOAT, SAME = range(6)                               # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it
+GIVEN = TENSOR, NUMBER, REAL
 FULL, HALF, SHORT, STAYS = 0, 1, 2, 255         # how a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all
 
 FIELDS = ("positional", "named", "watched", "values", "device", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches")             # of a door, 8 bytes each
@@ -51,14 +52,14 @@ _content, _pointer, _builtin = (ctypes.PYFUNCTYPE(*types)((name, ctypes.pythonap
 
 
 @cache
-def _methods() -> tuple[_Method, _Method] | None:
-    """`launch` and `words` as methods for CPython, for as long as the process lives. None where they cannot be made: another Python, one without its lock, one that was built otherwise."""
+def _methods() -> tuple[_Method, ...] | None:
+    """`launch`, `words` and `find` as methods for CPython, for as long as the process lives. None where they cannot be made: another Python, one without its lock, one that was built otherwise."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)() or (object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)) != (16, 8): return None
     try:
         from tkc.codegen.cpu.running import engine, host
         llvm, *_ = host()
-        library = llvm.JITLibraryBuilder().add_object_img(_object()).add_current_process().export_symbol("launch").export_symbol("words").link(engine(), "tkc_launcher")
-        methods = tuple(_Method(n, library[n.decode()], FASTCALL_KEYWORDS, None) for n in (b"launch", b"words"))
+        library = llvm.JITLibraryBuilder().add_object_img(_object()).add_current_process().export_symbol("launch").export_symbol("words").export_symbol("find").link(engine(), "tkc_launcher")
+        methods = tuple(_Method(n, library[n.decode()], FASTCALL_KEYWORDS, None) for n in (b"launch", b"words", b"find"))
     except (ImportError, OSError, RuntimeError): return None
     _methods.library = library
     return methods
@@ -124,8 +125,9 @@ def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
     return Prepared(launch, values, exchange, methods).launch
 
 
-def teller(values: Sequence, varying: Sequence[bool] | None = None) -> tuple[Callable[..., bytes | None], int] | None:
-    """A function of values like these that tells, as bytes, what launches of them depend on (None for values of other types), and where what follows tells only of this call: stream, addresses, numbers that vary.
+def teller(values: Sequence, varying: Sequence[bool] | None = None) -> tuple[Callable[..., bytes | None], int, Callable, dict] | None:
+    """A function of values like these that tells, as bytes, what launches of them depend on (None for values of other types), and where what follows tells only of this call: addresses, numbers that vary.
+    Behind them a function that gives what a dictionary has under what a call of it depends on, or None, and that dictionary.
 
     Values: torch's tensors, numbers, texts (by identity) and None. varying: which numbers tell only whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code for such values.
     """
@@ -136,23 +138,44 @@ def teller(values: Sequence, varying: Sequence[bool] | None = None) -> tuple[Cal
         kinds.append((type(v), what))
     exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
     if len(exchanges) != 1 or len(kinds) > VALUES or not (methods := _methods()): return None
-    made = Teller(kinds, len(kinds), (), exchanges.pop(), (), methods)
-    return made.words, -8 * (made.values + 1)
+    made = Teller(kinds, len(kinds), (), (exchanges.pop()[0], 0), (), methods)                         # no stream: a word of 0
+    return made.words, -8 * (made.values + 1), made.find, made.known
+
+
+def repeated(kernel: JitFunction, grid, args: Sequence, kwargs: dict[str, Any], given: Sequence, places: dict[str, tuple[int, tuple | None]]) -> Repeated | None:
+    """A launch of such arguments that is made again and again, of others given: `.launch` is a builtin function of them. given: tensors and numbers as they are now. places: of arguments by name, which of those
+    it is, and (extents, strides, elements before it) where it is a view of that; the other arguments stay what they are. None where there is no machine code for it."""
+    names = (*kernel.names[:len(args)], *kwargs)
+    constant = dict(zip(kernel.names, kernel.constexpr))
+    kinds: list = [None] * len(given)
+    for name, v in zip(names, (*args, *kwargs.values())):
+        if name not in places:
+            if not _itself(v): return None
+            continue
+        at, view = places[name]
+        x, fixed = given[at], constant.get(name, True)                          # options are fixed too
+        what = (INT if fixed else NUMBER) if type(x) is int else (FLOAT if fixed else REAL) if type(x) is float else TENSOR if not fixed and _exchange(type(x)) else None
+        if what is None or what == TENSOR and not _there(x) or kinds[at] not in (None, (type(x), what)): return None
+        kinds[at] = type(x), what
+    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
+    if len(exchanges) != 1 or len(kinds) > VALUES or not isinstance(grid, (int, tuple)) or not all(type(space) is dict for space, *_ in kernel.watching() or [(None,)]) or driver.launch_entry() is None or not (methods := _methods()): return None
+    return Repeated(kernel, grid, (tuple(args), dict(kwargs)), tuple(places.get(n) for n in names), kinds, exchanges.pop(), methods)
 
 
 class Machine:
     """`launch` is the builtin function; `words` gives what it would look up, as bytes (None: the call is of another kind); `missed` is what it calls where it does not know a launch."""
 
-    def __init__(self, kinds: Sequence[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, methods: tuple[_Method, _Method], device: int = 0):
-        self.kinds, self.known, self.values, slow = kinds, {}, sum(k in (TENSOR, NUMBER, REAL) for _, k in kinds), self.missed
+    def __init__(self, kinds: Sequence[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, methods: tuple[_Method, ...], device: int = 0):
+        self.kinds, self.known, self.values, slow = kinds, {}, sum(k in GIVEN for _, k in kinds), self.missed
         tables = [b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows) for rows in ([(id(t), k) for t, k in kinds], [(id(n),) for n in names], [tuple(map(id, w)) for w in watched])]
         fields = {"positional": positional, "named": len(names), "watched": len(watched), "values": self.values, "device": KDLCUDA | device << 32, "known": id(self.known), "slow": id(slow),
                   "none": id(None), "describe": exchange[0], "stream": exchange[1], "generation": ctypes.addressof(driver.generation), **dict(zip(("kinds", "names", "watches"), map(_content, tables)))}
         owner = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)), tables, self.known, slow, kinds, names, watched          # all that its addresses are of
-        self.launch, self.words = (_builtin(ctypes.addressof(m), owner, None) for m in methods)
+        self.exchange, self.methods = exchange, methods
+        self.launch, self.words, self.find = (_builtin(ctypes.addressof(m), owner, None) for m in methods)
 
-    def remember(self, written: bytes, launch: Launch, same: Sequence = (), moves: Sequence[int] | None = None) -> None:
-        """What was just launched, under its words. same: objects whose addresses are among them; moves: of each parameter, which value it is and how (None: they stay as they are)."""
+    def remember(self, written: bytes, launch: Launch, same: Sequence = (), moves: Sequence[tuple[int, int]] | None = None) -> None:
+        """What was just launched, under its words. same: objects whose addresses are among them; moves: of each parameter, which value it is and how, and what is added (None: they stay as they are)."""
         split = len(written) - 8 * self.values
         words, values = written[:split], written[split:]
         generation, stream = driver.generation.value, int.from_bytes(words[-8:], "little")
@@ -161,8 +184,8 @@ class Machine:
         if len(self.known) >= KNOWN: self.known.clear()
         record = generation, *call.native
         if moves is not None and packed.size <= BLOCK and len(moves) <= PARAMETERS:
-            tables = [struct.pack(f"<{len(t)}Q", *t) for t in (packed.places, moves)]
-            self.known[words] = struct.pack("<10Q", *record, packed.base, packed.size, len(moves), *map(_content, tables)), tables, call, packed, launch, same
+            tables = [struct.pack(f"<{len(t)}Q", *t) for t in (packed.places, [how for how, _ in moves], [step for _, step in moves])]
+            self.known[words] = struct.pack("<11Q", *record, packed.base, packed.size, len(moves), *map(_content, tables)), tables, call, packed, launch, same
             return
         by_values = self.known.setdefault(words, ({},))[0]
         if len(by_values) >= KNOWN: by_values.clear()
@@ -173,7 +196,7 @@ class Door(Machine):
     """Calls of `kernel[grid]` of one kind."""
 
     def __init__(self, launcher: Launcher, kinds: list[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, others: dict[tuple, Door | None],
-                 methods: tuple[_Method, _Method]):
+                 methods: tuple[_Method, ...]):
         super().__init__(kinds, positional, names, exchange, watched, methods)
         self.launcher, self.watched, self.others, self.names = launcher, launcher.kernel._watched, others, (*launcher.kernel.names[:positional], *names)
 
@@ -186,16 +209,21 @@ class Door(Machine):
         if written is None or type(launch) is not Launch or self.launcher.kernel._watched is not self.watched or self.words(*args, **kwargs) != written: return
         self.remember(written, launch, [v for v, (_, kind) in zip((*args, *kwargs.values()), self.kinds) if kind == SAME], self._moves(launch))
 
-    def _moves(self, launch: Launch) -> list[int] | None:
-        """For each parameter which value it is, and how. None where values are elsewhere too, in tensor maps."""
-        number = {n: i for i, n in enumerate(launch.arguments[0])}                                                                 # of each argument at run time
-        order = [number.get(n) for n, (_, kind) in zip(self.names, self.kinds) if kind in (TENSOR, NUMBER, REAL)]                  # an integer that is 1 is none
-        moves = []
-        for p in launch.interface.parameters:
-            how = FULL if p.size == 8 and p.type[0] in "usb" else HALF if p.size == 4 and p.type[0] in "usb" else SHORT if p.type == "f32" else None
-            if p.kind == "map" or p.kind in ("pointer", "scalar") and how is None: return None
-            moves.append(order.index(p.argument) | how << 8 if p.kind in ("pointer", "scalar") and p.argument in order else STAYS)
-        return moves
+    def _moves(self, launch: Launch) -> list[tuple[int, int]] | None:
+        values = [n for n, (_, kind) in zip(self.names, self.kinds) if kind in GIVEN]
+        return _moves(launch, {n: (i, 0) for i, n in enumerate(values)})
+
+
+def _moves(launch: Launch, values: dict[str, tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """For each parameter which value it is and how, and the bytes that are added. None where values are elsewhere too, in tensor maps. values: of arguments by name, the number of the value and those bytes."""
+    order = {i: values[n] for i, n in enumerate(launch.arguments[0]) if n in values}                    # of each argument at run time; an integer that is 1 is none
+    moves = []
+    for p in launch.interface.parameters:
+        how = FULL if p.size == 8 and p.type[0] in "usb" else HALF if p.size == 4 and p.type[0] in "usb" else SHORT if p.type == "f32" else None
+        if p.kind == "map" or p.kind in ("pointer", "scalar") and how is None: return None
+        which, step = order.get(p.argument, (STAYS, 0)) if p.kind in ("pointer", "scalar") else (STAYS, 0)
+        moves.append((which if which == STAYS else which | how << 8, step))
+    return moves
 
 
 class Teller(Machine):
@@ -207,7 +235,7 @@ class Teller(Machine):
 class Prepared(Machine):
     """One launch, again and again."""
 
-    def __init__(self, launch: Launch, values: Sequence, exchange: tuple[int, int], methods: tuple[_Method, _Method]):
+    def __init__(self, launch: Launch, values: Sequence, exchange: tuple[int, int], methods: tuple[_Method, ...]):
         super().__init__((), 0, (), exchange, (), methods, launch.function.device)
         self.bound, self.arguments = launch, values
 
@@ -215,3 +243,43 @@ class Prepared(Machine):
         written = self.words()
         self.bound()
         if written is not None: self.remember(written, self.bound)
+
+
+class Repeated(Machine):
+    """One launch of a kernel on a grid, of some of its arguments, of which others may be views. place: (namespace, name) of `launch`, where another one takes its place when the kernel reads other things."""
+
+    def __init__(self, kernel: JitFunction, grid, values: tuple[tuple, dict], places: Sequence[tuple[int, tuple | None] | None], kinds: Sequence[tuple[type, int]], exchange: tuple[int, int], methods: tuple[_Method, ...]):
+        self.watched = kernel.watching()
+        super().__init__(kinds, len(kinds), (), exchange, self.watched, methods)
+        self.kernel, self.grid, self.places, self.place = kernel, grid, places, None
+        self.arguments = tuple(None if p else v for v, p in zip(values[0], places)), {n: None if p else v for (n, v), p in zip(values[1].items(), places[len(values[0]):])}         # keeps no tensor
+        self.views = any(p and p[1] for p in places)
+
+    def missed(self, *given) -> None:
+        """The general way, remembered. Views of tensors that share bytes may share some themselves, or not: nothing here tells."""
+        kernel, (args, kwargs), written = self.kernel, self.arguments, self.words(*given)
+        made = [v if p is None else _shown(given[p[0]], p[1]) for v, p in zip((*args, *kwargs.values()), self.places)]
+        args, kwargs = made[:len(args)], dict(zip(kwargs, made[len(args):]))
+        from tkc.runtime.jit import handing
+        if handing(): return kernel[self.grid](*args, **kwargs)
+        launch = kernel.launcher(self.grid).found(args, kwargs)
+        launch()
+        if type(launch) is not Launch or (watched := kernel.watching()) is None: return
+        if len(watched) != len(self.watched) or any(a is not b for one, other in zip(watched, self.watched) for a, b in zip(one, other)):
+            again = Repeated(kernel, self.grid, (args, kwargs), self.places, self.kinds, self.exchange, self.methods)
+            if (place := self.place): again.place, place[0][place[1]] = place, again.launch
+            return
+        if written is None or self.words(*given) != written: return
+        tensors, behind = sum(kind == TENSOR for _, kind in self.kinds), len(written) - 8 * (self.values + 1)
+        if self.views and any(written[behind - 8 * tensors:behind]): return
+        order = [i for i, (_, kind) in enumerate(self.kinds) if kind in GIVEN]
+        names = (*kernel.names[:len(args)], *kwargs)
+        self.remember(written, launch, (), _moves(launch, {n: (order.index(p[0]), p[1][2] * given[p[0]].element_size() if p[1] else 0) for n, p in zip(names, self.places) if p and p[0] in order}))
+
+
+def _there(x) -> bool: return x.is_cuda
+
+
+def _shown(x, view: tuple | None):
+    """A tensor, or a view of it."""
+    return x if view is None else x.as_strided(view[0], view[1], x.storage_offset() + view[2])
