@@ -28,7 +28,7 @@ from tkc.runtime import driver
 from tkc.runtime.launch import Launch
 
 if TYPE_CHECKING:
-    from tkc.runtime.jit import Launcher
+    from tkc.runtime.jit import JitFunction, Launcher
 
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 WORDS, VALUES, BLOCK, PARAMETERS = 512, 32, 4096, 256          # of one call, at most; BLOCK: bytes of its parameters
