@@ -177,7 +177,7 @@ look:
   %typed = icmp eq i64 %type, %wanted
   br i1 %typed, label %dispatch, label %no
 dispatch:
-  switch i64 %kind, label %object [ i64 {TENSOR}, label %array  i64 {INT}, label %integer  i64 {FLOAT}, label %float  i64 {NUMBER}, label %number  i64 {REAL}, label %real ]
+  switch i64 %kind, label %object [ i64 {TENSOR}, label %array  i64 {INT}, label %integer  i64 {FLOAT}, label %float  i64 {NUMBER}, label %number  i64 {REAL}, label %real  i64 {PLACE}, label %array ]
 object:
   %identity = ptrtoint ptr %arg to i64
   br label %one
@@ -257,15 +257,21 @@ write:
   %alignment = and i64 %first, 15
   store i64 %alignment, ptr %out
   %out1 = getelementptr i64, ptr %out, i64 1
+  %known_rest = icmp eq i64 %kind, {PLACE}
+  br i1 %known_rest, label %placed_, label %rest
+placed_:                                          ; nothing else of it counts
+  %n_placed = add i64 %n, 1
+  br label %written
+rest:
   store i64 %device_of, ptr %out1
   %out2 = getelementptr i64, ptr %out, i64 2
   store i64 %element, ptr %out2
   br label %axis
 axis:
-  %a = phi i64 [ 0, %write ], [ %a1, %extent ]
-  %low = phi i64 [ 0, %write ], [ %low1, %extent ]
-  %high = phi i64 [ 0, %write ], [ %high1, %extent ]
-  %full = phi i1 [ 1, %write ], [ %full1, %extent ]
+  %a = phi i64 [ 0, %rest ], [ %a1, %extent ]
+  %low = phi i64 [ 0, %rest ], [ %low1, %extent ]
+  %high = phi i64 [ 0, %rest ], [ %high1, %extent ]
+  %full = phi i1 [ 1, %rest ], [ %full1, %extent ]
   %further = icmp ult i64 %a, %rank
   br i1 %further, label %extent, label %whole
 extent:
@@ -312,10 +318,10 @@ whole:
   %n_array = add i64 %n, %used
   br label %written
 written:
-  %n1 = phi i64 [ %n_one, %one ], [ %n_array, %whole ]
-  %device1 = phi i64 [ %device, %one ], [ %device_of, %whole ]
-  %t1 = phi i64 [ %t, %one ], [ %t_next, %whole ]
-  %v1 = phi i64 [ %v_one, %one ], [ %v_array, %whole ]
+  %n1 = phi i64 [ %n_one, %one ], [ %n_array, %whole ], [ %n_placed, %placed_ ]
+  %device1 = phi i64 [ %device, %one ], [ %device_of, %whole ], [ %device_of, %placed_ ]
+  %t1 = phi i64 [ %t, %one ], [ %t_next, %whole ], [ %t, %placed_ ]
+  %v1 = phi i64 [ %v_one, %one ], [ %v_array, %whole ], [ %v_array, %placed_ ]
   %i1 = add i64 %i, 1
   br label %argument
 last:

@@ -25,7 +25,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tkc.runtime import driver
+from tkc.runtime.arrays import describe
 from tkc.runtime.launch import Launch
+from tkc.runtime.specialize import overlaps
 
 if TYPE_CHECKING:
     from tkc.runtime.jit import JitFunction, Launcher
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 WORDS, VALUES, BLOCK, PARAMETERS = 512, 32, 4096, 256          # of one call, at most; BLOCK: bytes of its parameters
 KNOWN = 4096                                    # launches remembered by a door, and for each, values
-TENSOR, NUMBER, REAL, INT, FLOAT, SAME = range(6)                               # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it
-GIVEN = TENSOR, NUMBER, REAL
+TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(7)        # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of a PLACE, a tensor, all but the address is known
+GIVEN = TENSOR, NUMBER, REAL, PLACE
 FULL, HALF, SHORT, STAYS = 0, 1, 2, 255         # how a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all
 
 FIELDS = ("positional", "named", "watched", "values", "device", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches")             # of a door, 8 bytes each
@@ -70,7 +72,7 @@ def _object() -> bytes:
     from tkc.codegen.cpu.running import host
     from tkc.runtime import cache, fingerprint
     llvm, machine, processor, _ = host()
-    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "VALUES", "BLOCK", "PARAMETERS", "TENSOR", "NUMBER", "REAL", "INT", "FLOAT", "HALF", "SHORT")}
+    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "VALUES", "BLOCK", "PARAMETERS", "TENSOR", "NUMBER", "REAL", "INT", "FLOAT", "HALF", "SHORT", "PLACE")}
     numbers |= {"ENDS": 2 * VALUES, "ROOM": WORDS - 4 - 2 * 64 - 2 * VALUES, "type": object.__basicsize__ - 8}                                            # where an argument may still begin; after the count of references
     program = reduce(lambda text, n: text.replace(f"{{{n}}}", str(numbers[n])), numbers, Path(__file__).with_suffix(".ll").read_text())
     disk, key = cache.disk(), fingerprint.digest([("launcher", program.encode()), ("processor", processor.encode()), ("llvm", str(llvm.llvm_version_info).encode())])
@@ -143,8 +145,9 @@ def teller(values: Sequence, varying: Sequence[bool] | None = None) -> tuple[Cal
 
 
 def repeated(kernel: JitFunction, grid, args: Sequence, kwargs: dict[str, Any], given: Sequence, places: dict[str, tuple[int, tuple | None]]) -> Repeated | None:
-    """A launch of such arguments that is made again and again, of others given: `.launch` is a builtin function of them. given: tensors and numbers as they are now. places: of arguments by name, which of those
-    it is, and (extents, strides, elements before it) where it is a view of that; the other arguments stay what they are. None where there is no machine code for it."""
+    """A launch of such arguments that is made again and again, of others given: `.launch` is a builtin function of them. given: tensors and numbers as they are now; later ones are like these, in their types and of
+    tensors in all but the address, and share bytes where these do: who calls has looked. places: of arguments by name, which of those it is, and (extents, strides, elements before it) where it is a view of
+    that; the other arguments stay what they are. None where there is no machine code for it, or where views are of tensors that share bytes, and may share some themselves, or not."""
     names = (*kernel.names[:len(args)], *kwargs)
     constant = dict(zip(kernel.names, kernel.constexpr))
     kinds: list = [None] * len(given)
@@ -154,10 +157,11 @@ def repeated(kernel: JitFunction, grid, args: Sequence, kwargs: dict[str, Any], 
             continue
         at, view = places[name]
         x, fixed = given[at], constant.get(name, True)                          # options are fixed too
-        what = (INT if fixed else NUMBER) if type(x) is int else (FLOAT if fixed else REAL) if type(x) is float else TENSOR if not fixed and _exchange(type(x)) else None
-        if what is None or what == TENSOR and not _there(x) or kinds[at] not in (None, (type(x), what)): return None
+        what = (INT if fixed else NUMBER) if type(x) is int else (FLOAT if fixed else REAL) if type(x) is float else PLACE if not fixed and _exchange(type(x)) else None
+        if what is None or what == PLACE and not _there(x) or kinds[at] not in (None, (type(x), what)): return None
         kinds[at] = type(x), what
-    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
+    exchanges, tensors = {_exchange(t) for t, k in kinds if k == PLACE}, [describe(x) for x, (_, k) in zip(given, kinds) if k == PLACE]
+    if any(view for _, view in places.values()) and overlaps(tensors): return None
     if len(exchanges) != 1 or len(kinds) > VALUES or not isinstance(grid, (int, tuple)) or not all(type(space) is dict for space, *_ in kernel.watching() or [(None,)]) or driver.launch_entry() is None or not (methods := _methods()): return None
     return Repeated(kernel, grid, (tuple(args), dict(kwargs)), tuple(places.get(n) for n in names), kinds, exchanges.pop(), methods)
 
@@ -253,10 +257,9 @@ class Repeated(Machine):
         super().__init__(kinds, len(kinds), (), exchange, self.watched, methods)
         self.kernel, self.grid, self.places, self.place = kernel, grid, places, None
         self.arguments = tuple(None if p else v for v, p in zip(values[0], places)), {n: None if p else v for (n, v), p in zip(values[1].items(), places[len(values[0]):])}         # keeps no tensor
-        self.views = any(p and p[1] for p in places)
 
     def missed(self, *given) -> None:
-        """The general way, remembered. Views of tensors that share bytes may share some themselves, or not: nothing here tells."""
+        """The general way, remembered."""
         kernel, (args, kwargs), written = self.kernel, self.arguments, self.words(*given)
         made = [v if p is None else _shown(given[p[0]], p[1]) for v, p in zip((*args, *kwargs.values()), self.places)]
         args, kwargs = made[:len(args)], dict(zip(kwargs, made[len(args):]))
@@ -270,8 +273,6 @@ class Repeated(Machine):
             if (place := self.place): again.place, place[0][place[1]] = place, again.launch
             return
         if written is None or self.words(*given) != written: return
-        tensors, behind = sum(kind == TENSOR for _, kind in self.kinds), len(written) - 8 * (self.values + 1)
-        if self.views and any(written[behind - 8 * tensors:behind]): return
         order = [i for i, (_, kind) in enumerate(self.kinds) if kind in GIVEN]
         names = (*kernel.names[:len(args)], *kwargs)
         self.remember(written, launch, (), _moves(launch, {n: (order.index(p[0]), p[1][2] * given[p[0]].element_size() if p[1] else 0) for n, p in zip(names, self.places) if p and p[0] in order}))
