@@ -351,3 +351,92 @@ def test_what_a_call_depends_on_is_told():
     finally: stream[0] = 0
     for o in (x, y, 2.0, 0.5, 7, None), (x, y, True, 0.5, 7, None), (x, y, 2, 0.5, 7, x), (x, y, 2, 0.5, 7), (x, y, 1 << 70, 0.5, 7, None), (of(0), y, 2, 0.5, 7, None): assert tell(*o) is None
     assert tkc.teller((x, object())) is None and tkc.teller((1, 2)) is None and tkc.teller(([x],)) is None and tkc.teller((x, "a text", (1, 2), True)) is not None
+
+
+class Base(Tensor):
+    """One that has views."""
+    __dlpack_c_exchange_api__ = Tensor.__dlpack_c_exchange_api__
+
+    def element_size(self): return CODES[self.dtype.removeprefix("torch.")][1] // 8
+    def storage_offset(self): return 5                                              # of whatever it is a part
+    def as_strided(self, shape, strides, start): return Base(shape, self.dtype.removeprefix("torch."), self._pointer + (start - 5) * self.element_size(), strides)
+
+
+def shown(x, view): return x if view is None else x.as_strided(view[0], view[1], view[2] + 5)
+def base(pointer=0x1000_0000, shape=(16, 32), **more): return Base(shape, pointer=pointer, **more)
+
+
+def several(k, grid, given, views, number=256, **options):
+    """`doubled` of views of what is given, again and again."""
+    args = [shown(x, view) for x, view in zip(given, views)]
+    return tkc.repeated(k, grid, [*args, number], options, [*given, number], {n: (i, v) for i, (n, v) in enumerate(zip(("x", "y", "out", "n"), (*views, None)))})
+
+
+ROWS = ((256,), (1,), 64), None, ((256,), (1,), 16)
+
+
+def test_what_is_launched_again_of_others(machine, general):
+    """Views of what is given, other numbers, streams and alignments: what the driver is asked for is what a kernel of those views asks for, and Python runs once for each alignment, stream and kind of number."""
+    random_, k, plain = random.Random(3), JitFunction(doubled), JitFunction(doubled)
+    given = base(), of(0x2000_0000), base(0x3000_0000)
+    k[4](*map(shown, given, ROWS), 256)
+    again, known = several(k, 4, given, ROWS), set()
+    for _ in range(200):
+        at, number, stream[0] = [random_.choice((0, 16, 0x40_0000, 4)) for _ in range(3)], random_.choice((1, 7, 256, 4096)), random_.choice((0, 77))
+        given, before = (base(0x1000_0000 + at[0]), of(0x2000_0000 + at[1]), base(0x3000_0000 + at[2])), len(general)
+        again.launch(*given, number)
+        kind = *(a % 16 for a in at), number == 1, number % 16 == 0, stream[0]
+        assert len(general) - before == (kind not in known)
+        known.add(kind)
+        Launcher(plain, 4).found((*map(shown, given, ROWS), number), {})()
+        assert machine.launched[-1] == machine.launched[-2]
+    for x, *_ in again.kinds: assert x in (Base, Tensor, int)
+
+
+def test_what_is_launched_again_watches(machine, general, monkeypatch):
+    """Globals, TKC_DEBUG, who is handed launches, the driver's errors and what the runtime took back."""
+    k, given, space = JitFunction(scaled.fn), (base(shape=(256,)), of(0x2000_0000)), {}
+    k[4](*given, 256)
+    first = tkc.repeated(k, 4, [*given, 256], {}, given, {"x": (0, None), "out": (1, None)})
+    first.place, space["f"] = (space, "f"), first.launch
+    def images(): return [space["f"](*given), machine.launched[-1][0]][1]
+    one, before = images(), len(general)
+    assert images() == one == images() and len(general) == before
+    monkeypatch.setitem(k.fn.__globals__, "SCALE", 5.0)
+    other = images()
+    assert other != one and images() == other
+    before = len(general)
+    assert space["f"] is not first.launch and images() == other == images() and len(general) == before             # another one took its place
+    monkeypatch.setenv("TKC_DEBUG", "1")
+    assert images() not in (one, other)
+    monkeypatch.delenv("TKC_DEBUG")
+    assert images() == other
+    found, count = [], len(machine.launched)
+    with tkc.handed(lambda kernel, grid, args, kwargs: found.append((kernel, grid, *args))): space["f"](*given)
+    assert found == [(k, 4, *given, 256)] and len(machine.launched) == count
+    driver.generation.value += 1
+    assert images() == other
+    machine.codes[:] = [1, 1]
+    with pytest.raises(DeviceError, match="CUDA_ERROR_1"): images()
+    assert images() == other
+
+
+def test_what_cannot_be_launched_again_so(machine, monkeypatch):
+    """Views of arrays that share bytes, constants that may change, host memory, another kind of number where one was."""
+    k, given = JitFunction(doubled), (base(), of(0x2000_0000), base(0x3000_0000))
+    k[4](*map(shown, given, ROWS), 256)
+    assert several(k, 4, given, ROWS) and several(k, (4, 1), given, ROWS) and several(k, 4, (base(), of(0x1000_0100), base(0x3000_0000)), (None,) * 3)
+    assert several(k, 4, (base(), of(0x1000_0100), base(0x3000_0000)), ROWS) is None and several(k, lambda a: 4, given, ROWS) is None
+    assert several(k, 4, (base(device=-1), of(0x2000_0000), base(0x3000_0000)), ROWS) is None and several(k, 4, given, ROWS, num_warps=[4]) is None
+    again = several(k, 4, given, ROWS)
+    for _ in range(3):
+        for number in 256, True, (1 << 40) + 16:
+            again.launch(*given, number)
+            Launcher(JitFunction(doubled), 4).found((*map(shown, given, ROWS), number), {})() if number is not True else None
+            assert number is True or machine.launched[-1] == machine.launched[-2]
+    gone = weakref.ref(given[0])
+    del given
+    gc.collect()
+    assert gone() is None
+    monkeypatch.setattr(native, "_methods", lambda: None)
+    assert several(k, 4, (base(), of(0x2000_0000), base(0x3000_0000)), ROWS) is None
