@@ -240,7 +240,7 @@ class Calls:
     def called(self) -> Callable:
         """`__call__` of the operator's own parameters: nothing is packed and unpacked on the way."""
         parameters, given = (", ".join(words) for words in zip(*((p.name if p.default is p.empty else f"{p.name}=_d_{p.name}", p.name) for p in self.op.parameters)))
-        exec(compile(f"""def __call__(self, {parameters}):
+        exec(compile("\n" * Calls.called.__code__.co_firstlineno + f"""def __call__(self, {parameters}):
     if self.compiling(): return self.torch({given})
     return self.first({given})""", __file__, "exec"), self.space, space := {})
         return space["__call__"]

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
 WORDS, VALUES, BLOCK, PARAMETERS = 512, 32, 4096, 256          # of one call, at most; BLOCK: bytes of its parameters
+LAST = 62                                       # words of the call that a door was asked for last, at most
 KNOWN = 4096                                    # launches remembered by a door, and for each, values
 TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(7)        # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of a PLACE, a tensor, all but the address is known
 GIVEN = TENSOR, NUMBER, REAL, PLACE
 FULL, HALF, SHORT, STAYS = 0, 1, 2, 255         # how a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all
 
-FIELDS = ("positional", "named", "watched", "values", "device", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches")             # of a door, 8 bytes each
+FIELDS = ("positional", "named", "watched", "values", "device", "known", "slow", "none", "describe", "stream", "generation", "kinds", "names", "watches", "last")             # of a door, 8 bytes each
 
 
 class _Method(ctypes.Structure):
@@ -72,7 +73,7 @@ def _object() -> bytes:
     from tkc.codegen.cpu.running import host
     from tkc.runtime import cache, fingerprint
     llvm, machine, processor, _ = host()
-    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "VALUES", "BLOCK", "PARAMETERS", "TENSOR", "NUMBER", "REAL", "INT", "FLOAT", "HALF", "SHORT", "PLACE")}
+    numbers = {f: i for i, f in enumerate(FIELDS)} | {n: globals()[n] for n in ("WORDS", "VALUES", "BLOCK", "PARAMETERS", "TENSOR", "NUMBER", "REAL", "INT", "FLOAT", "HALF", "SHORT", "PLACE", "LAST")}
     numbers |= {"ENDS": 2 * VALUES, "ROOM": WORDS - 4 - 2 * 64 - 2 * VALUES, "type": object.__basicsize__ - 8}                                            # where an argument may still begin; after the count of references
     program = reduce(lambda text, n: text.replace(f"{{{n}}}", str(numbers[n])), numbers, Path(__file__).with_suffix(".ll").read_text())
     disk, key = cache.disk(), fingerprint.digest([("launcher", program.encode()), ("processor", processor.encode()), ("llvm", str(llvm.llvm_version_info).encode())])
@@ -166,14 +167,34 @@ def repeated(kernel: JitFunction, grid, args: Sequence, kwargs: dict[str, Any], 
     return Repeated(kernel, grid, (tuple(args), dict(kwargs)), tuple(places.get(n) for n in names), kinds, exchanges.pop(), methods)
 
 
+class Known(dict):
+    """What is known by words. last: what was asked for last, which machine code has by its address: gone when something else takes its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = ctypes.create_string_buffer(8 * (2 + LAST))
+
+    def __setitem__(self, key, value) -> None:
+        before = self.get(key)
+        super().__setitem__(key, value)
+        self.last[:8] = bytes(8)
+        del before                                                              # not earlier
+
+    def clear(self) -> None:
+        before = self.copy()
+        super().clear()
+        self.last[:8] = bytes(8)
+        del before
+
+
 class Machine:
     """`launch` is the builtin function; `words` gives what it would look up, as bytes (None: the call is of another kind); `missed` is what it calls where it does not know a launch."""
 
     def __init__(self, kinds: Sequence[tuple[type, int]], positional: int, names: tuple[str, ...], exchange: tuple[int, int], watched: tuple, methods: tuple[_Method, ...], device: int = 0):
-        self.kinds, self.known, self.values, slow = kinds, {}, sum(k in GIVEN for _, k in kinds), self.missed
+        self.kinds, self.known, self.values, slow = kinds, Known(), sum(k in GIVEN for _, k in kinds), self.missed
         tables = [b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows) for rows in ([(id(t), k) for t, k in kinds], [(id(n),) for n in names], [tuple(map(id, w)) for w in watched])]
         fields = {"positional": positional, "named": len(names), "watched": len(watched), "values": self.values, "device": KDLCUDA | device << 32, "known": id(self.known), "slow": id(slow),
-                  "none": id(None), "describe": exchange[0], "stream": exchange[1], "generation": ctypes.addressof(driver.generation), **dict(zip(("kinds", "names", "watches"), map(_content, tables)))}
+                  "none": id(None), "describe": exchange[0], "stream": exchange[1], "generation": ctypes.addressof(driver.generation), **dict(zip(("kinds", "names", "watches"), map(_content, tables))), "last": ctypes.addressof(self.known.last)}
         owner = struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)), tables, self.known, slow, kinds, names, watched          # all that its addresses are of
         self.exchange, self.methods = exchange, methods
         self.launch, self.words, self.find = (_builtin(ctypes.addressof(m), owner, None) for m in methods)
