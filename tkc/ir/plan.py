@@ -77,7 +77,7 @@ class Plan:
     split_k: int = 1                                # programs that share one output block, each a part of k
     stream_k: int = 0                               # programs of the last wave are shared by all blocks, each in at most so many parts of k (0: they are not)
     rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
-    rotate: bool = False                            # a dot that needs another of its iteration runs one iteration late
+    rotate: tuple[int, ...] = ()                    # numbers of the dots that run one iteration late, with what needs them there
     fuse: bool = False                              # the first dot of a block's next program is issued before this one's results leave
     relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"

@@ -54,6 +54,7 @@ class Options:
     persistent: bool | None = None        # a block takes one program after the other, and reads the next one's while it computes
     turned: bool | None = None            # what is read along one axis and written along another is turned in registers
     fuse: bool | None = None              # the next program's first dot runs under this one's epilogue
+    rotate: bool | None = None            # dots that wait for vector work run one iteration late, beside others (rotate-loops)
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
     debug: int = 0                        # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
     extra: tuple[tuple[str, Any], ...] = field(default=())

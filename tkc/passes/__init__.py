@@ -31,6 +31,7 @@ class LaunchOptions(Protocol):
     turned: bool | None
     relax: bool | None
     fuse: bool | None
+    rotate: bool | None
     debug: int
 
 
@@ -54,6 +55,7 @@ class Free:
     turned: bool | None = None
     relax: bool | None = None
     fuse: bool | None = None
+    rotate: bool | None = None
     debug: int = 0
 
 

@@ -45,6 +45,7 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
 from tkc.passes.planning import streaming
+from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
 from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles
@@ -152,7 +153,7 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse, "rotate": bool(plan.rotate)}
 
 
 def forcing(plan: Plan) -> dict:
@@ -251,13 +252,28 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if asked is None and ordinary.relax and each > KEPT and program.maxima:
         say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
         ordinary = replace(ordinary, relax=False)
+    ordinary = replace(ordinary, rotate=_late(program, ordinary, each, context, say))
     return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
+
+
+def _late(program: Program, plan: Plan, each: int, context: PassContext, say) -> tuple[int, ...]:
+    """The dots that one role takes one iteration late, as asked: the threads of a warp issue everything in order, and whether the assembler puts vector work between mma.sync is its own affair."""
+    found: list[int] = []
+    if not context.options.rotate: return ()
+    for loop in dict.fromkeys(filter(None, map(loop_of, program.dots))):
+        numbers = [i for i, dot in enumerate(program.dots) if dot.parent_op() is loop]
+        if not isinstance(loop, scf.ForOp) or any(plan.dots[i].instruction == "fma" for i in numbers): continue
+        stages = best_stages(loop, Machine(context.target, plan.warps, False), context.overlaps)
+        if stages is None: continue
+        say(f"stages: {stages.said()}")
+        if each + stages.schedules[0].carried <= HELD: found += [i for i in numbers if program.dots[i] in stages.late]
+    return tuple(found)
 
 
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
+           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "rotate": "no dot of a loop gains by running one iteration late, or has the registers to", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
     said = [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
     return said if options.maxnreg is None or plan.roles == "one" else [*said, f"plan: maxnreg = {options.maxnreg} is not used: roles divide the registers of a block"]
 

@@ -1,4 +1,4 @@
-"""rotate-loops: a loop's last dot moves into the next iteration, beside that iteration's first: tensor cores and vector work overlap.
+"""rotate-loops: dots that wait for vector work move into the next iteration, beside dots that do not: tensor cores and vector work overlap.
 
 Where a dot's factor is computed from another dot of the same iteration, the two wait for each other with vector work between. Taken one
 iteration late, the second dot has all it needs when an iteration begins, and both run while … the vector work of neither waits:
@@ -11,9 +11,15 @@ iteration late, the second dot has all it needs when an iteration begins, and bo
                                                       p, r = softmax(s, …);  t = o·r
                                                     o = t + p·v[last]
 
-A dot is taken late if a factor of it comes from another dot of its iteration, its sum only goes round the loop, and what it alone
-needs (its other factor's load) can be computed from the earlier iteration's counter. What crosses to the next iteration is carried.
-Everything is data flow; the values are those of the loop as it was, bit for bit.
+Which dots are late the plan says, by a search for the fewest clocks of an iteration (planning/stages.py); vector work that needs a late dot is late with it:
+
+    for n:  s = q·k[n];  p = f(s)                     for n from 1:
+            t = p·v[n];  g = h(t)                       s = q·k[n];  t = p·v[n − 1]
+            u = u + g·w[n]                   ->         g = h(t);  u = u + g·w[n − 1];  p = f(s)
+
+The first iteration does what is not late, behind the loop stands what is late of the last one. What a late operation needs of its own iteration is carried (p), but for what follows from the counter: addresses and
+blocks (v) are made for the earlier counter. With one role that is the counter less a step, so that copies can run ahead of it; a producer needs no such help. Everything is data flow; the values are those of the loop
+as it was, bit for bit.
 """
 from __future__ import annotations
 
@@ -23,123 +29,111 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import before, clone_slice, counted_slice, defining_slice, replace, stamp
+from tkc.ir.plan import number_of
+from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.passes import PassContext
+from tkc.passes.planning.bodies import Anatomy, Machine, shape
+from tkc.passes.planning.stages import EFFORT, ordered
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None or not context.plan.rotate: return
+    machine = Machine(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            late = late_dot(loop)
-            if late is None: continue
-            Rotation(loop, late, context.plan.fuse).run()
-            context.decisions.append(f"rotate-loops: a dot of {late_shape(late)} runs beside the next iteration's")
-
-
-def late_shape(dot: tile.Dot) -> str: return "x".join(map(str, (*dot.acc.type.extents, dot.a.type.extents[-1])))
-
-
-def late_dot(loop: scf.ForOp) -> tile.Dot | None:
-    """The dot of a loop that can be taken one iteration late; None if there is none, or more than one."""
-    body = loop.body.block
-    dots = [op for op in body.ops if isinstance(op, tile.Dot)]
-    found = [d for d in dots if any(_reaches(other.result, d.a, body) for other in dots if other is not d)]
-    if len(dots) != 2 or len(found) != 1: return None
-    dot = found[0]
-    if not dot.result.has_one_use() or dot.result.first_use.operation is not body.last_op: return None
-    carried = body.args[1 + dot.result.first_use.index]
-    own = [v for op in _own(dot) for v in op.operands if v.owner not in _own(dot)]
-    if not _reaches(carried, dot.acc, body) or counted_slice(own, loop, lambda op: isinstance(op, tile.Load) and not op.regions) is None: return None
-    return dot
-
-
-def _reaches(start: SSAValue, end: SSAValue, body: Block) -> bool:
-    work, seen = [end], set()
-    while work:
-        v = work.pop()
-        if v is start: return True
-        if v in seen or isinstance(v.owner, Block) or v.owner.parent is not body: continue
-        seen.add(v)
-        work += [o for op in v.owner.walk() for o in op.operands]
-    return False
-
-
-def _own(dot: tile.Dot) -> list[Operation]:
-    """What a dot alone needs: its right factor's views and load, in order."""
-    ops, value = [], dot.b
-    while isinstance(value.owner, (tile.Transpose, tile.Load)) and value.has_one_use():
-        ops.insert(0, value.owner)
-        if isinstance(value.owner, tile.Load): break
-        value = value.owner.arg
-    return ops
+            dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot) and number_of(op) in context.plan.rotate]
+            if not dots: continue
+            anatomy = Anatomy(loop, context.overlaps)
+            late = anatomy.late(dots)
+            order, _ = ordered(anatomy.body(machine), late, [EFFORT])
+            Rotation(anatomy, late, order, context.plan.fuse, context.plan.roles == "one").run()
+            context.decisions += [f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's" for dot in dots]
 
 
 class Rotation:
-    def __init__(self, loop: scf.ForOp, dot: tile.Dot, fuse: bool = False):
-        self.loop, self.dot, self.body, self.fuse = loop, dot, loop.body.block, fuse
-        self.delayed = [*_own(dot), dot]
-        self.index = dot.result.first_use.index                      # of the sum among the carried values
-        self.others = [op for op in self.body.ops if op not in self.delayed and op is not self.body.last_op]
-        self.needed = self._addresses()
+    """Of a loop whose groups of these numbers are late, and stand in this order. ahead: the program's first dot is issued whether or not there is an iteration; counted: late addresses follow from the loop's counter."""
 
-    def _addresses(self) -> list[Operation]:
-        """What the delayed operations' offsets are computed from: cheap, and computed again for the earlier counter."""
-        return [op for op in defining_slice([v for op in self.delayed[:-1] for v in op.operands], self.body) if op not in self.delayed]
+    def __init__(self, anatomy: Anatomy, late: frozenset[int], order: tuple[int, ...], ahead: bool = False, counted: bool = False):
+        self.of, self.loop, self.body, self.ahead, self.counted = anatomy, anatomy.loop, anatomy.block, ahead, counted
+        self.late = [op for op in anatomy.ops if anatomy.group_of.get(op) in late]
+        self.early = [op for op in anatomy.ops if op in anatomy.group_of and anatomy.group_of[op] not in late]
+        self.steps, self.lately = self._steps(late, order), set(self.late)
+        self.returned = [v.owner in self.lately for v in anatomy.yielded]                   # late, by the carried values they become
+        self.crossing = list(dict.fromkeys(v for op in self.late for v in anatomy.reads(op) if self._crosses(v)))
+
+    def _steps(self, late: frozenset[int], order: tuple[int, ...]) -> list[tuple[bool, list[Operation]]]:
+        """The operations of a rotated iteration: each dot, and vector work of one stage that nothing comes between, in the order in which it stood."""
+        steps: list[tuple[bool, list[Operation]]] = []
+        for i in order:
+            ops, dot = self.of.groups[i], isinstance(self.of.groups[i][0], tile.Dot)
+            if steps and not dot and steps[-1][0] == (i in late) and not isinstance(steps[-1][1][0], tile.Dot): steps[-1][1].extend(ops)
+            else: steps.append((i in late, list(ops)))
+        return steps
+
+    def _crosses(self, value: SSAValue) -> bool:
+        """Whether what a late operation reads is an early one's, or carried."""
+        if isinstance(value.owner, Block): return value is not self.body.args[0]
+        return value.owner not in self.of.anew and value.owner not in self.lately
 
     def run(self) -> None:
-        loop, body = self.loop, self.body
+        loop = self.loop
         some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
         yes, no = Block(), Block([stamp(scf.YieldOp(*loop.iter_args), loop)])
         branch = scf.IfOp(some, [v.type for v in loop.iter_args], Region(yes), Region(no))
         anchor = stamp(scf.YieldOp(), loop)
         yes.add_op(anchor)
-        # the first iteration, all but the late dot; its first dot harms nobody where there is no iteration, and may run ahead with the program before
-        head, mapping = self._head(loop, loop.lb, list(loop.iter_args), [op for op in self.others if isinstance(op, tile.Dot)]) if self.fuse else (set(), {})
-        yields, p, sum_ = self._vector(anchor, loop.lb, list(loop.iter_args), head, mapping)
+        # the first iteration, all that is not late; its first dot harms nobody where there is no iteration, and may run ahead with the program before
+        first = Copy(self, loop.lb, dict(zip(self.body.args[1:], loop.iter_args)))
+        if self.ahead: first.write(next(ops for late, ops in self.steps if not late), loop)
+        first.write(self.early, anchor)
         # the rest
-        inner = Block(arg_types=[loop.lb.type, *(v.type for i, v in enumerate(loop.iter_args) if i != self.index), p.type, sum_.type, loop.lb.type])
+        kept = [i for i, late in enumerate(self.returned) if not late]
+        ends = self._ends(first, kept, anchor)
+        inner = Block(arg_types=[loop.lb.type, *(v.type for v in ends), loop.lb.type])
+        for new, old in zip(inner.args, [self.body.args[0], *(self.body.args[1 + i] for i in kept)]): new.name_hint = old.name_hint
         start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result
-        rest = [v for i, v in enumerate(yields) if i != self.index]
-        for new, old in zip(inner.args[1:], [a for i, a in enumerate(body.args[1:]) if i != self.index]): new.name_hint = old.name_hint
-        inner.args[0].name_hint = body.args[0].name_hint
-        rotated = before(anchor, scf.ForOp(start, loop.ub, loop.step, [*rest, p, sum_, loop.lb], Region(inner)))
+        rotated = before(anchor, scf.ForOp(start, loop.ub, loop.step, [*ends, loop.lb], Region(inner)))
         end = stamp(scf.YieldOp(), loop)
         inner.add_op(end)
-        *carried, p_before, sum_before, earlier = inner.args[1:]
-        dots = [op for op in self.others if isinstance(op, tile.Dot)]
-        arguments = [*carried[:self.index], None, *carried[self.index:]]
-        head, mapping = self._head(end, inner.args[0], arguments, dots)
-        total = self._late(end, earlier, p_before, sum_before)
-        arguments[self.index] = total
-        yields, p, sum_ = self._vector(end, inner.args[0], arguments, head, mapping)
-        end.operands = [*(v for i, v in enumerate(yields) if i != self.index), p, sum_, inner.args[0]]
-        # the last late dot
-        *kept, p_last, sum_last, last = rotated.results
-        total = self._late(anchor, last, p_last, sum_last)
-        anchor.operands = [*kept[:self.index], total, *kept[self.index:]]
+        counter, *carried, earlier = inner.args
+        if self.counted: earlier = before(end, CLASSES["sub"](counter, loop.step)).result
+        now, ago = Copy(self, counter, {self.body.args[1 + i]: v for i, v in zip(kept, carried)}), self._ago(earlier, carried[len(kept):])
+        for late, ops in self.steps:
+            (ago if late else now).write(ops, end)
+            if late: now.mapping |= {a: ago.mapping[v] for a, v, returned in zip(self.body.args[1:], self.of.yielded, self.returned) if returned and v.owner in ago.done}
+        end.operands = [*self._ends(now, kept, end), counter]
+        # what is late of the last iteration
+        *carried, last = rotated.results
+        ago = self._ago(last, carried[len(kept):])
+        ago.write(self.late, anchor)
+        values = dict(zip(kept, carried))
+        anchor.operands = [ago.mapping[v] if late else values[i] for i, (v, late) in enumerate(zip(self.of.yielded, self.returned))]
         before(loop, branch)
         replace(loop, list(branch.results))
 
-    def _head(self, anchor: Operation, counter: SSAValue, arguments: list, dots: list[tile.Dot]) -> tuple[set[Operation], dict]:
-        """The first dot and what it is computed from, at the start of an iteration."""
-        first, mapping = set(defining_slice([dot.result for dot in dots], self.body)), self._mapping(counter, arguments)
-        clone_slice((op for op in self.others if op in first), mapping, anchor)
-        return first, mapping
+    def _ago(self, counter: SSAValue, crossed: list[SSAValue]) -> Copy: return Copy(self, counter, dict(zip(self.crossing, crossed)))
 
-    def _mapping(self, counter: SSAValue, arguments: list) -> dict[SSAValue, SSAValue]:
-        return {self.body.args[0]: counter} | {a: v for a, v in zip(self.body.args[1:], arguments) if v is not None}
+    def _ends(self, copy: Copy, kept: list[int], anchor: Operation) -> list[SSAValue]:
+        """What an iteration hands on: what is carried, and what late operations will read."""
+        values = [*(self.of.yielded[i] for i in kept), *self.crossing]
+        copy.write([v.owner for v in values if v.owner in self.of.anew], anchor)
+        return [copy.mapping.get(v, v) for v in values]
 
-    def _vector(self, anchor: Operation, counter: SSAValue, arguments: list, done: set[Operation] = frozenset(), mapping: dict | None = None):
-        """An iteration without its late dot: what it yields, the factor and the sum for that dot."""
-        mapping = mapping if mapping is not None else {}
-        mapping |= self._mapping(counter, arguments)
-        clone_slice((op for op in self.others if op not in done), mapping, anchor)
-        get = lambda v: mapping.get(v, v)
-        return [get(v) for v in self.body.last_op.operands], get(self.dot.a), get(self.dot.acc)
 
-    def _late(self, anchor: Operation, counter: SSAValue, factor: SSAValue, sum_: SSAValue) -> SSAValue:
-        """The late dot of the iteration with that counter."""
-        mapping = {self.body.args[0]: counter, self.dot.a: factor, self.dot.acc: sum_}
-        clone_slice((*self.needed, *self.delayed), mapping, anchor)
-        return mapping[self.dot.result]
+class Copy:
+    """Operations of one iteration of the loop, written somewhere."""
+
+    def __init__(self, rotation: Rotation, counter: SSAValue, values: dict[SSAValue, SSAValue]):
+        self.of, self.done = rotation.of, set()
+        self.mapping = {self.of.block.args[0]: counter} | values
+
+    def write(self, ops: list[Operation], anchor: Operation) -> None:
+        """In the order in which they stood, with what they need that everyone makes for himself."""
+        wanted, work = set(), list(ops)
+        while work:
+            op = work.pop()
+            if op in wanted or op in self.done: continue
+            wanted.add(op)
+            work += [v.owner for v in self.of.reads(op) if v.owner in self.of.anew]
+        clone_slice(sorted(wanted, key=self.of.place.get), self.mapping, anchor)
+        self.done |= wanted

@@ -16,7 +16,7 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "debug")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "rotate", "debug")
 PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
 ROLES = "one", "cooperative", "pingpong"
 
@@ -113,7 +113,7 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
             if not isinstance(value, int) or value < 0: raise LaunchError(f"{kernel}: debug is expected to be True, False or the seconds that a wait may take, got {value!r}")
         elif name == "roles":
             if value not in ROLES: raise LaunchError(f"{kernel}: roles is expected to be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {value!r}")
-        elif name in ("relax", "fuse", "persistent", "turned", "serpentine", "retain"):
+        elif name in ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain"):
             if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
         elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")

@@ -208,11 +208,11 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     return 1, 1
 
 
-def held(dots: list[tile.Dot], late: tile.Dot | None, parts: list[tuple[int, int]], groups: int) -> int:
+def held(dots: list[tile.Dot], rotated: bool, parts: list[tuple[int, int]], groups: int) -> int:
     """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them to, and for left factors."""
     registers = lambda t: t.bytes // (4 * 128 * groups)
     loop = dots[0].parent_op()
-    some = [d for d in dots if partial(d)] if late is None else []
+    some = [d for d in dots if partial(d)] if not rotated else []
     sums = sum(registers(d.acc.type) for d in dots if d not in some and not isinstance(d.acc.owner, tile.Dot))
     if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]

@@ -31,10 +31,10 @@ from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes
 from tkc.passes.layouts.slabs import beside, slab, slab_bytes, widest
+from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
-from tkc.passes.rotate_loops import late_dot
 
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a block of so many threads begins with
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
@@ -69,13 +69,14 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
     if any(load.parent_op() is not loops[0] for load in restaged): return None, "a factor that is loaded before the loop would be laid anew in every iteration: wgmma reads 8 bits K-major only"
     if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
-    late = late_dot(loops[0])
+    found = best_stages(loops[0], Machine(context.target, 4 * groups, True), context.overlaps) if options.rotate is not False else None
+    late = found.late if found else ()
     aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
     most = ACCUMULATORS[groups] - (LARGE_SUM[1] - aside[1] if aside else 0)
-    parts = [parts_of(d, groups, most) if partial(d) and late is None and not anew(d) and options.sum_parts != 1 else (1, 1) for d in dots]
-    each = held(dots, late, parts, groups)
+    parts = [parts_of(d, groups, most) if partial(d) and not late and not anew(d) and options.sum_parts != 1 else (1, 1) for d in dots]
+    each = held(dots, bool(late), parts, groups)
     if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
-    if len(dots) > 1 and late is None and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
+    if len(dots) > 1 and not late and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged)
@@ -91,18 +92,19 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
-    queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or late is not None)
+    queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or bool(late))
     # a program's Q must find room beside the one before's; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
-    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and late is not None and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and bool(late) and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
     loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
+    if found: said.append(f"plan: stages: {found.said()}")
     for i, dot in enumerate(dots):
         said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot).swapped}, left factor in {'shared memory' if source(Sides.of(dot).left) else 'registers'}"
-                    + (", one iteration late, beside the next one's first dot" if dot is late else ""))
+                    + (", one iteration late, beside the next one's first dot" if dot in late else ""))
         if changed := ["left" if not right else "right" for _, right in anew(dot)]:
             said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
                         + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
@@ -118,7 +120,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
-                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=late is not None, fuse=fuse, relax=relax, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:
@@ -131,7 +133,7 @@ def _warpgroups(m: int, dots: int, options) -> int:
 
 def _scores(dots, late, groups: int) -> int:
     """Registers of a thread for what the late dot's factor is computed from."""
-    return max((d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups) for d in dots if d is not late), default=0)
+    return max((d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups) for d in dots if d not in late), default=0)
 
 
 def _split(program, dots, m: int, options) -> tuple[int, str]:
@@ -163,7 +165,7 @@ def _together(program, dots, options) -> str:
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
     if options.num_warps in (8, 12, 16): return f"{options.num_warps} compute warps, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
-    loop, each = dots[0].parent_op(), held(dots, None, [(1, 1)], 1)
+    loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1)
     if source(Sides.of(dots[0]).left) is None: return "a factor is computed"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
