@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.dialects import scf
+from xdsl.ir import Operation
 
 import tkc
 from tests.language.kernels import array, attention, f32, traced
@@ -134,3 +135,159 @@ def test_which_dots_are_late(name, how):
 @pytest.mark.parametrize("how", ROLES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_assembles_clean(name, how): assembles_clean(compiled(name, how)[0][LAST], MACHINES[how])
+
+
+# ---- what it looks like ----------------------------------------------------------------------------------------------------
+def rotated_loop(name: str, how: str = "roles"):
+    """The loop, before and after."""
+    modules, _ = compiled(name, how)
+    return [next(op for op in module.walk() if isinstance(op, scf.ForOp)) for module in (modules[BEFORE], modules["rotate-loops"])]
+
+
+def test_attention_before_and_after():
+    """The docstring's picture: both dots stand at the beginning of an iteration, the late one reads what is carried and the block of the iteration before."""
+    before, after = rotated_loop("attention")
+    dots = [[op for op in loop.body.block.ops if isinstance(op, tile.Dot)] for loop in (before, after)]
+    assert dots[0][0].result in reached(dots[0][1])
+    s, o = dots[1]
+    assert o.a.owner is after.body.block and o.acc.owner is after.body.block and s.result not in reached(o)
+    load = o.b.owner
+    assert isinstance(load, tile.Load) and after.body.block.args[-1] in reached(load) and after.body.block.args[0] not in reached(load)
+    vector = [op for op in after.body.block.ops if op.name == "tile.exp2"]
+    assert all(o.is_before_in_block(op) for op in vector)
+    assert isinstance(after.parent_op(), scf.IfOp) and sum(isinstance(op, tile.Dot) for op in after.parent.ops) == 2         # the first iteration's, and the last late one
+    parses_back(compiled("attention", "roles")[0]["rotate-loops"])
+
+
+def test_a_chain_before_and_after():
+    """The second picture: vector work between two late dots is late with them, and runs under the first; the last dot runs under the next iteration's vector work."""
+    before, after = rotated_loop("chain")
+    ops = list(after.body.block.ops)
+    dots = [op for op in ops if isinstance(op, tile.Dot)]
+    assert sorted(compiled("chain", "roles")[1].plan.rotate) == [1, 2] and len(dots) == 3
+    late = [dot for dot in dots if dot.attributes["number"].value.data]
+    early = next(dot for dot in dots if dot not in late)
+    assert late[0].result in reached(late[1]) and early.result not in reached(late[1]) and early.is_before_in_block(late[1])
+    last = [op for op in ops if op.name == "tile.exp2"][-1]
+    assert early.result in reached(last) and late[1].is_before_in_block(last)
+
+
+def reached(op) -> set:
+    """What an operation is computed from."""
+    found, work = set(), list(op.operands)
+    while work:
+        if (v := work.pop()) in found: continue
+        found.add(v)
+        if isinstance(v.owner, Operation): work += [read for inner in v.owner.walk() for read in inner.operands]
+    return found
+
+
+def test_the_decisions_say_what_the_search_found():
+    said = "\n".join(compiled("chain", "roles")[1].decisions)
+    assert "plan: stages: 64x64x64 and 64x64x64 one iteration late: " in said and " as it is" in said and "registers more carried" in said
+    assert "nothing late" in "\n".join(compiled("linear", "one role")[1].decisions) and compiled("linear", "one role")[1].plan.rotate == ()
+
+
+def test_rotate_is_an_option():
+    module = traced(attention, *(b4,) * 4, f32(), CAUSAL=False, D=D, BM=64, BN=64)
+    given = through(module, LAST, context("sm_90a", rotate=False))
+    assert not given.plan.rotate and given.plan.roles == "one" and not any(line.startswith("rotate-loops") for line in given.decisions)
+    given = through(KERNELS["linear"][0](), LAST, context("sm_80", rotate=True))
+    assert any("rotate = True is not used" in line for line in given.decisions)
+
+
+def stored(q, k, v, o, u, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
+    """What the second dot reads, the loop writes; and what it makes leaves in every iteration."""
+    qi, total = tkc.load(q, (0, 0), (BM, D)), tkc.zeros((BM, D))
+    for n in tkc.range(0, k.shape[0], BN):
+        p = tkc.exp2(tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T))
+        total = tkc.dot(p.to(q.dtype), tkc.load(v, (n, 0), (BN, D)), total)
+        tkc.store(v, (n + BN, 0), tkc.load(k, (n, 0), (BN, D)))
+    tkc.store(u, (0, 0), total)
+
+
+def test_what_the_loop_writes_is_read_where_it_stands():
+    module = traced(stored, *(b,) * 4, f, BM=64, BN=64, D=D)
+    given = through(module, LAST, context("sm_90a", rotate=True))
+    assert not given.plan.rotate and any("nothing late" in line for line in given.decisions)
+
+
+# ---- the search ------------------------------------------------------------------------------------------------------------
+@st.composite
+def bodies(draw) -> Body:
+    count = draw(st.integers(2, 5))
+    clocks = st.integers(1, 20).map(lambda n: 32.0 * n)
+    groups = tuple(Group(str(i), tensor=draw(clocks)) if draw(st.booleans()) else Group(str(i), vector=draw(clocks), fixed=draw(st.integers(0, 5)) == 0) for i in range(count))
+    pairs = [(a, c, d) for a in range(count) for c in range(count) for d in (0, 1) if (a < c or d)]
+    edges = frozenset(draw(st.lists(st.sampled_from(pairs), max_size=8)))
+    crossings = tuple(Crossing(draw(st.integers(1, 64)), a, frozenset({c})) for a, c, d in sorted(edges) if d == 0)
+    loads = tuple((draw(clocks), frozenset(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3)))) for _ in range(draw(st.integers(0, 2))))
+    return Body(groups, edges, crossings, loads, draw(st.sampled_from((0.0, 60.0))))
+
+
+def clocks_of(body: Body, late: frozenset, order: tuple) -> float | None:
+    """A rotated iteration, told again: None where the order is not one."""
+    needs = {i: {a for a, c, d in body.edges if c == i and (d + (i in late) == (a in late))} for i in range(len(body.groups))}
+    now = free = 0.0
+    ends = {}
+    for i in order:
+        if needs[i] - ends.keys(): return None
+        start = max([now, *(ends[a] for a in needs[i])])
+        if body.groups[i].tensor: free, now = max(start, free) + body.groups[i].tensor, start; ends[i] = free + body.result
+        else: now = ends[i] = start + body.groups[i].vector
+    return max([now, *ends.values(), body.copies(late)])
+
+
+def brute(body: Body) -> dict[frozenset, float]:
+    """The fewest clocks of every legal choice: of the subsets of groups, those in which a late group's users are late, fixed ones are not, and vector work is late only where it needs a late dot."""
+    found, everyone = {}, range(len(body.groups))
+    for late in (frozenset(some) for n in range(len(body.groups) + 1) for some in combinations(everyone, n)):
+        if any(body.groups[i].fixed for i in late) or any(d == 0 and a in late and c not in late for a, c, d in body.edges): continue
+        if any(not body.groups[i].tensor and not any(c == i and d == 0 and a in late for a, c, d in body.edges) for i in late): continue
+        lines = [[i for i in everyone if not body.groups[i].tensor and (i in late) == stage] for stage in (True, False)]
+        orders = (order for order in permutations(everyone) if all([i for i in order if i in line] == line for line in lines))
+        told = [clocks for order in orders if (clocks := clocks_of(body, late, order)) is not None]
+        found[late] = min(told)
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(bodies())
+def test_the_search_finds_the_optimum(body):
+    want, got = brute(body), search(body)
+    assert set(choices(body)) == set(want)
+    least = min(want.values())
+    for schedule in got: assert clocks_of(body, schedule.late, schedule.order) == schedule.clocks == want[schedule.late] and schedule.carried == body.carried(schedule.late)
+    best = got[0]
+    alike = [late for late, clocks in want.items() if clocks <= least * (1 + ALIKE)]
+    assert best.late in alike and (best.carried, len(best.late)) == min((body.carried(late), len(late)) for late in alike)
+    assert any(not schedule.late for schedule in got)
+
+
+def test_where_effort_ends_there_is_an_order():
+    body = Body((*(Group("dot", tensor=100.0 + i) for i in range(4)), *(Group("work", vector=90.0 + i) for i in range(4))), frozenset((i, 4 + i, 0) for i in range(4)))
+    order, clocks = ordered(body, frozenset(), [0])
+    assert sorted(order) == list(range(8)) and clocks_of(body, frozenset(), order) == clocks
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_search_is_quick(name):
+    """The least of several, in milliseconds: machines of tests are busy."""
+    module = KERNELS[name][0]()
+    module_of("simplify").run(module, context("sm_90a"))
+    loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+    def once() -> float:
+        began = perf_counter()
+        best_stages(loop, Machine(target("sm_90a"), 4, True), ())
+        return perf_counter() - began
+    assert min(once() for _ in range(8)) < 0.02
+
+
+def test_a_large_body_is_searched_as_quickly():
+    count = 16
+    body = Body(tuple(Group("dot", tensor=100.0 + i) if i % 2 else Group("work", vector=90.0 + i) for i in range(count)), frozenset((i, j, 0) for i in range(count) for j in (i + 1, i + 3) if j < count))
+    def once() -> float:
+        began = perf_counter()
+        search(body)
+        return perf_counter() - began
+    assert min(once() for _ in range(4)) < 0.1 and rotated(body, frozenset())[1] == {0}

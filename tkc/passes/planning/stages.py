@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 ALIKE = 0.01                    # of the clocks of an iteration: this model cannot tell less
-LATE = 8                        # dots that may be late, of a loop: more are left as they are
-EFFORT = 6000                   # steps of the search for orders, for all stages of a loop together: what it has found so far is then the answer
+LATE = 6                        # dots that may be late, of a loop: more are left as they are
+EFFORT = 1200                   # steps of the search for orders, for all stages of a loop together: what it has found so far is then the answer
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class Body:
     crossings: tuple[Crossing, ...] = ()
     loads: tuple[tuple[float, frozenset[int]], ...] = ()
     result: float = 60.0
+
+    @cached_property
+    def sorted(self) -> list[int]:
+        """Groups behind what they need of their iteration, else in program order."""
+        order, left = [], list(range(len(self.groups)))
+        while left:
+            i = next(i for i in left if not any(b == i and d == 0 and a in left for a, b, d in self.edges))
+            order.append(i); left.remove(i)
+        return order
 
     def carried(self, late: frozenset[int]) -> int:
         """Registers more that the rotated loop carries than the loop as it is."""
@@ -95,19 +105,10 @@ def choices(body: Body) -> Iterator[frozenset[int]]:
     seen = set()
     for mask in range(1 << len(dots)):
         late = {dot for n, dot in enumerate(dots) if mask >> n & 1}
-        for i in sorted_groups(body): late |= {i} if needs[i] & late else set()
+        for i in body.sorted: late |= {i} if needs[i] & late else set()
         if any(body.groups[i].fixed for i in late) or (chosen := frozenset(late)) in seen: continue
         seen.add(chosen)
         yield chosen
-
-
-def sorted_groups(body: Body) -> list[int]:
-    """Groups behind what they need of their iteration."""
-    order, left = [], list(range(len(body.groups)))
-    while left:
-        i = next(i for i in left if not any(b == i and d == 0 and a in left for a, b, d in body.edges))
-        order.append(i); left.remove(i)
-    return order
 
 
 def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
@@ -116,7 +117,7 @@ def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
     for a, b, d in body.edges:
         if d + (b in late) == (a in late): before[b].add(a)
     for stage in (True, False):
-        line = [i for i in sorted_groups(body) if not body.groups[i].tensor and (i in late) == stage]
+        line = [i for i in body.sorted if not body.groups[i].tensor and (i in late) == stage]
         for a, b in zip(line, line[1:]): before[b].add(a)
     return before
 
