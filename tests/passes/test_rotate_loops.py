@@ -78,7 +78,10 @@ def carried(q, k, v, u, sums, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.const
     tkc.store(sums, (m,), run_ + shift)
 
 
-def normal(*shape, seed=0): return (np.random.default_rng(seed).standard_normal(shape) * 0.5).astype(BF16)
+def normal(*shape, seed=0):
+    """Rows of a larger array: strides are those of its rows where there are none."""
+    whole = (np.random.default_rng(seed).standard_normal([n or 1 for n in shape]) * 0.5).astype(BF16)
+    return whole[tuple(slice(n) for n in shape)]
 
 
 b, f, vector = aligned(tkc.bfloat16, 2), aligned(tkc.float32, 2), array(tkc.float32)
@@ -95,7 +98,7 @@ KERNELS = {
 }
 ROLES = {"roles": {}, "one role": {"roles": "one", "rotate": True}, "older": {"rotate": True}}
 MACHINES = {"roles": "sm_90a", "one role": "sm_90a", "older": "sm_80"}
-LATE = {("attention", "roles"): (1,), ("chain", "roles"): (1, 2)}
+LATE = {("attention", "roles"): (1,), ("chain", "roles"): (1, 2), ("carried", "roles"): (1,)}
 
 
 @cache
@@ -132,9 +135,23 @@ def test_which_dots_are_late(name, how):
 
 
 @assembler
-@pytest.mark.parametrize("how", ROLES)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name, how", LATE)
 def test_assembles_clean(name, how): assembles_clean(compiled(name, how)[0][LAST], MACHINES[how])
+
+
+@pytest.mark.parametrize("fn, rows", [(chain, 128), (chain, 192), (carried, 128)], ids=lambda x: getattr(x, "__name__", x))
+def test_programs_that_follow_each_other(fn, rows):
+    """Two and three warpgroups share a program, and a block does three: rings and, with two, dots go on across them; no access is unordered."""
+    modules, programs = {}, 3
+    outs = (f,) if fn is chain else (f, vector)
+    given = through(traced(fn, *(b,) * (4 if fn is chain else 3), *outs, BM=rows, BN=64, D=D), LAST, context("sm_90a"), lambda step, module: modules.setdefault(step, module.clone()))
+    assert given.plan.roles == "cooperative" and given.plan.rotate and given.plan.fuse == (rows == 128)
+    for steps in range(4):
+        ins = [normal(rows * programs, D), *(normal(64 * steps, 64, seed=i) for i in range(1, 4 if fn is chain else 3))]
+        want, got = ([*ins, np.full((rows * programs, D), np.nan, np.float32), *([] if fn is chain else [np.full(rows * programs, np.nan, np.float32)])] for _ in range(2))
+        run(modules[BEFORE], want, (programs, 1, 1))
+        run(modules[LAST], got, (programs, 1, 1), seed=steps)
+        for x, y in zip(got[len(ins):], want[len(ins):]): np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
 
 
 # ---- what it looks like ----------------------------------------------------------------------------------------------------

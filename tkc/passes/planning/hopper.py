@@ -4,7 +4,7 @@ A producer warp copies, by tensor maps, what the dots read; warpgroups of consum
 `roles(program, context, plan)` returns the plan, or says why this program does not take one:
 
   every dot     of element types that wgmma takes (factors.py), in a loop; its sum goes round the loop, as do those of the others (a gate and what it lets through), or
-                there are two, of which one can be late (rotate_loops.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
+                there are several that wait for one another, of which some are better late (stages.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
                 256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
                 loop, or it is computed: then it stays in registers
   every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
