@@ -17,6 +17,7 @@ from tests.passes.kernels import aligned, context, through
 from tests.passes.stages import assembler, assembles_clean, distinct, level, parses_back, run
 from tkc.ir import tile
 from tkc.ir.target import target
+from tkc.passes import plan as planning
 from tkc.passes.pipeline import PIPELINE, module_of
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.stages import ALIKE, Body, Crossing, Group, choices, ordered, rotated, search
@@ -211,6 +212,16 @@ def test_rotate_is_an_option():
     assert not given.plan.rotate and given.plan.roles == "one" and not any(line.startswith("rotate-loops") for line in given.decisions)
     given = through(KERNELS["linear"][0](), LAST, context("sm_80", rotate=True))
     assert any("rotate = True is not used" in line for line in given.decisions)
+
+
+def test_tuning_tries_it_where_one_role_gains_by_it():
+    """What a plan of one role gains is measured, not predicted; where no dot can be late there is nothing to try."""
+    for name, some in ("chain", True), ("linear", False):
+        module, given = KERNELS[name][0](), context("sm_80")
+        module_of("simplify").run(module, given)
+        found = planning.candidates(module, given)
+        assert not found[0].rotate and any(plan.rotate for plan in found) == some and all(plan.roles == "one" for plan in found)
+        assert all(planning.forcing(plan).get("rotate", False) == bool(plan.rotate) for plan in found)
 
 
 def stored(q, k, v, o, u, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
