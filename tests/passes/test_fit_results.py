@@ -6,7 +6,7 @@ import pytest
 import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import array, traced
-from tests.passes.kernels import context, through
+from tests.passes.kernels import attended, context, through
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
@@ -146,6 +146,15 @@ def test_what_cannot_be_cut_is_refused(fn):
     through(module, "fit-results", context("sm_80", num_warps=4))
     assert sum(isinstance(op, tile.Dot) for op in module.walk()) == 1
     with pytest.raises(CompileError, match="accumulators take 512 registers of each thread"): through(module, "plan", context("sm_80", num_warps=4))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_a_loop_carries_and_follows_from_itself(causal):
+    """Attention in blocks of 128 x 128 for 4 warps: what its loop carries is computed of what it carries."""
+    case, modules = attended(144, 128, 128, 128, causal), {}
+    found = through(case.module(), PIPELINE[-1], context("sm_90a", num_warps=4, roles="one"), lambda name, module: modules.setdefault(name, module.clone()))
+    assert any(line.startswith("fit-results: a dot's") for line in found.decisions)
+    for x, y in zip(case.run(modules["fit-results"]), case.run(modules["simplify"])): np.testing.assert_array_equal(x, y)
 
 
 def test_parts():

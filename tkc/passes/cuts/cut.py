@@ -121,7 +121,7 @@ class Cut:
             if isinstance(value.owner, Block) and not isinstance(value.owner.parent_op(), scf.ForOp): raise NotCut
             if isinstance(value, BlockArgument): self._carry(value.owner.parent_op(), value.index - 1, axis)
             elif value not in self.axes: self._carry(value.owner, value.index, axis)
-            if self.axes[value] != axis: raise NotCut
+            if self.axes.get(value, self._coming(value)) != axis: raise NotCut
             return
         if (value, axis) in self.needs: return
         op, frame = value.owner, frame_back(value.owner, axis)
@@ -129,6 +129,10 @@ class Cut:
         self.needs[value, axis] = None
         for i, operand in enumerate(op.operands):
             if (needs := needed(op, i, frame)) is not None: self._need(operand, needs)
+
+    def _coming(self, value: SSAValue) -> int | None:
+        """The axis of what a loop carries, where its result is being followed and it has not been reached."""
+        return self.axes.get(value.owner.parent_op().results[value.index - 1]) if isinstance(value, BlockArgument) and value.index else None
 
     def _check_sums(self) -> None:
         """No part waits for what all parts sum to; whoever else does can move behind them."""
