@@ -1,12 +1,14 @@
 """Launches through machine code: whatever changes between two calls, the driver is asked for exactly what a kernel that was never launched before would ask for."""
 import ctypes
 import gc
+import inspect
 import json
+import math
 import random
 import sys
 import threading
 import weakref
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ import tkc
 from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled
 from tkc.errors import DeviceError, LaunchError
+from tkc.kernels.calls import Script
 from tkc.runtime import driver, launch, native
 from tkc.runtime.jit import JitFunction, Launcher
 
@@ -440,3 +443,50 @@ def test_what_cannot_be_launched_again_so(machine, monkeypatch):
     assert gone() is None
     monkeypatch.setattr(native, "_methods", lambda: None)
     assert several(k, 4, (base(), of(0x2000_0000), base(0x3000_0000)), ROWS) is None
+
+
+class Stored(Base):
+    """One that an operator's script looks at."""
+    __dlpack_c_exchange_api__ = Tensor.__dlpack_c_exchange_api__
+
+    def numel(self): return math.prod(self.shape)
+    def is_neg(self): return False
+    def untyped_storage(self): return SimpleNamespace(_cdata=self.data_ptr())
+    def as_strided(self, shape, strides, start=5): return Stored(shape, self.dtype.removeprefix("torch."), self._pointer + (start - 5) * self.element_size(), strides)
+
+
+def script(*values):
+    """Of an operator (x, y)."""
+    op = SimpleNamespace(parameters=tuple(inspect.signature(lambda x, y: None).parameters.values()), varies=(), numbers=(), mutates=(), fn=script, run=None)
+    return Script(op, values, SimpleNamespace(Tensor=FakeTensor, empty_strided=None, _C=None, cuda=SimpleNamespace(device_count=lambda: 1)))
+
+
+def test_parts_of_arrays_that_share_bytes_may_share_some_or_not(machine):
+    """A view that was named by a launch before is a view all the same."""
+    k, plain, at = JitFunction(doubled), JitFunction(doubled), lambda start: Stored((256,), pointer=0x1000_0000 + start)
+    x, out = Stored((16, 32)), Stored((256,), pointer=0x3000_0000)
+    view, made = shown(x, ((256,), (1,), 0)), script(x, at(0x400))
+    made.views[id(view)] = None, (x,), {}
+    made.names[id(out)], made.space["_out"] = "_out", out
+    for _ in range(2): made.launch(k, 4, (view, made.values["y"], out, 256), {})
+    again = made.function(None, print, (), print)
+    for start in (0x400, 0x200, 0x400, 0, 0x500):                                # each meets x
+        before = len(machine.launched)
+        again(x, at(start))
+        Launcher(plain, 4).found((view, at(start), out, 256), {})()
+        assert machine.launched[before:before + 2] == [machine.launched[-1]] * 2, hex(start)
+
+
+def test_what_torch_answers_is_of_another_type_within_autocast(machine):
+    k, plain, kinds = JitFunction(doubled), JitFunction(doubled), ["float32"]
+    def call(x): return Stored((256,), kinds[0], 0x5000_0000)
+    call.tags, call.overloadpacket, call.namespace, call._schema = (), SimpleNamespace(__name__="matmul"), "mine", SimpleNamespace(is_mutable=False)
+    x, y = Stored((16, 32)), Stored((256,), pointer=0x3000_0000)
+    made, result = script(x, y), call(x)
+    made.operation(call, (x,), {}, result)
+    made.launch(k, 4, (result, result, y, 256), {})
+    again = made.function(None, print, (), print)
+    for kinds[0] in ("float32", "bfloat16") * 2:
+        again(x, y)
+        Launcher(plain, 4).found((call(x), call(x), y, 256), {})()
+        assert machine.launched[-1] == machine.launched[-2]

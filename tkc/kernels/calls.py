@@ -30,6 +30,7 @@ import tkc
 
 REMEMBERED, SEEN, KINDS = 2048, 4096, 64        # calls of an operator with values of the same types: as functions, and as keys that came once; such types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+SURE = ("clone", "_to_copy", "new_zeros", "new_full", "zeros", "full", "sort", "argsort")             # what these of torch's give has memory of its own, and is of one type whatever else is set (autocast)
 NUMBERS = (int, float, bool, str, type(None))
 NOBODY = lambda *_: None, 0, lambda *_: None, (), 0             # who tells what no call depends on
 
@@ -88,6 +89,7 @@ class Script:
         self.names = {id(v): name for name, v in reversed(parameters) if isinstance(v, torch.Tensor)}   # of tensors, by identity: each is kept
         self.given, self.kept, self.views, self.lines, self.space = [v for v in values if isinstance(v, torch.Tensor)], list(values), {}, [], {"_empty": torch.empty_strided, "inf": inf, "nan": nan}
         self.space |= {f"_empty_{kind}": made for kind in ("cuda", "cpu") if (made := getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), f"_empty_strided_{kind}", None))}
+        self.sure = {id(v): v for v in self.given}              # tensors of which a later call's are alike in all but the address, and share bytes where these do: arguments, memory of the call's own
         self.device, self.devices = getattr(torch._C, "_cuda_getDevice", None), torch.cuda.device_count
         floats = {name for _, name in op.numbers}
         self.arguments = [Number(*((float(v), f"float({name})") if name in floats and type(v) is int else (v, name)), self.conditions) if name in op.varies and v is not None else v for name, v in parameters]
@@ -104,7 +106,7 @@ class Script:
         else: self._again(func, args, kwargs, results)
 
     def _allocation(self, made) -> None:
-        name = self._named(made)
+        name, self.sure[id(made)] = self._named(made), made
         like = next((self.names[id(x)] for x in self.given if x.dtype is made.dtype and x.device == made.device), None)
         sizes, kind, dtype = f"{self._constant(tuple(made.shape))}, {self._constant(made.stride())}", made.device.type, self._constant(made.dtype)
         line = f"{like}.new_empty_strided({sizes})" if like else f"_empty({sizes}, dtype={dtype}, device={self._constant(made.device)})"
@@ -118,7 +120,9 @@ class Script:
         try: call = (f"{self._text(args[0])}.{name}" if method else self._constant(func)) + f"({self._arguments(args[1:] if method else args, kwargs)})"
         except Unknown: self.whole = False; return
         if all(id(r) in self.names for r in results): self.lines.append(call)         # it changed an array in place
-        else: self.lines.append(f"{', '.join(map(self._named, results))}{',' * (len(results) > 1)} = {call}")
+        else:
+            if func.namespace == "aten" and func.overloadpacket.__name__ in SURE: self.sure |= {id(r): r for r in results}
+            self.lines.append(f"{', '.join(map(self._named, results))}{',' * (len(results) > 1)} = {call}")
 
     def launch(self, kernel, grid, args: tuple, kwargs: dict) -> None:
         plain = lambda v: v.value if isinstance(v, Number) else v
@@ -133,7 +137,7 @@ class Script:
         texts, given, places = [], [], {}
         for name, v in (*zip(kernel.names, args), *kwargs.items()):
             if not isinstance(v, (Number, self.tensor)): continue
-            base, view = (v.value, None) if isinstance(v, Number) else (v, None) if id(v) in self.names else self._seen(v)
+            base, view = (v.value, None) if isinstance(v, Number) else (v, None) if id(v) in self.sure else self._seen(v)
             if base is None: return None
             text = v.text if isinstance(v, Number) else self.names[id(base)]
             if isinstance(v, Number) or text not in texts: texts.append(text); given.append(base)
@@ -144,7 +148,8 @@ class Script:
 
     def _seen(self, view) -> tuple:
         """What a view was first made of, and (extents, strides, elements before it) of the view; (None, None) where it has other elements, or none, or some from elsewhere."""
-        base, alike = self._root(view)
+        try: base, alike = self._root(view, self.sure)
+        except Unknown: return None, None
         last = lambda x: sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
         if not alike or not view.numel() or not 0 <= (first := (view.data_ptr() - base.data_ptr()) // view.element_size()) <= first + last(view) <= last(base): return None, None
         return base, (tuple(view.shape), view.stride(), first)
@@ -190,7 +195,7 @@ class Script:
 
     def _view(self, view) -> str:
         """A view is one of what it was first made of; of other elements, as it was made."""
-        root, alike = self._root(view)
+        root, alike = self._root(view, self.names)
         base, name = self.names[id(root)], None
         if not alike: self._again(*self.views[id(view)], (view,)); return self.names[id(view)]
         step, name = view.numel() and view.data_ptr() - root.data_ptr(), self._named(view)
@@ -198,14 +203,13 @@ class Script:
         self.lines.append(f"{name} = {base}.as_strided({self._constant(tuple(view.shape))}, {self._constant(view.stride())}{start})")
         return name
 
-
-    def _root(self, view) -> tuple:
-        """What a view was first made of, and whether its elements are that one's, all the way."""
+    def _root(self, view, known: dict) -> tuple:
+        """What a view was first made of that is known, and whether its elements are that one's, all the way."""
         root, dtypes = view, set()
-        while id(root) in self.views and id(root) not in self.names:
+        while id(root) in self.views and id(root) not in known:
             dtypes.add((root.dtype, root.is_neg()))
             root = self.views[id(root)][1][0]
-        if id(root) not in self.names: raise Unknown
+        if id(root) not in known: raise Unknown
         return root, dtypes | {(root.dtype, root.is_neg())} == {(view.dtype, view.is_neg())}
 
 
@@ -243,6 +247,7 @@ class Calls:
         exec(compile("\n" * Calls.called.__code__.co_firstlineno + f"""def __call__(self, {parameters}):
     if self.compiling(): return self.torch({given})
     return self.first({given})""", __file__, "exec"), self.space, space := {})
+        space["__call__"].__qualname__ = self.op.fn.__name__    # what Python's own errors call it
         return space["__call__"]
 
     def _first(self, *values):
