@@ -42,11 +42,13 @@ class LoadPlan:
 
     path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead), "own" (in a ring
     that each thread fills for itself, in the layout in which it reads it) or "tma" (a producer fills the ring by tensor maps).
-    vector: bytes of one thread's access.  multicast: the axis of the block along which the blocks of the cluster share the copy, or -1.
+    vector: bytes of one thread's access.  multicast: the axis of the block along which blocks of the cluster share the copy, or -1; among: those that do, the neighbours
+    along these axes of the cluster.
     """
     path: str = "registers"
     vector: int = 0
     multicast: int = -1
+    among: tuple[int, ...] = (0,)
     ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
     restaged: int = -1                              # and the ring in which it is laid anew
     keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing

@@ -48,7 +48,7 @@ from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
 from tkc.passes.planning.factors import partial
-from tkc.passes.planning.hopper import roles
+from tkc.passes.planning.hopper import roles, small
 from tkc.passes.planning.pressure import demand, fits
 
 MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = 255, 128, 144, 160, 64, 32, 2048
@@ -149,7 +149,7 @@ def _realised(program: Program, context: PassContext, narrowed: list[dict], size
     found = []
     for names in narrowed:
         made = _plan(program, replace(context, options=replace(context.options, **names)))
-        if context.options.cluster is None and any(load.boxes > 1 for load in made.loads) and not (sized and any(map(cut, program.loads))): continue      # measured where rows are known to cut sectors, which sharing halves
+        if context.options.cluster is None and (any(load.boxes > 1 for load in made.loads) and not (sized and any(map(cut, program.loads))) or made.cluster != (1, 1) and small(program.dots)): continue   # boxes: measured where rows are known to cut sectors, which sharing halves
         if not legal(made, program, context) and names.items() <= keywords(made).items() and made not in found: found.append(made)
     return found
 

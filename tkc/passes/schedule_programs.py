@@ -14,8 +14,8 @@ The kernel's own ids are those of the logical grid. Blocks start roughly in orde
 The map is a bijection of the grid onto itself, so every program still runs once.
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
-a cluster's blocks take neighbours of axis 0, and where the grid ends between them, a ghost computes and stores nothing (a cluster that shares each program, `spread`,
-counts as one block):
+a cluster's blocks take neighbours of axis 0, or of both axes, and where the grid ends between them, a ghost computes and stores nothing (a cluster that shares each program, `spread`,
+counts as one block). The launch is flat, and so are its clusters: one of 2 x 2 has four blocks in a row, and its rank says which place is a block's:
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -74,6 +74,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
+from tkc.passes.programs.clusters import place_in
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
@@ -168,7 +169,7 @@ class Order(Builder):
 
 def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
-    block, size = kernel.body.block, plan.cluster[0]
+    block, (across, down) = kernel.body.block, plan.cluster
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
     if not inside: return
@@ -177,13 +178,14 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Order(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
-    teams = rows if size == 1 else build.floordiv(build.add(rows, build.number(size - 1)), build.number(size))
-    others = build.mul(columns, build(tile.NumPrograms(2))) if deep else columns
+    teams = rows if across == 1 else build.floordiv(build.add(rows, build.number(across - 1)), build.number(across))
+    wide = columns if down == 1 else build.up(columns, down)
+    others = build.mul(wide, build(tile.NumPrograms(2))) if deep else wide
     total = build.mul(teams, others)
     if plan.split_k > 1: total = build.mul(total, build.number(plan.split_k))
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end) if plan.stream_k else None
-    rank = build(Identity("cluster_rank")) if size > 1 else None
+    ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
     grown = uneven if uneven is not None else sliding
     if grown is not None:
         room, few = context.target.cache // SECTION, build.short(sliding, teams) if uneven is None else build.up(teams, LAST)
@@ -198,18 +200,19 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             early = build.lt(linear, whole)
             linear = build.select(early, linear, build.sub(linear, whole))
             pair, turn = build.raster(linear, others, build.select(early, most, least), build.select(early, *sections), joined=True)
-            z = build.floordiv(pair, columns) if deep else None
-            place = [build.sub(build.sub(build.select(early, teams, few), 1), turn), build.sub(pair, build.mul(z, columns)) if deep else pair]
+            z = build.floordiv(pair, wide) if deep else None
+            place = [build.sub(build.sub(build.select(early, teams, few), 1), turn), build.sub(pair, build.mul(z, wide)) if deep else pair]
         else:
             if deep:
-                layer = build.mul(teams, columns)
+                layer = build.mul(teams, wide)
                 z = build.floordiv(linear, layer)
                 linear = build.sub(linear, build.mul(z, layer))
-            if plan.raster > 1: place = build.raster(linear, teams, columns, build.number(plan.raster), plan.serpentine)
+            if plan.raster > 1: place = build.raster(linear, teams, wide, build.number(plan.raster), plan.serpentine)
             else:
                 column = build.floordiv(linear, teams)
                 place = [build.sub(linear, build.mul(column, teams)), column]
-        if rank is not None: place[0] = build.add(build.mul(place[0], build.number(size)), rank)
+        for axis, (size, mine) in enumerate(zip(plan.cluster, ranks)):
+            if size > 1: place[axis] = build.add(build.mul(place[axis], build.number(size)), mine)
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first, the shortest of all last" + (", claimed one by one" if plan.queue else ""))
@@ -245,7 +248,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             turn = Turn.of(deal, body.args[0], body.first_op)
             number = turn.number
         place = place_of(number, build)
-        if rank is not None: real = build.lt(place[0], rows)
+        for size, at, end_of in zip(plan.cluster, place, (rows, columns)):
+            if size > 1: real = build.lt(at, end_of) if real is None else build.and_(real, build.lt(at, end_of))
     body.args[0].name_hint = "program"
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
@@ -261,7 +265,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: only_if(real, op)
-        kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in plan.cluster])
+        kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
     if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])

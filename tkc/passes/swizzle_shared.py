@@ -138,15 +138,16 @@ def _restaged(op: shared.Convert, context: PassContext) -> None:
 
 def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAValue:
     """The buffer that a tensor map fills with a block."""
-    t, cut = op.result.type, _planned(op, context).multicast
+    t, planned = op.result.type, _planned(op, context)
     buffer = before(op, shared.Alloc(SharedType(1, t.shape, t.element, memory))).result
     buffer.name_hint = op.result.name_hint
     copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
     copy.properties["engine"] = StringAttr("tma")
     if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
     if _reads_tf32(op.result): copy.properties["tf32"] = UnitAttr()
-    if hint := _planned(op, context).keep: copy.properties["hint"] = StringAttr(hint)
-    if cut >= 0: copy.properties["cut"] = IntegerAttr(cut, i64)
+    if planned.keep: copy.properties["hint"] = StringAttr(planned.keep)
+    if planned.multicast >= 0: copy.properties["cut"] = IntegerAttr(planned.multicast, i64)
+    if planned.multicast >= 0 and planned.among != (0,): copy.properties["among"] = tile.ints(planned.among)
     before(op, copy)
     return buffer
 

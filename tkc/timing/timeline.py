@@ -113,7 +113,7 @@ class Machine:
         self.numbers = Numbers(kernel, sizes)
         self.needed = _steering(kernel)
         self.plans: dict[tuple[Block, int], list] = {}
-        self.cluster = (kernel.attributes["cluster"].data[0].value.data) if "cluster" in kernel.attributes and "spread" not in kernel.attributes else 1
+        self.cluster = (kernel.attributes["cluster"].data[0].value.data) if "cluster" in kernel.attributes and "spread" not in kernel.attributes else 1           # flat, whatever its shape is in programs
         self.blocks = max(1, target.multiprocessors // self.cluster)
         stages = {op.stages.value.data for op in kernel.walk() if isinstance(op, threads.RingNext)}
         self.turnover = lcm(*(2 * s for s in stages)) if stages else 1

@@ -43,6 +43,7 @@ ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
 LINE, UNIFIED, CARVED = 128, 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
+PORTABLE = 8                                 # blocks of a cluster that every device with clusters has room for
 BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
 
 
@@ -98,7 +99,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1)))[0], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
+    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1, (0,))))[0], share[2], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1]) if op in which else load for op, load in zip(program.loads, plan.loads))
     said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     if found: said.append(f"plan: stages: {found.said()}")
@@ -117,7 +118,7 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
-             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {cluster[0]} blocks" if cut else f": {uncut}" if uncut else "")]
+             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
@@ -231,25 +232,33 @@ def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 
 
-def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, tuple[int, int]], str]:
-    """The cluster; for each load that its blocks share, the buffer's axis along which they share the work, and the boxes in which a share arrives; why one that could be shared is not."""
+def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, tuple[int, int, tuple[int, ...]]], str]:
+    """The cluster; for each load that its blocks share, the buffer's axis along which they share the work, the boxes in which a share arrives, and the cluster's axes along which those are that
+    share it; why one that could be shared is not."""
     asked = context.options.cluster
-    size = 2 if asked is None else asked[0] if tuple(asked) in ((1, 1), (2, 1)) else 1
-    if size == 1 or len(dots) > 1 and not summed(dots[0]) or sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128: return (1, 1), {}, ""
+    shape = (2, 1) if asked is None else tuple(asked) if prod(asked) <= PORTABLE else (1, 1)
+    if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots): return (1, 1), {}, ""
     cut, uncut, loads = {}, "", _loads(dots)
     if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()
-        if 0 in program_axes([*load.operands, around.lb, around.ub, around.step]): continue
-        extents = [n for n in load.extents.get_values() if n >= 0]
-        if len(extents) != 2 or len(load.extents.get_values()) != 2: continue
+        differs = program_axes([*load.operands, around.lb, around.ub, around.step])
+        among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
+        extents, size = [n for n in load.extents.get_values() if n >= 0], prod(shape[axis] for axis in among)
+        if not among or len(extents) != 2 or len(load.extents.get_values()) != 2: continue
         panel, dense = of_block(load).swizzle * 8 // bits(load.result.type.element), dense_of_block(load)
         boxes = extents[dense] // panel
-        if boxes % size == 0: cut[load] = dense, 1
+        if boxes % size == 0: cut[load] = dense, 1, among
         elif extents[1 - dense] % (8 * size): uncut = f"{extents[1 - dense]} rows of a factor are not shared out in eights"
-        elif boxes == 1 or asked is not None: cut[load] = 1 - dense, boxes
+        elif boxes == 1 or asked is not None: cut[load] = 1 - dense, boxes, among
         else: uncut = f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes: by cluster = (2, 1) alone"
-    return ((size, 1), cut, uncut) if cut else ((1, 1), {}, uncut)
+    useful = tuple(n if any(axis in among for *_, among in cut.values()) else 1 for axis, n in enumerate(shape))
+    return useful, cut, uncut
+
+
+def small(dots) -> bool:
+    """Whether a program's sums are so small that its blocks share copies only as asked."""
+    return sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128
 
 
 def results(program, m: int, groups: int) -> list[tile.Store]:

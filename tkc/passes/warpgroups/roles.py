@@ -10,8 +10,8 @@ and parity. The consumers keep the rest. A ring's tokens become two mbarriers a 
                                                             dot_wait 1;  mbarrier_arrive %empty[stage before]
 
 Dots run one group deep: a stage is given back when the dot after its own has been issued and its own has ended, by one arrival
-of each warp, so that no warp speaks for another. In a cluster that shares copies each block loads a part for all, and a stage is
-given back to every block. The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
+of each warp, so that no warp speaks for another. In a cluster that shares copies each block loads a part for those that share one, and a stage is
+given back to every block that writes there (programs/clusters.py). The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
 may not run at all, its result is the initial value.
 
 Where programs are claimed one by one, the producer claims, and posts the next program's number and place to the consumers through a ring of its own:
@@ -51,7 +51,7 @@ from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.layout import Layout
 from tkc.ir.plan import Plan
 from tkc.ir.ranges import divisor
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp, with_results
+from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp, with_results
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
@@ -59,6 +59,7 @@ from tkc.passes.analysis.mapped import dense_axis, through
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
+from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.lookahead import look_ahead
@@ -91,23 +92,22 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
         op.detach()
         before(first, op)
-    size = plan.cluster[0]
-    shares = any(isinstance(op, shared.CopyAsync) and op.cut is not None for op in kernel.walk())
+    alone, along = plan.cluster == (1, 1), [_along(op) for op in kernel.walk() if isinstance(op, shared.CopyAsync) and op.cut is not None]
+    team = None if alone or not along else Team(Builder(first), plan.cluster, along)
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         if _ring(copies[0]) not in rings:
-            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (size if shares else 1)))
+            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (team.size if team else 1)))
     for write in anew:
         if _ring(write) not in rings: rings[_ring(write)] = _barriers(first, [write], CONVERTER_WARPS, plan.warps)
-    everyone = before(first, tile.Constant((1 << size) - 1, i32)).result if shares else None
-    rank = before(first, threads.Identity("cluster_rank")).result if size > 1 else None
+    peers = team.mask if team else None
     consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
     converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
-    maps = Maps(before(first, threads.Roles([producer, consumer, *converters])), rank, size)
+    maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
     for role in (producer, *converters):
         mapping: dict[SSAValue, SSAValue] = {}
         for op in moved: role.body.block.add_op(op.clone(mapping))
@@ -116,17 +116,17 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     if plan.queue: _share_claims(producer, [consumer, *converters])
-    _produce(producer.body.block, rings, maps, everyone, size if shares else 1)
+    _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
-    _consume(consumer.body.block, rings, maps, everyone, plan.rotate and plan.warps >= 8)
+    _consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
     roomy = plan.registers[1] >= ROOMY
     if roomy: look_ahead(consumer)
     if plan.programs == 2: alternate(consumer)
     if plan.fuse and not fuse(producer, consumer): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
     if roomy: straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
-    if size > 1: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
-    else: before(producer.parent_op(), threads.BlockBarrier())
+    if alone: before(producer.parent_op(), threads.BlockBarrier())
+    else: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     while sweep(kernel): pass
     context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}"
                              f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
@@ -213,6 +213,11 @@ def _group(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
 def _ring(op: shared.CopyAsync | shared.Write | shared.Read) -> SSAValue: return op.buffer.owner.ring
 
 
+def _along(copy: shared.CopyAsync) -> tuple[int, ...]:
+    """The axes of the cluster along which a copy is shared."""
+    return tuple(copy.among.get_values()) if copy.among is not None else (0,)
+
+
 def _restages(op: Operation) -> bool:
     """Whether an operation fills a stage of a ring from registers."""
     return isinstance(op, shared.Write) and "number" in op.attributes
@@ -245,7 +250,7 @@ def _state(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
 class Maps:
     """The tensor maps of a kernel, one for each array and box, made before the roles part."""
 
-    def __init__(self, anchor: Operation, rank: SSAValue | None, size: int): self.anchor, self.rank, self.size, self.made = anchor, rank, size, {}
+    def __init__(self, anchor: Operation): self.anchor, self.made = anchor, {}
 
     def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False) -> tuple[SSAValue, list[SSAValue]]:
         """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
@@ -264,15 +269,15 @@ class Maps:
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
-def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, sharing: int) -> None:
+def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, team: Team | None) -> None:
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         ring, head = rings[_ring(copies[0])], copies[0]
         stage, parity = _state(head)
         one = before(head, tile.Constant(1, i32)).result
         before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result), threads.MbarrierExpect(ring.full, stage, ring.bytes))
-        for copy in copies: _load(copy, ring, stage, maps, everyone)
-        if sharing > 1: _drain(block, ring)
+        for copy in copies: _load(copy, ring, stage, maps, team)
+        if team: _drain(block, ring)
     for write in [op for op in block.walk() if _restages(op)]: erase(write)
     _strip(block)
 
@@ -302,13 +307,13 @@ def _convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValu
     _strip(block)
 
 
-def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, everyone: SSAValue | None) -> None:
+def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, team: Team | None) -> None:
     box, t, to = [max(n, 1) for n in copy.extents.get_values()], copy.buffer.type, None
     parts = [(copy.buffer, list(copy.offsets))]
     if copy.cut is not None:
-        axis, fast, to = copy.cut.value.data, t.memory.fast, everyone
-        piece, panel = t.extents[axis] // maps.size, t.memory.swizzle * 8 // bits(t.element)
-        share, zero = (before(copy, op).result for op in (CLASSES["mul"](maps.rank, before(copy, tile.Constant(piece, i32)).result), tile.Constant(0, i32)))
+        axis, fast, along, build = copy.cut.value.data, t.memory.fast, _along(copy), Builder(copy)
+        to, piece, panel = team.masks[along], t.extents[axis] // team.parts(along), t.memory.swizzle * 8 // bits(t.element)
+        share, zero = build.mul(team.part(build, along), piece), build.number(0)
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
         if axis != fast: sizes[fast] = min(sizes[fast], panel)                    # of rows that lie in several panels, a share is a box in each
         memory, _ = t.memory.slice([0] * t.rank, sizes)
@@ -350,7 +355,7 @@ def _arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
         for copy in copies: erase(copy)
 
 
-def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, everyone: SSAValue | None, turns: bool) -> None:
+def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peers: SSAValue | None, turns: bool) -> None:
     anew = [op for op in block.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
     _arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
@@ -364,8 +369,8 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, ever
         stages = list({(stage[0].full, stage[1]): stage for dots in made for dot in dots for stage in _stages_read(dot, rings)}.values())
         if len(stages) == 1 or all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
-            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], everyone)
-    _overlap(block, rings, late, everyone, turns)
+            _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers)
+    _overlap(block, rings, late, peers, turns)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     if outs: _send(outs, maps)
@@ -389,7 +394,7 @@ class Flight:
     stages: list[tuple[RingBarriers, SSAValue, Block]]
 
 
-def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None, turns: bool) -> None:
+def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None, turns: bool) -> None:
     """Dots run on until something needs them; a stage is given back when the dots that read it in its block are over."""
     flights: list[Flight] = []
     read = {}
@@ -402,9 +407,9 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
     for op in list(block.ops):
         needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
         if flights and (op is block.last_op or op.regions and not _plain(op)): needed = [len(flights) - 1]
-        if needed: flights = _land(op, flights, needed[-1], read, everyone)
+        if needed: flights = _land(op, flights, needed[-1], read, peers)
         for region in op.regions:
-            for inner in region.blocks: _overlap(inner, rings, late, everyone, turns)
+            for inner in region.blocks: _overlap(inner, rings, late, peers, turns)
         if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
             t = PendingType(op.acc.type)
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
@@ -412,8 +417,8 @@ def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAVal
             before(op, threads.Fence("dot"), new, threads.DotCommit())
             flights.append(Flight(op, new.result, _stages_read(op, rings)))
     if turns: _take_turns(block)
-    if flights and block.last_op is not None: _land(block.last_op, flights, len(flights) - 1, read, everyone)
-    _give_back(block, rings, late, everyone)
+    if flights and block.last_op is not None: _land(block.last_op, flights, len(flights) - 1, read, peers)
+    _give_back(block, rings, late, peers)
 
 
 def _plain(op: Operation) -> bool:
@@ -446,7 +451,7 @@ def _becomes(value: SSAValue, result: SSAValue) -> bool:
     return isinstance(result.owner, scf.IfOp) and any(_becomes(value, region.block.last_op.operands[result.index]) for region in result.owner.regions)
 
 
-def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, everyone: SSAValue | None) -> list[Flight]:
+def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, peers: SSAValue | None) -> list[Flight]:
     """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
     ready = [i <= last for i in range(len(flights))]
     wait = before(anchor, threads.DotWait(len(flights) - 1 - last, [f.pending for f in flights], ready))
@@ -454,12 +459,12 @@ def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, every
         if not done: flight.pending = value; continue
         flight.dot.result.replace_all_uses_with(value)
         for ring, stage, where in flight.stages:
-            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, everyone, each="warp"))
+            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp"))
         erase(flight.dot)
     return [f for f, done in zip(flights, ready) if not done]
 
 
-def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], everyone: SSAValue | None) -> None:
+def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None) -> None:
     """Stages that were waited for here and read by dots further inside are free at the block's end."""
     for ring in dict.fromkeys(rings.values()):
         for use in list(ring.full.uses):
@@ -467,13 +472,13 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
             if not isinstance(wait, threads.MbarrierWait) or wait.parent is not block: continue
             stage = wait.index[0]
             if stage in late or any(u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive) for u in stage.uses): continue
-            arrive = threads.MbarrierArrive(ring.empty, stage, everyone, each="warp")
+            arrive = threads.MbarrierArrive(ring.empty, stage, peers, each="warp")
             for op in (*ring.fence(), arrive):
                 if isinstance(block.last_op, scf.YieldOp): before(block.last_op, op)
                 else: block.add_op(stamp(op, wait))
 
 
-def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], everyone: SSAValue | None) -> None:
+def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:
     """The sums of a loop, one group of dots deep: a stage is given back when the next group is under way. A left factor in registers is read while the dot
     before runs, and computed when that one is over: it still reads its own, and ptxas would give both the same registers."""
     body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
@@ -510,10 +515,10 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     for held, sum_ in zip(inside, sums):
         held.result.replace_all_uses_with(sum_)
         erase(held)
-    after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=go))))
+    after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=go))))
     body.last_op.operands = [*body.last_op.operands, *ends, *(stage for _, stage in stages)]
     done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages):-len(stages)]))
-    last = after(done, *(threads.MbarrierArrive(ring.empty, stage, everyone, each="warp", when=some) for (ring, _), stage in zip(stages, loop.results[-len(stages):])))
+    last = after(done, *(threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some) for (ring, _), stage in zip(stages, loop.results[-len(stages):])))
     yes, no = Block([scf.YieldOp(*done.results)]), Block([scf.YieldOp(*initial)])
     chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
     for result, value in zip(placeholder.results, chosen.results): result.replace_all_uses_with(value)
