@@ -141,8 +141,8 @@ class Launch:
         self.kernel, self.sizes, self.machine = kernel, sizes, machine
         self.numbers = Numbers(kernel, sizes)
         grid = sizes.grid if sizes else (64 * machine.blocks, 1, 1)
-        teams = -(-grid[0] // machine.cluster) if machine.persistent else grid[0]
-        self.programs = teams * grid[1] * grid[2] * (1 if shared else kernel.integer("split", 1))
+        across, down = (written_on(kernel) or Plan()).cluster if machine.persistent else (1, 1)
+        self.programs = -(-grid[0] // across) * -(-grid[1] // down) * grid[2] * (1 if shared else kernel.integer("split", 1))
         self.order = np.arange(self.programs)
         self.grid, self.found = grid, {}
 

@@ -278,7 +278,7 @@ class Machine:
             case threads.MbarrierArrive():
                 if op.when is not None and self._value(a, op.when) in (False, 0): return
                 barrier = state.barriers[op.barriers][self._index(op, a)]
-                sharing = self.cluster if op.to is not None else 1
+                sharing = self._value(a, op.to).bit_count() if op.to is not None else 1                     # those to whom this one arrives arrive here
                 barrier.arrive((max(1, a.warps // a.groups) if op.each is not None else 1) * sharing)
             case threads.MbarrierExpect():
                 if not a.group: state.barriers[op.barriers][self._index(op, a)].expect(op.bytes.value.data)
@@ -289,7 +289,7 @@ class Machine:
                 self._at(self.now + e.turn, lambda: barrier.land(share))
             case threads.TmaLoad():
                 barrier, size = state.barriers[op.barriers][self._index(op, a)], demands.copied(op)
-                total = size * (self.cluster if op.to is not None else 1)
+                total = size * (self._value(a, op.to).bit_count() if op.to is not None else 1)
                 begin = max(self.now, self.fabric)
                 self.fabric = begin + size / self.target.fabric
                 self._at(self.fabric + e.copy, lambda: barrier.land(total))

@@ -158,7 +158,7 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     per_block, traffic = max(1, plan.programs), 0.0
     whole = target.multiprocessors // (plan.cluster[0] * plan.cluster[1]) * plan.cluster[0] * plan.cluster[1]
     resident = _resident(work, plan, target)
-    programs = _up(work.grid[0], plan.cluster[0]) * work.grid[1] * work.grid[2] if work.grid else 64 * whole * resident
+    programs = _up(work.grid[0], plan.cluster[0]) * _up(work.grid[1], plan.cluster[1]) * work.grid[2] if work.grid else 64 * whole * resident
     resident = min(resident, max(1, ceil(programs / whole)))
     places = whole * resident
     shared = min(programs, places * per_block)
@@ -198,7 +198,7 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, busy: float = 1
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
         filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
-        sharing = plan.cluster[0] * plan.cluster[1] if load is not None and load.multicast >= 0 else 1
+        sharing = prod(plan.cluster[axis] for axis in load.among) if load is not None and load.multicast >= 0 else 1
         fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / sharing
         if load is not None and load.path == "tma" and sectors: copies += x.bytes / 128 * (CUT * busy * (1 + FEW / max(1, plan.stages - 1) ** 2) if x.cut else WHOLE) / sharing
         if load is None or load.path == "tma": continue
