@@ -15,7 +15,9 @@ SHAPES = [(2300, 2100, 1000), (77, 296, 200), (1000, 1096, 72), (129, 264, 8), (
 PLANS = [((128, 192, 64), {}), ((128, 128, 64), {}), ((128, 128, 64), dict(cluster=(1, 1), programs=2)), ((128, 128, 64), dict(programs=1)), ((128, 256, 64), {}), ((64, 128, 64), {}),
          ((64, 64, 64), dict(split_k=2)), ((64, 64, 64), dict(split_k=8)), ((128, 128, 64), dict(split_k=3)), ((128, 192, 64), dict(split_k=4)), ((64, 128, 64), dict(split_k=4, roles="pingpong")),
          ((128, 256, 64), dict(stream_k=4)), ((128, 128, 64), dict(stream_k=4, roles="pingpong")), ((256, 192, 64), dict(stream_k=3)),
-         ((128, 256, 64), dict(serpentine=True, retain=True, raster=2, cluster=(2, 1))), ((128, 128, 64), dict(serpentine=True, stream_k=2)), ((128, 128, 64), dict(serpentine=True, programs=2, raster=4))]
+         ((128, 256, 64), dict(serpentine=True, retain=True, raster=2, cluster=(2, 1))), ((128, 128, 64), dict(serpentine=True, stream_k=2)), ((128, 128, 64), dict(serpentine=True, programs=2, raster=4)),
+         ((128, 256, 64), dict(cluster=(2, 2))), ((128, 128, 64), dict(cluster=(1, 2), programs=2)), ((128, 192, 64), dict(cluster=(4, 1), programs=1)), ((256, 128, 64), dict(cluster=(1, 4), raster=2, serpentine=True)),
+         ((64, 64, 64), dict(cluster=(2, 4)))]
 
 
 def normal(*shape, scale=1.0, dtype=torch.bfloat16): return (torch.randn(shape, device="cuda") * scale).to(dtype)

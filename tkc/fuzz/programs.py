@@ -202,6 +202,7 @@ def pipelined() -> list[Program]:
         _product("product, 1 stage, sm_80", "sm_80", (32, 32, 16), num_stages=1),
         _product("product, one block, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="cooperative", num_stages=3, cluster=(1, 1)),
         _product("product, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="cooperative", num_stages=2, cluster=(2, 1)),
+        _product("product, a cluster of 2 x 2, sm_90a", "sm_90a", (64, 64, 64), shapes=LARGE, trials=_steps(128, 128, 2), roles="cooperative", num_stages=2, cluster=(2, 2)),
         _product("product, 128 x 256, sm_90a", "sm_90a", (128, 256, 64), fn=kernels.matmul_nt, shapes=LARGE, trials=_steps(256, 256, 3), roles="cooperative", num_stages=3, cluster=(2, 1)),
         _product("product, ping-pong, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="pingpong", num_stages=3, cluster=(1, 1)),
         _product("product, ping-pong, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="pingpong", num_stages=2, cluster=(2, 1)),
