@@ -18,8 +18,12 @@ from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_ever
 from tests.passes.test_roles import array, integers
 from tests.passes.test_roles_sums import gated
 from tkc.ir import threads, tile
+from tkc.ir.target import TARGETS
 from tkc.passes import plan as planning
+from tkc.passes.plan import kernel_of
+from tkc.passes.planning.cost import Sizes, Work
 from tkc.sim.mutants import mutants
+from tkc.timing.predict import predict
 
 
 def plain(a, b, _, c, __, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
@@ -156,6 +160,22 @@ def test_a_cluster_shrinks_to_the_axes_along_which_something_is_shared():
 def test_small_blocks_share_copies_as_asked_alone():
     free = planning.plan(traced(plain, *(array(tkc.bfloat16) for _ in range(5)), BM=64, BN=64, BK=64), context("sm_90a"))
     assert free.cluster == (1, 1) and compiled(Form(plain, (2, 1)))[1].plan.cluster == (2, 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)], ids=str)
+def test_the_time_of_a_launch(shape):
+    """Copies that more blocks share are fewer; programs of ghosts, and multiprocessors that clusters leave idle, are counted."""
+    form = Form(plain, shape, (128, 256, 64), stages=4)
+    sizes = Sizes((23, 19, 1), ((2944, 4096), (4096, 4864), (4096, 256), (2944, 4864), (2944, 4864)))
+    found = predict(last(form), Work.of(kernel_of(compiled(form)[0]["plan"]), sizes), TARGETS["sm_90a"], sizes)
+    assert found.programs == -(-23 // shape[0]) * shape[0] * -(-19 // shape[1]) * shape[1]
+    assert 0.8 < found.seconds / predict(last(Form(plain, (2, 1), (128, 256, 64), stages=4)), Work.of(kernel_of(compiled(form)[0]["plan"]), sizes), TARGETS["sm_90a"], sizes).seconds < 1.25
+
+
+def test_multiprocessors_of_clusters():
+    """Blocks of a cluster are neighbours: what a group of multiprocessors leaves over is idle."""
+    assert [TARGETS["sm_90a"].clustered(n) for n in (1, 2)] == [132, 132] and TARGETS["sm_90a"].clustered(4) == 128
+    assert [TARGETS["sm_89"].clustered(n) for n in (1, 2, 3)] == [128, 128, 126]
 
 
 # ------------------------------------------------------------------------------------------------------ mutants

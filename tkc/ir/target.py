@@ -51,7 +51,12 @@ class Target:
     fabric: float = 46.0         # bytes a clock from the L2 cache to each multiprocessor, all of them busy,
     memory: float = 900.0        # GB/s of the device's memory that a long read reaches,
     cache: int = 32 << 20        # bytes of L2 that one kernel may count on
+    gpcs: tuple[int, ...] = ()   # multiprocessors that stand together, for a cluster's blocks are neighbours
     engines: Engines = Engines()
+
+    def clustered(self, size: int) -> int:
+        """Multiprocessors that clusters of so many blocks, one on each, can use at once."""
+        return sum(n // size * size for n in self.gpcs or (self.multiprocessors,))
 
     def at_entry(self, threads: int) -> int:
         """32-bit registers that ptxas gives each thread of a block of so many, where one block fills a multiprocessor. setmaxnreg moves these between warpgroups; what the division
@@ -64,7 +69,7 @@ TARGETS = {t.name: t for t in (
     Target("sm_86", 86, "7.1", 101376, threads=1536, multiprocessors=84, clock=1.7, memory=700, cache=5 << 20),
     Target("sm_89", 89, "8.1", 101376, threads=1536, multiprocessors=128, fp8=True, clock=2.3, memory=850, cache=60 << 20),
     Target("sm_90a", 90, "8.0", 232448, multiprocessors=132, tma=True, wgmma=True, stmatrix=True, clusters=True, fp8=True,
-           tensor=4096, clock=1.65, fabric=78.0, memory=3900, cache=40 << 20),
+           tensor=4096, clock=1.65, fabric=78.0, memory=3900, cache=40 << 20, gpcs=(16, 16, 16, 16, 16, 16, 18, 18)),
 )}
 
 

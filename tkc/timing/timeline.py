@@ -114,7 +114,7 @@ class Machine:
         self.needed = _steering(kernel)
         self.plans: dict[tuple[Block, int], list] = {}
         self.cluster = (kernel.attributes["cluster"].data[0].value.data) if "cluster" in kernel.attributes and "spread" not in kernel.attributes else 1           # flat, whatever its shape is in programs
-        self.blocks = max(1, target.multiprocessors // self.cluster)
+        self.blocks = max(1, target.clustered(self.cluster) // self.cluster)
         stages = {op.stages.value.data for op in kernel.walk() if isinstance(op, threads.RingNext)}
         self.turnover = lcm(*(2 * s for s in stages)) if stages else 1
         self.persistent = "persistent" in kernel.attributes

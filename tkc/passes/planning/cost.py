@@ -156,7 +156,7 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
     """Seconds of the memory; programs of the launch, blocks that a multiprocessor holds, and places for programs on the device."""
     per_block, traffic = max(1, plan.programs), 0.0
-    whole = target.multiprocessors // (plan.cluster[0] * plan.cluster[1]) * plan.cluster[0] * plan.cluster[1]
+    whole = target.clustered(plan.cluster[0] * plan.cluster[1])
     resident = _resident(work, plan, target)
     programs = _up(work.grid[0], plan.cluster[0]) * _up(work.grid[1], plan.cluster[1]) * work.grid[2] if work.grid else 64 * whole * resident
     resident = min(resident, max(1, ceil(programs / whole)))
