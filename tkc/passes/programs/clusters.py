@@ -42,7 +42,10 @@ class Team:
         return self.place[axes[0]] if len(axes) == 1 else build.add(build.mul(self.place[1], self.shape[0]), self.place[0])
 
     def _mask(self, build: Builder, axes: tuple[int, ...]) -> SSAValue:
+        """Of the blocks in line with this one: one of a few numbers, which analyses can follow."""
         across, down = self.shape
         if self.parts(axes) == across * down: return build.number((1 << across * down) - 1)
-        if axes == (0,): return build.shl((1 << across) - 1, build.mul(self.place[1], across))
-        return build.shl(sum(1 << across * i for i in range(down)), self.place[0])
+        where, masks = (self.place[1], [(1 << across) - 1 << across * i for i in range(down)]) if axes == (0,) else (self.place[0], [sum(1 << i + across * j for j in range(down)) for i in range(across)])
+        found = build.number(masks[0])
+        for i, mask in enumerate(masks[1:], 1): found = build.select(build.eq(where, i), mask, found)
+        return found
