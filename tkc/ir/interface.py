@@ -27,6 +27,7 @@ class Parameter:
     order: tuple[int, ...] = ()         # map: the array's axes in the map's order; empty: as they are
     swizzle: int = 0                    # map: bytes
     panelled: bool = False              # map: the last axis split in panels of `swizzle` bytes
+    fetch: int = 0                      # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
     bytes: int = 0                      # workspace
     each: int = 0                       # workspace
 

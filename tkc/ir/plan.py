@@ -53,7 +53,7 @@ class LoadPlan:
     restaged: int = -1                              # and the ring in which it is laid anew
     keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
     boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
-    fetch: int = 0                                  # registers: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
+    fetch: int = 0                                  # registers, tma: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
 
 
 @dataclass(frozen=True)

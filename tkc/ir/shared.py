@@ -186,6 +186,7 @@ class CopyIn(TileOperation):
     engine = opt_prop_def(StringAttr)             # "tma": the tensor memory accelerator; absent: the threads
     tf32 = opt_prop_def(UnitAttr)                 # float32 rounded to tf32 on its way (by the tensor memory accelerator)
     hint = opt_prop_def(StringAttr)               # "evict_first" or "evict_last": what the L2 cache is told (by the tensor memory accelerator)
+    fetch = opt_prop_def(IntegerAttr)             # bytes that the L2 cache asks memory for where it misses some of them (by the tensor memory accelerator)
     cut = opt_prop_def(IntegerAttr)               # the buffer's axis along which blocks of the cluster share the copy, each for all of them:
     among = opt_prop_def(DenseArrayBase)          # neighbours along these axes of the cluster (absent: along the first)
     threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)

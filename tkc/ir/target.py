@@ -69,7 +69,7 @@ TARGETS = {t.name: t for t in (
     Target("sm_86", 86, "7.1", 101376, threads=1536, multiprocessors=84, clock=1.7, memory=700, cache=5 << 20),
     Target("sm_89", 89, "8.1", 101376, threads=1536, multiprocessors=128, fp8=True, clock=2.3, memory=850, cache=60 << 20),
     Target("sm_90a", 90, "8.0", 232448, multiprocessors=132, tma=True, wgmma=True, stmatrix=True, clusters=True, fp8=True,
-           tensor=4096, clock=1.65, fabric=78.0, memory=3900, cache=40 << 20, gpcs=(16, 16, 16, 16, 16, 16, 18, 18)),
+           tensor=4096, clock=1.65, fabric=78.0, memory=3900, cache=40 << 20, gpcs=(18, 18, 18, 18, 18, 18, 16, 8)),
 )}
 
 

@@ -352,15 +352,17 @@ class RingNext(TileOperation):
 @irdl_op_definition
 class TensorMap(OneToOne):
     """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter.
-    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory). tf32: copies round float32 to tf32."""
+    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory). tf32: copies round float32 to tf32.
+    fetch: at most so many bytes at once the L2 cache asks memory for (absent: as many as it can)."""
     name = "tile.tensor_map"
     __form__ = "arg"
     arg, result = operand_def(ArrayType), result_def(MapType)
     order = opt_prop_def(DenseArrayBase)
     tf32 = opt_prop_def(UnitAttr)
+    fetch = opt_prop_def(IntegerAttr)
 
-    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = (), tf32: bool = False):
-        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}), **flags(tf32=tf32))
+    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = (), tf32: bool = False, fetch: int = 0):
+        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}), **flags(tf32=tf32), **({"fetch": number(fetch)} if fetch else {}))
 
     @property
     def axes(self) -> tuple[int, ...]: return tuple(self.order.get_values()) if self.order is not None else tuple(range(self.result.type.rank))

@@ -269,7 +269,7 @@ class Ring(Carried):
             view = before(alloc, shared.Stage(self.buffers[number_of(copy)], stage)).result
             alloc.result.replace_all_uses_with(view)
             new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
-            new.properties |= {k: copy.properties[k] for k in ("engine", "cut", "among", "hint", "tf32") if k in copy.properties}
+            new.properties |= {k: copy.properties[k] for k in ("engine", "cut", "among", "hint", "fetch", "tf32") if k in copy.properties}
             tokens.append(before(copy, new).token)
             erase(copy); erase(alloc)
         joined = tokens[0] if len(tokens) == 1 else after(new, shared.JoinTokens(tokens)).token

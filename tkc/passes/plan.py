@@ -116,7 +116,7 @@ def _legally(program: Program, context: PassContext) -> Plan:
 
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
-CLUSTERS = (*SCHEDULES["cluster"], (1, 2), (2, 2), (4, 1), (1, 4))          # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared it serves once
+CLUSTERS = (*SCHEDULES["cluster"], (2, 2), (4, 1), (4, 2))          # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared it serves once
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
 STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True), "turned": (False, True)}                 # of programs without dots, where it makes a difference
 

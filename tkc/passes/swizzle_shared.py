@@ -146,6 +146,7 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
     if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
     if _reads_tf32(op.result): copy.properties["tf32"] = UnitAttr()
     if planned.keep: copy.properties["hint"] = StringAttr(planned.keep)
+    if planned.fetch: copy.properties["fetch"] = IntegerAttr(planned.fetch, i64)
     if planned.multicast >= 0: copy.properties["cut"] = IntegerAttr(planned.multicast, i64)
     if planned.multicast >= 0 and planned.among != (0,): copy.properties["among"] = tile.ints(planned.among)
     before(op, copy)

@@ -319,11 +319,13 @@ def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
     within = f"{n}->shape[{p.axes[last]}]"
     panels = [f'if ({within} % {panel}) return refused("argument {n}: expected shape[{p.axes[last]}] to be a multiple of {panel}; pad it");'] if p.panelled and p.swizzle else []
     empty = " || ".join(f"{n}->shape[{a}] < 1" for a in range(len(p.box)))
+    odd = " || ".join(f"({x}) % 32" for x in strides[1:])                         # as tensor_maps.promotion
+    promoted = "CU_TENSOR_MAP_L2_PROMOTION_L2_128B" if 0 < p.fetch <= 128 else f"{odd} ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B" if odd else "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"
     lines = [f'if ({empty}) return refused("argument {n}: a tensor map needs extents of at least 1; skip the launch, there is nothing to read");', *panels, f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis {p.axes[last]}");',
              f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
              f"cuuint64_t s{i}[] = {{ {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};",
              f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{ {', '.join('1' for _ in box)} }};", f"CUtensorMap p{i};",
              f"CUresult r{i} = cuTensorMapEncodeTiled(&p{i}, CU_TENSOR_MAP_DATA_TYPE_{TYPES[p.element]}, {len(box)}, (void *)(uintptr_t){n}->data, e{i}, s{i}, b{i}, o{i},",
-             f"    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[p.swizzle]}, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);",
+             f"    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[p.swizzle]}, {promoted}, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);",
              f'if (r{i}) {{ refused("argument {n}: the driver refused its tensor map: extents and strides must be multiples of 16 bytes"); return r{i}; }}']
     return lines

@@ -27,6 +27,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    fetch: int = 0                      # the most bytes that the cache is to read at once; 0: as many as it can
 
 
 def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
@@ -38,7 +39,7 @@ def describe(parameter: Parameter, array: ArrayInfo, name: str) -> TensorMap:
     extents, steps, box = zip(*map_fields(parameter, array.shape, [s * size for s in array.strides], size))
     array = replace(array, shape=tuple(array.shape[a] for a in parameter.axes), strides=tuple(array.strides[a] for a in parameter.axes))
     _check(array, name, parameter, extents, steps, box, size)
-    return TensorMap(kind, array.pointer, extents, steps[1:], box, parameter.swizzle)
+    return TensorMap(kind, array.pointer, extents, steps[1:], box, parameter.swizzle, parameter.fetch)
 
 
 def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size: int) -> None:
@@ -58,9 +59,9 @@ def _check(array: ArrayInfo, name: str, p: Parameter, extents, steps, box, size:
     if p.swizzle and box[0] * size > p.swizzle: raise LaunchError(f"{name}: an inner box of {box[0] * size} bytes is wider than its swizzle of {p.swizzle}")
 
 
-def promotion(strides) -> int:
-    """Bytes that the cache reads where it reads any: fewer where rows start in the middle of the memory's 32, which gave products 1 %."""
-    return 128 if any(s % 32 for s in strides) else 256
+def promotion(strides, most: int = 0) -> int:
+    """Bytes that the cache reads where it reads any: fewer where rows start in the middle of the memory's 32, which gave products 1 %, and as the plan says."""
+    return 128 if any(s % 32 for s in strides) or 0 < most <= 128 else 256
 
 
 def encode(m: TensorMap) -> bytes:
@@ -74,6 +75,6 @@ def encode(m: TensorMap) -> bytes:
     made = driver.check(d.cuTensorMapEncodeTiled(
         getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{m.type}"), rank, m.pointer, [d.cuuint64_t(n) for n in m.extents], [d.cuuint64_t(s) for s in strides],
         [d.cuuint32_t(n) for n in m.box], [d.cuuint32_t(1)] * rank, d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}"), getattr(d.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promotion(m.strides)}B"),
+        getattr(d.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[m.swizzle]}"), getattr(d.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promotion(m.strides, m.fetch)}B"),
         d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE), f"encoding the tensor map {m}")
     return ctypes.string_at(made.getPtr(), 128)

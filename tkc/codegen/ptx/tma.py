@@ -39,7 +39,7 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
     t, array = op.result.type, e.value(op.arg)
     if array.argument < 0: e.fail("a tensor map is of a whole array argument: a view has none")
     p = Parameter("map", "b8[128]", array.argument, element="tf32" if op.tf32 is not None else str(t.element), box=t.extents, swizzle=t.swizzle, panelled=t.panelled,
-                  order=tuple(op.order.get_values()) if op.order is not None else ())
+                  order=tuple(op.order.get_values()) if op.order is not None else (), fetch=op.fetch.value.data if op.fetch is not None else 0)
     address = e.parameter(p)
     e.values[op.result] = Map(address, t)
     with only(e): e.w.emit(f"prefetch.tensormap [{address}]")

@@ -252,7 +252,7 @@ class Maps:
 
     def __init__(self, anchor: Operation): self.anchor, self.made = anchor, {}
 
-    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False) -> tuple[SSAValue, list[SSAValue]]:
+    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False, fetch: int = 0) -> tuple[SSAValue, list[SSAValue]]:
         """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
         dense = dense_axis(array)
         while isinstance(array.owner, tile.View):
@@ -264,7 +264,7 @@ class Maps:
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
         t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel) and divisor(offsets[-1]) % panel == 0)
-        if (key := (array, t, tf32, *order)) not in self.made: self.made[key] = before(self.anchor, threads.TensorMap(array, t, order, tf32)).result
+        if (key := (array, t, tf32, fetch, *order)) not in self.made: self.made[key] = before(self.anchor, threads.TensorMap(array, t, order, tf32, fetch)).result
         return self.made[key], offsets
 
 
@@ -325,7 +325,7 @@ def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Map
                           [o if p is zero else before(copy, CLASSES["add"](o, p)).result for o, p in zip(copy.offsets, place)]))
     for view, offsets in parts:
         if t.memory.fast != t.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(t.memory.order)])).result
-        map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None)
+        map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None, copy.fetch.value.data if copy.fetch else 0)
         before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to, copy.hint.data if copy.hint else None))
 
 
