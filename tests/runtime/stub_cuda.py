@@ -74,7 +74,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType t, cuuint32_
     for (unsigned k = 0; k + 1 < rank; k++) printf(" %lu", (unsigned long)s[k]);
     printf(" :");
     for (unsigned k = 0; k < rank; k++) printf(" %u", b[k]);
-    printf(" : %d\n", (int)w);
+    printf(" : %d %d\n", (int)w, 128 * (int)l);
     return 0;
 }
 CUresult cuLaunchKernel(CUfunction f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned s, CUstream st, void **p, void **extra) { return launch(x, y, z, bx, s, st, p, 1, 1); }

@@ -20,7 +20,7 @@ from tkc.ir.interface import Interface, Parameter
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.export import export, header, source
 from tkc.runtime.specialize import facts
-from tkc.runtime.tensor_maps import describe
+from tkc.runtime.tensor_maps import describe, promotion
 
 CC = shutil.which("cc") or shutil.which("gcc")
 needs_c = pytest.mark.skipif(CC is None, reason="no C compiler here")
@@ -106,6 +106,13 @@ def test_a_workspace_that_depends_on_the_grid(tmp_path, gpu, split):
     assert lines[at].startswith(f"launch {x} 1 1 x 128") and lines[at + 1:at + 4] == hexed(*((0x7000 + place).to_bytes(8, "little") for place in (0, 256, 256 + 6144)))
 
 
+def test_what_the_cache_reads_at_once():
+    """As in tensor_maps.promotion: fewer bytes where rows cut sectors, and where the plan says so."""
+    text = lambda fetch: source("k", Interface("entry", "sm_90a", 128, parameters=(Parameter("map", "b8[128]", 0, element="bf16", box=(64, 64), swizzle=128, fetch=fetch),)), [("a", facts(ARRAYS[0]))], ".entry entry")
+    assert "(a->strides[0] * 2) % 32 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in text(0)
+    assert "L2_128B" in text(128) and "L2_256B" not in text(128)
+
+
 @needs_c
 @pytest.mark.parametrize("cluster,persistent,grid,together", [((1, 1), False, (3, 4, 5), False), ((2, 1), False, (3, 4, 5), False), ((1, 1), True, (3, 40, 5), False), ((1, 1), True, (3, 40, 5), True),
                                                               ((2, 1), True, (3, 1, 1), False), ((2, 2), True, (100, 9, 1), False)])
@@ -128,7 +135,7 @@ def test_maps_grids_and_workspaces_are_those_of_the_python_launcher(tmp_path, gp
     maps = [describe(p, ARRAYS[p.argument], "x") for p in PARAMETERS if p.kind == "map"]
     text = lambda words: " ".join(map(str, words))
     steps = lambda m: [s if n > 1 else 16 for n, s in zip(m.extents[1:], m.strides)]
-    assert [line for line in lines if line.startswith("map")] == [f"map {m.pointer} : {text(m.extents)} : {text(steps(m))} : {text(m.box)} : 3" for m in maps]
+    assert [line for line in lines if line.startswith("map")] == [f"map {m.pointer} : {text(m.extents)} : {text(steps(m))} : {text(m.box)} : 3 {promotion(m.strides, m.fetch)}" for m in maps]
     assert f"launch {x} {y} {z} x 384 shared 100000 stream 0 cluster {cluster[0]} {cluster[1]}" in lines and ("together" in lines) == together
     assert "attribute 8 = 100000" in lines and "allocate 768" in lines and "clear 768" in lines and lines[-2:] == ["free", "unload"]
     at = next(i for i, line in enumerate(lines) if line.startswith("launch"))
