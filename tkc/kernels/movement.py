@@ -8,7 +8,7 @@ from tkc.kernels.operator import operator
 
 STABLE = {"torch": {"stable": True}, "jax": {"stable": True}, "numpy": {"kind": "stable"}, "cupy": {}}           # what sorting is asked for; cupy's always is
 ROWS, COLUMNS = 16, 1024                        # rows gathered together; columns of them
-WIDE, TALL = (128, 64), (128, 32)               # rows and columns of a block that is transposed where vectors can be moved, and where rows begin anywhere
+WIDE, TALL = (128, 128), (128, 32)              # rows and columns of a block that is transposed where vectors can be moved, and where rows begin anywhere
 
 
 @tkc.jit
