@@ -19,7 +19,7 @@ from tkc.kernels.operator import OPERATORS, operator  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
-LIMIT = 1.0
+LIMIT, DEVICES = 1.0, torch.cuda.device_count()
 
 
 def randn(*shape, seed=0, dtype=torch.float32): return torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
@@ -396,6 +396,17 @@ def test_arrays_without_elements():
         empty_ = X()[:0]
         assert op(empty_, X()[:0]).item() == 0 and op(empty_, empty_).item() == 1
     assert not memory(op)
+
+
+def test_of_several_devices_the_array_s_own_gets_the_result(monkeypatch):
+    """Memory past torch's dispatcher is the current device's."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: max(2, DEVICES))
+    op, home = says(of=lambda x, *_: x.device.index or 0), torch.device(DEVICE)
+    for place in [home] if DEVICE == "cpu" else [torch.device(DEVICE, i) for i in range(DEVICES)]:
+        for x in (X().to(place) for _ in range(4)):
+            result = op(x)
+            assert result.device == x.device and result.item() == (x.device.index or 0)
+    assert made(op)
 
 
 def test_errors_are_the_same():
