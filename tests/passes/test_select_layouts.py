@@ -101,16 +101,6 @@ def test_vectors_are_as_wide_as_the_facts_allow():
         assert load.result.type.register_layout.vector(1) == want, kind
 
 
-def test_wider_elements_are_stored_in_whole_sectors():
-    """What a lane writes lies beside what the next one does: a vector of a narrower element would be two of a wider one."""
-    def scaled(x, o, N: tkc.constexpr): tkc.store(o, (0, 0), (tkc.load(x, (0, 0), (8, N)).to(tkc.float32) * 2).to(o.dtype))
-    for x, o, want in ((tkc.bfloat16, tkc.float32, 4), (tkc.float32, tkc.bfloat16, 8), (tkc.int8, tkc.bfloat16, 8), (tkc.bfloat16, tkc.int8, 16), (tkc.bfloat16, tkc.bfloat16, 8)):
-        module = traced(scaled, aligned(x, 2), aligned(o, 2), N=512)
-        through(module, LAST)
-        store = next(op for op in module.walk() if isinstance(op, tile.Store))
-        assert store.value.type.register_layout.vector(1) == want, (x, o)
-
-
 def test_a_matrix_that_is_column_major_is_read_along_its_columns():
     def copy(x, o): tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)))
     module = traced(copy, array(tkc.float32, 2, strides=(1, None)), array(tkc.float32, 2, strides=(1, None)))

@@ -500,7 +500,18 @@ def test_what_is_read_ahead_of_a_wait(change, ahead):
 
 
 # ---- read along one axis, written along another ----------------------------------------------------------------------------
-@pytest.mark.parametrize("shape, dtype, warps", [((128, 64), BF16, 8), ((72, 200), BF16, 4), ((64, 128), np.float32, 4), ((40, 96), np.int8, 2), ((7, 64), BF16, 4)])
+def test_columns_that_are_turned_leave_as_a_whole_too():
+    @tkc.jit
+    def columns(x, out): tkc.store(out, (0, 0), tkc.load(x, (0, 0), (64, 96)).T)
+    x = np.asfortranarray(np.random.default_rng(0).integers(-99, 99, (64, 96)).astype(np.float32))
+    out = np.zeros((96, 64), np.float32, order="F")
+    compiled = columns.compile(x, out, target="sm_90a", num_warps=4)
+    run(parse(compiled.ir("assign-registers")), [x, out], [], (1, 1, 1), 0)
+    np.testing.assert_array_equal(out, x.T)
+    assert any("in whole rows" in line for line in compiled.decisions) and compiled.interface.shared_bytes == x.nbytes and not any("conflicts" in line for line in compiled.decisions)
+
+
+@pytest.mark.parametrize("shape, dtype, warps", [((128, 64), BF16, 8), ((72, 200), BF16, 4), ((72, 200), BF16, 2), ((64, 128), np.float32, 4), ((40, 96), np.int8, 2), ((7, 64), BF16, 4)])
 def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     x = np.random.default_rng(0).integers(-99, 99, (2, *shape)).astype(dtype)
     out = np.zeros((2, *shape[::-1]), dtype)
@@ -513,7 +524,9 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     out[...] = 0
     got = ptx.run(emit(parse(compiled.ir("assign-registers")), TARGETS["sm_90a"]), [x, out], grid)
     np.testing.assert_array_equal(got[-1], x.transpose(0, 2, 1))
-    if shape[0] % 4 == 0: assert compiled.interface.shared_bytes == 0 and not any("between warps" in line for line in compiled.decisions)
+    rows = (dtype, warps) in ((np.float32, 4), (BF16, 2))                           # whole vectors, and squares of them for all threads: what is turned leaves in rows
+    said = lambda what: any(what in line for line in compiled.decisions)
+    if shape[0] % 4 == 0: assert compiled.interface.shared_bytes == rows * out.itemsize * 64 * 64 and said("between warps") == said("in whole rows") == rows and not said("conflicts")
     assert compiled.resources.clean
 
 

@@ -74,6 +74,7 @@ class Plan:
     persistent: bool = False                        # a block takes one program after the other
     blocks: int = 0                                 # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
     turned: bool = False                            # tiles that are read along one axis and written along another are turned in registers, not in shared memory
+    rows: bool = False                              # and then leave in whole rows, through shared memory
     keep: bool = False                              # persistent: blocks that all programs read are read once and kept in registers
     queue: bool = False                             # blocks claim their programs one by one; else they are dealt out
     split_k: int = 1                                # programs that share one output block, each a part of k

@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, power, zeros
-from tkc.kernels.blocks import PROGRAMS, parts
+from tkc.kernels.blocks import parts
 from tkc.kernels.operator import operator
 
 STABLE = {"torch": {"stable": True}, "jax": {"stable": True}, "numpy": {"kind": "stable"}, "cupy": {}}           # what sorting is asked for; cupy's always is
 ROWS, COLUMNS = 16, 1024                        # rows gathered together; columns of them
-WIDE, FEW, TALL = (128, 128), (128, 64), (128, 32)              # rows and columns of a block that is transposed where vectors can be moved, where there would be few of those, and where rows begin anywhere
+WIDE, TALL = (128, 64), (128, 32)               # rows and columns of a block that is transposed where vectors can be moved, and where rows begin anywhere
 
 
 @tkc.jit
@@ -47,9 +47,8 @@ def transpose(x: Array) -> Array:
     *batch, rows, columns = x.shape
     out = empty(x, (*batch, columns, rows))
     yield out
-    n = 1
+    n, (height, width) = 1, WIDE if rows % 8 == columns % 8 == 0 else TALL
     for b in batch: n *= b
-    height, width = TALL if rows % 8 or columns % 8 else WIDE if n * rows * columns >= PROGRAMS * WIDE[0] * WIDE[1] else FEW
     source, target = x.reshape((n, rows, columns)), out.reshape((n, columns, rows))
     for part in parts(tkc.cdiv(columns, width)):
         some = slice(part.start * width, part.stop * width)

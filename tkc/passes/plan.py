@@ -245,6 +245,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     turned = not program.dots and context.options.turned is not False and streaming.turns(program.kernel)
+    in_rows = turned and spread[0] == 1 and context.target.clusters and streaming.leave_in_rows(program.kernel, loads, warps, ranges, context, say)
     if turned and context.target.clusters: loads = streaming.fetched(program.loads, loads, say)           # PTX of older targets has no word for it
     stages = reading.stages or _stages(program, loads, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
@@ -252,7 +253,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=turned, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=turned, rows=in_rows, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)

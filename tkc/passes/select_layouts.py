@@ -40,6 +40,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
+from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
 from tkc.ir.plan import Plan, written_on
@@ -156,6 +157,7 @@ class Selection:
                 layout = self.groups.access(op)
                 for i, v in enumerate(op.operands):
                     if isinstance(v.type, TileType): op.operands[i] = ask(v, self._of_operand(op, v, layout))
+                if self.plan.rows and isinstance(op, tile.Store): self._in_rows(op)
                 self._finish(op, layout)
             case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
                 layout = self.groups.access(op)
@@ -188,6 +190,28 @@ class Selection:
             case _:
                 self._operands(op, [None] * len(op.operands))
                 self._finish(op)
+
+    def _in_rows(self, store: tile.Store) -> None:
+        """A tile that was turned in registers is converted once more, so that warps write its rows as a whole. Its threads hold squares of vectors: rows that one of them holds stand apart in shared memory, and
+        those beside one another are of its neighbours, so that what lanes write at once is in other banks."""
+        t, access = store.value.type, self.groups.accesses[store]
+        have, n, fast = t.register_layout, 128 // access.bits, access.order[0]
+        run = lambda axis: next((d.extent for d in have.registers if d.axis == axis and d.stride == 1), 1)
+        if {run(0), run(1), access.vector} != {n}: return            # not turned after all
+        split, order = ((t.extents[0] // n, n, t.extents[1]), (1, 0, 2)) if fast == 1 else ((t.extents[0], t.extents[1] // n, n), (2, 1, 0))
+        wide = access.layout(self.plan.warps)
+        try: near, far = have.reshape(split), wide.reshape(split)
+        except LayoutError: return
+        reshaped = lambda v, extents, layout: before(store, tile.Reshape(v, TileType(extents, t.element).with_layout(layout))).result
+
+        def transposed(v: SSAValue, layout: Layout) -> SSAValue:
+            made = before(store, tile.Transpose(v, order))
+            retype(made.result, TileType(tuple(v.type.extents[a] for a in order), t.element).with_layout(layout))
+            return made.result
+        apart = transposed(reshaped(store.value, split, near), near.transpose(order))
+        moved = self._convert(apart, far.transpose(order))
+        whole = reshaped(transposed(moved, far), t.extents, wide)
+        store.operands[list(store.operands).index(store.value)] = whole
 
     def _operands(self, op: Operation, layouts: list[Layout | None]) -> None:
         for i, (value, layout) in enumerate(zip(op.operands, layouts)):

@@ -242,10 +242,7 @@ class Groups:
         weights: dict[tuple[int, ...], int] = {}
         for op in ops: weights[self.accesses[op].order] = weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
         order = max(weights, key=weights.get)
-        alike = {op: self.accesses[op] for op in ops if self.accesses[op].order == order}
-        widest = max(alike.values(), key=lambda a: a.vector)
-        if not self.plan.dots:                                      # wider elements are stored in whole sectors, the next lane's vector beside this one's (AdamW on an H200: 352 us, and 365 with halves of sectors)
-            widest = min((a for op, a in alike.items() if isinstance(op, tile.Store) and len(loops_of(op)) == deepest and a.vector * a.bits == 128 and a.vector < widest.vector), key=lambda a: a.vector, default=widest)
+        widest = max((self.accesses[op] for op in ops if self.accesses[op].order == order), key=lambda a: a.vector)
         if self.plan.turned and widest.vector * widest.bits >= 32 and (other := self._turned(root, order[0])) and t.rank > 1 and not self.reductions.get(root):
             return both_ways(t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
