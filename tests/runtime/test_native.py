@@ -490,3 +490,37 @@ def test_what_torch_answers_is_of_another_type_within_autocast(machine):
         again(x, y)
         Launcher(plain, 4).found((call(x), call(x), y, 256), {})()
         assert machine.launched[-1] == machine.launched[-2]
+
+
+def test_what_was_asked_for_last_lives(machine):
+    """Machine code has it by its address: it is not gone before that is, whatever other threads put there, or ask for, between two lines."""
+    class Entry: pass
+    _, end, find, known = (tell, *_) = tkc.teller((of(), None))
+    x, entries, gone = of(), [], []
+    told = tell(x, None)[:end]
+
+    def entry():
+        made = Entry()
+        entries.append(weakref.ref(made))
+        return made
+
+    def another(frame, event, _):
+        if frame.f_code not in (native.Known.__setitem__.__code__, native.Known.clear.__code__): return None
+        count, place = (ctypes.c_uint64 * 2).from_buffer(known.last)
+        if count and place not in {id(e()) for e in entries if e() is not None}: gone.append(frame.f_lineno)
+        if not gone and len(entries) % 5: known[told] = entry()
+        if not gone: find(x, None)
+        return another
+    before = sys.gettrace()
+    sys.settrace(another)
+    try:
+        for i in range(20):
+            if i % 4 == 3: known.clear()
+            known[told] = entry()
+            entries.append(lambda: None)
+    finally: sys.settrace(before)
+    assert not gone
+    known[told] = last = entry()
+    assert find(x, None) is last is find(x, None) and sum(e() is not None for e in entries) == 1
+    known.clear()
+    assert find(x, None) is None and not known

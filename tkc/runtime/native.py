@@ -175,16 +175,17 @@ class Known(dict):
         self.last = ctypes.create_string_buffer(8 * (2 + LAST))
 
     def __setitem__(self, key, value) -> None:
-        before = self.get(key)
-        super().__setitem__(key, value)
-        self.last[:8] = bytes(8)
-        del before                                                              # not earlier
+        taken = []                                                              # what goes lives until `last` has forgotten it: another thread may put something there, or ask for it, at any time
+        while super().setdefault(key, value) is not value:
+            taken.append(super().pop(key, None))
+            self.last[:8] = bytes(8)
 
     def clear(self) -> None:
-        before = self.copy()
-        super().clear()
+        taken = []
+        try:
+            while True: taken.append(super().popitem())
+        except KeyError: pass
         self.last[:8] = bytes(8)
-        del before
 
 
 class Machine:
