@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import math
+import os
 import random
 import sys
 import threading
@@ -17,7 +18,7 @@ from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled
 from tkc.errors import DeviceError, LaunchError
 from tkc.kernels.calls import Script
-from tkc.runtime import driver, launch, native
+from tkc.runtime import driver, jit, launch, native
 from tkc.runtime.jit import JitFunction, Launcher
 
 CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
@@ -524,3 +525,22 @@ def test_what_was_asked_for_last_lives(machine):
     assert find(x, None) is last is find(x, None) and sum(e() is not None for e in entries) == 1
     known.clear()
     assert find(x, None) is None and not known
+
+
+def test_a_child_hands_nothing_to_the_parents_threads():
+    """Which are not there, and whose numbers its own threads may get."""
+    held, done = threading.Event(), threading.Event()
+
+    def work():
+        with tkc.handed(print): held.set(); done.wait()
+    other = threading.Thread(target=work)
+    other.start()
+    held.wait()
+    try:
+        with tkc.handed(print):
+            if not (child := os.fork()): os._exit(10 * (other.ident in jit._takers) + 2 * (not jit.handing()) + (jit._handing is not True))
+            ours = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not (child := os.fork()): os._exit(10 * (other.ident in jit._takers) + (jit._handing is not None))
+        assert (ours, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) == (0, 0)
+    finally: done.set(); other.join()
+    assert jit._handing is None and not jit._takers

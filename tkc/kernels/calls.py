@@ -30,7 +30,7 @@ import tkc
 
 REMEMBERED, SEEN, KINDS = 2048, 4096, 64        # calls of an operator with values of the same types: as functions, and as keys that came once; such types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-SURE = ("clone", "_to_copy", "new_zeros", "new_full", "zeros", "full", "sort", "argsort")             # what these of torch's give has memory of its own, and is of one type whatever else is set (autocast)
+SURE = ("clone", "_to_copy", "new_zeros", "new_full", "zeros", "full", "sort", "argsort", "index")             # what these of torch's give has memory of its own, and is of one type whatever else is set (autocast)
 NUMBERS = (int, float, bool, str, type(None))
 NOBODY = lambda *_: None, 0, lambda *_: None, (), 0             # who tells what no call depends on
 

@@ -37,9 +37,11 @@ _handing = None                                 # True where there is one
 
 
 def _forked() -> None:
-    """In a child: another thread of the parent may have held the lock."""
-    global _compiling, _counting
+    """In a child: another thread of the parent may have held a lock, or was handed launches."""
+    global _compiling, _counting, _handing
     _compiling, _counting = threading.RLock(), threading.Lock()
+    for thread in _takers.keys() - {get_ident()}: del _takers[thread]
+    _handing = True if _takers else None
 
 
 if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_forked)
