@@ -56,8 +56,11 @@ class Streams(Writer):
         self.pool = [v for v in self.pool if v.name not in outside] + [Tile(t.name, total, t.shape, 16 * k * 5 * 2 * (8 if form == "late" else 1)) for t in (*sums, *([count] if count else ()))]
 
     def _late(self, dtype: str, total: str, q: Tile, acc: Tile, count: Tile | None, i: str, shape: tuple[int, int, int], column: str) -> None:
-        """Two dots of an iteration, the second one's left factor computed of the first."""
+        """Two dots of an iteration, or three, the left factor of each computed of the one before."""
         m, n, k = shape
+        if self.chance(.3):
+            first = self.let(f"tkc.dot({q.name}, {self.factor(dtype, k, k, '0', i).name})", total, (m, k), 16 * k)
+            q = self.to(self.let(f"tkc.minimum(tkc.maximum({first.name}, -3), 3)", total, (m, k), 4), dtype)
         scores = self.let(f"tkc.dot({q.name}, {self.factor(dtype, k, k, '0', i).name})", total, (m, k), 16 * k)
         few = self.let(self.pick((f"tkc.minimum(tkc.maximum({scores.name}, -3), 3)", f"{scores.name} % 4", f"tkc.where((tkc.arange({m})[:, None] >= {i} + tkc.arange({k})[None, :]), {scores.name} % 3, 0)")), total, (m, k), 4)
         if count: self.line(f"{count.name} = {count.name} + tkc.sum({few.name}, axis=1)")
