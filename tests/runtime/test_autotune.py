@@ -240,6 +240,22 @@ def test_tables(tmp_path, monkeypatch):
         with pytest.raises(tkc.TuningError, match=words): Table.read(path)
 
 
+def test_forced_choices_are_ranked_and_kept(tmp_path, monkeypatch):
+    """What forces a plan is an option like others: of a configuration, of a launch, and in a table, whose lists are pairs again."""
+    array, forced = "bf16[4096, 4096]", [dict(left_factor="registers"), dict(swap_dots=True, store_columns=32), dict(epilogue="direct"), dict(split_warps=(4, 2)), dict(slabs=1, queue=True)]
+    t = tuned([tkc.Config(BM=128, BN=128, BK=64, **options) for options in forced])
+    found, reasons = t.candidates(*t.bound(array, array, array), grid, "sm_90a")
+    assert not reasons and all(any(options.items() <= dict(c.config.items).items() for c in found) for options in forced)
+    assert t.choose(array, array, array, grid=grid, target="sm_90a", measure=False, left_factor="registers").config.options.get("left_factor", "registers") == "registers"
+    times(monkeypatch, lambda n: [2.0, 1.0])
+    a, b, c = arrays()
+    two, path = tuned([tkc.Config(BM=32, BN=32, BK=32), tkc.Config(BM=32, BN=64, BK=32, split_warps=(1, 4), swap_dots=False)]), tmp_path / "t.json"
+    two[grid](a, b, c)
+    assert two.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"]["split_warps"] == [1, 4]
+    choice = tuned(table=path, measure=False).choose(a, b, c, grid=grid)
+    assert choice.source == "table" and choice.config.options == {"split_warps": (1, 4), "swap_dots": False}
+
+
 @pytest.mark.parametrize("configs, words", [([], "at least one"), ([dict(BZ=3)], "'BZ', which is neither")])
 def test_bad_configurations(configs, words):
     with pytest.raises(tkc.TuningError, match=words): tuned(configs)

@@ -55,6 +55,14 @@ class Options:
     turned: bool | None = None            # what is read along one axis and written along another is turned in registers
     fuse: bool | None = None              # the next program's first dot runs under this one's epilogue
     rotate: bool | None = None            # dots that wait for vector work run one iteration late, beside others (rotate-loops)
+    left_factor: str | None = None        # where a dot's left factor is read: "shared" memory, or "registers"
+    swap_dots: bool | None = None         # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
+    split_warps: tuple[int, int] | None = None    # warps along m and n that share a dot of mma.sync or of multiply-adds
+    epilogue: str | None = None           # how a dot's results leave: "tma", through slabs in shared memory, or "direct", from registers
+    store_columns: int | None = None      # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
+    slabs: int | None = None              # buffers in turn through which each result leaves
+    queue: bool | None = None             # blocks claim their programs one by one, or they are dealt out
+    prefetch: bool | None = None          # loops without dots read one iteration ahead
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
     debug: int = 0                        # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
     extra: tuple[tuple[str, Any], ...] = field(default=())

@@ -32,6 +32,14 @@ class LaunchOptions(Protocol):
     relax: bool | None
     fuse: bool | None
     rotate: bool | None
+    left_factor: str | None
+    swap_dots: bool | None
+    epilogue: str | None
+    store_columns: int | None
+    slabs: int | None
+    split_warps: tuple[int, int] | None
+    queue: bool | None
+    prefetch: bool | None
     debug: int
 
 
@@ -56,6 +64,14 @@ class Free:
     relax: bool | None = None
     fuse: bool | None = None
     rotate: bool | None = None
+    left_factor: str | None = None
+    swap_dots: bool | None = None
+    epilogue: str | None = None
+    store_columns: int | None = None
+    slabs: int | None = None
+    split_warps: tuple[int, int] | None = None
+    queue: bool | None = None
+    prefetch: bool | None = None
     debug: int = 0
 
 

@@ -83,7 +83,7 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     program = Program.of(kernel_of(module))
     made = _legally(program, context)
     if made.roles == "one" or not (others := _narrowed(made, context.options, SCHEDULES)): return made
-    ranked = _ranked([made, *_realised(program, context, others)], Work.of(program.kernel), context.target)
+    ranked = _ranked([made, *_realised(made, program, context, others)], Work.of(program.kernel), context.target)
     least, chosen = ranked[0]
     said = f"plan: cost model, sizes unknown: {keyword_text(chosen)}, {least.limit} limits a step" + "".join(
         f"; rejected: {keyword_text(other)}, {100 * (found.seconds / least.seconds - 1):.1f} % slower" for found, other in ranked[1:])
@@ -97,12 +97,12 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     if first.roles == "one":
         others = _narrowed(first, options, _ordinary(program))
         late = [names | {"rotate": True} for names in ({}, *others)] if options.rotate is None and _several(program) else []
-        found = [first, *_realised(program, context, [*others, *late])]
+        found = [first, *_realised(first, program, context, [*others, *late])]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     further = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
     if sizes is not None and any(map(cut, program.loads)): further["cluster"] = CLUSTERS
-    found = [p for _, p in _ranked([first, *_realised(program, context, _narrowed(first, options, SCHEDULES | further), sizes is not None)], work, context.target)]
-    simple = _realised(program, context, [{"roles": "one"}] if options.roles is None else [])
+    found = [p for _, p in _ranked([first, *_realised(first, program, context, _narrowed(first, options, SCHEDULES | further), sizes is not None)], work, context.target)]
+    simple = _realised(first, program, context, [{"roles": "one"}] if options.roles is None else [])
     return [*found, *simple] if sizes is None else [p for _, p in _ranked([*found, *simple], work, context.target)]
 
 
@@ -146,13 +146,14 @@ def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
     return [names for names in every if not names.items() <= keywords(first).items()]
 
 
-def _realised(program: Program, context: PassContext, narrowed: list[dict], sized: bool = False) -> list[Plan]:
-    """The legal plans of narrower options; one that the rules turn into another is left out."""
-    found = []
+def _realised(first: Plan, program: Program, context: PassContext, narrowed: list[dict], sized: bool = False) -> list[Plan]:
+    """The legal plans of narrower options; one that the rules turn into another, or that does less of what was asked than the first, is left out."""
+    found: list[Plan] = []
+    done = lambda made: {name for name, value in keywords(made).items() if getattr(context.options, name) == value}
     for names in narrowed:
         made = _plan(program, replace(context, options=replace(context.options, **names)))
         if context.options.cluster is None and (any(load.boxes > 1 for load in made.loads) and not (sized and any(map(cut, program.loads))) or made.cluster != (1, 1) and small(program.dots)): continue   # boxes: measured where rows are known to cut sectors, which sharing halves
-        if not legal(made, program, context) and names.items() <= keywords(made).items() and made not in found: found.append(made)
+        if not legal(made, program, context) and names.items() <= keywords(made).items() and done(first) <= done(made) and made not in found: found.append(made)
     return found
 
 
@@ -162,7 +163,9 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse, "rotate": bool(plan.rotate)}
+    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse, "rotate": bool(plan.rotate),
+            "left_factor": next((source for source in ("shared", "restaged") if any(dot.a == source for dot in plan.dots)), "registers"), "swap_dots": any(dot.swap for dot in plan.dots), "split_warps": next(iter(shares)) if len(shares := {dot.warps for dot in plan.dots}) == 1 else None,
+            "epilogue": plan.epilogue, "store_columns": plan.columns if plan.roles != "one" else None, "slabs": plan.slabs if plan.epilogue == "tma" else None, "queue": plan.queue, "prefetch": plan.prefetch}
 
 
 def forcing(plan: Plan) -> dict:
@@ -236,7 +239,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
     given = list(zip(program.loads, loads))
-    warps, spread, streams = (num_warps or _warps(program, loads, context, say), (1, 0), False) if program.dots else streaming.choose(program.kernel, given, program.largest, context, say)
+    warps, spread, streams = (num_warps or _split_among(context.options) or _warps(program, loads, context, say), (1, 0), False) if program.dots else streaming.choose(program.kernel, given, program.largest, context, say)
     persistent = not program.dots and streaming.persistent(program.kernel, streams, context, say)
     reading = streaming.Reading(loads) if program.dots else streaming.ahead(program.kernel, given, warps, spread[0], persistent, streams, context, say)
     loads = reading.loads
@@ -284,9 +287,23 @@ def _late(program: Program, plan: Plan, each: int, context: PassContext, say) ->
 def _unused(plan: Plan, options) -> list[str]:
     """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
     why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "rotate": "no dot of a loop gains by running one iteration late, or has the registers to", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"}
-    said = [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name]]
+           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "rotate": "no dot of a loop gains by running one iteration late, or has the registers to", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"} | _of_dots(plan)
+    said = [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name] and not any(line.startswith(f"plan: {name} = {asked!r} is not used") for line in plan.decisions)]
     return said if options.maxnreg is None or plan.roles == "one" else [*said, f"plan: maxnreg = {options.maxnreg} is not used: roles divide the registers of a block"]
+
+
+def _of_dots(plan: Plan) -> dict[str, str]:
+    """Why dots are not computed, nor their results stored, as asked."""
+    if not plan.dots:
+        none = dict.fromkeys(("left_factor", "swap_dots", "split_warps", "epilogue", "store_columns", "slabs"), "there are no dots")
+        return none | {"queue": "no ring runs ahead of programs that anybody may take", "prefetch": "no loop reads what its registers hold beside the rest"}
+    loaded, prefetch = any(dot.a != "registers" for dot in plan.dots), {"prefetch": "copies of loops with dots run ahead by num_stages"}
+    if plan.roles == "one":
+        return prefetch | {"left_factor": "accumulators need them" if loaded else "no loop reads again what it does not change, as it lies", "swap_dots": "mma.sync takes either factor as it is",
+                           "split_warps": "not every warp of a dot has 16 rows and 8 columns, or there are others", "epilogue": "one role stores its results from registers", "store_columns": "one role stores whole tiles",
+                           "slabs": "results are stored from registers", "queue": "blocks of one role take one program"}
+    return prefetch | {"left_factor": "it is laid anew" if loaded else "it is computed", "swap_dots": "wgmma has no other form of this dot", "split_warps": "warpgroups share a dot's rows",
+                       "epilogue": "no result is a matrix of 16-bit floats that lies as its sum does and tensor maps store", "store_columns": "results leave whole", "slabs": "results are stored from registers", "queue": "programs are dealt out"}
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
@@ -297,6 +314,11 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
         if each <= narrow.get(warps, ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
     say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
     return warps
+
+
+def _split_among(options) -> int:
+    """How many warps are asked to split dots, where a program can have so many."""
+    return count if (count := prod(options.split_warps or (0,))) in (1, 2, 4, 8, 16, 32) else 0
 
 
 def _added(program: Program, context: PassContext) -> Program:
@@ -348,8 +370,10 @@ def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, 
     k = dot.a.type.extents[-1]
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
+    asked, least = context.options.split_warps or (0, 0), (4, 8) if instruction is None else (instruction.m, 8)
+    forced = asked if prod(asked) == warps and all(parts == 1 or extent >= each * parts for extent, each, parts in zip((m, n), least, asked)) else None
     if instruction is None:
-        split = (warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1)
+        split = forced or ((warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1))
         width = bits(element_of(dot.acc.type))
         held = -(-m * n // (32 * warps))
         side = max(1, int(held ** 0.5))
@@ -357,22 +381,22 @@ def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, 
         if (m & (m - 1) or n & (n - 1)) and held >= 16: chunk = max(1, chunk // 2)                             # layouts of ragged extents have more elements than the tile
         say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
         return DotPlan("fma", split, chunk=chunk)
-    split = (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
-    why = "a row stays in one warp" if rows and split[1] == 1 else "least shared memory read"
-    sources = [_source(v, dot, split[i], accumulators) for i, v in enumerate((dot.a, dot.b))]
+    split = forced or ((warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8))
+    why = "as asked" if forced else "a row stays in one warp" if rows and split[1] == 1 else "least shared memory read"
+    sources = [_source(v, dot, split[i], accumulators, None if i else context.options.left_factor) for i, v in enumerate((dot.a, dot.b))]
     again = "".join(f"; {factor} is read again in every iteration, its registers are needed" for factor, x in zip("ab", sources) if x == "shared")
     say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
     return DotPlan("mma", split, *sources)
 
 
-def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int) -> str:
+def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int, asked: str | None) -> str:
     """Whether a factor that a loop does not change is held in registers, or read from shared memory in every iteration."""
     loop, value = loop_of(dot), factor
     while isinstance(value.owner, VIEWS): value = value.owner.arg
     if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop or not value.has_one_use(): return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges())): return "registers"
     held = value.type.bytes // (4 * 32 * parts)
-    return "shared" if accumulators + held > HELD else "registers"
+    return "shared" if accumulators + held > HELD or asked == "shared" else "registers"
 
 
 def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:

@@ -183,10 +183,11 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     parts = Parts(large)
     others = {argument_of(op.array) for op in large if op not in stores}            # a warpgroup sends its rows when it has written them: not where another one's threads may have stored before
     geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) and argument_of(op.array) not in others else None
+    most = context.plan.columns if context.plan.epilogue == "direct" else 64
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
         if geometry(together[0]): _slabs(together, parts, groups, context)
-        else: _pieces(together, parts, groups, False)
-    for together in neighbours(turned, lambda op: op.value.type.extents): _pieces(together, parts, groups, True)
+        else: _pieces(together, parts, groups, False, most)
+    for together in neighbours(turned, lambda op: op.value.type.extents): _pieces(together, parts, groups, True, most)
 
 
 def _is_sum(t: TileType, groups: int, turned: bool) -> bool:
@@ -217,10 +218,10 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
     for op in stores: erase(op)
 
 
-def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool) -> None:
+def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool, most: int) -> None:
     """From registers, as many columns at once as a slab has: what is computed for one piece is gone before the next."""
     anchor, (m, n) = stores[-1], stores[0].value.type.extents
-    rows, columns = 64 * groups, next(c for c in (64, 32, 16, 8) if (m if turned else n) % c == 0)
+    rows, columns = 64 * groups, next(c for c in (64, 32, 16, 8) if c <= most and (m if turned else n) % c == 0)
     if turned: rows, columns = columns, rows
     if (m, n) == (rows, columns): return
     for at in [(row, column) for column in range(0, n, columns) for row in range(0, m, rows)]:

@@ -16,9 +16,11 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "rotate", "debug")
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "rotate", "left_factor", "swap_dots", "split_warps",
+           "epilogue", "store_columns", "slabs", "queue", "prefetch", "debug")
 PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
-ROLES = "one", "cooperative", "pingpong"
+PAIRS, TRUTHS = ("cluster", "split_warps"), ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain", "swap_dots", "queue", "prefetch")
+WORDS = {"roles": ("one", "cooperative", "pingpong"), "left_factor": ("registers", "shared"), "epilogue": ("tma", "direct"), "store_columns": (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,15 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
     for name, value in given.items():
         if name not in OPTIONS: raise LaunchError(f"{kernel}: {name!r} is neither a parameter nor an option; the options are {', '.join(OPTIONS)}")
         if value is None: continue
-        if name == "cluster":
+        if name in PAIRS:
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n >= 1 for n in value)):
-                raise LaunchError(f"{kernel}: cluster is expected to be a pair of numbers >= 1, got {value!r}")
+                raise LaunchError(f"{kernel}: {name} is expected to be a pair of numbers >= 1, got {value!r}")
         elif name == "debug":
             if not isinstance(value, int) or value < 0: raise LaunchError(f"{kernel}: debug is expected to be True, False or the seconds that a wait may take, got {value!r}")
-        elif name == "roles":
-            if value not in ROLES: raise LaunchError(f"{kernel}: roles is expected to be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {value!r}")
-        elif name in ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain"):
+        elif name in WORDS:
+            *words, last = WORDS[name]
+            if value not in WORDS[name] or type(value) is not type(last): raise LaunchError(f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last}, got {value!r}")
+        elif name in TRUTHS:
             if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
         elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")

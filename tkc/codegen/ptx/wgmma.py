@@ -15,7 +15,7 @@ from __future__ import annotations
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import SharedView, Tile, registers_of
 from tkc.codegen.ptx.writer import Operand
-from tkc.ir import threads
+from tkc.ir import shared, threads, tile
 from tkc.ir.fragments import wgmma_a, wgmma_accumulator
 from tkc.ir.layout import LayoutError
 from tkc.ir.shared_layout import Descriptor
@@ -72,6 +72,7 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
         if a.layout != wgmma_a(rows, k, groups, bits(a.element)): e.fail(f"the left operand of a dot is held as {a.layout}, not as wgmma reads it")
         left, fields_a, held = None, None, [w.register(r) for r in a.registers]
         if a.element == f32: held = [w.op("cvt.rna.tf32.f32", "b32", r) for r in held]
+        elif _is_read(op): held = [w.op("mov.b32", "b32", r) for r in held]
         if held != a.registers: w.emit("wgmma.fence.sync.aligned")
     else:
         fields_a = fields_of(e, a, 1)
@@ -94,6 +95,13 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
                 turns = (major(fields_a) if left is not None else "") + major(fields_b) if wide else ""
                 w.emit(f"{name} {{{', '.join(registers[at:at + each])}}}, {first}, {second}, {used}{signs}{turns}")
     e.set(op.result, Tile.of(t, registers))
+
+
+def _is_read(op: threads.DotAsync) -> bool:
+    """Whether a left factor is what its block reads in shared memory: it is read while the dot before still reads its own, and so in other registers."""
+    value = op.a
+    while isinstance(value.owner, tile.Transpose): value = value.owner.arg
+    return isinstance(value.owner, shared.Read) and value.owner.parent is op.parent
 
 
 def accumulator(e: Emitter, op: threads.DotAsync, t) -> list[str]:

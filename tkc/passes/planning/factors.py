@@ -10,6 +10,8 @@ A factor that is computed element by element (a dequantization, relu(a), a · sc
 from come through shared memory like any factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its columns are a
 multiple of them, the dot is taken as its own transpose (`swap`).
 
+`options` forces both: left_factor = "registers" has a loaded left factor read into registers, as one that is computed is; swap_dots takes a dot as its transpose, or does not.
+
 Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole loops so (fast); `acc + dot(a, b)` adds each
 iteration's dot in float32 (a *partial* sum, its accumulator zero): as exact as the iteration is short.
 """
@@ -23,6 +25,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
+from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
 from tkc.passes.layouts.restage import fits
@@ -40,7 +43,7 @@ ADDRESSES = 16                                # registers of a thread that reads
 
 @dataclass(frozen=True)
 class Sides:
-    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K. swapped: (bᵀ aᵀ)ᵀ."""
+    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K. swapped: (bᵀ aᵀ)ᵀ; held: the left factor is in registers."""
     left: SSAValue
     right: SSAValue
     left_k: int
@@ -48,20 +51,23 @@ class Sides:
     m: int
     n: int
     swapped: bool
+    held: bool
 
     @staticmethod
-    def of(dot: tile.Dot) -> Sides:
+    def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
         m, n = dot.acc.type.extents[-2:]
         thin = m % 64 and n % 64 == 0 and source(dot.a) is not None and source(dot.b) is not None and simple(dot)
-        if thin or source(dot.b) is None and source(dot.a) is not None: return Sides(dot.b, dot.a, 0, 1, n, m, True)
-        return Sides(dot.a, dot.b, 1, 0, m, n, False)
+        swapped = thin or source(dot.b) is None and source(dot.a) is not None if options.swap_dots is None else options.swap_dots
+        left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
+        held = source(left) is None or options.left_factor == "registers"
+        return Sides(left, right, 0, 1, n, m, True, held) if swapped else Sides(left, right, 1, 0, m, n, False, held)
 
 
-def staged(dot: tile.Dot) -> list[tile.Load]:
-    """The blocks in memory that a computed left factor is made of, in program order."""
-    left, found, seen = Sides.of(dot).left, [], set()
-    if source(left) is not None: return []
-    work = [left]
+def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
+    """The blocks in memory that a left factor in registers is made of in the dot's loop, in program order."""
+    both, found, seen = Sides.of(dot, options), [], set()
+    if not both.held: return []
+    left, work = both.left, [both.left]
     while work:
         value = work.pop()
         if value in seen or not isinstance(value.type, TileType): continue
@@ -77,20 +83,20 @@ def dense_of_factor(value: SSAValue) -> int:
     return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
 
 
-def permuted(dot: tile.Dot) -> bool:
+def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     """Whether a dot counts K in the order of an accumulator's registers: its left factor, of 8 bits, is computed of another dot's result."""
-    both = Sides.of(dot)
-    if both.swapped or bits(both.left.type.element) != 8 or source(both.left) is not None or staged(dot): return False
+    both = Sides.of(dot, options)
+    if both.swapped or bits(both.left.type.element) != 8 or source(both.left) is not None or staged(dot, options): return False
     return source(both.right) is not None and fits(both.right.type.extents, both.right_k, dense_of_factor(both.right))
 
 
-def anew(dot: tile.Dot) -> list[tuple[tile.Load, bool]]:
+def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
     """The loaded factors of a dot that are laid anew on their way to it, and whether each is the right one."""
-    both, found = Sides.of(dot), []
+    both, found = Sides.of(dot, options), []
     for factor, k in (both.left, both.left_k), (both.right, both.right_k):
         load = source(factor)
-        if load is None or bits(factor.type.element) != 8 or not fits(factor.type.extents, k, dense_of_factor(factor)): continue
-        if dense_of_factor(factor) != k or factor is both.right and permuted(dot): found.append((load, factor is both.right))
+        if load is None or both.held and factor is both.left or bits(factor.type.element) != 8 or not fits(factor.type.extents, k, dense_of_factor(factor)): continue
+        if dense_of_factor(factor) != k or factor is both.right and permuted(dot, options): found.append((load, factor is both.right))
     return found
 
 
@@ -145,27 +151,28 @@ def wgmma_of(dot: tile.Dot) -> Mma | None:
     return next((i for i in instructions_for(a, b, acc, 90) if i.name.startswith("wgmma")), None)
 
 
-def unfit(dot: tile.Dot) -> str:
+def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
     """Why wgmma cannot compute a dot; empty if it can."""
     a, acc, form = dot.a.type, dot.acc.type, wgmma_of(dot)
     if form is None: return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (", its float32 is tf32" if names(dot)[0] == "f32" else "")
     if acc.rank != 2: return "a dot has batch axes"
-    both, k = Sides.of(dot), a.extents[1]
+    both, k = Sides.of(dot, options), a.extents[1]
     if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k: return f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
     loop = dot.parent_op()
     if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
     if isinstance(dot.acc, BlockArgument) and (simple(dot) or summed(dot)) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
-    if source(both.right) is None: return "both factors are computed"
-    if both.swapped and not simple(dot): return "the right factor is computed and its dot's sum does not just go round the loop"
-    for load in staged(dot):
+    if source(both.right) is None: return "both factors are computed" if source(both.left) is None else f"the {'left' if both.swapped else 'right'} factor is computed, and wgmma reads its right one in shared memory"
+    if both.swapped and not simple(dot): return f"{'the right factor is computed and ' * (options.swap_dots is None)}its dot's sum does not just go round the loop"
+    for load in staged(dot, options):
         if not isinstance(load, tile.Load) or load.parent_op() is not loop: return "a factor is computed from what is not a block loaded in the dot's loop"
         if reason := unmapped(load): return reason
         if not load.result.has_one_use(): return "a factor is used elsewhere too"
-    if sum(map(len, running_sums(loop))) > 1 and (source(both.left) is None or anew(dot)): return "of several dots that add up in a loop a factor is computed, or laid anew"
+    if sum(map(len, running_sums(loop))) > 1 and (both.held or anew(dot, options)): return "of several dots that add up in a loop a factor is computed, held in registers or laid anew"
     for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
-        if source(factor) is None: continue
+        held = both.held and factor is both.left
+        if (load := source(factor)) is None or held and load.parent_op() is loop: continue                  # looked at above
         if reason := _unread(dot, factor, factor is both.right): return reason
-        if dense_of_factor(factor) != axis and "mn" not in form.majors and not any(load is source(factor) for load, _ in anew(dot)):
+        if not held and dense_of_factor(factor) != axis and "mn" not in form.majors and not any(load is found for found, _ in anew(dot, options)):
             return f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'} factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
     return ""
 
@@ -208,7 +215,7 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     return 1, 1
 
 
-def held(dots: list[tile.Dot], rotated: bool, parts: list[tuple[int, int]], groups: int) -> int:
+def held(dots: list[tile.Dot], rotated: bool, parts: list[tuple[int, int]], groups: int, options: LaunchOptions) -> int:
     """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them to, and for left factors."""
     registers = lambda t: t.bytes // (4 * 128 * groups)
     loop = dots[0].parent_op()
@@ -217,6 +224,6 @@ def held(dots: list[tile.Dot], rotated: bool, parts: list[tuple[int, int]], grou
     if some:
         carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))
-    left = lambda d: 0 if source(value := Sides.of(d).left) else registers(value.type)
-    made = lambda d: left(d) + sum(registers(op.result.type) for op in staged(d)) + ADDRESSES if staged(d) else 0             # the next one, while a dot reads this one
+    left = lambda d: registers(both.left.type) if (both := Sides.of(d, options)).held else 0
+    made = lambda d: left(d) + sum(registers(op.result.type) for op in staged(d, options)) + ADDRESSES if staged(d, options) else 0             # the next one, while a dot reads this one
     return sums + sum(left(d) + made(d) for d in dots)

@@ -17,6 +17,7 @@ Loads of one dot in one loop fill a ring together, and those of all dots that ad
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from math import prod
 
 from xdsl.dialects import scf
@@ -27,13 +28,13 @@ from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.types import TileType, bits
-from tkc.passes import PassContext
+from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes
-from tkc.passes.layouts.slabs import beside, slab, slab_bytes, widest
+from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, widest
 from tkc.passes.planning.bodies import Machine, best_stages
-from tkc.passes.planning.factors import Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
+from tkc.passes.planning.factors import ADDRESSES, Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 
@@ -49,22 +50,34 @@ BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a que
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
-    """The plan with roles made of an ordinary one, or None and the reason."""
+    """The plan with roles made of an ordinary one, or None and the reason. What is asked of factors that no such plan can do is left out, and said."""
+    asked = [(name, value) for name, value in (("left_factor", "registers"), ("swap_dots", True)) if getattr(context.options, name) == value]
+    made, why = _roles(program, context, plan)
+    for left_out in (some for count in range(1, len(asked) + 1) for some in combinations(asked, count)):
+        if made is not None: break
+        made, _ = _roles(program, replace(context, options=replace(context.options, **{name: None for name, _ in left_out})), plan)
+        if made is not None: made = replace(made, decisions=(*made.decisions, *(f"plan: {name} = {value!r} is not used: {why}" for name, value in left_out)))
+    return made, why
+
+
+def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
+    """`roles`, as asked."""
     options, dots = context.options, program.dots
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
     if options.roles == "one": return None, "roles = 'one', as asked"
     if options.num_warps not in (None, 4, 8, 12, 16): return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
+    if options.split_warps and options.roles is None: return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
     if any(isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op) for op in program.kernel.walk()):
         return None, "programs may see each other's order"
     if any(isinstance(op, tile.Load) and addresses(op.result) and not unchanged(op, program.kernel, context.overlaps) for op in program.loads): return None, "an address is loaded from an array that the program changes"
-    if any(reason := unfit(dot) for dot in dots): return None, reason
-    heights = {Sides.of(dot).m for dot in dots}
+    if any(reason := unfit(dot, options) for dot in dots): return None, reason
+    heights = {Sides.of(dot, options).m for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1: return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
-    restaged = {load: right for dot in dots for load, right in anew(dot)}
+    restaged = {load: right for dot in dots for load, right in anew(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
     alone = _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone else _warpgroups(m, len(dots), options)
@@ -75,28 +88,35 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     late = found.late if found else ()
     aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
     most = ACCUMULATORS[groups] - (LARGE_SUM[1] - aside[1] if aside else 0)
-    parts = [parts_of(d, groups, most) if partial(d) and not late and not anew(d) and options.sum_parts != 1 else (1, 1) for d in dots]
-    each = held(dots, bool(late), parts, groups)
+    parts = [parts_of(d, groups, most) if partial(d) and not late and not anew(d, options) and options.sum_parts != 1 else (1, 1) for d in dots]
+    each = held(dots, bool(late), parts, groups, options)
+    kept = max((both.left.type.bytes // (512 * groups) for both in (Sides.of(dot, options) for dot in dots) if both.held and source(both.left)), default=0)
+    if late and kept and (each > LARGE or each + _scores(dots, late, groups) > LARGE_SUM[1]): return None, f"sums and left factors of {each} registers a thread leave none to compute a step in"
     if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
     if len(dots) > 1 and not late and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
     relax = plan.relax
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
-    rings = _rings(dots, restaged)
-    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged else ((1, 1), {}, "")
+    rings = _rings(dots, restaged, options)
+    claimed = options.queue and options.cluster is None              # blocks of a cluster take their programs together
+    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
-    leaving = [] if any(Sides.of(dot).swapped for dot in dots) else results(program, m, groups)
+    leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program, m, groups)
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
     room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - (1 if alone else 2) * crossing(program, dots, groups)
-    columns = widest(leaving, each * min(2, parts_of_k))
-    slabs = [(1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in (1, 2)]
+    columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), options)
+    slabs = {in_turn: (1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
+    fitting = {in_turn: _stages(rings, room - taken, options.num_stages) for in_turn, taken in slabs.items()}
+    otherwise = _unturned(leaving, groups, columns, fitting, options)
     # two slabs in turn unless the second one costs a stage
-    (stages, reason), in_turn = max(((_stages(rings, room - taken, options.num_stages), in_turn) for in_turn, taken in enumerate(slabs, 1)), key=lambda found: (found[0][0], found[1]))
+    in_turn = options.slabs if options.slabs and not otherwise else max((1, 2), key=lambda n: (fitting[n][0], n))
+    stages, reason = fitting[in_turn]
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
-    queue = bool(alone) and cluster == (1, 1) and parts_of_k == 1 and (uneven or bool(late))
-    # a program's Q must find room beside the one before's; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
-    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and bool(late) and queue and not restaged and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
+    queue = not unclaimed and (uneven or bool(late) if options.queue is None else options.queue)
+    # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
+    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
@@ -105,22 +125,23 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
             f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     if found: said.append(f"plan: stages: {found.said()}")
     for i, dot in enumerate(dots):
-        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot).swapped}, left factor in {'shared memory' if source(Sides.of(dot).left) else 'registers'}"
+        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left factor in {'registers' if Sides.of(dot, options).held else 'shared memory'}"
                     + (", one iteration late, beside the next one's first dot" if dot in late else ""))
-        if changed := ["left" if not right else "right" for _, right in anew(dot)]:
+        if changed := ["left" if not right else "right" for _, right in anew(dot, options)]:
             said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
-                        + (", and K is counted in the order of the left factor's registers" if permuted(dot) else ""))
+                        + (", and K is counted in the order of the left factor's registers" if permuted(dot, options) else ""))
     if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
     if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
-    said += [f"plan: {slabs[in_turn - 1]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
+    said += [f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
-             *([f"plan: blocks claim programs one by one: {'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
+             *([f"plan: blocks claim programs one by one: {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
+             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else "")) if why),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
-    planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot), swap=Sides.of(dot).swapped, parts=p, permuted=permuted(dot)) for dot, p in zip(dots, parts))
+    planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
                    cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
@@ -166,9 +187,10 @@ def _together(program, dots, options) -> str:
     registers hold the sum and every program has the same number of steps, so that it knows which stages are the other's."""
     if options.roles == "cooperative" or options.programs == 1: return "as asked"
     if options.num_warps in (8, 12, 16): return f"{options.num_warps} compute warps, as asked"
+    if options.queue and options.roles != "pingpong" and options.programs != 2: return "programs are claimed one by one, as asked"
     if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
-    loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1)
-    if source(Sides.of(dots[0]).left) is None: return "a factor is computed"
+    loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1, options)
+    if Sides.of(dots[0], options).held: return "a factor is computed" if source(Sides.of(dots[0], options).left) is None else "a factor is read into registers"
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (options.roles != "pingpong" or from_memory(bounds)): return "the number of steps differs between programs"
@@ -178,27 +200,42 @@ def _together(program, dots, options) -> str:
     return ""
 
 
-def _sources(dot) -> tuple[str, str]:
+def _columns(leaving: list[tile.Store], stores: list[tile.Store], sums: int, options: LaunchOptions) -> tuple[int, str]:
+    """How many columns of a result leave at once, at most, and why not as asked. Where stores that could leave in slabs do not, a thread has addresses beside them."""
+    most, asked = widest(stores, sums + ADDRESSES) if options.epilogue == "direct" else widest(leaving, sums), options.store_columns or 0
+    if leaving and asked == 8: return most, "a slab is 16 columns wide or more"
+    return (most, f"beside a sum of {sums} registers a thread there is room for {most}") if asked > most else (asked or most, "")
+
+
+def _unturned(leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions) -> str:
+    """Why a result does not leave through as many buffers in turn as asked; empty where it does."""
+    if not options.slabs: return ""
+    if not leaving: return "results are stored from registers"
+    if not fitting[options.slabs][0]: return f"beside them {fitting[options.slabs][1]}"
+    return "" if all(turns(op, groups, columns, options.slabs) == options.slabs for op in leaving) else "a result's parts are no multiple of so many"
+
+
+def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     """Where the left and the right factor come from."""
-    changed = [right for _, right in anew(dot)]
-    left = "registers" if source(Sides.of(dot).left) is None else "restaged" if False in changed else "shared"
+    changed = [right for _, right in anew(dot, options)]
+    left = "registers" if Sides.of(dot, options).held else "restaged" if False in changed else "shared"
     return left, "restaged" if True in changed else "shared"
 
 
-def _rings(dots, restaged) -> list[list[tile.Load]]:
+def _rings(dots, restaged, options: LaunchOptions) -> list[list[tile.Load]]:
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load."""
     rings: list[list[tile.Load]] = []
     for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
-        here = _loads(group)
+        here = _loads(group, options)
         apart = [load for load in here if load.parent_op() is not group[0].parent_op() or load in restaged]
         rings += [[load] for load in apart]
         if together := [load for load in here if load not in apart]: rings.append(together)
     return rings + [[load] for load in restaged]
 
 
-def _loads(dots) -> list[tile.Load]:
+def _loads(dots, options: LaunchOptions) -> list[tile.Load]:
     """The loads that the factors of some dots show or are computed from, each once."""
-    return list(dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot)]))
+    return list(dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot, options)]))
 
 
 def lines(loads: list[Operation]) -> int:
@@ -248,7 +285,7 @@ def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operatio
     asked = context.options.cluster
     shape = (2, 1) if asked is None else tuple(asked) if prod(asked) <= PORTABLE else (1, 1)
     if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots): return (1, 1), {}, ""
-    cut, uncut, loads = {}, "", _loads(dots)
+    cut, uncut, loads = {}, "", _loads(dots, context.options)
     if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()

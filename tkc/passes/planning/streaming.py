@@ -194,11 +194,11 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     most = min(FULL, 1600 // warps if warps < 32 else 48, int(ROOM * (context.options.maxnreg or LIMIT)))         # 16 warps have 128 registers a thread, 32 have 64
     left, peak = most - each(pressure(kernel)), (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early)
     more, kept = size(early), size(shares.alike)
-    prefetch, keep = bool(early) and more <= left and peak <= most, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
-    queue = bool(own) and not tile.waits_for_programs(kernel)
+    prefetch, keep = bool(early) and more <= left and peak <= most and context.options.prefetch is not False, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
+    queue = bool(own) and not tile.waits_for_programs(kernel) and context.options.queue is not False
     resident = lambda more: context.target.registers // (32 * warps * max(LEAST, -(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8))
     looped, arriving = any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None, each(sum(map(apart, early)))
-    if prefetch and looped and resident(arriving) < 2 <= resident(0):
+    if prefetch and looped and resident(arriving) < 2 <= resident(0) and context.options.prefetch is None:
         prefetch = False
         say(f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor would have one block, and nobody would compute while it waits")
     if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
