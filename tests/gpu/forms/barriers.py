@@ -86,8 +86,8 @@ LINES, MESSAGES = 32, 100
 
 
 def messages(name: str, publish: str, notice: str, confirms) -> None:
-    """Block 0 writes 32 cache lines and then a flag; block 1 sees the flag and must see the lines. In each round block 1 first reads the lines as they were and says so, by a number made of what it
-    read, and only then they are written: so each begins with the old ones in the reader's L1."""
+    """Block 0 writes 32 cache lines and then a flag; block 1 sees the flag and must see the lines. In each round block 1 first reads the lines as they were and says so, once all of
+    them are there, and only then they are written: so each begins with the old ones in the reader's L1."""
     belief(name, f"""
     mov.u32 %r3, 0; mov.u32 %r10, 0; mul.wide.u32 %d1, %t, 128; add.u64 %d1, %d1, %a0; setp.eq.u32 %p0, %t, 0; setp.ne.u32 %p1, %block, 0; @%p1 bra READER;
     {repeat('%r4', MESSAGES, '''add.u32 %r5, %r4, 1;
@@ -95,7 +95,7 @@ READY: ld.relaxed.gpu.global.b32 %r6, [%a1+128]; setp.ne.u32 %p2, %r6, %r5; @%p2
     bra END;
 READER:
     {repeat('%r4', MESSAGES, '''fence.acq_rel.gpu; ld.global.b32 %r7, [%d1]; add.u32 %r5, %r4, 1; sub.u32 %r8, %r5, %r7; add.u32 %r10, %r10, %r8;
-    redux.sync.max.u32 %r9, %r7, -1; add.u32 %r9, %r9, 1; @%p0 st.relaxed.gpu.global.b32 [%a1+128], %r9;''', notice, '''
+    setp.ne.u32 %p3, %r7, %r5; vote.sync.all.pred %p4, %p3, -1; and.pred %p4, %p4, %p0; @%p4 st.relaxed.gpu.global.b32 [%a1+128], %r5;''', notice, '''
     ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; bar.warp.sync -1;''')}
     {put(2, '%t', '%r10')} {put(3, '%t', '%r3')}""", [zeros(LINES * 32), zeros(64), zeros(32) + 9, zeros(32) + 9],
            [None, None, zeros(32) + MESSAGES, None if name.startswith("control_") else zeros(32)], confirms, blocks=2)
