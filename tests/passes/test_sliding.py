@@ -11,6 +11,7 @@ from tests.passes.kernels import BF16
 from tests.passes.stages import LAST, assembler, assembles_clean, distinct, level, parses_back, run, without_threads
 from tests.passes.test_claims import triangular
 from tkc.ir import tile
+from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.sim import dataflow, level0
@@ -101,6 +102,14 @@ def test_growing_programs_side_by_side(ran):
     modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
     run(modules["schedule-programs"], [np.zeros((384, 384), BF16), np.zeros((384, 192), BF16), np.zeros((384, 192), BF16)], (6, 3, 1))
     assert ran == [(m, n) for m in reversed(range(6)) for n in range(3)]
+
+
+def test_sections_of_four_keep_their_short_programs(ran, monkeypatch):
+    """What is short is read with the rest of its section, where that has enough of it."""
+    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", target("sm_90a").cache // (4 * 2 * (320 * 320 + 320 * 512)))
+    modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
+    run(modules["schedule-programs"], [np.zeros((320, 320), BF16), np.zeros((320, 512), BF16), np.zeros((320, 512), BF16)], (5, 8, 1))
+    assert ran == [(m, n) for first in (0, 4) for m in reversed(range(5)) for n in range(first, first + 4)]
 
 
 def test_a_place_inside_another_loop_is_left_alone():

@@ -36,8 +36,9 @@ one by one (`queue`), so that who had a long one takes fewer:
 
 What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
 
-The shortest programs of all sections, a fifth of axis 0, come behind all others: what is short fills up what the long ones leave, and a section alone has few of these (blocks of 192 x 64, 16 heads of
-16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first fifth of the arrays.
+Where sections have three neighbours or fewer, the shortest programs of all of them, a fifth of axis 0, come behind all others: what is short fills up what the long ones leave, and such a section alone has
+few of these (blocks of 192 x 64, 16 heads of 16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first fifth of the arrays once more, and do little with
+it: with shorter axes that costs more than it levels (4 % at 1024 rows).
 
 Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
@@ -80,7 +81,7 @@ from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 2                                          # of the cache, one part in so many
-LAST = 5                                             # of an axis along which programs grow, one part in so many comes last: a 25th of the work, enough to level what the sections leave
+LAST, LEVEL = 5, 3                                   # of an axis along which programs grow, one part in so many comes last, where sections have so few neighbours: a 25th of the work, enough to level what they leave
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -188,10 +189,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
     grown = uneven if uneven is not None else sliding
     if grown is not None:
-        room, few = context.target.cache // SECTION, build.short(sliding, teams) if uneven is None else build.up(teams, LAST)
+        room = context.target.cache // SECTION
+        section = build.section(grown, others, room) if uneven is not None else build.number(1)
+        few = build.short(sliding, teams) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
-        sections = build.section(grown, others, room) if uneven is not None else build.number(1), build.section(grown, others, room, few, teams)
+        sections = section, build.section(grown, others, room, few, teams)
 
     def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
@@ -215,7 +218,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             if size > 1: place[axis] = build.add(build.mul(place[axis], build.number(size)), mine)
         return place + [z] * deep
 
-    if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first, the shortest of all last" + (", claimed one by one" if plan.queue else ""))
+    if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
     if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
