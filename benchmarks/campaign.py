@@ -3,6 +3,7 @@
     python -m benchmarks.campaign --seconds 560 --out /tmp/results            every stage, in this order, until the time is over
     python -m benchmarks.campaign tests attention --out /tmp/results          these, in this order
     python -m benchmarks.campaign --after product --out /tmp/results          those behind it, where the last one stopped
+    python -m benchmarks.campaign memory_bound --pick memory_bound=transpose,adam --out /tmp/results  of a stage the races that its BENCH_ONLY takes
     python -m benchmarks.campaign --fuzz 44 --seconds 560 --out /tmp/results  and random kernels on so many processors beside them
 
 A stage is a command in processes of its own with a deadline, and one that hangs or crashes costs only itself. First comes a trial of a few seconds: where a package is missing or a file of another
@@ -22,7 +23,7 @@ import tarfile
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -43,6 +44,7 @@ class Stage:
     parts: int = 1
     alone: bool = False
     every: bool = False
+    only: str = ""                   # what BENCH_ONLY says to its races
 
 
 def race(*names: str, seconds: float, shown: int = 20, alone: bool = False) -> Stage:
@@ -81,7 +83,7 @@ def run(stage: Stage, name: str, out: Path, limit: float, gpu: int | None = None
     """(exit status, or None where it was stopped with all its children; seconds). gpu: the only one that it sees; last: on how many of the machine's processors, the last ones (0: all)."""
     last = ("taskset", "-c", f"{cores - last}-{cores - 1}") if 0 < last < (cores := os.cpu_count() or 1) and shutil.which("taskset") else ()
     command = [*(("nice", "-n", str(nice)) if nice else ()), *last, sys.executable, *(part.format(out=out / name, each=0.95 * limit / stage.parts) for part in stage.command)]         # a race ends its children itself
-    seen = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible()[gpu]}
+    seen = ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible()[gpu]}) | ({"BENCH_ONLY": stage.only} if stage.only else {})
     began = time.monotonic()
     with (out / f"{name}.log").open("a") as log:
         child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | seen)
@@ -155,18 +157,21 @@ class Campaign:
 @click.option("--seconds", type=float, default=3600, show_default=True, help="For all stages; one that has less than a quarter of its time left does not begin.")
 @click.option("--gpus", type=click.IntRange(1), help="GPUs that take stages.  [default: all that are visible]")
 @click.option("--fuzz", type=click.IntRange(0), default=0, help="Processes of `python -m tkc.fuzz` beside the stages.")
+@click.option("--pick", multiple=True, metavar="STAGE=NAMES", help="Of a stage these races alone, as its BENCH_ONLY names them; may be given more than once.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where everything goes.")
-def main(names: tuple[str, ...], after: str | None, seconds: float, gpus: int | None, fuzz: int, out: Path) -> None:
+def main(names: tuple[str, ...], after: str | None, seconds: float, gpus: int | None, fuzz: int, pick: tuple[str, ...], out: Path) -> None:
     """Runs the stages. The exit status is 1 if one of them failed, was stopped or did not begin."""
     order = list(STAGES)
     chosen = [n for n in names or order if not after or order.index(n) > order.index(after)]
+    picked = dict(p.partition("=")[::2] for p in pick)
+    if wrong := [name for name, races in picked.items() if name not in chosen or not races]: raise click.BadParameter(f"{wrong[0]!r} is none of the stages that run, or nothing is said to be picked; give STAGE=NAMES", param_hint="--pick")
     out.mkdir(parents=True, exist_ok=True)
     campaign, console = Campaign(out, seconds), Console(soft_wrap=True)
     if not campaign.trial():
         console.print((out / "trial.log").read_text(errors="replace")[-4000:], markup=False, highlight=False)
         console.print("the trial failed: nothing was begun", style="red")
         sys.exit(1)
-    campaign.all({name: STAGES[name] for name in chosen}, gpus or len(visible()), fuzz)
+    campaign.all({name: replace(STAGES[name], only=picked.get(name, "")) for name in chosen}, gpus or len(visible()), fuzz)
     table = Table("stage", "status", "seconds", title="campaign", title_justify="left")
     for name in [*chosen, *(["fuzz"] if fuzz else [])]:
         if (log := out / f"{name}.log").exists():

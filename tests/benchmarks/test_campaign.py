@@ -29,6 +29,16 @@ def test_a_stage_without_time_does_not_begin(stages, tmp_path):
     assert done.exit_code == 1 and done.output.count("not begun") == 2 and "stopped" in done.output
 
 
+def test_races_of_a_stage_are_picked(stages, tmp_path):
+    stages["good"] = Stage(("-c", "import os; print(os.environ.get('BENCH_ONLY'))"), 20, 1)
+    for pick, said in (["--pick", "good=transpose,adam"], "transpose,adam"), ([], "None"):
+        CliRunner().invoke(main, [*pick, "--seconds", "50", "--out", str(tmp_path / said)])
+        assert (tmp_path / said / "good.log").read_text() == said + "\n"
+    for wrong in ("other=x", "good=", "good"):
+        done = CliRunner().invoke(main, ["--pick", wrong, "--out", str(tmp_path / "no")])
+        assert done.exit_code == 2 and "--pick" in done.output and not (tmp_path / "no").exists()
+
+
 def test_the_real_stages_name_what_exists():
     for stage in STAGES.values():
         for part in stage.command:

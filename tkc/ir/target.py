@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LINE = 128                       # bytes of a line of the caches of every GPU here
+
 
 @dataclass(frozen=True)
 class Engines:

@@ -38,7 +38,7 @@ What a program looks up by its place alone (where its rows begin, how long its l
 
 Where sections have three neighbours or fewer, the shortest programs of all of them, a fifth of axis 0, come behind all others: what is short fills up what the long ones leave, and such a section alone has
 few of these (blocks of 192 x 64, 16 heads of 16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first fifth of the arrays once more, and do little with
-it: with shorter axes that costs more than it levels (4 % at 1024 rows).
+it: with shorter axes that costs more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows).
 
 Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and

@@ -27,6 +27,7 @@ from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.shared import scratch
+from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, unchanged
@@ -44,7 +45,7 @@ SLACK = 12                                   # registers by which scores kept be
 ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
-LINE, UNIFIED, CARVED = 128, 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
+UNIFIED, CARVED = 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
 PORTABLE = 8                                 # blocks of a cluster that every device with clusters has room for
 BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
 

@@ -28,7 +28,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
-from tkc.ir.target import Target
+from tkc.ir.target import LINE, Target
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, unchanged
@@ -46,7 +46,6 @@ SCALARS, ADDRESS = 8, 2                                  # registers of addresse
 LEAST = 64                                               # registers of a thread that blocks leave one another
 WIDEST = 16                                              # elements of the longest vector, of bytes
 RESERVED = 2048                                          # bytes of shared memory for what threads tell one another
-LINE = 128                                               # bytes of a line of the cache
 FETCH = 256                                              # bytes that the L2 cache asks memory for at once, at most
 LATENCY = 1000                                           # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
