@@ -81,13 +81,13 @@ class Role(TileOperation):
     def who(self) -> SSAValue: return self.body.block.args[0]
 
 
-IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "thread", "warp")
+IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "member", "thread", "warp")
 
 
 @irdl_op_definition
 class Identity(Source):
-    """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster;
-    thread and warp within the instance (the two that are not uniform)."""
+    """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster; member: which of the programs that a
+    block runs side by side (to level 3); thread and warp within the instance (the two that are not uniform)."""
     name = "tile.identity"
     __form__ = "@what"
     what = prop_def(StringAttr)

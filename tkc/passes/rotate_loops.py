@@ -24,7 +24,7 @@ as it was, bit for bit.
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
@@ -34,6 +34,7 @@ from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.passes import PassContext
 from tkc.passes.planning.bodies import Anatomy, Machine, shape
 from tkc.passes.planning.stages import EFFORT, ordered
+from tkc.passes.programs.abreast import BEGUN
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -93,6 +94,7 @@ class Rotation:
         for new, old in zip(inner.args, [self.body.args[0], *(self.body.args[1 + i] for i in kept)]): new.name_hint = old.name_hint
         start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result
         rotated = before(anchor, scf.ForOp(start, loop.ub, loop.step, [*ends, loop.lb], Region(inner)))
+        rotated.attributes[BEGUN] = UnitAttr()
         end = stamp(scf.YieldOp(), loop)
         inner.add_op(end)
         counter, *carried, earlier = inner.args

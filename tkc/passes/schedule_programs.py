@@ -75,6 +75,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
+from tkc.passes.programs import abreast
 from tkc.passes.programs.clusters import place_in
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import divide
@@ -141,9 +142,11 @@ class Order(Builder):
         fit = self.floordiv(room, self.max(each, self.number(1, i64)))
         return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
 
-    def short(self, loop: scf.ForOp, rows: SSAValue) -> SSAValue:
-        """How many of the first programs of axis 0 have a shorter loop than the last one: its end moves with the program from the first on, its beginning later."""
-        def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]: return self.anew(loop.lb, program, known := {}), self.anew(loop.ub, program, known)
+    def short(self, loop: scf.ForOp, rows: SSAValue, each: int) -> SSAValue:
+        """How many of the first programs of axis 0 (or of the first so many, side by side) have a shorter loop than the last one: its end moves with the program from the first on, its beginning later."""
+        def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
+            first = self.mul(program, each) if each > 1 else program
+            return self.anew(loop.lb, first, known := {}), self.anew(loop.ub, self.add(first, each - 1), {}) if each > 1 else self.anew(loop.ub, first, known)
         (start, end), (_, second), (last, longest) = (ends(i) for i in (self.number(0), self.number(1), self.sub(rows, 1)))
         return self.max(self.min(self.up(self.sub(self.sub(longest, last), self.sub(end, start)), self.max(self.sub(second, end), 1)), rows), 0)
 
@@ -171,6 +174,7 @@ class Order(Builder):
 def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
     block, (across, down) = kernel.body.block, plan.cluster
+    members = plan.programs if plan.roles == "abreast" else 1
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
     if not inside: return
@@ -179,7 +183,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     deep = any(op.axis.value.data == 2 for op in ids)
     build, end = Order(block.last_op), block.last_op
     rows, columns = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
-    teams = rows if across == 1 else build.floordiv(build.add(rows, build.number(across - 1)), build.number(across))
+    teams = rows if across * members == 1 else build.floordiv(build.add(rows, build.number(across * members - 1)), build.number(across * members))
     wide = columns if down == 1 else build.up(columns, down)
     others = build.mul(wide, build(tile.NumPrograms(2))) if deep else wide
     total = build.mul(teams, others)
@@ -191,7 +195,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if grown is not None:
         room = context.target.cache // SECTION
         section = build.section(grown, others, room) if uneven is not None else build.number(1)
-        few = build.short(sliding, teams) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
+        few = build.short(sliding, teams, members) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
         sections = section, build.section(grown, others, room, few, teams)
@@ -254,8 +258,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         for size, at, end_of in zip(plan.cluster, place, (rows, columns)):
             if size > 1: real = build.lt(at, end_of) if real is None else build.and_(real, build.lt(at, end_of))
     body.args[0].name_hint = "program"
+    if members > 1: place = [abreast.place_of(body, place[0], members), *place[1:]]
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
+    if members > 1:
+        real = abreast.only_real(body, place[0], rows)
+        kernel.set_integer("members", members)
     if plan.split_k > 1 or deal or plan.serpentine: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
     if deal:
         share(body, sums, deal, turn, plan.warps // 4)
@@ -268,7 +276,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: only_if(real, op)
-        kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
+    if across * down > 1: kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
     if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])

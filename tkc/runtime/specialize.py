@@ -20,7 +20,7 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles",
            "epilogue", "store_columns", "slabs", "queue", "prefetch", "debug")
 PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
 PAIRS, TRUTHS = ("cluster", "split_warps"), ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain", "swap_dots", "queue", "prefetch")
-WORDS = {"roles": ("one", "cooperative", "pingpong"), "left_factor": ("registers", "shared"), "epilogue": ("tma", "direct"), "store_columns": (8, 16, 32, 64)}
+WORDS = {"roles": ("one", "cooperative", "pingpong", "abreast"), "left_factor": ("registers", "shared"), "epilogue": ("tma", "direct"), "store_columns": (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)

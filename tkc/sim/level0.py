@@ -369,7 +369,7 @@ RULES = SHAPES | dict.fromkeys(ew.CLASSES.values(), elementwise) | {
     tile.Pointer: lambda m, op, a: np.int64(a.pointer),
     tile.View: view, tile.MakeArray: make_array, tile.Load: load, tile.Store: store, tile.LoadPointers: load_pointers, tile.StorePointers: store_pointers,
     threads.NextProgram: next_program, threads.Workspace: workspace,
-    threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank}.get(op.what.data, 0)),
+    threads.Identity: lambda m, op: np.int32({"blocks": 1, "clusters": 1, "cluster_rank": m.rank, "member": m.member}.get(op.what.data, 0)),
     tile.Atomic: atomic, tile.AtomicBlock: atomic_block, tile.Assume: check("a promised condition does not hold"), tile.Assert: check(""), tile.Print: show,
     threads.Vote: lambda m, op, x: np.bool_(np.all(x)),
     scf.ForOp: for_, scf.IfOp: if_, scf.WhileOp: while_,
@@ -399,7 +399,7 @@ class Machine:
     """One program: its values, its place in the grid, and the memory it shares with the others. A persistent kernel is one program for each
     block of one cluster, which takes all of the grid in turn. code: what is known of operations, which programs of one launch share."""
     rules = RULES
-    rank = claimed = 0
+    rank = member = claimed = 0
 
     def __init__(self, memory: GlobalMemory, program: Sequence[int], grid: Sequence[int], out=print, code: dict[Operation, Decoded] | None = None):
         self.memory, self.out, self.values, self.exact, self.code = memory, out, {}, {}, {} if code is None else code
@@ -505,8 +505,9 @@ def run(module: ModuleOp | tile.Kernel, arguments: Sequence, grid: Sequence[int]
     with np.errstate(all="ignore"):
         persistent, order = "persistent" in kernel.attributes, programs if programs is not None else (p[::-1] for p in np.ndindex(*tuple(grid)[::-1]))
         cluster, code = kernel.attributes.get("cluster"), {}
-        for program in order if not persistent else range(cluster.data[0].value.data if cluster is not None and "spread" not in kernel.attributes else 1):
+        blocks, members = cluster.data[0].value.data if cluster is not None and "spread" not in kernel.attributes else 1, kernel.integer("members", 1)
+        for program in order if not persistent else range(blocks * members):
             m = machine(memory, (0, 0, 0) if persistent else tuple(program), tuple(grid), out, code)
-            if persistent: m.rank = program
+            if persistent: m.rank, m.member = divmod(program, members)
             m.assign(kernel.arguments, values)
             m.run(kernel.body.block)

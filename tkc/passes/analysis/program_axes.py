@@ -10,9 +10,10 @@ from tkc.ir import tile
 from tkc.passes.analysis.values import LOADS
 
 
-def program_axes(values: Iterable[SSAValue], ends: bool = True) -> set[int]:
-    """The grid axes on which values depend. Without `ends`, a loop's counter depends on where the loop begins alone: what it walks over is the same, of whatever length."""
-    return {op.axis.value.data for op in sources(values, ends) if isinstance(op, tile.ProgramId)}
+def program_axes(values: Iterable[SSAValue], ends: bool = True, given: Iterable[SSAValue] = ()) -> set[int]:
+    """The grid axes on which values depend. Without `ends`, a loop's counter depends on where the loop begins alone: what it walks over is the same, of whatever length.
+    given: values that are taken as they are."""
+    return {op.axis.value.data for op in sources(values, ends, given) if isinstance(op, tile.ProgramId)}
 
 
 def from_memory(values: Iterable[SSAValue]) -> bool:
@@ -20,9 +21,9 @@ def from_memory(values: Iterable[SSAValue]) -> bool:
     return any(isinstance(op, LOADS) for op in sources(values))
 
 
-def sources(values: Iterable[SSAValue], ends: bool = True) -> set[Operation]:
+def sources(values: Iterable[SSAValue], ends: bool = True, given: Iterable[SSAValue] = ()) -> set[Operation]:
     """The operations on which values depend."""
-    found, seen, work = set(), set(), list(values)
+    found, seen, work = set(), set(given), list(values)
     while work:
         v = work.pop()
         if v in seen: continue

@@ -25,6 +25,7 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
+from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
@@ -80,34 +81,37 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     parts_of_k, whole = _split(program, dots, m, options)
     restaged = {load: right for dot in dots for load, right in anew(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
-    alone = _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
-    groups = 1 if not alone else _warpgroups(m, len(dots), options)
+    members, apart = _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
+    alone = apart if members > 1 else _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
+    groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
+    in_all = members if members > 1 else groups               # warpgroups of consumers, among which a block's registers are divided
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
     if any(load.parent_op() is not loops[0] for load in restaged): return None, "a factor that is loaded before the loop would be laid anew in every iteration: wgmma reads 8 bits K-major only"
     if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
     found = best_stages(loops[0], Machine(context.target, 4 * groups, True), context.overlaps) if options.rotate is not False else None
     late = found.late if found else ()
     aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
-    most = ACCUMULATORS[groups] - (LARGE_SUM[1] - aside[1] if aside else 0)
+    most = ACCUMULATORS[in_all] - (LARGE_SUM[1] - aside[1] if aside else 0)
     parts = [parts_of(d, groups, most) if partial(d) and not late and not anew(d, options) and options.sum_parts != 1 else (1, 1) for d in dots]
     each = held(dots, bool(late), parts, groups, options)
     kept = max((both.left.type.bytes // (512 * groups) for both in (Sides.of(dot, options) for dot in dots) if both.held and source(both.left)), default=0)
     if late and kept and (each > LARGE or each + _scores(dots, late, groups) > LARGE_SUM[1]): return None, f"sums and left factors of {each} registers a thread leave none to compute a step in"
-    if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if groups < 3 else 0, REGISTERS[groups][1])}"
+    if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if in_all < 3 else 0, REGISTERS[in_all][1])}"
     if len(dots) > 1 and not late and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
     relax = plan.relax
-    if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
+    if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
     rings = _rings(dots, restaged, options)
     claimed = options.queue and options.cluster is None              # blocks of a cluster take their programs together
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged and not claimed else ((1, 1), {}, "")
-    registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
+    registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
+    copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
     leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program, m, groups)
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
-    room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - (1 if alone else 2) * crossing(program, dots, groups)
+    room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
     columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), options)
-    slabs = {in_turn: (1 if alone else 2) * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
-    fitting = {in_turn: _stages(rings, room - taken, options.num_stages) for in_turn, taken in slabs.items()}
+    slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
+    fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
     otherwise = _unturned(leaving, groups, columns, fitting, options)
     # two slabs in turn unless the second one costs a stage
     in_turn = options.slabs if options.slabs and not otherwise else max((1, 2), key=lambda n: (fitting[n][0], n))
@@ -117,13 +121,13 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
     queue = not unclaimed and (uneven or bool(late) if options.queue is None else options.queue)
     # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
-    fuse = (groups == 2 and not options.debug if options.fuse is None else options.fuse) and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    fuse = (in_all == 2 and not options.debug if options.fuse is None else options.fuse) and members == 1 and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
     loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1, (0,))))[0], share[2], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1], fetch=_fetched(op)) if op in which else load for op, load in zip(program.loads, plan.loads))
-    said = [f"plan: roles: a producer of {registers[0]} registers, {groups if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
-            f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
+    said = [f"plan: roles: a producer of {registers[0]} registers, {in_all if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
+            f"plan: abreast: {members} programs side by side, a warpgroup each, share what does not depend on axis 0" if members > 1 else f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
     if found: said.append(f"plan: stages: {found.said()}")
     for i, dot in enumerate(dots):
         said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left factor in {'registers' if Sides.of(dot, options).held else 'shared memory'}"
@@ -132,7 +136,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
             said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
                         + (", and K is counted in the order of the left factor's registers" if permuted(dot, options) else ""))
     if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
-    if relax != plan.relax: said.append(f"plan: running maxima stay exact: {groups} warpgroups have no registers to keep scores until they are known to fit")
+    if relax != plan.relax: said.append(f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores until they are known to fit")
     if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
@@ -143,7 +147,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else "")) if why),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
-    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="cooperative" if alone else "pingpong", programs=1 if alone else 2, registers=registers,
+    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
                    cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
@@ -153,6 +157,21 @@ def _warpgroups(m: int, dots: int, options) -> int:
     if asked > 2: return asked if m % (64 * asked) == 0 else 0
     if dots > 1 and m == 192 and not asked: return 3
     return 1 if m % 128 or asked == 1 else 2
+
+
+def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, options) -> tuple[int, str]:
+    """How many programs a block runs side by side, and what they gain; 1 and why not."""
+    asked = options.programs or (3 if options.roles == "abreast" else 1)
+    if options.roles not in (None, "abreast") or asked < 2 or options.roles is None and asked == 2: return 1, "not asked for"
+    if m != 64: return 1, f"{m} rows are not one warpgroup's"
+    if asked > max(REGISTERS): return 1, f"{asked} warpgroups have no registers"
+    if parts > 1 or streamed or restaged or options.num_warps not in (None, 4) or options.queue is False: return 1, "it has parts, or is dealt out, or laid anew"
+    loop = dots[0].parent_op()
+    loads = [load for dot in dots for load in map(source, (dot.a, dot.b)) if load is not None and load.parent_op() is loop]
+    if 0 in program_axes([loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]): return 1, "what a loop loads depends on axis 0"
+    if from_memory([loop.lb, loop.ub, loop.step]): return 1, "bounds are loaded"
+    if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "its programs' loops do not begin whole steps apart"
+    return asked, "side by side"
 
 
 def _scores(dots, late, groups: int) -> int:
@@ -268,14 +287,14 @@ def _fetched(load: tile.Load) -> int:
 def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for load in ring)
 
 
-def _stages(rings: list[list[tile.Load]], room: int, asked: int | None) -> tuple[tuple[int, ...], str]:
+def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
-    as then fit for those of a loop, alike."""
+    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own."""
     if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
     for outer in (2, 1):
         for count in range(min(STAGES, asked or STAGES), 1, -1):
-            chosen = tuple(count if i else outer for i in inner)
+            chosen = tuple(count if i else outer * members for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 

@@ -32,7 +32,7 @@ def alternate(role: threads.Role) -> None:
     """Makes a role that runs every program one whose two instances have every second program each."""
     block = role.body.block
     loop = next(op for op in block.ops if isinstance(op, scf.ForOp))
-    _own_buffers(role)
+    own_buffers(role)
     build = Builder(loop)
     one, two = build.number(1), build.number(2)
     mine, other = build.add(role.who, one), build.sub(two, role.who)
@@ -64,7 +64,7 @@ def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
     after(dots[-1], threads.BarrierArrive(other, THREADS))
 
 
-def _own_buffers(role: threads.Role) -> None:
+def own_buffers(role: threads.Role) -> None:
     """Each instance has its own of what only this role reads and writes, be it allocated in it or before all roles."""
     theirs = [op for op in role.parent_op().parent.ops if isinstance(op, shared.Alloc) and op.result.type.stages == 1 and op.result.first_use and all(role.is_ancestor(use.operation) for use in op.result.uses)]
     for op in [*(op for op in role.walk() if isinstance(op, shared.Alloc)), *theirs]:

@@ -61,9 +61,10 @@ from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
+from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.lookahead import look_ahead
-from tkc.passes.warpgroups.pingpong import alternate
+from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 from tkc.passes.warpgroups.tails import straighten
 
 PRODUCER_WARPS = 4
@@ -97,10 +98,13 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
+    members = plan.programs if plan.roles == "abreast" else 1
+    common = shared_by(next(op for op in moved if isinstance(op, scf.WhileOp))) if members > 1 else {}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         if _ring(copies[0]) not in rings:
-            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (team.size if team else 1)))
+            readers = CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (team.size if team else members if _ring(copies[0]) in common else 1)
+            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, readers))
     for write in anew:
         if _ring(write) not in rings: rings[_ring(write)] = _barriers(first, [write], CONVERTER_WARPS, plan.warps)
     peers = team.mask if team else None
@@ -116,12 +120,15 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     if plan.queue: _share_claims(producer, [consumer, *converters])
+    if members > 1: Producer(producer, members).gather()
     _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
+    if members > 1: Consumer(consumer, members).part({ring: barriers.full for ring, barriers in rings.items()})
     _consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
     roomy = plan.registers[1] >= ROOMY
     if roomy: look_ahead(consumer)
-    if plan.programs == 2: alternate(consumer)
+    if members > 1: own_buffers(consumer)
+    elif plan.programs == 2: alternate(consumer)
     if plan.fuse and not fuse(producer, consumer): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
     if roomy: straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
@@ -142,7 +149,7 @@ def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     for slot in slots: slot.name_hint = "claimed"
-    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data for role in others)))
+    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)))
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
     for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block

@@ -1,0 +1,44 @@
+"""Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what does not depend on axis 0. What of it schedule-programs does.
+
+    three programs abreast                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
+    %m = tile.program_id 0                      ->      %m = team·3 + %member
+    for %n = %first to %last: …                         %real = %m < num_programs 0
+    store                                               for %n = %first to (%real ? %last : %first): …    a ghost behind the grid does nothing
+                                                        if %real: store
+
+Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192 that the three have together, and only its own last block is masked.
+What they share is loaded once for all (warpgroups/abreast.py).
+"""
+from __future__ import annotations
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, SSAValue
+
+from tkc.ir import tile
+from tkc.ir.rewrite import Builder
+from tkc.ir.threads import Identity
+
+BEGUN = "begun"                                 # of a loop whose first iteration stands before it (rotate-loops)
+
+
+def place_of(body: Block, team: SSAValue, count: int) -> SSAValue:
+    """The id along axis 0 of one of a team's programs."""
+    build = Builder(body.first_op)
+    return build.add(build.mul(team, count), build(Identity("member")))
+
+
+def only_real(body: Block, place: SSAValue, rows: SSAValue) -> SSAValue:
+    """Whether a program lies inside the grid; loops with dots have no iteration where not."""
+    real = Builder(place.owner.next_op).lt(place, rows)
+    for loop in [op for op in body.walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())]:
+        first, last, _ = walked(loop)
+        guard = loop.parent_op() if BEGUN in loop.attributes else loop
+        build = Builder(guard)
+        loop.operands[1] = end = build.select(real, last, first)
+        if guard is not loop: guard.operands[0] = build.lt(first, end)
+    return real
+
+
+def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """Where a loop begins and ends, and its step: one whose first iteration stands before it began a step earlier."""
+    return loop.lb.owner.operands[0] if BEGUN in loop.attributes else loop.lb, loop.ub, loop.step

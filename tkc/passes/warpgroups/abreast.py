@@ -1,0 +1,184 @@
+"""Programs side by side (programs/abreast.py): one producer for all of them. A step of roles.py.
+
+    producer, for each team of three:                      consumers, three of one warpgroup each:
+      Q of each, one behind the other                        wait for its own Q, stage + %who
+      for %n from the first one's first block                for each of the team's blocks before its own: wait, give back
+              to the last one's last:                            for %n from its first block to its last one:
+        wait until K's stage is free                           wait, dots, give back
+        K of %n                                              for each of the team's blocks behind its own: wait, give back
+
+What is loaded outside of loops each program has in stages of its own; a stage of what they share is free when all have given it back. So a program takes part in what it does not need: a stage's
+parity tells one phase from the next alone, and who did not wait for one would be lapped.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+
+from tkc.errors import VerifyError
+from tkc.ir import shared, threads
+from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, replace
+from tkc.passes.programs.abreast import walked
+
+
+@dataclass(eq=False)
+class Span:
+    """A loop, and where it begins and ends for all of a team's programs together."""
+    loop: scf.ForOp
+    first: SSAValue
+    last: SSAValue
+
+
+class Abreast:
+    """The programs of a role's loop over teams."""
+
+    def __init__(self, role: threads.Role, count: int):
+        self.role, self.count = role, count
+        self.programs = next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
+        self.member = next(op for op in role.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
+        self.own = _following(self.member, self.body) - {self.member}
+        self.made: set[Operation] = set()
+        walks = shared_by(self.programs)
+        spans = {loop: self._span(loop) for loop in dict.fromkeys(walks.values())}
+        self.spans = {ring: spans[loop] for ring, loop in walks.items()}
+
+    @property
+    def body(self) -> Block: return self.programs.after_region.block
+
+    def _copies(self) -> list[shared.CopyAsync]: return [op for op in self.body.walk() if isinstance(op, shared.CopyAsync)]
+
+    def _of(self, member: int, values: list[SSAValue], anchor: Operation) -> list[SSAValue]:
+        """What values are in one of the programs."""
+        mapping = {self.member.result: Builder(anchor).number(member)}
+        clone_slice([op for op in defining_slice(values, self.body) if op in self.own], mapping, anchor)
+        return [mapping.get(v, v) for v in values]
+
+    def _span(self, loop: scf.ForOp) -> Span:
+        (first, last, _), known, anchor = walked(loop), set(self.body.ops), self._behind_bounds(loop)
+        build = Builder(anchor)
+        begins, ends = zip(*(self._of(member, [first, last], anchor) for member in range(self.count)))
+        low = reduce(build.min, begins) if first.owner in self.own else first
+        high = reduce(build.max, [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends))])
+        self.made |= set(self.body.ops) - known
+        return Span(loop, low, high)
+
+    def _behind_bounds(self, loop: scf.ForOp) -> Operation:
+        """Where a loop's bounds are known, and nothing has asked for them."""
+        last = self.body.first_op
+        for v in walked(loop):
+            if isinstance(v.owner, Operation) and v.owner.parent is self.body and last.is_before_in_block(v.owner): last = v.owner
+        return last.next_op
+
+
+def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
+    """The rings that a program's loops fill, which all programs of a team read, and each one's loop."""
+    found: dict[SSAValue, scf.ForOp] = {}
+    for loop in [op for op in programs.walk() if isinstance(op, scf.ForOp)]:
+        for copy in loop.walk():
+            if isinstance(copy, shared.CopyAsync) and found.setdefault(copy.buffer.owner.ring, loop) is not loop: raise VerifyError("abreast: two loops fill one ring")
+    return found
+
+
+def _following(op: Operation, body: Block) -> set[Operation]:
+    """The operations of a block, at its top, that depend on one of them."""
+    found = {op}
+    for other in body.ops:
+        if any(v.owner in found for inner in other.walk() for v in inner.operands): found.add(other)
+    return found
+
+
+class Producer(Abreast):
+    """Loads for all of a team."""
+
+    def gather(self) -> None:
+        """What each program has of its own is loaded for one after the other; loops become those of the team."""
+        for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]: self._each(wait)
+        for span in dict.fromkeys(self.spans.values()):
+            first, last, _ = walked(span.loop)
+            for old, new in ((first, span.first), (last, span.last)):
+                if old is new or old.owner not in self.own: continue
+                for use in [use for use in old.uses if use.operation not in self.made]: use.operation.operands[use.index] = new
+        replace(self.member, [Builder(self.member).number(0)])              # what else there is of a program is not the producer's
+
+    def _each(self, wait: shared.WaitCopies) -> None:
+        """The copies that a wait of the program's top waits for, once for each program, in stages that follow one another."""
+        joined = wait.tokens[0].owner
+        if (joined.tokens[0].owner if isinstance(joined, shared.JoinTokens) else joined).buffer.owner.ring in self.spans: return
+        copies = [v.owner for v in joined.tokens] if isinstance(joined, shared.JoinTokens) else [joined]
+        stage = copies[0].buffer.owner.index[0]
+        step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
+        group = [*dict.fromkeys(copy.buffer.owner for copy in copies), *copies, *([joined] if joined not in copies else []), wait, step]
+        needed = [op for op in defining_slice([v for copy in copies for v in copy.operands], self.body) if op in self.own and op not in group]
+        state, anchor = (stage, step.parity), step.next_op
+        for member in range(self.count):
+            mapping = {self.member.result: Builder(anchor).number(member), stage: state[0], step.parity: state[1]}
+            clone_slice([*needed, *group], mapping, anchor)
+            state = tuple(mapping[v] for v in step.results)
+        replace(step, list(state))
+        for op in (wait, *([joined] if joined not in copies else []), *copies):
+            for result in op.results:
+                if result.first_use: result.replace_all_uses_with(before(op, shared.NoToken()).token)
+            erase(op)
+
+
+class Consumer(Abreast):
+    """One program of a team."""
+
+    def part(self, full: dict[SSAValue, SSAValue]) -> None:
+        """Its stages of each ring: those of its own, and where in the team's stream its loop begins; behind its program, where the team's ends."""
+        replace(self.member, [self.role.who])
+        firsts = {copy.buffer.owner.ring: copy for copy in reversed(self._copies())}
+        end, carried = self.body.last_op, {ring: self._carried(copy.buffer.owner.index[0]) for ring, copy in firsts.items()}
+        for ring, state in carried.items():
+            if ring in self.spans: continue
+            mine = before(self.body.first_op, threads.RingNext(*state, ring.type.stages, self.role.who)).results
+            over = before(end, threads.RingNext(*state, ring.type.stages, Builder(end).number(self.count))).results
+            self._become(state, mine, over)
+        for span in dict.fromkeys(self.spans.values()):
+            rings = [ring for ring, found in self.spans.items() if found is span]
+            build, (first, last, step) = Builder(span.last.owner.next_op), walked(span.loop)
+            some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
+            head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
+            tail = build.sub(whole, build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)))
+            states = [carried[ring] for ring in rings]
+            mine = _passed(build, head, rings, full, states) if first is not span.first else states
+            ends = [tuple(end.operands[v.index] for v in state) for state in states]
+            over = _passed(Builder(self._around(span.loop).next_op), tail, rings, full, ends)       # before the next claim is waited for: it follows the last of these
+            for state, begin, behind in zip(states, mine, over): self._become(state, begin, behind)
+
+    def _around(self, op: Operation) -> Operation:
+        while op.parent is not self.body: op = op.parent_op()
+        return op
+
+    def _become(self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]) -> None:
+        """A ring's stage and parity as the program finds them, and leaves them."""
+        for old, new, behind in zip(state, mine, over):
+            for use in list(old.uses):
+                if new is not old and use.operation not in (new.owner, behind.owner): use.operation.operands[use.index] = new
+            self.body.last_op.operands[old.index] = behind
+
+    def _carried(self, stage: SSAValue) -> tuple[BlockArgument, BlockArgument]:
+        """The stage and parity of a ring as the loop over programs carries them."""
+        while not (isinstance(stage.owner, Block) and stage.owner is self.body):
+            loop = stage.owner.parent_op() if isinstance(stage.owner, Block) else None
+            if not isinstance(loop, scf.ForOp) or stage.index == 0: raise VerifyError("abreast: a ring's stage is not what its loops carry")
+            stage = loop.iter_args[stage.index - 1]
+        return stage, self.body.args[stage.index + 1]
+
+
+def _passed(build: Builder, count: SSAValue, rings: list[SSAValue], full: dict[SSAValue, SSAValue], states: list[Sequence[SSAValue]]) -> list[Sequence[SSAValue]]:
+    """Stages that a program has no use for: of all rings of a loop together, as the producer fills them."""
+    body, following = Block(arg_types=[i32] * (1 + 2 * len(rings))), []
+    for ring, stage, parity in zip(rings, body.args[1::2], body.args[2::2]):
+        stage.name_hint, parity.name_hint = "stage", "parity"
+        step = threads.RingNext(stage, parity, ring.type.stages)
+        body.add_ops([threads.MbarrierWait(full[ring], stage, parity), step])           # roles.py gives it back at the block's end
+        following += step.results
+    body.add_op(scf.YieldOp(*following))
+    loop = build.do(scf.ForOp(build.number(0), count, build.number(1), [v for state in states for v in state], Region(body)))
+    return list(zip(loop.results[::2], loop.results[1::2]))
