@@ -47,6 +47,7 @@ ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  
 BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
 HALF = 32                                    # it holds more than so many registers of a factor the second
 UNIFIED, CARVED = 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
+AHEAD = 4                                    # stages of the rings of a loop that programs side by side share
 PORTABLE = 8                                 # blocks of a cluster that every device with clusters has room for
 BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
 
@@ -289,11 +290,11 @@ def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
-    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own."""
+    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own; they are not at the same step, and a loop's rings need stages for that."""
     if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for outer in (2, 1):
-        for count in range(min(STAGES, asked or STAGES), 1, -1):
+    for outer, least in ((2, 2 if members == 1 else AHEAD), (1, 2)):
+        for count in range(min(STAGES, asked or STAGES), least - 1, -1):
             chosen = tuple(count if i else outer * members for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"

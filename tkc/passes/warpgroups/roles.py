@@ -80,6 +80,7 @@ class RingBarriers:
     stages: int
     bytes: int
     read: bool                      # by threads, not by dots alone
+    single: bool = False            # each program's own has no stage beside it for the next one's: it is given back as soon as can be
 
     def fence(self) -> list[Operation]:
         """Between what threads have read in a stage and what a copy will write there."""
@@ -104,7 +105,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         copies = _group(wait)
         if _ring(copies[0]) not in rings:
             readers = CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (team.size if team else members if _ring(copies[0]) in common else 1)
-            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, readers))
+            rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, readers, members > 1 and _ring(copies[0]) not in common and _ring(copies[0]).type.stages < 2 * members))
     for write in anew:
         if _ring(write) not in rings: rings[_ring(write)] = _barriers(first, [write], CONVERTER_WARPS, plan.warps)
     peers = team.mask if team else None
@@ -237,14 +238,14 @@ def _origin(write: shared.Write) -> shared.Read:
     return op
 
 
-def _barriers(anchor: Operation, copies: list[shared.CopyAsync] | list[shared.Write], filled: int, freed: int) -> RingBarriers:
+def _barriers(anchor: Operation, copies: list[shared.CopyAsync] | list[shared.Write], filled: int, freed: int, single: bool = False) -> RingBarriers:
     """filled, freed: the arrivals after which a stage is full, and free."""
     stages = _ring(copies[0]).type.stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     before(anchor, threads.MbarrierInit(full, filled), threads.MbarrierInit(empty, freed))
     return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
-                        any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses))
+                        any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses), single)
 
 
 def _state(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
@@ -479,10 +480,30 @@ def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAV
             if not isinstance(wait, threads.MbarrierWait) or wait.parent is not block: continue
             stage = wait.index[0]
             if stage in late or any(u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive) for u in stage.uses): continue
-            arrive = threads.MbarrierArrive(ring.empty, stage, peers, each="warp")
-            for op in (*ring.fence(), arrive):
-                if isinstance(block.last_op, scf.YieldOp): before(block.last_op, op)
-                else: block.add_op(stamp(op, wait))
+            for place in _behind_readers(block, stage) if ring.single else [block.last_op if isinstance(block.last_op, scf.YieldOp) else None]:
+                for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp")):
+                    if place is not None: before(place, op)
+                    else: block.add_op(stamp(op, wait))
+
+
+def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
+    """Where the loop whose dots read a stage is over, in each way through a branch round it; in one without such a loop where it begins."""
+    reads = lambda op: any(isinstance(inner, threads.DotAsync) and stage in _stages_of(inner) for inner in op.walk())
+    around = next((op for op in reversed(list(block.ops)) if reads(op)), None)
+    if isinstance(around, scf.IfOp):
+        loops = [next((op for op in region.block.ops if isinstance(op, scf.ForOp) and reads(op)), None) for region in around.regions]
+        if not any(reads(op) for region, loop in zip(around.regions, loops) for op in region.block.ops if loop is None or loop.is_before_in_block(op)):
+            return [region.block.first_op if loop is None else loop.next_op for region, loop in zip(around.regions, loops)]
+    return [around.next_op if isinstance(around, scf.ForOp) else block.last_op]
+
+
+def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:
+    """The rings' stages that a dot under way reads."""
+    found = []
+    for factor in (dot.a, dot.b):
+        while isinstance(factor.owner, (shared.SharedTranspose, shared.SharedSlice)): factor = factor.owner.operands[0]
+        if isinstance(factor.owner, shared.Stage): found.append(factor.owner.index[0])
+    return found
 
 
 def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:
