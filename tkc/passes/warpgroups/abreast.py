@@ -114,16 +114,24 @@ class Producer(Abreast):
         step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
         group = [*dict.fromkeys(copy.buffer.owner for copy in copies), *copies, *([joined] if joined not in copies else []), wait, step]
         needed = [op for op in defining_slice([v for copy in copies for v in copy.operands], self.body) if op in self.own and op not in group]
-        state, anchor = (stage, step.parity), step.next_op
-        for member in range(self.count):
-            mapping = {self.member.result: Builder(anchor).number(member), stage: state[0], step.parity: state[1]}
-            clone_slice([*needed, *group], mapping, anchor)
-            state = tuple(mapping[v] for v in step.results)
-        replace(step, list(state))
+        build, stages = Builder(step), step.stages.value.data
+        states = [(stage, step.parity), *(build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results for n in range(1, self.count + 1))]
+        others = self._places(step)
+        for member, state in enumerate(states[:-1]):
+            for anchor in others if member else [step]:
+                clone_slice([*needed, *group], {self.member.result: Builder(anchor).number(member), stage: state[0], step.parity: state[1]}, anchor)
+        replace(step, states[-1])
         for op in (wait, *([joined] if joined not in copies else []), *copies):
             for result in op.results:
                 if result.first_use: result.replace_all_uses_with(before(op, shared.NoToken()).token)
             erase(op)
+
+    def _places(self, step: Operation) -> list[Operation]:
+        """Where a team's other programs get what is their own: behind the first block of what they share, in each way through the branch round the loop, so that the first one can begin."""
+        around = next((op for op in self.body.ops if step.is_before_in_block(op) and any(isinstance(inner, shared.CopyAsync) for inner in op.walk())), None)
+        if not isinstance(around, scf.IfOp): return [step]
+        heads = [next((op for op in region.block.ops if isinstance(op, shared.WaitCopies)), None) for region in around.regions]
+        return [region.block.first_op if head is None else head.next_op for region, head in zip(around.regions, heads)]
 
 
 class Consumer(Abreast):
