@@ -63,9 +63,9 @@ class Plan:
     stages: int = 1                                 # of each ring
     dots: tuple[DotPlan, ...] = ()                  # one a dot, in program order
     loads: tuple[LoadPlan, ...] = ()                # one a load, in program order
-    roles: str = "one"                              # "one", "cooperative" or "pingpong"
+    roles: str = "one"                              # "one", "cooperative", "pingpong" or "abreast"
     registers: tuple[int, ...] | None = None        # of a producer's and a consumer's thread, and of one that lays factors anew
-    programs: int = 1                               # at once in a block (2: ping-pong between programs)
+    programs: int = 1                               # at once in a block: in turn (2: ping-pong), or side by side (abreast)
     cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
     spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them
     prefetch: bool = False                          # loops without dots read one iteration ahead

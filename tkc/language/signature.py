@@ -43,8 +43,8 @@ class Options:
     num_ctas: int = 1                     # blocks of a cluster that share the tiles of one program
     cluster: tuple[int, int] | None = None        # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
     maxnreg: int | None = None            # registers a thread, at most, of a kernel without roles
-    roles: str | None = None              # "one", "cooperative" or "pingpong": who copies, who multiplies
-    programs: int | None = None           # at once in a block; 2: ping-pong between programs
+    roles: str | None = None              # "one", "cooperative", "pingpong" or "abreast": who copies, who multiplies
+    programs: int | None = None           # at once in a block; 2: ping-pong between programs; 2 to 4 abreast: neighbours of axis 0 side by side, a warpgroup each
     raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
     serpentine: bool | None = None        # every second program of a block walks k, and every second raster its columns, backwards
     retain: bool | None = None            # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has then done with

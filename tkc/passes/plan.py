@@ -101,6 +101,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     further = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
     if sizes is not None and any(map(cut, program.loads)): further["cluster"] = CLUSTERS
+    if _several(program): further["programs"] = ABREAST
     found = [p for _, p in _ranked([first, *_realised(first, program, context, _narrowed(first, options, SCHEDULES | further), sizes is not None)], work, context.target)]
     simple = _realised(first, program, context, [{"roles": "one"}] if options.roles is None else [])
     return [*found, *simple] if sizes is None else [p for _, p in _ranked([*found, *simple], work, context.target)]
@@ -117,6 +118,7 @@ def _legally(program: Program, context: PassContext) -> Plan:
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
 CLUSTERS = (*SCHEDULES["cluster"], (2, 2), (4, 1), (4, 2))          # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared it serves once
+ABREAST = (*SCHEDULES["programs"], 3, 4)                          # side by side, where loops have several dots
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
 STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True), "turned": (False, True)}                 # of programs without dots, where it makes a difference
 
