@@ -67,7 +67,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
         trips = {op: np.full(launch.programs, steps if any(isinstance(o, threads.DotAsync) for o in op.walk()) and timeline.periods[op] == step else 0.0) for op in loops}
     each = np.full(launch.programs, fixed)
     for op in loops: each = each + timeline.periods[op] * trips[op]
-    tensor = _tensor(kernel, target, trips, launch.programs)
+    tensor = _tensor(kernel, target, trips, launch.programs) * launch.members
     begin = _filling(timeline, fixed) * persistent + target.engines.kernel + (JOIN if machine.cluster > 1 else 0)
     if plan.stream_k: busiest = float(each.sum()) / machine.blocks
     elif persistent:
@@ -83,7 +83,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     memory = memory_of(work, plan, target)[0]
     running = clocks / (clock * 1e9)
     seconds = max(running, memory) + 0.15 * min(running, memory) + e.begin if sizes is not None else None
-    return Prediction(seconds, clocks, clock, step, fixed, launch.programs * machine.cluster, launch.programs / (machine.blocks * max(1, resident)), memory, share, timeline)
+    return Prediction(seconds, clocks, clock, step, fixed, launch.programs * machine.cluster * launch.members, launch.programs / (machine.blocks * max(1, resident)), memory, share, timeline)
 
 
 def _fixed(t: Timeline, persistent: bool) -> float:
@@ -142,7 +142,8 @@ class Launch:
         self.numbers = Numbers(kernel, sizes)
         grid = sizes.grid if sizes else (64 * machine.blocks, 1, 1)
         across, down = (written_on(kernel) or Plan()).cluster if machine.persistent else (1, 1)
-        self.programs = -(-grid[0] // across) * -(-grid[1] // down) * grid[2] * (1 if shared else kernel.integer("split", 1))
+        self.members = kernel.integer("members", 1)
+        self.programs = -(-grid[0] // (across * self.members)) * -(-grid[1] // down) * grid[2] * (1 if shared else kernel.integer("split", 1))
         self.order = np.arange(self.programs)
         self.grid, self.found = grid, {}
 
@@ -174,7 +175,7 @@ class Launch:
             if isinstance(known, int): return known
             if isinstance(loop, scf.ForOp) and value.index == 0: return self.of(loop.lb)
             if isinstance(loop, scf.ForOp): return self.of(loop.iter_args[value.index - 1])
-            return self.of(loop.arguments[value.index]) if isinstance(loop, scf.WhileOp) else 0 if isinstance(loop, threads.Role) else None
+            return self.of(loop.arguments[value.index]) if isinstance(loop, scf.WhileOp) else self.members - 1 if isinstance(loop, threads.Role) else None
         match op:
             case threads.Identity():
                 return {"cluster": self.order, "block": self.order * self.machine.cluster, "clusters": self.machine.blocks, "blocks": self.machine.blocks * self.machine.cluster, "cluster_rank": 0}.get(op.what.data)

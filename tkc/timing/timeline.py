@@ -14,7 +14,8 @@ are not. What takes time:
 
 Two things the assembler does are done here too: a product that is only added is a multiply-add, and a wait for dots moves up over the straight arithmetic before it.
 
-A loop of many iterations is run for a few: so many fewer that every ring ends in the stage and parity in which it would have. `Timeline.periods` has the clocks of an iteration.
+A loop of many iterations is run for a few: so many fewer that every ring ends in the stage and parity in which it would have. `Timeline.periods` has the clocks of an iteration. Programs side by side
+have loops of different lengths: all leave out as many iterations as the producer's loop for the team.
 """
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ class Machine:
         self.blocks = max(1, target.clustered(self.cluster) // self.cluster)
         stages = {op.stages.value.data for op in kernel.walk() if isinstance(op, threads.RingNext)}
         self.turnover = lcm(*(2 * s for s in stages)) if stages else 1
-        self.persistent = "persistent" in kernel.attributes
+        self.persistent, self.members = "persistent" in kernel.attributes, kernel.integer("members", 1)
         for block in range(resident): self._block(block)
 
     # ---- agents
@@ -149,7 +150,7 @@ class Machine:
     # ---- scalars
     def _scalar(self, op: Operation, env: dict) -> None:
         """Computes a scalar operation's results, None where they are not known."""
-        get = lambda v: env.get(v)
+        get = lambda v: env[v] if v in env else known if isinstance(known := self.numbers.arguments.get(v), int) else None
         match op:
             case threads.Identity():
                 found = [{"cluster": env["block"], "block": env["block"] * self.cluster, "clusters": self.blocks, "blocks": self.blocks * self.cluster, "cluster_rank": 0}.get(op.what.data)]
@@ -227,7 +228,8 @@ class Machine:
         unknown = None in (low, high, step) or not step
         trips = STEPS if unknown else max(0, ceil((high - low) / step))
         outer = deep == 0 and self.persistent
-        run = trips if outer or trips <= FEW + self.turnover else FEW + (trips - FEW) % self.turnover
+        if not outer and self.members > 1 and not agent.single and trips > 2 + self.turnover: yield "until", (lambda number=len(agent.ran): number in agent.state.left_out), "full"
+        run = trips if outer else trips - self._left_out(trips, agent)
         if not outer and agent.ran:
             before = agent.ran[-1].get(op, (0, 0))
             agent.ran[-1][op] = before[0] + run, before[1] + trips
@@ -244,6 +246,17 @@ class Machine:
             values = yield from self._walk(op.body.block, agent, deep + 1)
         if not outer: laps.append(-1.0)
         agent.env.update(zip(op.results, values))
+
+    def _left_out(self, trips: int, agent: Agent) -> int:
+        """Iterations of a loop that are not run."""
+        many = lambda least: max(0, (trips - least) // self.turnover * self.turnover)
+        if self.members == 1: return many(FEW)
+        of_team, number = agent.state.left_out, len(agent.ran)
+        if agent.single: of_team[number] = of_team.get(number, 0) + (some := many(FEW))
+        else:
+            some = min(many(2), of_team.get(number, 0) - agent.env.get(("left out", number), 0))
+            agent.env["left out", number] = agent.env.get(("left out", number), 0) + some
+        return some
 
     def _while(self, op: scf.WhileOp, agent: Agent, deep: int) -> Iterator:
         values = [self._value(agent, v) for v in op.arguments]
@@ -460,7 +473,7 @@ class Machine:
 
     def _timeline(self, consumers: list[Agent]) -> Timeline:
         found = Timeline([a.name for a in self.agents], self.segments, end=self.now)
-        first = [a for a in consumers if a.group == 0]
+        first = [a for a in consumers if a.group == 0 and (self.members == 1 or a.who[1] == self.members - 1)]          # of programs side by side the last one, whose loop ends last
         pairs = sorted(((t, ran) for a in first for t, ran in zip(a.marks, a.ran)), key=lambda p: p[0])
         found.starts, found.trips = [t for t, _ in pairs], [ran for _, ran in pairs]
         longest = 0.0
@@ -510,6 +523,7 @@ class Shared:
         self.named: dict = {}
         self.turns: dict = {}
         self.boxes: dict = {}
+        self.left_out: dict[int, int] = {}                 # of each program's loops, by the producer: iterations
 
 
 _TIMED = (threads.MbarrierWait, threads.MbarrierArrive, threads.MbarrierExpect, threads.TmaLoad, threads.DotAsync, threads.DotCommit, tile.Dot, threads.Turn, threads.Barrier, threads.BarrierArrive,
