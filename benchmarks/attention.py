@@ -40,7 +40,7 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
         if d != 128:
             from tkc import kernels
             return Runner(lambda: kernels.attention(q, k, v, causal=causal), None)
-        attention, (rows, columns) = harness.example("attention").attention, block_of(q, k, v, causal, None)
+        attention, (rows, columns, _) = harness.example("attention").attention, block_of(q, k, v, causal, None)
         launch = attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=rows, BN=columns, grid=(tkc.cdiv(s, rows), heads, batch))
         return Runner(lambda: (launch(), out)[1], out)
 

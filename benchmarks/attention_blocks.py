@@ -39,8 +39,8 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
     def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)
     def reference(): return rivals_torch.attention("EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal)()
 
-    kind, (rows, columns) = "causal" if causal else "full", block_of(q, k, v, causal, None)
+    kind, (rows, columns, abreast) = "causal" if causal else "full", block_of(q, k, v, causal, None)
     forced = tuple(Contestant(f"tkc {m} x {n}", ours(rows=m, columns=n), "ours") for m, n in BLOCKS[d])
     if d in FUSED: forced += Contestant("tkc plain", plain(), "ours"), Contestant("tkc plain, not fused", plain(fuse=False), "ours")
-    return Contest(f"attention-blocks-d{d}-{kind}-{s}", f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x {columns}", (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
+    return Contest(f"attention-blocks-d{d}-{kind}-{s}", f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x {columns}{f', {abreast} abreast' * (abreast > 1)}", (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
                    harness.gpu_timer, harness.GPU_TIMING, reference, amount=4 * batch * heads * s * s * d * (0.5 if causal else 1) / 1e12, unit="TFLOP/s")

@@ -90,8 +90,8 @@ def forward(seed: int, name: str, queries: int, keys: int, d: int, causal: bool,
     if even:
         even_pairs = even[0] * even[1] * (0.5 if causal else 1) if window is None else _blocks(even[0], even[0])
         rivals, figures = (*rivals, Contestant("tkc, even", evenly, "bound")), (*figures, work_ratio("tkc", "tkc, even", pairs / even_pairs, 0.95 if window is None else 0.90),)
-    kind, (rows, columns) = "causal" if causal else "full", block_of(q, k, v, causal, window)
-    return Contest(f"attention-{name}-{kind}-{queries}", f"Attention forward, {name}, D = {d}, {kind}, S = {queries}{'' if keys == queries else f' and {keys}'}, bfloat16, blocks of {rows} x {columns}",
+    kind, (rows, columns, abreast) = "causal" if causal else "full", block_of(q, k, v, causal, window)
+    return Contest(f"attention-{name}-{kind}-{queries}", f"Attention forward, {name}, D = {d}, {kind}, S = {queries}{'' if keys == queries else f' and {keys}'}, bfloat16, blocks of {rows} x {columns}{f', {abreast} abreast' * (abreast > 1)}",
                    (Contestant("tkc", ours, "ours"), *rivals), harness.gpu_timer, harness.GPU_TIMING, reference, amount=flops / 1e12, unit="TFLOP/s", figures=figures)
 
 

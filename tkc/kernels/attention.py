@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, e, inf, log, log2, prod
+from typing import NamedTuple
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, expect, full, library
@@ -29,7 +30,7 @@ FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
-CAUSAL = {128: (192, 64, 0.93, 170)}            # likewise, where programs differ in length: they do not walk over K side by side, so that what the cache gives them costs the power of the tensor cores' clock; and columns that a program's beginning costs
+ABREAST = {64: (4, 0.88, -60), 96: (3, 0.885, -70), 128: (3, 0.96, -100)}      # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the time of a row, and columns that each program's loop is shorter than that of 128 rows
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -143,27 +144,38 @@ def _width(d: int, step: int = 16) -> int:
     return max(step, -(-d // step) * step)
 
 
-def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0) -> tuple[int, int]:
-    """Rows of Q and of K in a block, as asked or as many as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
+class Block(NamedTuple):
+    """Rows of Q and of K that a program has, and programs that share a multiprocessor side by side."""
+    rows: int
+    columns: int
+    abreast: int = 1
+
+
+def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0) -> Block:
+    """A program's block, as asked or as large as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
-    average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow with the row."""
+    average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow with the row. Where masks
+    cut, warpgroups with programs of their own see fewer columns, and read K and V together all the same."""
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
     each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
-    if rows is not None and rows > 128: return rows, columns or (96 if rows == 192 and d <= 64 else 64)
+    if rows is not None and rows > 128: return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
     if dtype_of(q) == "float32": bm, bn = (64, 64 if d <= 64 else 32) if d <= 128 or target in ("sm_90a", "cpu") else (64, 16) if d <= 192 else (32, 16)
     elif target == "sm_90a":
         bm, bn = 64 if queries <= 64 else 128, 128 if d <= 128 else 64
         if bm == 128 and not rows and not columns and dtype_of(q) != FLOAT8 and _loops(k) and all(map(_mapped, (q, k, v))):
             large = next((blocks for most, blocks in HOPPER.items() if d <= most), ())
-            if uneven and not large: large = [(rows, columns, time + start / uneven) for most, (rows, columns, time, start) in CAUSAL.items() if d <= most]
+            choices = [(Block(rows, columns), rows, time) for rows, columns, time in ((bm, bn, 1.0), *large)]
+            if uneven or window is not None:
+                most = next((most for most in ABREAST if d <= most), None)
+                if most: choices.append((Block(64, 64, n := ABREAST[most][0]), 64 * n, ABREAST[most][1] * (1 + ABREAST[most][2] / uneven if uneven else 1)))
             loop = lambda rows: 1 if window is None else window + CUT * rows
-            bm, bn, _ = min(((bm, bn, 1.0), *large), key=lambda block: block[0] * block[2] * loop(block[0]) * _turns(each(block[0]), even))
+            return min(choices, key=lambda choice: choice[1] * choice[2] * loop(choice[0].rows) * _turns(each(choice[1]), even))[0]
     else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
-    return rows or bm, columns or bn
+    return Block(rows or bm, columns or bn)
 
 
-def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
-    """Rows of Q and of K in a block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
+def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, rows: int | None = None, columns: int | None = None) -> Block:
+    """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
     return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns, keys if even < 1 else 0)
@@ -187,8 +199,10 @@ def _turns(each: float, even: float) -> float:
     return ceil(each) if even == 1 else max(1, even * each) + 0.3
 
 
-def _warps(q: Array, k: Array, rows: int) -> dict[str, int]:
-    """The option that gives a program of many rows a warpgroup for each 64, where it has a loop. Raises LaunchError where there is none."""
+def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
+    """The options that give a program of many rows a warpgroup for each 64, where it has a loop, and each of those side by side one. Raises LaunchError where there is none."""
+    rows = block.rows
+    if block.abreast > 1 or rows == 64: return {"programs": block.abreast} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
     if rows <= 128 or (target := tkc.target_of(q)) == "cpu": return {}
     if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8): raise tkc.LaunchError(f"attention: rows = {rows} of {dtype_of(q)} is not for {target}: three or four warpgroups are Hopper's, for 16-bit types; leave rows out")
     return {"num_warps": rows // 16} if _loops(k) else {}
@@ -268,9 +282,9 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
     if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
-    (bm, bn), step = block_of(q, k, v, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
-    options |= _warps(q, k, bm)
-    _attention[tkc.cdiv(queries, bm), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=bm, BN=bn, **options)
+    block, step = block_of(q, k, v, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
+    options |= options_of(q, k, block)
+    _attention[tkc.cdiv(queries, block.rows), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=block.rows, BN=block.columns, **options)
 
 
 def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float, table: Array | None, q_scale: Array | None, k_scale: Array | None, v_scale: Array | None) -> None:
@@ -302,9 +316,9 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     yield out, lse
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
-    (bm, bn), step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window), 32 if dtype_of(q) == FLOAT8 else 16
-    options |= _warps(q, k, bm)
-    _attention[tkc.cdiv(longest, bm), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=bm, BN=bn, **options)
+    block, step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window, uneven=longest if causal and window is None else 0), 32 if dtype_of(q) == FLOAT8 else 16
+    options |= options_of(q, k, block)
+    _attention[tkc.cdiv(longest, block.rows), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=block.rows, BN=block.columns, **options)
 
 
 def _rows(pool: Array) -> Array:

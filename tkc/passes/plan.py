@@ -82,7 +82,7 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that is legal."""
     program = Program.of(kernel_of(module))
     made = _legally(program, context)
-    if made.roles == "one" or not (others := _narrowed(made, context.options, SCHEDULES)): return made
+    if made.roles in ("one", "abreast") or not (others := _narrowed(made, context.options, SCHEDULES)): return made
     ranked = _ranked([made, *_realised(made, program, context, others)], Work.of(program.kernel), context.target)
     least, chosen = ranked[0]
     said = f"plan: cost model, sizes unknown: {keyword_text(chosen)}, {least.limit} limits a step" + "".join(

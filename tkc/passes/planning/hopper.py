@@ -33,7 +33,8 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
-from tkc.passes.analysis.program_axes import from_memory, program_axes
+from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
+from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, widest
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import ADDRESSES, Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
@@ -83,7 +84,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     restaged = {load: right for dot in dots for load, right in anew(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
     members, apart = _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
-    alone = apart if members > 1 else _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
+    alone = "side by side" if members > 1 else _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
     in_all = members if members > 1 else groups               # warpgroups of consumers, among which a block's registers are divided
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
@@ -146,6 +147,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
              *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else "")) if why),
+             *([f"plan: abreast is not possible: {apart}"] if apart and members == 1 else []),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
@@ -161,18 +163,25 @@ def _warpgroups(m: int, dots: int, options) -> int:
 
 
 def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, options) -> tuple[int, str]:
-    """How many programs a block runs side by side, and what they gain; 1 and why not."""
-    asked = options.programs or (3 if options.roles == "abreast" else 1)
-    if options.roles not in (None, "abreast") or asked < 2 or options.roles is None and asked == 2: return 1, "not asked for"
-    if m != 64: return 1, f"{m} rows are not one warpgroup's"
-    if asked > max(REGISTERS): return 1, f"{asked} warpgroups have no registers"
-    if parts > 1 or streamed or restaged or options.num_warps not in (None, 4) or options.queue is False: return 1, "it has parts, or is dealt out, or laid anew"
-    loop = dots[0].parent_op()
+    """How many programs a block runs side by side, 1 for none; and why not as asked. As many as registers hold, where a loop of several dots walks over more or less with the program: each
+    then walks over its own."""
+    loop, asked = dots[0].parent_op(), options.programs
+    forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
+    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or not program_axes([loop.lb, loop.ub]) == {0}): return 1, ""
     loads = [load for dot in dots for load in map(source, (dot.a, dot.b)) if load is not None and load.parent_op() is loop]
+    if m != 64: return 1, f"{m} rows are not one warpgroup's"
+    if parts > 1 or streamed: return 1, "blocks share their programs' parts"
+    if restaged: return 1, "a factor is laid anew"
+    if options.num_warps not in (None, 4): return 1, f"num_warps = {options.num_warps}: each has one warpgroup"
+    if options.queue is False or options.cluster not in (None, (1, 1)): return 1, "they are claimed together, by one block"
     if 0 in program_axes([loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]): return 1, "what a loop loads depends on axis 0"
-    if from_memory([loop.lb, loop.ub, loop.step]): return 1, "bounds are loaded"
-    if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "its programs' loops do not begin whole steps apart"
-    return asked, "side by side"
+    if any(isinstance(op, LOADS) and 0 in program_axes(op.operands) for op in sources([loop.lb, loop.ub, loop.step])): return 1, "a loop's bounds are loaded from a place that depends on axis 0"
+    if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "loops do not begin whole steps apart"
+    each = held(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
+    scores = _scores(dots, [d for d in dots if Sides.of(d, options).held and source(Sides.of(d, options).left) is None], 1)
+    most = max((n for n in REGISTERS if each <= ACCUMULATORS[n] and each + scores <= REGISTERS[n][1] + SLACK), default=1)
+    if most < (asked or 2): return 1, f"sums and left factors of {each} registers a thread do not fit {asked or 2} warpgroups"
+    return asked or most, ""
 
 
 def _scores(dots, late, groups: int) -> int:
