@@ -271,18 +271,18 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
 
 
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
-    (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (256, 64)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
-    (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 96, dict(causal=True), (128, 128)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
-    (2, 16, 8192, 8192, 128, dict(causal=True), (192, 64)), (1, 16, 12288, 12288, 128, dict(causal=True), (192, 64)), (4, 16, 4096, 4096, 128, dict(causal=True), (128, 128)), (2, 16, 8192, 8192, 128, {}, (128, 128)), (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (128, 128)),
-    (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (128, 128)), (1, 32, 16384, 16384, 64, dict(causal=True, window=8192), (256, 64)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
+    (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (64, 64, 4)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
+    (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (64, 64, 4)), (1, 32, 2048, 2048, 96, dict(causal=True), (64, 64, 3)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
+    (2, 16, 8192, 8192, 128, dict(causal=True), (64, 64, 3)), (1, 16, 12288, 12288, 128, dict(causal=True), (64, 64, 3)), (16, 16, 1024, 1024, 128, dict(causal=True), (128, 128)), (2, 16, 8192, 8192, 128, {}, (128, 128)), (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (64, 64, 3)),
+    (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (64, 64, 4)), (1, 8, 1024, 1024, 128, dict(causal=True), (128, 128)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
 def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
-    """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device."""
+    """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device; with programs of their own where masks cut what rows see."""
     for target, rows in (("sm_90a", block), ("sm_80", None)):
         if target == "sm_80" and options.get("rows"): continue
         monkeypatch.setattr(tkc, "target_of", lambda x: target, raising=False)
         with launches() as found: kernels.attention(zeros(batch, heads, queries, d), *[zeros(batch, heads, keys, d)] * 2, **options)
         (_, _, chosen), = found
-        if rows: assert (chosen["BM"], chosen["BN"]) == rows and chosen.get("num_warps") == (rows[0] // 16 if rows[0] > 128 else None)
+        if rows: assert (chosen["BM"], chosen["BN"], *([n] if (n := chosen.get("programs", 1)) > 1 else [])) == rows and chosen.get("num_warps") == (rows[0] // 16 if rows[0] > 128 else None)
         else: assert chosen["BM"] <= 128 and "num_warps" not in chosen
 
 

@@ -30,7 +30,7 @@ FLOAT8 = "float8_e4m3"
 LIFT = 1                                        # the sum of a block of 128 columns then still fits what relaxed maxima allow float8
 WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
-ABREAST = {64: (4, 0.88, -60), 96: (3, 0.885, -70), 128: (3, 0.96, -100)}      # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the time of a row, and columns that each program's loop is shorter than that of 128 rows
+ABREAST = {64: (4, 0.88, -60), 96: (3, 0.885, -70), 128: (3, 0.965, -55)}      # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the time of a row, and columns that each program's loop is shorter than that of 128 rows
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -266,8 +266,8 @@ def _options(causal: bool, window: int | None, softcap: float, scale: float | No
 @operator(name="attention")
 def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
              rows: int | None = None, columns: int | None = None,
-             q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
-    """attention's result, in memory as q is, and its log-sum-exp."""
+             q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sums: bool = True) -> tuple[Array, Array]:
+    """attention's result, in memory as q is, and its log-sum-exp (with `sums`)."""
     _check(q, k, v)
     if len(q.shape) != 4: raise tkc.LaunchError(f"attention: expected q of [batch, heads, queries, D], got {list(q.shape)}")
     out = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q))
@@ -278,16 +278,16 @@ def _forward(q: Array, k: Array, v: Array, causal: bool = False, scale: float | 
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
     _check_block(max(d, v.shape[-1]), rows, columns)
     _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
-    lse = empty(q, (batch, heads, queries), "float32")
+    lse = empty(q, (batch, heads, queries) if sums else (0,), "float32")
     yield out, lse
     if not out.size if library(out) != "torch" else not out.numel(): return
-    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse, None, options["scale"], None, q_scale, k_scale, v_scale)
+    if queries == 1 and keys >= 2 * LEAST and window is None and not softcap: return _decoded(q, k, v, o, lse if sums else None, None, options["scale"], None, q_scale, k_scale, v_scale)
     block, step = block_of(q, k, v, causal, window, rows, columns), 32 if dtype_of(q) == FLOAT8 else 16
     options |= options_of(q, k, block)
-    _attention[tkc.cdiv(queries, block.rows), heads, batch](q, k, v, o, lse, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=block.rows, BN=block.columns, **options)
+    _attention[tkc.cdiv(queries, block.rows), heads, batch](q, k, v, o, lse if sums else None, None, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(v.shape[-1], step), BM=block.rows, BN=block.columns, **options)
 
 
-def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array | None, scale: float, table: Array | None, q_scale: Array | None, k_scale: Array | None, v_scale: Array | None) -> None:
+def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array | None, lengths: Array | None, scale: float, table: Array | None, q_scale: Array | None, k_scale: Array | None, v_scale: Array | None) -> None:
     (batch, heads, _, d), dv, size = q.shape, v.shape[-1], 0 if table is None else v.shape[1]
     shared, keys = (v.shape[1], v.shape[2]) if table is None else (v.shape[2], table.shape[1] * size)
     group = heads // shared
@@ -304,7 +304,7 @@ def _decoded(q: Array, k: Array, v: Array, o: Array, lse: Array, lengths: Array 
 
 @operator(name="attention_ragged")
 def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0,
-            q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
+            q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sums: bool = True) -> tuple[Array, Array]:
     """attention of sequences that lie one after the other."""
     _check(q, k, v)
     if len(q.shape) != 3 or q.shape[0] != k.shape[0]: raise tkc.LaunchError(f"attention: expected q, k and v of [tokens, heads, D] with as many tokens, got {list(q.shape)} and {list(k.shape)}")
@@ -312,13 +312,13 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     (tokens, heads, d), dv = q.shape, v.shape[-1]
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
     _scales((q, k, v), heads, k.shape[1], dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
-    out, lse = empty(q, (tokens, heads, dv), _result(q)), empty(q, (heads, tokens), "float32")
+    out, lse = empty(q, (tokens, heads, dv), _result(q)), empty(q, (heads, tokens) if sums else (0,), "float32")
     yield out, lse
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
     block, step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window, uneven=longest if causal and window is None else 0), 32 if dtype_of(q) == FLOAT8 else 16
     options |= options_of(q, k, block)
-    _attention[tkc.cdiv(longest, block.rows), heads, sequences](q, k, v, out, lse, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=block.rows, BN=block.columns, **options)
+    _attention[tkc.cdiv(longest, block.rows), heads, sequences](q, k, v, out, lse if sums else None, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=block.rows, BN=block.columns, **options)
 
 
 def _rows(pool: Array) -> Array:
@@ -331,7 +331,7 @@ def _rows(pool: Array) -> Array:
 
 @operator(name="attention_decode")
 def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = None, pages: Array | None = None,
-          q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None) -> tuple[Array, Array]:
+          q_scale: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None, sums: bool = True) -> tuple[Array, Array]:
     """One query a head, and as many keys of each batch as `lengths` says."""
     _check(q, k, v, mixed=True)
     if pages is not None and (len(pages.shape) != 2 or dtype_of(pages) != "int32" or len(q.shape) == 4 and pages.shape[0] != q.shape[0]):
@@ -342,9 +342,9 @@ def _step(q: Array, k: Array, v: Array, lengths: Array, scale: float | None = No
     shared = k.shape[1 if pages is None else 2]
     _group(q.shape[1], shared)
     _scales((q, k, v), q.shape[1], shared, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale))
-    out, lse = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q)), empty(q, q.shape[:-1], "float32")
+    out, lse = empty(q, (*q.shape[:-1], v.shape[-1]), _result(q)), empty(q, q.shape[:-1] if sums else (0,), "float32")
     yield out, lse
-    if prod(out.shape): _decoded(q, k, v, out, lse, lengths, float(scale or max(q.shape[-1], 1) ** -0.5), pages, q_scale, k_scale, v_scale)
+    if prod(out.shape): _decoded(q, k, v, out, lse if sums else None, lengths, float(scale or max(q.shape[-1], 1) ** -0.5), pages, q_scale, k_scale, v_scale)
 
 
 def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: int | None = None, softcap: float = 0.0, heads_first: bool = True,
@@ -364,7 +364,7 @@ def attention(q: Array, k: Array, v: Array, causal: bool = False, scale: float |
     if (begins is None) != (longest is None): raise tkc.LaunchError("attention: begins and longest come together")
     if begins is not None and (rows or columns): raise tkc.LaunchError("attention: rows and columns are not for ragged batches; leave them out")
     scale, scales = _numbers((q, k, v), scale, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale), v.shape[-2 if begins is not None or not heads_first else -3])
-    out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap, *scales)
+    out = _forward(q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales, with_lse) if begins is None else _ragged(q, k, v, begins, longest, causal, scale, window, softcap, *scales, with_lse)
     return out if with_lse else out[0]
 
 
@@ -379,5 +379,5 @@ def attention_decode(q: Array, k: Array, v: Array, lengths: Array, scale: float 
     order, so that the same arguments give the same bits. Raises LaunchError where shapes or types do not fit.
     """
     scale, scales = _numbers((q, k, v), scale, dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale), k.shape[-3 if pages is None else -2])
-    out = _step(q, k, v, lengths, scale, pages, *scales)
+    out = _step(q, k, v, lengths, scale, pages, *scales, with_lse)
     return out if with_lse else out[0]
