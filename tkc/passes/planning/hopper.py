@@ -299,12 +299,13 @@ def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
-    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own; they are not at the same step, and a loop's rings need stages for that."""
+    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own, and one stage more serves whoever ends first; they are not at the
+    same step, and a loop's rings need stages for that."""
     if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for outer, least in ((2, 2 if members == 1 else AHEAD), (1, 2)):
+    for outer, least in ((2, 2), (1, 2)) if members == 1 else ((2 * members, AHEAD), (members + 1, AHEAD), (members, 2)):
         for count in range(min(STAGES, asked or STAGES), least - 1, -1):
-            chosen = tuple(count if i else outer * members for i in inner)
+            chosen = tuple(count if i else outer for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 

@@ -5,7 +5,7 @@
       for %n from the first one's first block                for each of the team's blocks before its own: wait, give back
               to the last one's last:                            for %n from its first block to its last one:
         wait until K's stage is free                           wait, dots, give back
-        K of %n                                              for each of the team's blocks behind its own: wait, give back
+        K of %n                                              results leave;  for each of the team's blocks behind its own: wait, give back
 
 What is loaded outside of loops each program has in stages of its own; a stage of what they share is free when all have given it back. So a program takes part in what it does not need: a stage's
 parity tells one phase from the next alone, and who did not wait for one would be lapped.
@@ -156,12 +156,9 @@ class Consumer(Abreast):
             states = [carried[ring] for ring in rings]
             mine = _passed(build, head, rings, full, states) if first is not span.first else states
             ends = [tuple(end.operands[v.index] for v in state) for state in states]
-            over = _passed(Builder(self._around(span.loop).next_op), tail, rings, full, ends)       # before the next claim is waited for: it follows the last of these
+            claimed = next(op for op in self.body.ops if isinstance(op, threads.MbarrierWait))
+            over = _passed(Builder(claimed), tail, rings, full, ends)       # behind results, which need not wait for these; before the next claim, which follows the last of them
             for state, begin, behind in zip(states, mine, over): self._become(state, begin, behind)
-
-    def _around(self, op: Operation) -> Operation:
-        while op.parent is not self.body: op = op.parent_op()
-        return op
 
     def _become(self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]) -> None:
         """A ring's stage and parity as the program finds them, and leaves them."""

@@ -120,7 +120,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
-    if plan.queue: _share_claims(producer, [consumer, *converters])
+    if plan.queue: _share_claims(producer, [consumer, *converters], members)
     if members > 1: Producer(producer, members).gather()
     _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
@@ -140,7 +140,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
                              f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
 
 
-def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
+def _share_claims(producer: threads.Role, others: list[threads.Role], members: int) -> None:
     """The producer's claims for all, and what follows from them for the next program: rings of two numbers. What does not follow from a claim each role works out itself."""
     anchor = producer.parent_op()
     claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
@@ -165,7 +165,7 @@ def _share_claims(producer: threads.Role, others: list[threads.Role]) -> None:
             _claim(claim, body, follows, post)
             carried = list(end.operands)
         else:
-            place = _behind_dots(body)
+            place = _behind_dots(body) if members == 1 else end
             places = [before(place, shared.Stage(ring, stage)).result for ring in slots]
             before(place, threads.MbarrierWait(full, stage, parity))
             for slot, i in zip(places, follows): carried[i] = before(place, threads.Fetch(slot)).result
