@@ -62,7 +62,7 @@ from __future__ import annotations
 from functools import reduce
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i32, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i1, i32, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -71,7 +71,7 @@ from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, only_if, replace, stamp
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import TileType, bits, like
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
@@ -225,6 +225,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
     if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
+    if members > 1: asked = [op for op in asked if 0 not in program_axes([op.result])]          # each of a team's programs looks up its own
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
     for op in inside: op.detach()
     real = None
@@ -276,10 +277,18 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: only_if(real, op)
+        for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]: _masked(op, real)
     if across * down > 1: kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
     if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])
+
+
+def _masked(load: tile.LoadPointers, real: SSAValue) -> None:
+    """A load that reads nothing where a program lies outside the grid: its addresses may be outside everything."""
+    build, kind = Order(load), like(load.result.type, i1)
+    mask = build(tile.Splat(real, kind)) if isinstance(kind, TileType) else real
+    replace(load, [build(tile.LoadPointers(load.pointers, build.and_(load.mask, mask) if load.mask else mask, load.other))])
 
 
 def _slides(loop: scf.ForOp) -> bool:

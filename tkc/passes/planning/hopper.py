@@ -55,7 +55,8 @@ BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a que
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """The plan with roles made of an ordinary one, or None and the reason. What is asked of factors that no such plan can do is left out, and said."""
-    asked = [(name, value) for name, value in (("left_factor", "registers"), ("swap_dots", True)) if getattr(context.options, name) == value]
+    several = context.options.programs if (context.options.programs or 0) > 2 or context.options.roles == "abreast" else None
+    asked = [(name, value) for name, value in (("left_factor", "registers"), ("swap_dots", True), ("programs", several), ("roles", "abreast")) if value is not None and getattr(context.options, name) == value]
     made, why = _roles(program, context, plan)
     for left_out in (some for count in range(1, len(asked) + 1) for some in combinations(asked, count)):
         if made is not None: break
@@ -103,7 +104,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     relax = plan.relax
     if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
     rings = _rings(dots, restaged, options)
-    claimed = options.queue and options.cluster is None              # blocks of a cluster take their programs together
+    claimed = members > 1 or options.queue and options.cluster is None              # blocks of a cluster take their programs together
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
     copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
@@ -121,7 +122,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
-    queue = not unclaimed and (uneven or bool(late) if options.queue is None else options.queue)
+    queue = not unclaimed and (members > 1 or uneven or bool(late) if options.queue is None else options.queue)
     # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
     fuse = (in_all == 2 and not options.debug if options.fuse is None else options.fuse) and members == 1 and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
@@ -146,8 +147,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
-             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else "")) if why),
-             *([f"plan: abreast is not possible: {apart}"] if apart and members == 1 else []),
+             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else ""), *((name, apart) for name in ("programs", "roles") if members == 1 and getattr(options, name) is not None)) if why),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
@@ -167,13 +167,14 @@ def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, o
     then walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
     forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
-    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or not program_axes([loop.lb, loop.ub]) == {0}): return 1, ""
-    loads = [load for dot in dots for load in map(source, (dot.a, dot.b)) if load is not None and load.parent_op() is loop]
+    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
+    if asked == 1: return 1, "one program has nobody beside it"
     if m != 64: return 1, f"{m} rows are not one warpgroup's"
-    if parts > 1 or streamed: return 1, "blocks share their programs' parts"
+    if parts > 1 or streamed: return 1, "programs share a block of the output"
     if restaged: return 1, "a factor is laid anew"
-    if options.num_warps not in (None, 4): return 1, f"num_warps = {options.num_warps}: each has one warpgroup"
-    if options.queue is False or options.cluster not in (None, (1, 1)): return 1, "they are claimed together, by one block"
+    if options.num_warps not in (None, 4): return 1, f"{options.num_warps} compute warps, as asked"
+    if options.queue is False: return 1, "programs are dealt out, as asked, and those side by side are claimed"
+    loads = [load for load in _loads(dots, options) if load.parent_op() is loop]
     if 0 in program_axes([loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]): return 1, "what a loop loads depends on axis 0"
     if any(isinstance(op, LOADS) and 0 in program_axes(op.operands) for op in sources([loop.lb, loop.ub, loop.step])): return 1, "a loop's bounds are loaded from a place that depends on axis 0"
     if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "loops do not begin whole steps apart"

@@ -148,7 +148,7 @@ class Consumer(Abreast):
             over = before(end, threads.RingNext(*state, ring.type.stages, Builder(end).number(self.count))).results
             self._become(state, mine, over)
         for span in dict.fromkeys(self.spans.values()):
-            rings = [ring for ring, found in self.spans.items() if found is span]
+            rings = list({carried[ring]: ring for ring, found in self.spans.items() if found is span}.values())         # those that fill together are one
             build, (first, last, step) = Builder(span.last.owner.next_op), walked(span.loop)
             some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
             head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
