@@ -99,7 +99,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     if options.relax is None and relax and groups > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[groups][1] + SLACK: relax = False
     rings = _rings(dots, restaged, options)
     claimed = options.queue and options.cluster is None              # blocks of a cluster take their programs together
-    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged and not claimed else ((1, 1), {}, "")
+    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[groups if alone else 2])
     leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program, m, groups)
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
