@@ -19,6 +19,9 @@ Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-
 All programs are cut at the same steps, so that blocks side by side still walk the same k and read the same rows and columns: dealt out one after the other, as in the paper, every block would stand at another k, and what
 they read would come from memory (measured on an H200, 8192 x 4096 x 14336 in blocks of 128 x 256: 1765 MB, not 1026, and 7 % more time than whole programs). The result depends on the number of blocks (of the
 device), not on who comes last: the same bits every time. Nobody waits for another. Parts are added up a few columns at a time, so that a sum need leave no room for another.
+
+Clusters take the place of blocks where `cluster` is asked for too: a cluster has the same turn and the same steps of neighbouring programs, so that its blocks share copies there as everywhere; each block
+counts the parts of its own program, and adds them up where it is the last.
 """
 from __future__ import annotations
 
