@@ -37,10 +37,12 @@ LATER, COPIED, ADDED = 2.5e-6, 0.85, 0.9        # seconds of a launch that follo
 def _configs(args: dict) -> list[tkc.Config]:
     """Blocks for a product: a first one for the CPU, then those of which the model takes its choice on a GPU."""
     (m, n), size = args["c"].shape[-2:], BYTES[dtype_of(args["a"])]
+    once = len(args["b"].shape) == len(args["c"].shape)                              # b, where one block has all rows: it need not displace what others have in the cache
     line = min(max(32, 128 // size), max(64 // size, power(args["a"].shape[-1])))  # k of a block: 128 bytes, the widest swizzle, unless there is less
     tiles = [(bm, bn) for bm, bn in (*(THIN if m <= 32 else ()), *TILES) if bm <= max(64, power(m)) and bn <= max(64, power(n))]
     host = (min(256, power(m)), min(256, power(n)), 64)
-    return [tkc.Config(BM=bm, BN=bn, BK=bk) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64)])]
+    made = dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64)])
+    return [tkc.Config(BM=bm, BN=bn, BK=bk, **({"retain": True} if once and m <= bm else {})) for bm, bn, bk in made]
 
 
 def _grid(args: dict) -> tuple[int, int, int]:

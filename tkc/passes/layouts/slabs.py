@@ -22,7 +22,7 @@ from tkc.ir.types import TileType, bits, is_float
 from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 228                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
+REGISTERS = 232                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
 BUSY = 24                                    # and what a long epilogue computes with: one of six operations on an element, or one that is not
 LONG = 6                                     # among these; such an epilogue is computed for 8 columns at once
 DEEP = {"tile.erf": 5}                       # values of an element while these are computed: ptxas works at all elements of a slab side by side
