@@ -17,7 +17,7 @@ PLANS = [((128, 192, 64), {}), ((128, 128, 64), {}), ((128, 128, 64), dict(clust
          ((128, 256, 64), dict(stream_k=4)), ((128, 128, 64), dict(stream_k=4, roles="pingpong")), ((256, 192, 64), dict(stream_k=3)),
          ((128, 256, 64), dict(serpentine=True, retain=True, raster=2, cluster=(2, 1))), ((128, 128, 64), dict(serpentine=True, stream_k=2)), ((128, 128, 64), dict(serpentine=True, programs=2, raster=4)),
          ((128, 256, 64), dict(cluster=(2, 2))), ((128, 128, 64), dict(cluster=(1, 2), programs=2)), ((128, 192, 64), dict(cluster=(4, 1), programs=1)), ((256, 128, 64), dict(cluster=(1, 4), raster=2, serpentine=True)),
-         ((64, 64, 64), dict(cluster=(2, 4)))]
+         ((64, 64, 64), dict(cluster=(2, 4))), ((128, 128, 64), dict(stream_k=3, cluster=(2, 1), programs=1)), ((64, 64, 64), dict(stream_k=4, cluster=(2, 2), roles="pingpong")), ((64, 64, 64), dict(retain=True, cluster=(1, 1)))]
 
 
 def normal(*shape, scale=1.0, dtype=torch.bfloat16): return (torch.randn(shape, device="cuda") * scale).to(dtype)

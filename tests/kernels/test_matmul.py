@@ -77,7 +77,7 @@ def test_choices_on_hopper(shape, block):
     choice = _product.choose(f"bf16[{m}, {k}]", f"bf16[{k}, {n}]", None, f"bf16[{m}, {n}]", ACTIVATION=None, grid=_grid, target="sm_90a", measure=False)
     made = dict(choice.config.items)
     assert (made["BM"], made["BN"]) == block and choice.source == "model" and choice.others
-    assert len(_configs({"a": np.empty((m, 1), BF16), "c": np.empty((m, 1), BF16)})) <= 40
+    assert len(_configs({"a": np.empty((m, 1), BF16), "b": np.empty((1, 1), BF16), "c": np.empty((m, 1), BF16)})) <= 40
 
 
 from tkc.kernels.matmul import _grid  # noqa: E402

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import gcd
+from math import gcd, inf
 
 from xdsl.dialects import scf
 from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
-from tkc.ir.types import bits, element_of, is_bool, is_integer, is_unsigned
+from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
+_NORMAL = 2.0 ** -126
 _COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi), "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
                 "ge": lambda a, b: (a.lo >= b.hi, a.hi < b.lo), "eq": lambda a, b: (a.lo == a.hi == b.lo == b.hi, a.hi < b.lo or b.hi < a.lo),
                 "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi)}
@@ -36,6 +37,26 @@ def _unviewed(value: SSAValue) -> SSAValue:
     """The scalar or tile whose elements a value repeats."""
     while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, tile.Multiple)): value = value.owner.arg
     return value
+
+
+def least(value: SSAValue, deep: int = _DEEPEST) -> float:
+    """What a number or element of float type is at least where it is not NaN; -inf where that is not known."""
+    op = _unviewed(value).owner
+    if isinstance(op, tile.Constant): return float(op.number)
+    if not isinstance(op, ew.Elementwise) or not deep: return -inf
+    of = lambda x: least(x, deep - 1)
+    match op.fn.name:
+        case "exp" | "exp2" | "abs" | "sqrt": return 0.0
+        case "add": return sum(map(of, op.args))
+        case "max": return max(map(of, op.args))
+        case "mul" if op.args[0] is op.args[1] or all(of(x) >= 0 for x in op.args): return 0.0
+    return -inf
+
+
+def inverse(op: ew.Elementwise) -> bool:
+    """Whether a quotient of float32 or less is a constant of at most 1 over what is nowhere small: the reciprocal needs no scaling, for where it would be subnormal so is the quotient."""
+    t = element_of(op.result.type)
+    return is_float(t) and bits(t) <= 32 and isinstance(one := _unviewed(op.args[0]).owner, tile.Constant) and abs(float(one.number)) <= 1 and least(op.args[1]) >= _NORMAL
 
 
 @dataclass(frozen=True)

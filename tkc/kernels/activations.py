@@ -26,9 +26,9 @@ def _sigmoid(x): return 1 / (1 + tkc.exp2(x * -log2(e)))
 
 
 def _gelu_tanh(x, derivative: bool):
-    c, cube = sqrt(2 / pi), 0.044715
-    s = _sigmoid(2 * c * x * (1 + cube * x * x))                # (1 + tanh u) / 2 = sigmoid(2 u)
-    return s * (1 + 2 * c * x * (1 - s) * (1 + 3 * cube * x * x)) if derivative else x * s
+    c, cube = 2 * sqrt(2 / pi), 0.044715
+    s = 1 / (1 + tkc.exp2(x * (-log2(e) * c - log2(e) * c * cube * (x * x))))                # (1 + tanh u) / 2 = sigmoid(2 u)
+    return s * (1 + x * (1 - s) * (c + 3 * c * cube * (x * x))) if derivative else x * s
 
 
 def _silu(x, derivative: bool):

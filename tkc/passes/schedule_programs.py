@@ -75,6 +75,7 @@ from tkc.ir.types import TileType, bits, like
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping, unchanged
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
+from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs import abreast
 from tkc.passes.programs.clusters import place_in
 from tkc.passes.programs.serpentine import backwards
@@ -189,8 +190,9 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     total = build.mul(teams, others)
     if plan.split_k > 1: total = build.mul(total, build.number(plan.split_k))
     first, step = build(Identity("cluster")), build(Identity("clusters"))
-    deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end) if plan.stream_k else None
+    deal = Deal.of(total, next(op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), step, plan.stream_k, end, across * down) if plan.stream_k else None
     ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
+    rank = build(Identity("cluster_rank")) if deal and ranks else None
     grown = uneven if uneven is not None else sliding
     if grown is not None:
         room = context.target.cache // SECTION
@@ -267,7 +269,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("members", members)
     if plan.split_k > 1 or deal or plan.serpentine: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
     if deal:
-        share(body, sums, deal, turn, plan.warps // 4)
+        share(body, sums, deal, turn, plan.warps // 4, across * down, rank)
         kernel.set_integer("split", plan.stream_k)
         context.decisions.append(f"schedule-programs: the last wave's programs are shared by all blocks, in at most {plan.stream_k} parts each; the last one to come adds them in order")
     if plan.serpentine: backwards(sums, Order(body.first_op), body.args[0], first, step)         # of what is left of a loop that is shared
@@ -276,7 +278,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("split", plan.split_k)
         context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
     if real is not None:
-        for op in [op for op in body.walk() if isinstance(op, EFFECTS)]: only_if(real, op)
+        for op in [op for op in body.walk() if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))]: only_if(real, op)          # what a ghost puts aside nobody else reads
         for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]: _masked(op, real)
     if across * down > 1: kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
     kernel.attributes["persistent"] = UnitAttr()

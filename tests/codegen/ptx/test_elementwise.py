@@ -71,6 +71,25 @@ def test_function(name, t):
     check(kernel(body, [t] * f.arity, out), inputs, np.zeros(N, TYPES[out].numpy), tolerance, near=near)
 
 
+@pytest.mark.parametrize("one, divisor, plain", [(1.0, "exp2 %x0|add %0 %ONE", True), (-0.3, "mul %x0 %x0|add %ONE %0", True), (1.0, "abs %x0|exp2 %0|max %1 %ONE", True), (1.0, "abs %x0|add %0 %x0|max %1 %ONE|add %2 %ONE", True),
+                                                 (1.0, "exp2 %x0", False), (3.0, "exp2 %x0|add %0 %ONE", False), (1.0, "add %x0 %ONE", False), (1.0, "exp2 %x0|sub %ONE %0", False), (1.0, "mul %x0 %ONE|add %0 %ONE", False)], ids=str)
+@pytest.mark.parametrize("t", ["f32", "bf16"])
+def test_a_constant_over_what_is_nowhere_small(one, divisor, plain, t):
+    """One reciprocal where nothing has to be scaled, and as exact as a quotient, but for what is subnormal."""
+    shaped, lines = f'!tile.tile<{N}x{t}, "{LAYOUT}">', []
+    for i, words in enumerate(divisor.split("|")):
+        name, *args = words.split()
+        lines.append(f"%v{i} = tile.{name} {', '.join('%v' + a[1:] if a[1:].isdigit() else a.lower() for a in args)} : {shaped}")
+    body = "\n".join([f"%one = tile.constant 1.0 : {shaped}", f"%top = tile.constant {one} : {shaped}", *lines, f"%r = tile.div %top, %v{len(lines) - 1} : {shaped}"])
+    text, d = kernel(body, [t], t), TYPES[t]
+    program = emit(parse(text), target("sm_90a")).text
+    assert ("rcp.approx.ftz.f32" in program, "div.full.f32" in program) == (plain, not plain)
+    x = values(d, 0)
+    x[20:40] = np.linspace(120, 130, 20).astype(d.numpy)
+    x[40:50] = (np.float64(2) ** np.linspace(50, 64, 10)).astype(d.numpy)
+    if plain: check(text, [x], np.zeros(N, d.numpy), 4 * unit(d), near=2.0 ** -126)
+
+
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("wanted", TYPES)
 def test_cast(source, wanted):

@@ -19,7 +19,7 @@ from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, w
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
-from tkc.ir.ranges import Overflow
+from tkc.ir.ranges import Overflow, inverse
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2, f16, f32, i32, is_bool, is_float
 
 FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
@@ -35,6 +35,7 @@ def compute(e: Emitter, op: Operation, args: Sequence[Operand]) -> Operand:
         case ew.Elementwise() if op.fn.name == "div" and _repeats(op.args[1]) and all(isinstance(a, str) for a in args) and bits(element_of(op.result.type)) < 64:
             shared = op.args[1].owner.operands[0]               # several operations may divide by it, those of an epilogue in pieces, say
             return mathematics.quotient(e, args[0], *e.w.memo(("divisor", shared, args[1]), lambda: mathematics.divisor(e, args[1])))
+        case ew.Elementwise() if op.fn.name == "div" and not isinstance(args[0], str) and inverse(op): return mathematics.inverse(e, args[0], args[1])
         case ew.PointerAdd(): return displaced(e, args[0], args[1], 1, bits(element_of(op.pointer.type).element) // 8)
         case _: return function(e, op.fn.name, element_of(op.operands[0].type), args, value=op.operands)
 

@@ -87,6 +87,12 @@ def quotient(e, a: str, scale: str, reciprocal: str) -> str:
     return F.mul(F.mul(a, scale), reciprocal)
 
 
+def inverse(e, a: float, b: str) -> str:
+    """a / b of a constant of at most 1 and a divisor that is not small: within 2 ulp, and 0 where it would be subnormal."""
+    found = e.w.op("rcp.approx.ftz.f32", "b32", b)
+    return found if a == 1 else Floats(e).mul(found, float(a))
+
+
 def _extremum(name: str):
     """NaN wins."""
     def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:

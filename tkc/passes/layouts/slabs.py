@@ -22,10 +22,10 @@ from tkc.ir.types import TileType, bits, is_float
 from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 228                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
+REGISTERS = 232                              # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
 BUSY = 24                                    # and what a long epilogue computes with: one of six operations on an element, or one that is not
 LONG = 6                                     # among these; such an epilogue is computed for 8 columns at once
-DEEP = {"tile.erf": 5}                       # values of an element while these are computed: ptxas works at all elements of a slab side by side
+DEEP = {"tile.erf"}                          # have several values of an element at once: of a slab 64 columns wide ptxas works at more elements side by side than registers hold
 SHORT, PIECE = {f"tile.{name}" for name in ("add", "sub", "mul", "max", "min", "neg", "fma", "cast", "select")}, 8
 
 
@@ -43,8 +43,8 @@ def _columns(t: TileType) -> list[int]: return [8 * w // bits(t.element) for w i
 
 def widest(stores: Sequence[tile.Store], held: int) -> int:
     """Columns of a slab, beside a sum of so many registers a thread: fewer where the epilogue loads or computes much for each."""
-    deep = max((DEEP.get(op.name, 0) for op in chain(stores)), default=0)
-    return next((c for c in (64, 32, 16) if beside(stores, held, c) + max(0, deep * c // 2 - BUSY) <= REGISTERS), 16)
+    fitting = (32, 16) if any(op.name in DEEP for op in chain(stores)) else (64, 32, 16)
+    return next((c for c in fitting if beside(stores, held, c) <= REGISTERS), 16)
 
 
 def beside(stores: Sequence[tile.Store], held: int, columns: int = 16) -> int:

@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
+from tkc.ir.ranges import inverse
 from tkc.ir.target import Engines
 from tkc.ir.types import TileType, bits, element_of, is_float
 
@@ -109,6 +110,9 @@ def _elementwise(op: Operation, name: str, e: Engines, warps: int, total: Demand
     if name == "mul" and floats and _fuses(op.results[0]): return
     if floats and name in SIMPLE: total.add("fma", n, n * e.fma, name)
     elif floats and name in ("div", "div_rn"):
+        if name == "div" and inverse(op):
+            total.add("mufu", n, n * e.mufu, "reciprocal")
+            return
         divisor = op.operands[1]
         rows = registers(divisor.owner.arg.type, warps) if isinstance(divisor.owner, tile.Broadcast) else n
         total.add("mufu", rows, rows * e.mufu, "reciprocal")

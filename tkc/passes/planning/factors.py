@@ -1,7 +1,7 @@
 """How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they come from, which major they have.
 
 wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory 16-bit factors may be K-major or MN-major,
-8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (layouts/restage.py).
+8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (layouts/restage.py), a tf32 one is read into registers, as the left one (`swap` where it is the right one).
 
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
@@ -57,10 +57,16 @@ class Sides:
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
         m, n = dot.acc.type.extents[-2:]
         thin = m % 64 and n % 64 == 0 and source(dot.a) is not None and source(dot.b) is not None and simple(dot)
-        swapped = thin or source(dot.b) is None and source(dot.a) is not None if options.swap_dots is None else options.swap_dots
+        swapped = thin or source(dot.b) is None and source(dot.a) is not None or simple(dot) and n % 64 == 0 and _turned(dot.b, 0) and not _turned(dot.a, 1) if options.swap_dots is None else options.swap_dots
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        held = source(left) is None or options.left_factor == "registers"
+        held = source(left) is None or options.left_factor == "registers" or options.left_factor is None and _turned(left, 0 if swapped else 1)
         return Sides(left, right, 0, 1, n, m, True, held) if swapped else Sides(left, right, 1, 0, m, n, False, held)
+
+
+def _turned(value: SSAValue, k: int) -> bool:
+    """Whether a loaded factor of 32 bits is not K-major: wgmma does not read it in shared memory, and a thread's registers take it either way round."""
+    load = source(value)
+    return bits(value.type.element) == 32 and value.type.rank == 2 and load is not None and not unmapped(load) and dense_of_factor(value) != k
 
 
 def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:

@@ -105,7 +105,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
     rings = _rings(dots, restaged, options)
     claimed = members > 1 or options.queue and options.cluster is None              # blocks of a cluster take their programs together
-    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not streamed and not restaged and not claimed else ((1, 1), {}, "")
+    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
     copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
     leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program, m, groups)

@@ -19,9 +19,13 @@ Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-
 All programs are cut at the same steps, so that blocks side by side still walk the same k and read the same rows and columns: dealt out one after the other, as in the paper, every block would stand at another k, and what
 they read would come from memory (measured on an H200, 8192 x 4096 x 14336 in blocks of 128 x 256: 1765 MB, not 1026, and 7 % more time than whole programs). The result depends on the number of blocks (of the
 device), not on who comes last: the same bits every time. Nobody waits for another. Parts are added up a few columns at a time, so that a sum need leave no room for another.
+
+Clusters take the place of blocks where `cluster` is asked for too: a cluster has the same turn and the same steps of neighbouring programs, so that its blocks share copies there as everywhere; each block
+counts the parts of its own program, and adds them up where it is the last.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -61,8 +65,8 @@ class Deal:
     turns: SSAValue
 
     @staticmethod
-    def of(programs: SSAValue, loop: scf.ForOp, blocks: SSAValue, parts: int, anchor: Operation) -> Deal:
-        """parts: of a program, at most."""
+    def of(programs: SSAValue, loop: scf.ForOp, blocks: SSAValue, parts: int, anchor: Operation, size: int = 1) -> Deal:
+        """parts: of a program, at most. Of clusters of a size `programs` are those that a cluster takes together, and `blocks` are clusters."""
         n = Counts(anchor)
         steps = n.max(n.up(n.sub(loop.ub, loop.lb), loop.step), 0)
         rest = n.mod(programs, blocks)
@@ -70,7 +74,7 @@ class Deal:
         few, each = n.le(rest, helpers), n.up(rest, helpers)                                  # last parts of each helper
         most = n.min(n.floordiv(blocks, n.max(rest, 1)), parts)
         part = n.max(n.select(few, n.up(steps, most), n.sub(steps, n.floordiv(steps, n.add(each, 1)))), 1)
-        worth = n.and_(n.and_(n.gt(rest, 0), n.gt(steps, n.max(each, most))), n.and_(n.le(blocks, MOST), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))))
+        worth = n.and_(n.and_(n.gt(rest, 0), n.gt(steps, n.max(each, most))), n.and_(n.le(blocks, MOST // size), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))))
         shared = n.select(worth, rest, 0)
         whole = n.sub(programs, shared)
         return Deal(blocks, whole, shared, n.up(steps, part), steps, part, helpers, few, n.add(whole, n.select(worth, n.mul(blocks, n.max(each, 1)), 0)))
@@ -104,27 +108,30 @@ class Turn:
                     n.lt(turn, deal.whole), some, place, n.add(n.mul(place, deal.parts), part))
 
 
-def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int) -> None:
-    """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for whoever has the whole sum. groups: warpgroups that share a program."""
+def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int, size: int = 1, rank: SSAValue | None = None) -> None:
+    """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for whoever has the whole sum. groups: warpgroups that share a program. size, rank: of a cluster, whose
+    blocks take neighbouring programs in the same turns and parts, and this block's place in it."""
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), loop.results[0].type
     (m, width), n = t.extents, Counts(body.last_op)
     pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
     kept = n(tile.MakeArray(pointer, [n.of(1 << 30), n.of(width)], [n.of(width), n.of(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=width)), (Fact(exact=width), Fact(exact=1)), 16))))
-    counter = n(PointerAdd(n(Workspace(i32, 4)), turn.number))
+    own = lambda n, team: team if rank is None else n.add(n.mul(team, size), rank)                # of what a cluster has of each kind, this block's
+    counter = n(PointerAdd(n(Workspace(i32, 4 * MOST, whole=True)), own(n, turn.place)))
 
     stores, other = Block(), Block([no := stamp(tile.Constant(0, i1), loop), stamp(scf.YieldOp(no.result), loop)])
     last = n(scf.IfOp(turn.divided, [i1], Region(stores), Region(other)))
     stores.add_op(end := stamp(scf.YieldOp(), loop))
     inside = Counts(end)
-    row, size = inside.mul(turn.slot, m), piece_of(m, width, groups)
-    for at in _corners(t, size): inside.do(tile.Store(kept, [inside.add(row, at[0]), inside.of(at[1])], inside(tile.Slice(sum_, at, TileType(size, f32))) if size != (m, width) else sum_, size))
+    row, piece = inside.mul(own(inside, turn.slot), m), piece_of(m, width, groups)
+    for at in _corners(t, piece): inside.do(tile.Store(kept, [inside.add(row, at[0]), inside.of(at[1])], inside(tile.Slice(sum_, at, TileType(piece, f32))) if piece != (m, width) else sum_, piece))
     end.operands = [inside.eq(inside(atomic("add", counter, inside.of(1), True)), inside.sub(deal.parts, 1))]
 
     adds, as_is = Block(), Block([stamp(scf.YieldOp(sum_), loop)])
     total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))          # in this order: the sum is over where the parts are added, and leaves its registers to them
     adds.add_op(end := stamp(scf.YieldOp(), loop))
-    end.operands = [_added(Counts(end), kept, deal, turn, t, size, loop)]
+    row_of = lambda n, part: n.mul(own(n, n.add(n.mul(turn.place, deal.parts), part)), m)
+    end.operands = [_added(Counts(end), kept, deal.parts, row_of, t, piece, loop)]
 
     inner = Block()
     n.do(scf.IfOp(n.or_(turn.alone, last), [], Region(inner)))
@@ -147,19 +154,15 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
 def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]: return [(row, column) for row in range(0, t.extents[0], size[0]) for column in range(0, t.extents[1], size[1])]
 
 
-def _added(n: Counts, kept: SSAValue, deal: Deal, turn: Turn, t: TileType, size: tuple[int, int], loop: scf.ForOp) -> SSAValue:
-    """All parts of the turn's program, added up in their order, piece by piece."""
+def _added(n: Counts, kept: SSAValue, parts: SSAValue, row_of: Callable[[Counts, SSAValue | int], SSAValue], t: TileType, size: tuple[int, int], loop: scf.ForOp) -> SSAValue:
+    """All parts of the turn's program, each kept from some row on, added up in their order, piece by piece."""
     (m, width), piece, corners = t.extents, TileType(size, f32), _corners(t, size)
-
-    def row_of(n: Counts, number: SSAValue | int) -> SSAValue:
-        """Where a part is kept."""
-        return n.mul(n.add(n.mul(turn.place, deal.parts), number), m)
 
     def load(n: Counts, row: SSAValue, at: tuple[int, int]) -> SSAValue: return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
     one, first, sums = n.of(1), row_of(n, 0), []
     for at in corners:                                          # one loop after the other: nothing of the next piece is there before this one is whole
         adding = Block(arg_types=[i32, piece])
-        sums.append(n(scf.ForOp(one, deal.parts, one, [load(n, first, at)], Region(adding))))
+        sums.append(n(scf.ForOp(one, parts, one, [load(n, first, at)], Region(adding))))
         adding.add_op(end := stamp(scf.YieldOp(), loop))
         further = Counts(end)
         end.operands = [further(CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at)))]
