@@ -29,6 +29,8 @@ def contests(seed: int):
 
 def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Contest:
     import torch
+
+    from tkc.kernels.attention import block_of
     generator = torch.Generator("cuda").manual_seed(seed)
     batch, heads = 16384 // s, 2048 // d
     q, k, v = (torch.randn(batch, heads, s, d, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(3))
@@ -36,19 +38,17 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
 
     def ours() -> Runner:
         import tkc
-        from tkc.kernels.attention import block_of
         if d != 128:
             from tkc import kernels
             return Runner(lambda: kernels.attention(q, k, v, causal=causal), None)
-        attention, (rows, columns, _) = harness.example("attention").attention, block_of(q, k, v, causal, None)
-        launch = attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=rows, BN=columns, grid=(tkc.cdiv(s, rows), heads, batch))
+        launch = harness.example("attention").attention.prepare(q, k, v, out, d ** -0.5, CAUSAL=causal, D=d, BM=rows, BN=columns, grid=(tkc.cdiv(s, rows), heads, batch))
         return Runner(lambda: (launch(), out)[1], out)
 
     def cudnn() -> Runner: return Runner(rivals_torch.attention("CUDNN", q, k, v, is_causal=causal), None)
     def reference(): return rivals_torch.attention("EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal)()
 
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1)
-    kind, bound = "causal" if causal else "full", asked(d, causal, s)
-    return Contest(f"attention-{'' if d == 128 else f'd{d}-'}{kind}-{s}", f"Attention forward, D = {d}, {kind}, S = {s}, bfloat16", (
+    kind, bound, (rows, columns, abreast) = "causal" if causal else "full", asked(d, causal, s), block_of(q, k, v, causal, None)
+    return Contest(f"attention-{'' if d == 128 else f'd{d}-'}{kind}-{s}", f"Attention forward, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x {columns}{f', {abreast} abreast' * (abreast > 1)}", (
         Contestant("tkc", ours, "ours"), Contestant("cuDNN", cudnn),
     ), harness.gpu_timer, harness.GPU_TIMING, reference, amount=flops / 1e12, unit="TFLOP/s", figures=(harness.speed_ratio("tkc", "cuDNN", round(bound, 3)),), worst_error=1.1)
