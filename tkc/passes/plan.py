@@ -173,7 +173,7 @@ def keywords(plan: Plan) -> dict:
 def forcing(plan: Plan) -> dict:
     """The fewest options that tell a plan from the other candidates."""
     said = keywords(plan)
-    names = (*SCHEDULES, *(["split_k"] if plan.split_k > 1 else []), *(["stream_k"] if plan.stream_k else [])) if plan.roles != "one" else (*ORDINARY, *(["rotate"] if plan.rotate else []), "roles") if plan.dots else (*STREAMING, "roles")
+    names = (*SCHEDULES, *(["roles"] if plan.roles == "abreast" else []), *(["split_k"] if plan.split_k > 1 else []), *(["stream_k"] if plan.stream_k else [])) if plan.roles != "one" else (*ORDINARY, *(["rotate"] if plan.rotate else []), "roles") if plan.dots else (*STREAMING, "roles")
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
 
 
