@@ -128,6 +128,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     _consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
     roomy = plan.registers[1] >= ROOMY
     if roomy: look_ahead(consumer)
+    while plan.programs > 1 and sweep(kernel): pass             # of what only the consumers use the producer has no copy left
     if members > 1: own_buffers(consumer)
     elif plan.programs == 2: alternate(consumer)
     if plan.fuse and not fuse(producer, consumer): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
