@@ -239,8 +239,7 @@ def test_programs_that_share_nothing(kernel, reason):
 
 @pytest.mark.parametrize("form, said, reason", [
     (Form(block=(128, 64), options=(("programs", 3),)), ["programs"], "128 rows are not one warpgroup's"), (Form(block=(64, 64), options=(("programs", 3), ("queue", False))), ["programs"], "dealt out, as asked"),
-    (Form(block=(64, 64), options=(("programs", 3), ("num_warps", 8))), ["programs"], "8 compute warps, as asked"), (Form(block=(64, 64), options=abreast(5)), ["programs", "roles"], "no registers for 5 warpgroups"),
-    (Form(128, True, (64, 64), options=(("programs", 4),)), ["programs"], "do not fit 112"), (Form(256, block=(64, 64), options=abreast(3)), ["programs", "roles"], "do not fit 160"),
+    (Form(block=(64, 64), options=(("programs", 3), ("num_warps", 8))), ["programs"], "8 compute warps, as asked"), 
     (Form(block=(64, 64), options=abreast(1)), ["roles"], "nobody beside it"), (Form(block=(64, 64), options=(("programs", 3), ("rotate", False))), ["programs"], "one role take one program"),
     (Form(block=(64, 64), options=(("programs", 3), ("roles", "cooperative"))), ["programs"], "why its warpgroups share a program")], ids=lambda x: getattr(x, "name", ""))
 def test_what_cannot_be_had_is_said_once(form, said, reason):
@@ -250,10 +249,18 @@ def test_what_cannot_be_had_is_said_once(form, said, reason):
     if form.d == 64: check(last(form), form, 70, 133, seed=1)
 
 
-def test_as_many_as_there_are_registers_for():
-    """Asked for four with roles, three stand abreast."""
-    made = compiled(Form(128, True, (64, 64), options=abreast(4)))[1]
-    assert made.plan.roles == "abreast" and made.plan.programs == 3 and is_refused("programs", 4, made)
+@pytest.mark.parametrize("form, count, reason", [
+    (Form(128, True, (64, 64)), 3, ""), (Form(64, True, (64, 64)), 4, ""), (Form(64, True, (64, 128)), 2, ""), (Form(128, True, (64, 64), options=(("programs", 4),)), 3, "do not fit 112"),
+    (Form(256, block=(64, 64), options=abreast(3)), 2, "do not fit 160"), (Form(block=(64, 64), options=abreast(5)), 4, "no registers for 5 warpgroups")], ids=lambda x: getattr(x, "name", ""))
+def test_as_many_as_there_are_registers_for(form, count, reason):
+    """Unasked where loops walk over more or less with the program, as a causal mask's do; asked for four, three stand abreast where registers hold no more."""
+    made = compiled(form)[1]
+    assert made.plan.roles == "abreast" and made.plan.programs == count and (not reason or any(is_refused("programs", dict(form.options)["programs"], made) and reason in line for line in made.decisions)), made.decisions
+
+
+@pytest.mark.parametrize("options", [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("queue", False),), (("fuse", True),)], ids=str)
+def test_who_asks_for_something_else_gets_it(options):
+    assert compiled(Form(causal=True, block=(64, 64), options=options))[1].plan.roles == "cooperative"
 
 
 # ------------------------------------------------------------------------------------------------------ mutants

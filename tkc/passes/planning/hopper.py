@@ -147,7 +147,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
              *([f"plan: blocks claim programs one by one: {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
-             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else ""), *((name, apart) for name in ("programs", "roles") if members == 1 and getattr(options, name) is not None)) if why),
+             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else ""), *((name, apart) for name, got in (("programs", members), ("roles", "abreast" if members > 1 else None)) if getattr(options, name) not in (None, got))) if why),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
@@ -167,7 +167,7 @@ def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, o
     then walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
     forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
-    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
+    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or options.fuse or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
     if asked == 1: return 1, "one program has nobody beside it"
     if m != 64: return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed: return 1, "programs share a block of the output"
@@ -180,9 +180,9 @@ def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, o
     if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "loops do not begin whole steps apart"
     each = held(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
     scores = _scores(dots, [d for d in dots if Sides.of(d, options).held and source(Sides.of(d, options).left) is None], 1)
-    most = max((n for n in REGISTERS if each <= ACCUMULATORS[n] and each + scores <= REGISTERS[n][1] + SLACK), default=1)
-    if most < (asked or 2): return 1, f"sums and left factors of {each} registers a thread do not fit {asked or 2} warpgroups"
-    return asked or most, ""
+    most = max((n for n in REGISTERS if 1 < n <= (asked or n) and each <= ACCUMULATORS[n] and each + scores <= REGISTERS[n][1] + SLACK), default=1)
+    held_by = min(asked or 2, max(REGISTERS))
+    return most, "" if most == (asked or most) > 1 else f"a block has no registers for {asked} warpgroups" if (asked or 0) > held_by else f"sums and left factors of {each} registers a thread do not fit {REGISTERS[held_by][1]}"
 
 
 def _scores(dots, late, groups: int) -> int:
@@ -300,13 +300,13 @@ def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
-    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own, and one stage more serves whoever ends first; they are not at the
-    same step, and a loop's rings need stages for that."""
+    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own: in a stage that was another's before, nobody would
+    know one phase from the next. They are not at the same step, and a loop's rings need stages for that."""
     if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for outer, least in ((2, 2), (1, 2)) if members == 1 else ((2 * members, AHEAD), (members + 1, AHEAD), (members, 2)):
+    for outer, least in ((2, 2 if members == 1 else AHEAD), (1, 2)):
         for count in range(min(STAGES, asked or STAGES), least - 1, -1):
-            chosen = tuple(count if i else outer for i in inner)
+            chosen = tuple(count if i else outer * members for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
     return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
 
