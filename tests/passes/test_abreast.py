@@ -122,6 +122,23 @@ def test_attention_of_the_library(options, programs, monkeypatch):
     assert any("abreast" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions)
 
 
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(causal=True, window=70)], ids=["full", "causal", "window"])
+def test_ragged_batches(options, monkeypatch):
+    """A sequence's length is looked up when a team is claimed; of its programs those behind the sequence's end see nothing."""
+    for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")): monkeypatch.setenv(name, value)
+    causal, window, lengths = options.get("causal", False), options.get("window"), (70, 0, 1, 300)
+    begins, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
+    q, k, v = (x[0].swapaxes(0, 1).copy() for x in operands(1, 2, 1, tokens, tokens, 64, 64, "bfloat16"))
+    out, sums = np.full((tokens, 2, 64), np.nan, q.dtype), np.full((2, tokens), np.nan, np.float32)
+    args, named = (q, k, v, out, sums, begins, None, None, None, 0.125, 1.0, window or 0), dict(GROUP=2, CAUSAL=causal, WINDOW=window is not None, CAP=False, D=64, DV=64, BM=64, BN=64, programs=3)
+    _attention[5, 2, 4](*args, **named)
+    for start, end in zip(begins, begins[1:]):
+        if start == end: continue
+        alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]
+        near((out[start:end].swapaxes(0, 1)[None], sums[None, :, start:end]), attention_in_float64(*alone, **options), "bfloat16")
+    assert any("abreast" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions)
+
+
 # ------------------------------------------------------------------------------------------------------ other kernels
 def gradient(q, g, k, v, w, o, low, high, BN: tkc.constexpr):
     """Three dots, of which two have left factors of the program's own; both ends of the loop as they are asked for."""
@@ -239,7 +256,7 @@ def test_programs_that_share_nothing(kernel, reason):
 
 @pytest.mark.parametrize("form, said, reason", [
     (Form(block=(128, 64), options=(("programs", 3),)), ["programs"], "128 rows are not one warpgroup's"), (Form(block=(64, 64), options=(("programs", 3), ("queue", False))), ["programs"], "dealt out, as asked"),
-    (Form(block=(64, 64), options=(("programs", 3), ("num_warps", 8))), ["programs"], "8 compute warps, as asked"), 
+    (Form(block=(64, 64), options=(("programs", 3), ("num_warps", 8))), ["programs"], "8 compute warps, as asked"),
     (Form(block=(64, 64), options=abreast(1)), ["roles"], "nobody beside it"), (Form(block=(64, 64), options=(("programs", 3), ("rotate", False))), ["programs"], "one role take one program"),
     (Form(block=(64, 64), options=(("programs", 3), ("roles", "cooperative"))), ["programs"], "why its warpgroups share a program")], ids=lambda x: getattr(x, "name", ""))
 def test_what_cannot_be_had_is_said_once(form, said, reason):
@@ -261,6 +278,12 @@ def test_as_many_as_there_are_registers_for(form, count, reason):
 @pytest.mark.parametrize("options", [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("queue", False),), (("fuse", True),)], ids=str)
 def test_who_asks_for_something_else_gets_it(options):
     assert compiled(Form(causal=True, block=(64, 64), options=options))[1].plan.roles == "cooperative"
+
+
+@pytest.mark.parametrize("form", [Form(block=(64, 64)), Form(causal=True, block=(128, 64)), Form(causal=True, block=(64, 64), options=(("num_warps", 4),)), Form(causal=True, block=(64, 64), options=(("queue", False),))], ids=lambda f: f.name)
+def test_what_nobody_asked_for_is_not_explained(form):
+    made = compiled(form)[1]
+    assert made.plan.roles == "cooperative" and not any("roles = " in line or "programs = " in line for line in made.decisions)
 
 
 # ------------------------------------------------------------------------------------------------------ mutants

@@ -123,6 +123,21 @@ def test_what_the_text_computes(form):
     for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, 2 * BN + 9, k, run=machine.run, seed=seed, resident=1)
 
 
+def test_addresses_of_programs_beyond_the_grid():
+    """They lead outside of the arrays, and nothing is loaded from them."""
+    def scaled(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+        m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+        factor, first = tkc.load(s.ptr + m + tkc.arange(BM)), tkc.load(s.ptr + m)
+        acc = tkc.zeros((BM, BN), tkc.float32)
+        for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+        tkc.store(c, (m, n), acc * factor[:, None] + first)
+    modules, given = stages.compiled(traced(scaled, *(array(tkc.bfloat16) for _ in "ab"), array(tkc.float32, 1), array(tkc.float32), BM=64, BN=64, BK=32), cluster=(2, 1), roles="cooperative")
+    assert given.plan.cluster == (2, 1)
+    a, b, s, c = integers(192, 64, dtype=tkc.bfloat16, seed=0), integers(64, 64, dtype=tkc.bfloat16, seed=1), np.float32(np.arange(192) % 7), np.full((192, 64), np.nan, np.float32)
+    for module in distinct(modules): run(module, [a, b, s, c], (3, 1, 1))
+    np.testing.assert_array_equal(c, np.float64(a) @ np.float64(b) * s[:, None] + s[::64].repeat(64)[:, None])
+
+
 # ------------------------------------------------------------------------------------------------------ structure
 @EVERY
 def test_who_shares_what(form):
