@@ -367,6 +367,43 @@ def test_fused_boundaries_on_a_gpu(d, causal):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d, columns, count", [(32, 64, 4), (64, 64, 4), (64, 128, 2), (96, 64, 3), (128, 64, 3), (128, 64, 2), (256, 64, 2)])
+def test_programs_abreast_on_a_gpu(d, columns, count, causal):
+    """Teams that are whole and teams with ghosts, fewer than blocks and more; programs that see nothing."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.harness import example
+    kernel = example("attention").attention
+    for batch, queries, keys in (1, 64, 64), (2, 130, 1), (4, 1000, 777), (40, 512, 512), (1, 64, 300), (2, 700, 2000):
+        q, k, v = arrays = operands(batch, 4, 4, queries, keys, d, d, "bfloat16")
+        moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
+        out = torch.full_like(moved[0], float("nan"))
+        for _ in range(3): kernel[tkc.cdiv(queries, 64), 4, batch](*moved, out, d ** -0.5, CAUSAL=causal, D=d, BM=64, BN=columns, roles="abreast", programs=count)
+        want = attention(q, k, v, causal=causal)[0]
+        assert np.abs(out.float().cpu().numpy() - want).max() <= 0.02 * max(1, np.abs(want).max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 96, 128])
+@pytest.mark.parametrize("window", [1, 100, 1024])
+def test_a_window_of_programs_abreast_on_a_gpu(d, window):
+    """As the library chooses where a launch fills the device, also of ragged batches, with and without log-sum-exp."""
+    torch = pytest.importorskip("torch")
+    arrays = operands(1, 12, 4, 4100, 4100, d, d, "bfloat16")
+    moved = [torch.tensor(x.astype(np.float32)).to("cuda", torch.bfloat16) for x in arrays]
+    want, sums = attention(*arrays, causal=True, window=window)
+    out, lse = kernels.attention(*moved, causal=True, window=window, with_lse=True)
+    near((out.float().cpu().numpy(), lse.cpu().numpy()), (want, sums), "bfloat16")
+    assert (kernels.attention(*moved, causal=True, window=window) - out).abs().max() <= 0.02 * max(1, float(out.abs().max()))
+    flat = [x[0].swapaxes(0, 1).contiguous() for x in moved]
+    begins = torch.tensor([0, 1500, 1500, 4100], dtype=torch.int32, device="cuda")
+    ragged = kernels.attention(*flat, causal=True, window=window, begins=begins, longest=2600)
+    for start, end in (0, 1500), (1500, 4100):
+        part = attention(*(x[:, :, start:end] for x in arrays), causal=True, window=window)[0][0]
+        assert np.abs(ragged[start:end].float().cpu().numpy().swapaxes(0, 1) - part).max() <= 0.02 * max(1, np.abs(part).max())
+
+
+@pytest.mark.gpu
 def test_ragged_and_decoding_on_a_gpu():
     torch = pytest.importorskip("torch")
     lengths = (300, 5, 0, 1000, 128)
