@@ -104,8 +104,8 @@ class Ways:
         return self.run("cpu", lambda a: cpu.compile(self.module.clone()).run(a, self.grid))
 
     def passes(self, target: str, warps: int | None, stages: int, each: bool = True, seeds=(0,), ptx: bool = True) -> Iterator[Failure]:
-        """Through the passes, run after each (or at the end alone), with an odd number of stages dots late with one role too; then the PTX is written, and run where the machine of tkc.sim.ptx knows it."""
-        module, context = self.module.clone(), PassContext(TARGETS[target], Free(num_warps=warps, num_stages=stages, rotate=stages % 2 > 0 or None))
+        """Through the passes, run after each (or at the end alone), with an odd number of stages dots late with one role too, with three and four as many programs side by side; then the PTX is written, and run where the machine of tkc.sim.ptx knows it."""
+        module, context = self.module.clone(), PassContext(TARGETS[target], Free(num_warps=warps, num_stages=stages, rotate=stages % 2 > 0 or None, programs=stages if stages in (3, 4) else None))
         label = lambda name: f"{target} warps {warps} stages {stages}: {name}"
         for name in PIPELINE:
             try:

@@ -39,7 +39,8 @@ class Streams(Writer):
         first = self.factor(dtype, m, k, row, "0") if form in ("before", "late") else None
         count = zeros((m,)) if form == "late" and self.chance(.6) else None
         outside = {t.name for t in (*sums, *((first, count) if count else (first,) if first else ()))}
-        self.line(f"for {i} in tkc.range(0, {self.pick((str(trips * k), f'n0 * {k}'))}, {k}):")
+        begin, end = self.pick(("0", "0", f"p0 % 3 * {k}")), self.pick((str(trips * k), f"n0 * {k}", f"p0 % 4 * {k}"))          # by the program: neighbours may stand side by side
+        self.line(f"for {i} in tkc.range({begin}, {end}, {k}):")
         saved = self.enter()
         if form == "late": self._late(dtype, total, first, sums[0], count, i, (m, n, k), column)
         else:
