@@ -121,8 +121,8 @@ class Parts:
         if not isinstance(value.type, TileType) or area[1] == value.type.extents: return value
         if value.owner in self.loads and area != whole: return self._slice(self._part(value, whole, whole, anchor), ((tuple(a - b for a, b in zip(area[0], whole[0]))), area[1]), anchor)
         key = value, area, anchor.parent
-        if key not in self.made: self.made[key] = self._make(value, area, whole, anchor)
-        return self.made[key]
+        if (made := self.made.get(key)) is None or not made.owner.is_before_in_block(anchor): made = self.made[key] = self._make(value, area, whole, anchor)       # stores of transposes come last, wherever they stand
+        return made
 
     def _make(self, value: SSAValue, area: Area, whole: Area, anchor: Operation) -> SSAValue:
         op, t = value.owner, value.type
