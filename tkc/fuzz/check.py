@@ -103,10 +103,10 @@ class Ways:
         from tkc.codegen import cpu
         return self.run("cpu", lambda a: cpu.compile(self.module.clone()).run(a, self.grid))
 
-    def passes(self, target: str, warps: int | None, stages: int, each: bool = True, seeds=(0,), ptx: bool = True) -> Iterator[Failure]:
-        """Through the passes, run after each (or at the end alone), with an odd number of stages dots late with one role too, with three and four as many programs side by side; then the PTX is written, and run where the machine of tkc.sim.ptx knows it."""
-        module, context = self.module.clone(), PassContext(TARGETS[target], Free(num_warps=warps, num_stages=stages, rotate=stages % 2 > 0 or None, programs=stages if stages in (3, 4) else None))
-        label = lambda name: f"{target} warps {warps} stages {stages}: {name}"
+    def passes(self, target: str, warps: int | None, stages: int, each: bool = True, seeds=(0,), ptx: bool = True, programs: int | None = None) -> Iterator[Failure]:
+        """Through the passes, run after each (or at the end alone), with an odd number of stages dots late with one role too; then the PTX is written, and run where the machine of tkc.sim.ptx knows it."""
+        module, context = self.module.clone(), PassContext(TARGETS[target], Free(num_warps=warps, num_stages=stages, rotate=stages % 2 > 0 or None, programs=programs))
+        label = lambda name: f"{target} warps {warps} stages {stages}{f' programs {programs}' if programs else ''}: {name}"
         for name in PIPELINE:
             try:
                 module_of(name).run(module, context)
@@ -143,7 +143,7 @@ def check(kernel: Kernel, targets=None, thorough: bool = False, brief: bool = Fa
     turn = kernel.seed % 3 if brief else None
     found = [f for f in [ways.cpu()] if f] if turn in (0, None) else []
     for target in targets or ("sm_90a" if kernel.policy == "roles" else ("sm_80", "sm_89", "sm_90a")[kernel.seed // 3 % 3],):
-        if turn != 0: found += ways.passes(target, kernel.warps, kernel.stages, turn != 2, seeds=range(4) if thorough else (kernel.seed,))
+        if turn != 0: found += ways.passes(target, kernel.warps, kernel.stages, turn != 2, range(4) if thorough else (kernel.seed,), programs=kernel.stages if kernel.policy == "roles" and kernel.stages in (3, 4) else None)        # side by side
         others = {1, 2, 3, 5} if thorough else {1} if turn in (2, None) and "range(" in kernel.source else set()
         for stages in others - {kernel.stages}: found += ways.passes(target, kernel.warps, stages, False, range(2) if thorough else (0,), thorough)
     return found
@@ -165,13 +165,13 @@ def reduced(kernel: Kernel, failure: Failure, tell=lambda text: None) -> ModuleO
     """The smallest module found that fails as the kernel does."""
     from tkc.fuzz.reducer import reduce
     want = symptom(failure)
-    plan = re.match(r"(\w+) warps (\w+) stages (\d+)", failure.stage)
+    plan = re.match(r"(\w+) warps (\w+) stages (\d+)(?: programs (\d))?", failure.stage)
 
     def interesting(module: ModuleOp) -> bool:
         try: ways = Ways(module, lambda: arguments(kernel), kernel.grid, near=1e-2)
         except Exception: return False
         if failure.stage == "cpu": return (f := ways.cpu()) is not None and symptom(f) == want
-        return any(symptom(f) == want for f in ways.passes(plan[1], None if plan[2] == "None" else int(plan[2]), int(plan[3]), True, (kernel.seed,)))
+        return any(symptom(f) == want for f in ways.passes(plan[1], None if plan[2] == "None" else int(plan[2]), int(plan[3]), True, (kernel.seed,), programs=int(plan[4]) if plan[4] else None))
     return reduce(traced(kernel, arguments(kernel)), interesting, tell)
 
 
