@@ -280,6 +280,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if real is not None:
         for op in [op for op in body.walk() if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))]: only_if(real, op)          # what a ghost puts aside nobody else reads
         for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]: _masked(op, real)
+        for op in [op for op in body.walk() if isinstance(op, tile.Assume)]: op.operands[0] = Builder(op).select(real, op.condition, before(op, tile.Constant(1, i1)).result)          # of a ghost nothing was promised
     if across * down > 1: kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (across * down, 1)])
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()

@@ -33,5 +33,7 @@ def sources(values: Iterable[SSAValue], ends: bool = True, given: Iterable[SSAVa
             found.update(inner)
             work += [o for op in inner for o in op.operands]
         elif not ends and isinstance(v.owner.parent_op(), scf.ForOp) and v.index == 0: work += [v.owner.parent_op().lb, v.owner.parent_op().step]
-        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)): work += v.owner.parent_op().operands
+        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)):
+            work += v.owner.parent_op().operands
+            if isinstance(v.owner.parent_op(), scf.ForOp) and v.index > 0: work.append(v.owner.last_op.operands[v.index - 1])           # what it becomes
     return found

@@ -103,7 +103,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     if len(dots) > 1 and not late and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
     relax = plan.relax
     if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
-    rings = _rings(dots, restaged, options)
+    rings = _rings(dots, restaged, late, options)
     claimed = members > 1 or options.queue and options.cluster is None              # blocks of a cluster take their programs together
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
@@ -253,11 +253,13 @@ def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     return left, "restaged" if True in changed else "shared"
 
 
-def _rings(dots, restaged, options: LaunchOptions) -> list[list[tile.Load]]:
-    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load."""
+def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]]:
+    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load. What a late dot's left factor is
+    computed from is read an iteration before its right one is, and comes in registers."""
     rings: list[list[tile.Load]] = []
     for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
-        here = _loads(group, options)
+        early = {load for dot in group if dot in late for load in staged(dot, options)}
+        here = [load for load in _loads(group, options) if load not in early]
         apart = [load for load in here if load.parent_op() is not group[0].parent_op() or load in restaged]
         rings += [[load] for load in apart]
         if together := [load for load in here if load not in apart]: rings.append(together)
