@@ -332,7 +332,7 @@ def _claiming_ahead(first: SSAValue, total: SSAValue, step: SSAValue, ahead: int
     return loop
 
 
-EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert
+EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert                 # atomic operations have one role, which has no ghosts
 
 
 def _dependent(block: Block) -> list[Operation]:

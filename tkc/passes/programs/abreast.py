@@ -14,7 +14,9 @@ from __future__ import annotations
 from xdsl.dialects import scf
 from xdsl.ir import Block, SSAValue
 
+from tkc.errors import VerifyError
 from tkc.ir import tile
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder
 from tkc.ir.threads import Identity
 
@@ -41,4 +43,7 @@ def only_real(body: Block, place: SSAValue, rows: SSAValue) -> SSAValue:
 
 def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
     """Where a loop begins and ends, and its step: one whose first iteration stands before it began a step earlier."""
-    return loop.lb.owner.operands[0] if BEGUN in loop.attributes else loop.lb, loop.ub, loop.step
+    if BEGUN not in loop.attributes: return loop.lb, loop.ub, loop.step
+    begun = loop.lb.owner
+    if not isinstance(begun, CLASSES["add"]) or begun.operands[1] is not loop.step: raise VerifyError("abreast: a rotated loop does not begin a step behind its first iteration")
+    return begun.operands[0], loop.ub, loop.step

@@ -474,7 +474,7 @@ def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, peers
 
 
 def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None) -> None:
-    """Stages that were waited for here and read by dots further inside are free at the block's end."""
+    """Stages that were waited for here and read by dots further inside, or by threads, are free at the block's end."""
     for ring in dict.fromkeys(rings.values()):
         for use in list(ring.full.uses):
             wait = use.operation
