@@ -32,15 +32,13 @@ and the writes:
     tile.write %ring2[%t], %y                        fence async_shared;  mbarrier_arrive %full2[%t], %empty[%s], one of each warp
                                          consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
 
-Copies to global memory leave by one thread: the buffer is free when its copy before has been read (`bulk_wait`), and is sent after a
-fence of the asynchronous proxy and a barrier of the consumers.
+Results leave by copies of their own (leaving.py).
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -48,7 +46,6 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
-from tkc.ir.layout import Layout
 from tkc.ir.plan import Plan
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp, with_results
@@ -63,6 +60,7 @@ from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
+from tkc.passes.warpgroups.leaving import send
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 from tkc.passes.warpgroups.tails import straighten
@@ -382,7 +380,7 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peer
     _overlap(block, rings, late, peers, turns)
     if turns: before(block.first_op, threads.Turn("start"))
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
-    if outs: _send(outs, maps)
+    if outs: send(outs, maps)
     if outs: block.add_op(stamp(threads.BulkWait(0, each="warpgroup" if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit)) else None), block.last_op))
 
 
@@ -561,39 +559,3 @@ def _computed(dot: tile.Dot) -> Operation:
         if isinstance(op, shared.Read): tainted.update(op.results)
         elif any(v in tainted for v in op.operands): return op
     return dot
-
-
-def _send(outs: list[shared.CopyOut], maps: Maps) -> None:
-    """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those: then none waits for another. Buffers of their own leave
-    together; those that results take in turn, one after the other."""
-    alone = len({out.buffer for out in outs}) == len(outs) and len({out.parent for out in outs}) == 1
-    for group in [outs] if alone else [[out] for out in outs]:
-        writes = [_write_of(out) for out in group]
-        shares = {_own_rows(write.value.type.register_layout) for write in writes}
-        share = shares.pop() if len(shares) == 1 else 0
-        each = "warpgroup" if share else None
-        before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each), threads.BlockBarrier(each))
-        end = group[-1]
-        before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
-        for out in group:
-            box = [max(n, 1) for n in out.extents.get_values()]
-            if share: box[next(a for a, n in enumerate(box) if n > 1)] = share
-            map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
-            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
-        before(end, threads.BulkCommit(each))
-        for out in group: erase(out)
-
-
-def _write_of(out: shared.CopyOut) -> shared.Write:
-    write = out.prev_op
-    while not (isinstance(write, shared.Write) and write.buffer is out.buffer): write = write.prev_op
-    return write
-
-
-def _own_rows(held: Layout) -> int:
-    """The rows of a tile that each of several warpgroups holds, if they follow one another; else 0."""
-    groups = held.num_warps // 4
-    rows, rest = divmod(held.shape[0], max(groups, 1))
-    if groups < 2 or rest or rows % 8: return 0
-    holds = held.table()[..., 0].reshape(groups, -1) // rows
-    return rows if (holds == np.arange(groups)[:, None]).all() else 0
