@@ -7,16 +7,12 @@ Copies leave by one thread: a buffer is free when its copy before has been read 
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tkc.ir import shared, threads
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase
-
-if TYPE_CHECKING:
-    from tkc.passes.warpgroups.roles import Maps
+from tkc.passes.warpgroups.maps import Maps
 
 
 def send(outs: list[shared.CopyOut], maps: Maps) -> None:

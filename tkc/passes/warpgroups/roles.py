@@ -47,12 +47,10 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp, with_results
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import MapType, PendingType, SharedType, TileType, bits
+from tkc.ir.types import PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
-from tkc.passes.analysis.mapped import dense_axis, through
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
@@ -62,6 +60,7 @@ from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.leaving import send
 from tkc.passes.warpgroups.lookahead import look_ahead
+from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 from tkc.passes.warpgroups.tails import straighten
 
@@ -252,27 +251,6 @@ def _state(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
     stage = copy.buffer.owner.index[0]
     step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
     return stage, step.parity
-
-
-class Maps:
-    """The tensor maps of a kernel, one for each array and box, made before the roles part."""
-
-    def __init__(self, anchor: Operation): self.anchor, self.made = anchor, {}
-
-    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False, fetch: int = 0) -> tuple[SSAValue, list[SSAValue]]:
-        """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
-        dense = dense_axis(array)
-        while isinstance(array.owner, tile.View):
-            fixed, rest, extents = iter(array.owner.offsets), iter(offsets), iter(box)
-            pairs = [(next(fixed), 1) if kind.data == "index" else (next(rest), next(extents)) for kind in array.owner.kinds]
-            offsets, box, dense, array = [o for o, _ in pairs], [n for _, n in pairs], through(array.owner, dense), array.owner.array
-        order = [*(a for a in range(len(box)) if a != dense), dense]
-        offsets, box = [offsets[a] for a in order], [box[a] for a in order]
-        element, facts = array.type.element, array.type.facts
-        panel = swizzle * 8 // bits(element) if swizzle else box[-1]
-        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel) and divisor(offsets[-1]) % panel == 0)
-        if (key := (array, t, tf32, fetch, *order)) not in self.made: self.made[key] = before(self.anchor, threads.TensorMap(array, t, order, tf32, fetch)).result
-        return self.made[key], offsets
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
