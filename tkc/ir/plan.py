@@ -88,6 +88,11 @@ class Plan:
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 
+    @property
+    def members(self) -> int:
+        """Programs that stand side by side in a block."""
+        return self.programs if self.roles == "abreast" else 1
+
     def dot(self, op) -> DotPlan | None:
         """The choice for a dot, by the number that the plan pass wrote on it; None where it has none."""
         return _numbered(self.dots, op)

@@ -175,7 +175,7 @@ class Order(Builder):
 def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
     block, (across, down) = kernel.body.block, plan.cluster
-    members = plan.programs if plan.roles == "abreast" else 1
+    members = plan.members
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
     if not inside: return

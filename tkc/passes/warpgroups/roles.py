@@ -96,7 +96,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
-    members = plan.programs if plan.roles == "abreast" else 1
+    members = plan.members
     common = shared_by(next(op for op in moved if isinstance(op, scf.WhileOp))) if members > 1 else {}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
