@@ -1,4 +1,5 @@
 """A kernel after every pass: run at any level, taken apart, assembled, broken on purpose. What the tests of plans with roles share."""
+import re
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -65,6 +66,27 @@ def assembles_clean(module, machine: str = "sm_90a"):
     assembled = ptxas.assemble(program.text, machine)
     assert assembled.clean, assembled.log
     return program
+
+
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?\s*([A-Z][\w.]*)\s*([^;]*);")
+WRITTEN = {".M88.4": 4, ".128": 4, ".64": 2, ".WIDE": 2, ".M88.2": 2}                     # registers of an instruction's result, where they are several
+
+
+def overwritten(module, machine: str = "sm_90a") -> list[str]:
+    """Instructions of the machine code that write registers from which a dot under way still takes its left factor. Each loop is gone through twice, straight on."""
+    ops, labels, found = [], {}, {}
+    for line in ptxas.disassemble(ptxas.assemble(emit(module, target(machine)).text, machine).cubin).splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line): labels[label[1]] = len(ops)
+        elif op := INSTRUCTION.search(line): ops.append((op[1], op[2]))
+    for last, (name, operands) in enumerate(ops):
+        if name != "BRA" or not (to := re.search(r"\.L_x_\d+", operands)) or labels.get(to[0], last) >= last: continue
+        body, busy = ops[labels[to[0]]:last], set()
+        for name, operands in body * 2 if any("GMMA" in name for name, _ in body) else ():
+            result = re.match(r"R(\d+)\b", operands)
+            if re.match("[A-Z]GMMA", name): busy |= {int(left[1]) + i for left in [re.match(r"[^,]*, R(\d+),", operands)] if left for i in range(4)}
+            elif name.startswith("WARPGROUP.DEPBAR"): busy.clear()
+            elif result and busy & {int(result[1]) + i for i in range(next((n for mark, n in WRITTEN.items() if mark in name), 1))}: found[f"{name} {operands}"] = None
+    return list(found)
 
 
 def survivors(mutants: Iterable[tuple[str, object]], *runs: Callable) -> tuple[int, set[str]]:

@@ -484,8 +484,8 @@ def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:
 
 
 def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:
-    """The sums of a loop, one group of dots deep: a stage is given back when the next group is under way. A left factor in registers is read while the dot
-    before runs, and computed when that one is over: it still reads its own, and ptxas would give both the same registers."""
+    """The sums of a loop, one group of dots deep: a stage is given back when the next group is under way. A left factor in registers is computed when the dot
+    before is over: it still reads its own, and ptxas would give both the same registers. What it is computed from is read while that one runs; what needs no computing is read when it is over."""
     body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
     carried = [first.acc for first, *_ in made]                       # each sum as the loop carries it
     indices = [sum_.index - 1 for sum_ in carried]
@@ -499,6 +499,7 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     for i, result in zip(indices, placeholder.results): loop.results[i].replace_all_uses_with(result)
     computed = isinstance(dots[0].a.type, TileType)
     place = _computed(dots[0]) if computed else dots[0]
+    late = isinstance(place, shared.Read)                              # behind this iteration's fence: the last one's needs another
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
     flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way
@@ -523,7 +524,7 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=go))))
     body.last_op.operands = [*body.last_op.operands, *ends, *(stage for _, stage in stages)]
     done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages):-len(stages)]))
-    last = after(done, *(threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some) for (ring, _), stage in zip(stages, loop.results[-len(stages):])))
+    last = after(done, *(op for (ring, _), stage in zip(stages, loop.results[-len(stages):]) for op in (*(ring.fence() if late else ()), threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some))))
     yes, no = Block([scf.YieldOp(*done.results)]), Block([scf.YieldOp(*initial)])
     chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
     for result, value in zip(placeholder.results, chosen.results): result.replace_all_uses_with(value)
@@ -531,9 +532,12 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
 
 
 def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left factor of what was read in shared memory; the dot if it is what was read."""
+    """The first operation that computes a dot's left factor of what was read in shared memory. Where nothing does, what reads it: ptxas has it read to the registers from which the dot before takes its own."""
     tainted: set[SSAValue] = set()
+    first: Operation = dot
     for op in defining_slice([dot.a], dot.parent):
-        if isinstance(op, shared.Read): tainted.update(op.results)
-        elif any(v in tainted for v in op.operands): return op
-    return dot
+        if isinstance(op, shared.Read):
+            tainted.update(op.results)
+            if first is dot: first = op
+        elif any(v in tainted for v in op.operands) and not isinstance(op, tile.Transpose): return op
+    return first
