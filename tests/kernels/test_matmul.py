@@ -1,5 +1,6 @@
 """tkc.kernels.matmul: shapes by NumPy's rules, every memory order, every epilogue; what it launches on Hopper compiles clean."""
 import itertools
+import json
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tkc
 from tests.kernels.checks import assembles, close, double, numbers
 from tkc import kernels
-from tkc.kernels.matmul import _configs, _product
+from tkc.kernels.matmul import TABLES, _configs, _product
 
 SHAPES = (((5,), (5,)), ((7,), (7, 9)), ((9, 7), (7,)), ((1, 1), (1, 1)), ((33, 65), (65, 17)), ((130, 70), (70, 257)), ((3, 33, 20), (20, 9)), ((3, 33, 20), (3, 20, 9)),
           ((2, 1, 5, 8), (3, 8, 4)), ((4, 20), (2, 20, 6)), ((1, 257), (257, 100)), ((100, 257), (257, 1)))
@@ -87,6 +88,17 @@ def test_hopper_takes_every_memory_order_without_a_copy():
     for a, b in itertools.product(("bf16[512, 512]", "bf16[512:1, 512:512]"), repeat=2):
         compiled = _product.kernel.compile(a, b, None, "bf16[512, 512]", ACTIVATION=None, BM=128, BN=128, BK=64, target="sm_90a")
         assert "wgmma" in compiled.ptx and compiled.ptx.count("cp.async.bulk.tensor.2d.shared") and compiled.resources.clean
+
+
+LARGE = {tkc.Config(**entry["config"]) for entry in json.loads(TABLES.read_text())["entries"] if entry["config"]["BM"] * entry["config"]["BN"] > 128 * 256}
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("config", sorted(LARGE, key=repr), ids=repr)
+def test_the_tables_large_blocks_have_room_for_an_epilogue(config, activation):
+    """A choice is made without it: of 192 x 256, 160 registers a thread are not 240."""
+    made = _product.kernel.compile("bf16[8192, 4096]", "bf16[4096, 8192]", "bf16[8192]", "bf16[8192, 8192]", ACTIVATION=activation, **dict(config.items), target="sm_90a")
+    assert made.resources.clean, made.resources.log
 
 
 def test_what_it_launches_assembles():

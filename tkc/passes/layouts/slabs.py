@@ -41,10 +41,10 @@ def slab(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
 def _columns(t: TileType) -> list[int]: return [8 * w // bits(t.element) for w in SWIZZLES]
 
 
-def widest(stores: Sequence[tile.Store], held: int) -> int:
-    """Columns of a slab, beside a sum of so many registers a thread: fewer where the epilogue loads or computes much for each."""
+def widest(stores: Sequence[tile.Store], held: int, most: int = REGISTERS) -> int:
+    """Columns of a slab, beside a sum of so many registers a thread that has at most so many: fewer where the epilogue loads or computes much for each."""
     fitting = (32, 16) if any(op.name in DEEP for op in chain(stores)) else (64, 32, 16)
-    return next((c for c in fitting if beside(stores, held, c) <= REGISTERS), 16)
+    return next((c for c in fitting if beside(stores, held, c) <= most), 16)
 
 
 def beside(stores: Sequence[tile.Store], held: int, columns: int = 16) -> int:

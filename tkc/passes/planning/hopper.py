@@ -35,6 +35,7 @@ from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
+from tkc.passes.layouts.slabs import REGISTERS as SLABS
 from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, widest
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import ADDRESSES, Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
@@ -112,7 +113,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
     room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
-    columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), options)
+    columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), in_all, options)
     slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
     fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
     otherwise = _unturned(leaving, groups, columns, fitting, options)
@@ -231,9 +232,10 @@ def _together(program, dots, options) -> str:
     return ""
 
 
-def _columns(leaving: list[tile.Store], stores: list[tile.Store], sums: int, options: LaunchOptions) -> tuple[int, str]:
+def _columns(leaving: list[tile.Store], stores: list[tile.Store], sums: int, warpgroups: int, options: LaunchOptions) -> tuple[int, str]:
     """How many columns of a result leave at once, at most, and why not as asked. Where stores that could leave in slabs do not, a thread has addresses beside them."""
-    most, asked = widest(stores, sums + ADDRESSES) if options.epilogue == "direct" else widest(leaving, sums), options.store_columns or 0
+    room = SLABS if warpgroups < 3 else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - SLABS)
+    most, asked = widest(stores, sums + ADDRESSES, room) if options.epilogue == "direct" else widest(leaving, sums, room), options.store_columns or 0
     if leaving and asked == 8: return most, "a slab is 16 columns wide or more"
     return (most, f"beside a sum of {sums} registers a thread there is room for {most}") if asked > most else (asked or most, "")
 
