@@ -273,7 +273,9 @@ def test_blocks_of_wide_heads_leave_registers_and_shared_memory(d, dtype, target
 @pytest.mark.parametrize("batch, heads, queries, keys, d, options, block", [
     (16, 32, 1024, 1024, 64, {}, (256, 64)), (16, 32, 1024, 1024, 64, dict(causal=True), (64, 64, 4)), (4, 64, 4096, 4096, 32, {}, (256, 64)), (4, 21, 4096, 4096, 96, {}, (192, 64)), (4, 16, 4096, 4096, 128, {}, (128, 128)),
     (1, 8, 1024, 1024, 64, {}, (128, 128)), (1, 16, 2048, 2048, 64, {}, (256, 64)), (1, 16, 2048, 2048, 64, dict(causal=True), (128, 128)), (1, 32, 2048, 2048, 64, dict(causal=True), (64, 64, 4)), (1, 32, 2048, 2048, 96, dict(causal=True), (64, 64, 3)), (16, 16, 300, 300, 64, {}, (192, 96)), (1, 64, 60, 4096, 64, {}, (64, 128)),
-    (2, 16, 8192, 8192, 128, dict(causal=True), (64, 64, 3)), (1, 16, 12288, 12288, 128, dict(causal=True), (64, 64, 3)), (16, 16, 1024, 1024, 128, dict(causal=True), (128, 128)), (2, 16, 8192, 8192, 128, {}, (128, 128)), (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (64, 64, 3)),
+    (2, 16, 8192, 8192, 128, dict(causal=True), (64, 64, 3)), (1, 16, 12288, 12288, 128, dict(causal=True), (64, 64, 3)), (16, 16, 1024, 1024, 128, dict(causal=True), (128, 128)), (2, 16, 8192, 8192, 128, {}, (128, 128)), (1, 16, 1280, 1280, 128, {}, (128, 128)),
+    (3, 16, 5003, 1000, 128, {}, (192, 64)), (3, 16, 5003, 400, 128, {}, (128, 80)), (3, 16, 5003, 200, 128, {}, (128, 112)), (4, 16, 4096, 77, 128, {}, (192, 64)), (1, 8, 1000, 1000, 128, {}, (128, 128)), (3, 16, 1000, 5003, 128, dict(causal=True), (128, 128)),
+    (2, 16, 8192, 8192, 128, dict(causal=True, window=1024), (64, 64, 3)),
     (1, 32, 16384, 16384, 64, dict(causal=True, window=1024), (64, 64, 4)), (1, 8, 1024, 1024, 128, dict(causal=True), (128, 128)), (16, 32, 1024, 1024, 64, dict(columns=96), (128, 96)), (16, 32, 1024, 1024, 64, dict(rows=192), (192, 96))])
 def test_default_blocks(batch, heads, queries, keys, d, options, block, monkeypatch):
     """Three and four warpgroups where a row is finished sooner so, and the grid still fills the device; with programs of their own where masks cut what rows see."""
@@ -339,7 +341,7 @@ def test_on_a_gpu(shape, options):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d, rows, columns", [(64, 192, 96), (64, 192, 128), (64, 256, 64), (96, 192, 64), (128, 192, 64), (32, 192, 112), (32, 256, 64)])
+@pytest.mark.parametrize("d, rows, columns", [(64, 192, 96), (64, 192, 128), (64, 256, 64), (96, 192, 64), (128, 192, 64), (128, 128, 112), (128, 128, 80), (32, 192, 112), (32, 256, 64)])
 def test_three_and_four_warpgroups_on_a_gpu(d, rows, columns, causal):
     torch = pytest.importorskip("torch")
     for queries, keys in (512, 512), (1000, 777), (64, 3000):

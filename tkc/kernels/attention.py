@@ -31,6 +31,8 @@ LIFT = 1                                        # the sum of a block of 128 colu
 WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
 ABREAST = {64: (4, 0.88, -60), 96: (3, 0.885, -70), 128: (3, 0.965, -55)}      # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the time of a row, and columns that each program's loop is shorter than that of 128 rows
+ENDS = {128: ((128, 128, 1.0, 151), (192, 64, 1.002, 145), (128, 112, 1.012, 162), (128, 80, 1.007, 149))}       # likewise, for lengths that leave parts of the last blocks empty: the time of a row by a column of K, and columns in whose time a row begins and ends, with the mask of its last block (H200, S = 77 to 4096)
+ONCE = 90                                       # columns in whose time a row waits that has one block of K, since no other's dots run beside its vector work
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
 
@@ -151,11 +153,12 @@ class Block(NamedTuple):
     abreast: int = 1
 
 
-def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0) -> Block:
+def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0, keys: int = 0) -> Block:
     """A program's block, as asked or as large as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
     warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
     average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow with the row. Where masks
-    cut, warpgroups with programs of their own see fewer columns, and read K and V together all the same."""
+    cut, warpgroups with programs of their own see fewer columns, and read K and V together all the same. keys: the columns of all loops, if these are alike: narrower blocks may end with less of the
+    last one empty."""
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
     each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
     if rows is not None and rows > 128: return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
@@ -168,6 +171,9 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
             if uneven or window is not None:
                 most = next((most for most in ABREAST if d <= most), None)
                 if most: choices.append((Block(64, 64, n := ABREAST[most][0]), 64 * n, ABREAST[most][1] * (1 + ABREAST[most][2] / uneven if uneven else 1)))
+            if keys % 128 or keys and queries % 128:
+                ends = next((blocks for most, blocks in ENDS.items() if max(HOPPER) < d <= most), ())
+                choices = [(Block(rows, columns), rows, time * columns * (n := tkc.cdiv(keys, columns)) + start + ONCE * (n == 1)) for rows, columns, time, start in ends] or choices
             loop = lambda rows: 1 if window is None else window + CUT * rows
             return min(choices, key=lambda choice: choice[1] * choice[2] * loop(choice[0].rows) * _turns(each(choice[1]), even))[0]
     else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
@@ -178,7 +184,7 @@ def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, row
     """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
-    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns, keys if even < 1 else 0)
+    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns, keys if even < 1 else 0, keys if even == 1 and window is None else 0)
 
 
 def _mapped(x: Array) -> bool:
