@@ -233,19 +233,25 @@ def scored(q, k, v, w, o, high, BN: tkc.constexpr):
     tkc.store(o, (i * 64, 0), acc)
 
 
-@pytest.mark.parametrize("options", [abreast(3), abreast(2, ("num_stages", 2)), (("roles", "cooperative"),)], ids=str)
+SCORED = pytest.mark.parametrize("options", [abreast(3), abreast(2, ("num_stages", 2)), (("roles", "cooperative"),)], ids=str)
+SCORES = (5, 130, 40), (4, 700, 300), (7, 70, 33)
+
+
+def check_scored(module, places: int, rows: int, high: int, run=run, **how) -> None:
+    q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
+    w, o = integers(64, rows, dtype=tkc.float32, seed=5), np.full((64 * places, 64), np.nan, np.float32)
+    run(module, [q, k, v, w, o, high], (places, 1, 1), **how)
+    x, y, z = map(np.float64, (q, k, v))
+    want = [np.where(x[64 * i:64 * i + 64] @ y[:end].T * 2 + w[:, :end] > 0, 1.0, -1.0) @ z[:end] for i in range(places) for end in [min(rows, -(-min(rows, high * (i + 1)) // 32) * 32)]]
+    np.testing.assert_array_equal(o, np.concatenate(want))
+
+
+@SCORED
 def test_what_is_added_to_scores(options):
     modules, given = stages.compiled(traced(scored, MATRIX, MATRIX, MATRIX, array(tkc.float32), array(tkc.float32), i32(), BN=32), **dict(options))
     assert is_forced(options, given) and given.plan.rotate and len(given.plan.rings) == 3, given.decisions
-    for seed, (places, rows, high) in enumerate(((5, 130, 40), (4, 700, 300), (7, 70, 33))):
-        q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
-        w, o = integers(64, rows, dtype=tkc.float32, seed=5), np.full((64 * places, 64), np.nan, np.float32)
-        x, y, z = map(np.float64, (q, k, v))
-        want = [np.where(x[64 * i:64 * i + 64] @ y[:end].T * 2 + w[:, :end] > 0, 1.0, -1.0) @ z[:end] for i in range(places) for end in [min(rows, -(-min(rows, high * (i + 1)) // 32) * 32)]]
-        for module in [*(without_threads(modules) if not seed else []), modules[LAST]]:
-            o[...] = np.nan
-            run(module, [q, k, v, w, o, high], (places, 1, 1), **(dict(seed=seed, resident=1 + seed) if module is modules[LAST] else {}))
-            np.testing.assert_array_equal(o, np.concatenate(want))
+    for module in without_threads(modules): check_scored(module, *SCORES[0])
+    for seed, shape in enumerate(SCORES): check_scored(modules[LAST], *shape, seed=seed, resident=1 + seed)
 
 
 # ------------------------------------------------------------------------------------------------------ what cannot be had
@@ -279,16 +285,23 @@ def anywhere(q, k, at, s, o, low, high, BN: tkc.constexpr):
     tkc.store(o, (i * 64,), total)
 
 
-@pytest.mark.parametrize("kernel, reason", [(own_rows, "what a loop loads depends on axis 0"), (striding, "what a loop loads depends on axis 0"), (loaded, "bounds are loaded"), (anywhere, "do not begin whole steps apart")], ids=lambda x: getattr(x, "__name__", ""))
-def test_programs_that_share_nothing(kernel, reason):
-    modules, given = stages.compiled(traced(kernel, *ARGUMENTS[sums], i32(), i32(), BN=32), **dict(abreast(3)))
-    assert given.plan.roles == "cooperative" and all(is_refused(*option, given) for option in abreast(3)) and all(reason in line for line in given.decisions if "'abreast' is not used" in line), given.decisions
+APART = own_rows, striding, loaded, anywhere
+
+
+def check_apart(module, kernel, run=run, **how) -> None:
     q, k, at, o = integers(320, 64, dtype=tkc.bfloat16, seed=0), integers(250, 64, dtype=tkc.bfloat16, seed=1), np.array([96, 0, 224, 32, 160], np.int32), np.full(320, np.nan, np.float32)
-    run(modules[LAST], [q, k, at, o, o, 5, 0], (5, 1, 1), seed=1)
+    run(module, [q, k, at, o, o, 5, 0], (5, 1, 1), **how)
     x, y = map(np.float64, (q, k))
     if kernel is striding: want = np.concatenate([sum((x[64 * i:64 * i + 64] @ y[8 * i * n:8 * i * n + 32].T).sum(1) for n in range(8)) for i in range(5)])
     else: want = 2 * (x @ y[:64]).sum(1) if kernel is own_rows else np.concatenate([(x[64 * i:64 * i + 64] @ (y[:at[i]] if kernel is loaded else y[5 * i:]).T).sum(1) for i in range(5)])
     np.testing.assert_array_equal(o, want)
+
+
+@pytest.mark.parametrize("kernel, reason", [(own_rows, "what a loop loads depends on axis 0"), (striding, "what a loop loads depends on axis 0"), (loaded, "bounds are loaded"), (anywhere, "do not begin whole steps apart")], ids=lambda x: getattr(x, "__name__", ""))
+def test_programs_that_share_nothing(kernel, reason):
+    modules, given = stages.compiled(traced(kernel, *ARGUMENTS[sums], i32(), i32(), BN=32), **dict(abreast(3)))
+    assert given.plan.roles == "cooperative" and all(is_refused(*option, given) for option in abreast(3)) and all(reason in line for line in given.decisions if "'abreast' is not used" in line), given.decisions
+    check_apart(modules[LAST], kernel, seed=1)
 
 
 @pytest.mark.parametrize("form, said, reason", [

@@ -134,10 +134,8 @@ def test_an_array_that_is_stored_twice(k):
         assert (np.float64(c) == np.float64((np.float32(a) @ np.float32(b)).astype(c.dtype))).all()
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["transpose first", "transpose last"])
-@pytest.mark.parametrize("out", [tkc.float32, tkc.bfloat16], ids=str)
-def test_a_sum_and_its_transpose(first, out):
-    """Both leave part by part, whichever is stored first."""
+@cache
+def sum_and_transpose(first: bool):
     def both(a, b, c, d):
         m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 96
         acc = tkc.zeros((64, 96), tkc.float32)
@@ -145,12 +143,24 @@ def test_a_sum_and_its_transpose(first, out):
         if first: tkc.store(d, (n, m), acc.T.to(d.dtype))
         tkc.store(c, (m, n), acc.to(c.dtype))
         if not first: tkc.store(d, (n, m), acc.T.to(d.dtype))
-    modules, given = stages.compiled(traced(both, *(array(tkc.bfloat16),) * 2, *(array(out),) * 2))
-    assert given.plan.roles != "one"
+    return both
+
+
+def check_sum_and_transpose(module, out, run=run) -> None:
     x, y = integers(70, 64, dtype=tkc.bfloat16, seed=0), integers(64, 104, dtype=tkc.bfloat16, seed=1)
+    c, d = (np.full(shape, np.nan, NUMPY.get(out, np.float32)) for shape in ((72, 104), (104, 72)))
+    run(module, [x, y, c[:70], d[:, :70]], (2, 2, 1))
     want = np.float64(x) @ np.float64(y)
-    for module in [*without_threads(modules), modules[LAST]]:
-        c, d = (np.full(shape, np.nan, NUMPY.get(out, np.float32)) for shape in ((72, 104), (104, 72)))
-        run(module, [x, y, c[:70], d[:, :70]], (2, 2, 1))
-        np.testing.assert_array_equal(c[:70], want.astype(c.dtype))
-        np.testing.assert_array_equal(d[:, :70], want.T.astype(d.dtype))
+    np.testing.assert_array_equal(c[:70], want.astype(c.dtype))
+    np.testing.assert_array_equal(d[:, :70], want.T.astype(d.dtype))
+
+
+SUM_AND_TRANSPOSE = lambda test: pytest.mark.parametrize("first", [True, False], ids=["transpose first", "transpose last"])(pytest.mark.parametrize("out", [tkc.float32, tkc.bfloat16], ids=str)(test))
+
+
+@SUM_AND_TRANSPOSE
+def test_a_sum_and_its_transpose(first, out):
+    """Both leave part by part, whichever is stored first."""
+    modules, given = stages.compiled(traced(sum_and_transpose(first), *(array(tkc.bfloat16),) * 2, *(array(out),) * 2))
+    assert given.plan.roles != "one"
+    for module in [*without_threads(modules), modules[LAST]]: check_sum_and_transpose(module, out)

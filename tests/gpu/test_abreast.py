@@ -1,0 +1,52 @@
+"""Kernels that are neither products nor attention, with roles, on a GPU: programs side by side, what is added to scores before a late dot, a sum beside its transpose."""
+import numpy as np
+import pytest
+
+import tkc
+from tests.gpu import device
+from tests.passes import test_abreast as here
+from tests.passes import test_epilogues as epilogues
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no Hopper")
+
+
+def on_gpu(kernel, **options):
+    """Something that takes a simulator's place: launches the kernel itself, with copies of what the arrays and what lies around them hold, and reads back what it wrote."""
+    fn = tkc.jit(kernel)
+
+    def run(module, args: list, grid: tuple, **how) -> None:
+        there = [_copied(x) if isinstance(x, np.ndarray) else x for x in args]
+        fn[grid](*there, **options)
+        torch.cuda.synchronize()
+        for x, copy in zip(args, there):
+            if isinstance(x, np.ndarray): x[...] = device.back(copy.contiguous(), x.dtype)
+    return run
+
+
+def _copied(x: np.ndarray):
+    """With the strides that it has in the array around it."""
+    around = x
+    while isinstance(around.base, np.ndarray): around = around.base
+    return device.on_gpu(around.copy())[tuple(map(slice, x.shape))]
+
+
+@here.OTHERS
+def test_other_kernels(kernel, programs):
+    run = on_gpu(kernel, BN=32, **dict(here.abreast(programs)))
+    for low, high in here.SPANS:
+        for places, rows in ((5, 300), (200, 1000)): here.check_other(None, kernel, places, rows, low, high, run=run)
+
+
+@here.SCORED
+def test_what_is_added_to_scores(options):
+    run = on_gpu(here.scored, BN=32, **dict(options))
+    for shape in (*here.SCORES, (300, 1000, 20)): here.check_scored(None, *shape, run=run)
+
+
+@pytest.mark.parametrize("kernel", here.APART, ids=lambda kernel: kernel.__name__)
+def test_programs_that_share_nothing(kernel): here.check_apart(None, kernel, run=on_gpu(kernel, BN=32, **dict(here.abreast(3))))
+
+
+@epilogues.SUM_AND_TRANSPOSE
+def test_a_sum_and_its_transpose(first, out): epilogues.check_sum_and_transpose(None, out, run=on_gpu(epilogues.sum_and_transpose(first)))
