@@ -1,6 +1,8 @@
 """Constants, program ids, extents and views of arrays: what gives scalars, and costs little or nothing."""
 from __future__ import annotations
 
+from xdsl.ir import BlockArgument
+
 from tkc.codegen.ptx.emit import Emitter, emitter
 from tkc.codegen.ptx.values import Array, Tile, packing, registers_of, to_bits
 from tkc.codegen.ptx.writer import Operand
@@ -120,20 +122,31 @@ def assume(e: Emitter, op: tile.Assume) -> None:
 def finish(e: Emitter, op: tile.Return) -> None: e.w.emit("ret")
 
 
+def _fewer(op: threads.RingNext, steps: str | int, stages: int) -> bool:
+    """Whether a ring goes on by fewer steps than it has stages, so that it wraps once at most: a number, or which of so many instances of a role this is."""
+    if not isinstance(steps, str): return 0 < steps < stages
+    role = op.steps.block.parent_op() if isinstance(op.steps, BlockArgument) else None
+    return isinstance(role, threads.Role) and role.instances <= stages
+
+
 @emitter(threads.RingNext)
 def ring_next(e: Emitter, op: threads.RingNext) -> None:
     """stage + steps mod stages; the parity flips for every wrap.  As arithmetic, not branches: ptxas keeps it uniform."""
     w, n = e.w, op.stages.value.data
     stage, parity, steps = e.operand(op.stage), e.operand(op.parity), 1 if op.steps is None else e.operand(op.steps)
+    flip = lambda by: parity ^ by if not isinstance(parity, str) and not isinstance(by, str) else w.op("xor.b32", "b32", parity if isinstance(parity, str) else w.register(parity), by)
+    if not isinstance(steps, str) and steps % n == 0:
+        e.set(op.next_stage, stage)
+        return e.set(op.next_parity, flip(1) if steps // n & 1 else parity)
     total = add(e, stage, steps)
     if not isinstance(total, str):
         wraps, rest = divmod(total, n)
         e.set(op.next_stage, rest)
-        return e.set(op.next_parity, parity ^ wraps & 1 if not isinstance(parity, str) else w.op("xor.b32", "b32", parity, wraps & 1) if wraps & 1 else parity)
-    if steps == 1 and n & n - 1:
-        wrap = w.op("setp.eq.s32", "pred", total, n)
-        e.set(op.next_stage, w.op("selp.b32", "b32", 0, total, wrap))
-        return e.set(op.next_parity, w.op("xor.b32", "b32", parity if isinstance(parity, str) else w.register(parity), w.op("selp.b32", "b32", 1, 0, wrap)))
+        return e.set(op.next_parity, flip(1) if wraps & 1 else parity)
+    if n & n - 1 and _fewer(op, steps, n):
+        wrap = w.op("setp.eq.s32", "pred", total, n) if steps == 1 else w.op("setp.ge.s32", "pred", total, n)
+        e.set(op.next_stage, w.op("selp.b32", "b32", 0 if steps == 1 else w.op("sub.s32", "b32", total, n), total, wrap))
+        return e.set(op.next_parity, flip(w.op("selp.b32", "b32", 1, 0, wrap)))
     if n & n - 1 == 0:
         wraps, rest = w.op("shr.u32", "b32", total, n.bit_length() - 1), w.op("and.b32", "b32", total, n - 1)
     else:
