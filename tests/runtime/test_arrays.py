@@ -149,6 +149,6 @@ def test_texts_with_strides(): assert from_text("f32[64:1, 32:64]").strides == (
 
 @pytest.mark.parametrize("given,message", [({"num_warp": 4}, "num_warp"), ({"num_warps": 0}, ">= 1"), ({"num_warps": 64}, "at most 32"), ({"cluster": 2}, "pair"), ({"num_stages": 2.5}, "got 2.5"),
                                            ({"left_factor": "memory"}, "registers or shared"), ({"epilogue": True}, "tma or direct"), ({"store_columns": 48}, "8, 16, 32 or 64"), ({"store_columns": 64.0}, "got 64.0"), ({"split_warps": 4}, "pair"),
-                                           ({"swap_dots": 1}, "True or False"), ({"queue": "yes"}, "True or False"), ({"prefetch": 0}, "True or False"), ({"slabs": 0}, ">= 1")])
+                                           ({"swap_dots": 1}, "True or False"), ({"queue": "yes"}, "True or False"), ({"prefetch": 0}, "True or False"), ({"slabs": -1}, ">= 0")])
 def test_options_that_are_none(given, message):
     with pytest.raises(LaunchError, match=message): options_of(given, "k")

@@ -84,7 +84,8 @@ class Plan:
     fuse: bool = False                              # the first dot of a block's next program is issued before this one's results leave
     relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
     epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
-    slabs: int = 1                                  # tma: buffers in turn through which each result leaves,
+    slabs: int = 1                                  # tma: buffers in turn through which each result leaves; 0: through stages of rings,
+    through: tuple[int, ...] = ()                   # of these loads, which a program then needs no longer, one a result;
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
 

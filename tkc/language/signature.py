@@ -60,7 +60,7 @@ class Options:
     split_warps: tuple[int, int] | None = None    # warps along m and n that share a dot of mma.sync or of multiply-adds
     epilogue: str | None = None           # how a dot's results leave: "tma", through slabs in shared memory, or "direct", from registers
     store_columns: int | None = None      # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
-    slabs: int | None = None              # buffers in turn through which each result leaves
+    slabs: int | None = None              # buffers in turn through which each result leaves; 0: through the stages of what a program has then read for the last time
     queue: bool | None = None             # blocks claim their programs one by one, or they are dealt out
     prefetch: bool | None = None          # loops without dots read one iteration ahead
     relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)

@@ -40,7 +40,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.elementwise import CLASSES, Cast, Select
 from tkc.ir.fragments import matrix_access, wgmma_accumulator
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import LoadPlan, Plan
+from tkc.ir.plan import LoadPlan, Plan, number_of
 from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import after, before, counted_slice, defining_slice, erase, replace
@@ -184,8 +184,9 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     others = {argument_of(op.array) for op in large if op not in stores}            # a warpgroup sends its rows when it has written them: not where another one's threads may have stored before
     geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) and argument_of(op.array) not in others else None
     most = context.plan.columns if context.plan.epilogue == "direct" else 64
+    free = [copy.buffer for number in context.plan.through for copy in kernel.walk() if isinstance(copy, shared.Copy) and number_of(copy) == number]
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
-        if geometry(together[0]): _slabs(together, parts, groups, context)
+        if geometry(together[0]): _slabs(together, parts, groups, free, context)
         else: _pieces(together, parts, groups, False, most)
     for together in neighbours(turned, lambda op: op.value.type.extents): _pieces(together, parts, groups, True, most)
 
@@ -199,12 +200,12 @@ def _is_sum(t: TileType, groups: int, turned: bool) -> bool:
     return t.register_layout == (layout.transpose((1, 0)) if turned else layout)
 
 
-def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassContext) -> None:
-    """Through one or two buffers a store, in turn; a part's loads are made before the part before it is stored, where registers allow."""
+def _slabs(stores: list[tile.Store], parts: Parts, groups: int, free: list[SSAValue], context: PassContext) -> None:
+    """Through one or two buffers a store, in turn, or through what copies have left free; a part's loads are made before the part before it is stored, where registers allow."""
     plan, anchor, t = context.plan, stores[-1], stores[0].value.type
-    (rows, columns), in_turn = slab(stores[0], groups, plan.columns), turns(stores[0], groups, plan.columns, plan.slabs)
-    memory = SharedLayout((rows, columns), bits(t.element), columns * bits(t.element) // 8)
-    buffers = [[before(anchor, shared.Alloc(SharedType(1, (rows, columns), op.value.type.element, memory))).result for _ in range(in_turn)] for op in stores]
+    rows, columns = slab(stores[0], groups, plan.columns)
+    in_turn = turns(stores[0], groups, plan.columns, plan.slabs) if plan.slabs else t.extents[1] // columns
+    buffers = [_panels(free.pop(0), (rows, columns), op) if plan.through else _alternate((rows, columns), in_turn, op) for op in stores]
     layout, _ = t.register_layout.slice((0, 0), (rows, columns))
     places = [(row, column) for column in range(0, t.extents[1], columns) for row in range(0, t.extents[0], rows)]
     ahead = plan.split_k == 1 and t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4 <= REGISTERS - BUSY
@@ -216,6 +217,22 @@ def _slabs(stores: list[tile.Store], parts: Parts, groups: int, context: PassCon
             before(anchor, _recorded(shared.Write(buffer, part), layout, context))
             before(anchor, shared.CopyOut(op.array, [moved(o, n, anchor) for o, n in zip(op.offsets, at)], buffer, (rows, columns), in_turn * len(stores)))
     for op in stores: erase(op)
+
+
+def _alternate(shape: tuple[int, int], count: int, store: tile.Store) -> list[SSAValue]:
+    """Buffers for parts of a store's tile."""
+    element = store.value.type.element
+    t = SharedType(1, shape, element, SharedLayout(shape, bits(element), shape[1] * bits(element) // 8))
+    return [before(store, shared.Alloc(t)).result for _ in range(count)]
+
+
+def _panels(buffer: SSAValue, shape: tuple[int, int], store: tile.Store) -> list[SSAValue]:
+    """The panels of a buffer, one for each part of a store's tile."""
+    found, zero = [], before(store, tile.Constant(0, i32)).result
+    for at in range(0, store.value.type.extents[1], shape[1]):
+        memory, _ = buffer.type.memory.slice((0, at), shape)
+        found.append(before(store, shared.SharedSlice(buffer, [zero, before(store, tile.Constant(at, i32)).result], SharedType(1, shape, store.value.type.element, memory))).result)
+    return found
 
 
 def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool, most: int) -> None:

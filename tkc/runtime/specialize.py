@@ -118,7 +118,7 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
             if value not in WORDS[name] or type(value) is not type(last): raise LaunchError(f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last}, got {value!r}")
         elif name in TRUTHS:
             if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
-        elif not isinstance(value, int) or value < 1: raise LaunchError(f"{kernel}: {name} is expected to be a number >= 1, got {value!r}")
+        elif not isinstance(value, int) or value < (least := 0 if name == "slabs" else 1): raise LaunchError(f"{kernel}: {name} is expected to be a number >= {least}, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
     seconds = {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])} if given.get("debug") else {}
     return tuple(sorted([*((k, v) for k, v in given.items() if v is not None and k != "debug"), *seconds.items()]))

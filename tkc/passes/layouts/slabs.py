@@ -19,6 +19,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import before, retype
 from tkc.ir.types import TileType, bits, is_float
+from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
@@ -73,6 +74,23 @@ def turns(store: tile.Store, groups: int, widest: int, most: int) -> int:
 def slab_bytes(stores: Sequence[tile.Store], groups: int, widest: int, most: int) -> int:
     """Shared memory for the slabs of a program's stores."""
     return sum(turns(op, groups, widest, most) * rows * columns * bits(op.value.type.element) // 8 for op in stores for rows, columns in [slab(op, groups, widest)])
+
+
+def vacated(stores: Sequence[tile.Store], loads: Sequence[tile.Load], loop: Operation, groups: int, widest: int) -> list[tile.Load]:
+    """For each store a load of its own whose buffer its slabs fit, panel by panel: of as many rows, and read in the loop alone, so that nobody needs it when results leave; empty where one has none."""
+    found: list[tile.Load] = []
+    for op in stores:
+        rows, columns = slab(op, groups, widest)
+        fits = lambda load: (load not in found and load.parent is op.parent and load.result.type.extents[0] == op.value.type.extents[0] == rows and load.result.type.extents[1] >= op.value.type.extents[1] and load.result.type.element == op.value.type.element
+                             and (memory := of_block(load)).fast == 1 and memory.swizzle == columns * bits(op.value.type.element) // 8 and _within(load.result, loop))
+        if (load := next(filter(fits, loads), None)) is None or loop.parent is not op.parent or not loop.is_before_in_block(op): return []
+        found.append(load)
+    return found
+
+
+def _within(value: SSAValue, loop: Operation) -> bool:
+    """Whether a tile, or what is a view of it, is used in a loop alone."""
+    return all(loop.is_ancestor(use.operation) or isinstance(use.operation, (tile.Transpose, tile.Slice)) and _within(use.operation.results[0], loop) for use in value.uses)
 
 
 def chain(stores: Sequence[tile.Store]) -> set[Operation]:

@@ -36,7 +36,7 @@ from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.slabs import REGISTERS as SLABS
-from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, widest
+from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, vacated, widest
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import ADDRESSES, Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
 from tkc.passes.programs.split_k import undivided
@@ -116,9 +116,12 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), in_all, options)
     slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
     fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
-    otherwise = _unturned(leaving, groups, columns, fitting, options)
-    # two slabs in turn unless the second one costs a stage
-    in_turn = options.slabs if options.slabs and not otherwise else max((1, 2), key=lambda n: (fitting[n][0], n))
+    through, occupied = _through(leaving, rings, loops[0], groups, columns, room, members, options)
+    if through: slabs[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
+    otherwise = occupied if options.slabs == 0 else _unturned(leaving, groups, columns, fitting, options)
+    # side by side through stages, so that each program's next ones have room; else two slabs in turn unless the second one costs a stage
+    in_turn = options.slabs if options.slabs is not None and not otherwise else 0 if through and members > 1 else max((1, 2), key=lambda n: (fitting[n][0], n))
+    if in_turn: through = []
     stages, reason = fitting[in_turn]
     if not stages: return None, reason
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
@@ -143,7 +146,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores until they are known to fit")
     if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
-    said += [f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
+    said += [f"plan: results leave through the stages of {' and '.join(f'ring {which[load]}' for load in through)}" if through else f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
              *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
              *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
@@ -152,7 +155,7 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
     return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
-                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
+                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, through=tuple(program.loads.index(load) for load in through), rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:
@@ -238,6 +241,18 @@ def _columns(leaving: list[tile.Store], stores: list[tile.Store], sums: int, war
     most, asked = widest(stores, sums + ADDRESSES, room) if options.epilogue == "direct" else widest(leaving, sums, room), options.store_columns or 0
     if leaving and asked == 8: return most, "a slab is 16 columns wide or more"
     return (most, f"beside a sum of {sums} registers a thread there is room for {most}") if asked > most else (asked or most, "")
+
+
+def _through(leaving: list[tile.Store], rings, loop: Operation, groups: int, columns: int, room: int, members: int, options: LaunchOptions) -> tuple[list[tile.Load], str]:
+    """The loads through whose stages results can leave, one a store; and why none can. A stage is given back once the next program has begun, so each program needs two."""
+    if not leaving: return [], "results are stored from registers"
+    if groups > 1: return [], "each warpgroup of a program stores its rows when it has them"
+    alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
+    found = vacated(leaving, alone, loop, groups, columns)
+    if not found: return [], "no load's buffer has room for them when they leave"
+    stages, reason = _stages(rings, room, options.num_stages, members)
+    if not stages: return [], reason
+    return (found, "") if all(n >= 2 * members for n, ring in zip(stages, rings) if ring[0] in found) else ([], "the next program's have no stage beside them")
 
 
 def _unturned(leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions) -> str:

@@ -4,14 +4,24 @@
                                                       ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %slab;  bulk_commit
 
 Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and is sent after a fence of the asynchronous proxy and a barrier of those who wrote it.
+Through a stage of a ring, whose load the program has read for the last time, results leave without a buffer of their own. The producer gets it back when they have been read:
+
+    tile.write %ring[%s] …, %y                           barrier;  tile.write %ring[%s] …, %y;  fence async_shared;  barrier;  tma_store …;  bulk_commit
+    tile.copy_out %c[%m, %n] %ring[%s]          ->       in the next program, before its loop:  bulk_wait 0 read;  mbarrier_arrive %empty[%s]
+
+That is late enough for nobody to wait until it has been read, and early enough for the program behind that one, whose stage it is.
 """
 from __future__ import annotations
 
 import numpy as np
 
-from tkc.ir import shared, threads
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import i1, i32
+from xdsl.ir import SSAValue
+
+from tkc.ir import shared, threads, tile
 from tkc.ir.layout import Layout
-from tkc.ir.rewrite import before, erase
+from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
 from tkc.passes.warpgroups.maps import Maps
 
 
@@ -24,7 +34,8 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
         shares = {_own_rows(write.value.type.register_layout) for write in writes}
         share = shares.pop() if len(shares) == 1 else 0
         each = "warpgroup" if share else None
-        before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each), threads.BlockBarrier(each))
+        if not all(stage_of(out) for out in group): before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each))
+        before(writes[0], threads.BlockBarrier(each))
         end = group[-1]
         before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
         for out in group:
@@ -34,6 +45,26 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
             before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
         before(end, threads.BulkCommit(each))
         for out in group: erase(out)
+
+
+def stage_of(out: shared.CopyOut) -> shared.Stage | None:
+    """The stage of a ring through which a result leaves, if it does."""
+    view = out.buffer.owner
+    return view.arg.owner if isinstance(view, shared.SharedSlice) and isinstance(view.arg.owner, shared.Stage) else None
+
+
+def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> None:
+    """Stages through which a program's results leave, to whoever waits for these barriers: behind the beginning of the next program."""
+    block = stages[0].parent                                  # results may leave in a branch of it: a program outside of the grid has none
+    programs = block.parent_op()
+    one, none = (before(programs, tile.Constant(n, t)).result for n, t in ((0, i32), (0, i1)))
+    extra = [one] * len(stages) + [none]
+    programs = rebuild_for(programs, range(len(programs.iter_args)), extra) if isinstance(programs, scf.ForOp) else rebuild_while(programs, extra)
+    *earlier, some = block.args[-len(extra):]
+    place = next(op for op in block.ops if any(isinstance(inner, threads.DotAsync) for inner in op.walk()) and op.regions)
+    before(place, threads.BulkWait(0), *(threads.MbarrierArrive(empty[stage.ring], was, each="warp", when=some) for stage, was in zip(stages, earlier)))
+    end = block.last_op
+    end.operands = [*end.operands, *(stage.index[0] for stage in stages), before(end, tile.Constant(1, i1)).result]
 
 
 def _write_of(out: shared.CopyOut) -> shared.Write:

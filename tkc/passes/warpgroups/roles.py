@@ -58,7 +58,7 @@ from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
-from tkc.passes.warpgroups.leaving import send
+from tkc.passes.warpgroups.leaving import give_back, send, stage_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
@@ -347,7 +347,9 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peer
     for write in anew:
         before(write, threads.MbarrierWait(rings[_ring(write)].full, *_state(write)))
         erase(write)
-    late: set[SSAValue] = set()                                       # stages that are given back a step late
+    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
+    through = list(dict.fromkeys(filter(None, map(stage_of, outs))))
+    late = {stage.index[0] for stage in through}                      # stages that are given back a step late
     for loop in list(dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))):
         made = running_sums(loop) if isinstance(loop, scf.ForOp) else []
         if not made: continue
@@ -357,7 +359,7 @@ def _consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peer
             _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers)
     _overlap(block, rings, late, peers, turns)
     if turns: before(block.first_op, threads.Turn("start"))
-    outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
+    if through: give_back(through, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs: send(outs, maps)
     if outs: block.add_op(stamp(threads.BulkWait(0, each="warpgroup" if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit)) else None), block.last_op))
 
