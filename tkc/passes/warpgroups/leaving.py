@@ -14,7 +14,6 @@ That is late enough for nobody to wait until it has been read, and early enough 
 from __future__ import annotations
 
 import numpy as np
-
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import SSAValue
