@@ -14,17 +14,7 @@ of each warp, so that no warp speaks for another. In a cluster that shares copie
 given back to every block that writes there (programs/clusters.py). The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
 may not run at all, its result is the initial value.
 
-Where programs are claimed one by one, the producer claims, and posts the next program's number and place to the consumers through a ring of its own:
-
-    last copy of %n                      producer:  behind the loop of %n  next_program;  mbarrier_wait %empty;  post …;  mbarrier_arrive %full;  then mbarrier_wait … last copy
-    %next = tile.next_program %n
-    yield %next, %m, %n                  consumer:  behind its dots  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
-
-How long a claim takes, and the divisions that make a place of it, is hidden by the wait for the last stage, and the next program's first copies follow at once (measured on an H200: behind that
-wait they cost causal attention of 2048 rows 1 % of its clocks). Claimed as a program begins, the next one would be a whole program old when its turn comes, and
-blocks with long ones would have claimed as many as the others (causal attention of 4096 rows, the last block ended 9 % behind the average).
-
-A factor that is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
+Where programs are claimed one by one, the producer claims them for all (claims.py). A factor that is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
 and the writes:
 
     %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
@@ -36,7 +26,6 @@ Results leave by copies of their own (leaving.py).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -47,8 +36,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, rebuild_for, rebuild_while, replace, stamp, with_results
-from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.rewrite import Builder, after, before, defining_slice, erase, rebuild_for, replace, stamp
 from tkc.ir.types import PendingType, SharedType, TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import VIEWS
@@ -58,6 +46,7 @@ from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
+from tkc.passes.warpgroups.claims import claim_ahead, share
 from tkc.passes.warpgroups.leaving import give_back, send, stage_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
@@ -117,8 +106,10 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
-    if plan.queue: _share_claims(producer, [consumer, *converters], members)
-    if members > 1: Producer(producer, members).gather()
+    if plan.queue: share(producer, [consumer, *converters], members)
+    if members > 1:
+        Producer(producer, members).gather()
+        claim_ahead(producer)
     _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
     if members > 1: Consumer(consumer, members).part({ring: barriers.full for ring, barriers in rings.items()})
@@ -136,70 +127,6 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     while sweep(kernel): pass
     context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}"
                              f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
-
-
-def _share_claims(producer: threads.Role, others: list[threads.Role], members: int) -> None:
-    """The producer's claims for all, and what follows from them for the next program: rings of two numbers. What does not follow from a claim each role works out itself."""
-    anchor = producer.parent_op()
-    claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
-    ends = claims[0].parent.last_op.operands
-    follows = [i for i, v in enumerate(ends) if claims[0] in defining_slice([v], claims[0].parent)]
-    slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in follows]
-    full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
-    full.name_hint, empty.name_hint = "full", "empty"
-    for slot in slots: slot.name_hint = "claimed"
-    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)))
-    zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
-    for claim in claims:
-        body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
-        stage, parity = body.args[-2:]
-        end, carried = body.last_op, list(body.last_op.operands)
-        if claim is claims[0]:
-            def post(anchor: Operation, values: list[SSAValue]) -> None:
-                places = [before(anchor, shared.Stage(ring, stage)).result for ring in slots]
-                before(anchor, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result))
-                for place, value in zip(places, values): before(anchor, threads.Post(place, value))
-                before(anchor, threads.MbarrierArrive(full, stage))
-            _claim(claim, body, follows, post)
-            carried = list(end.operands)
-        else:
-            place = _behind_dots(body) if members == 1 else end
-            places = [before(place, shared.Stage(ring, stage)).result for ring in slots]
-            before(place, threads.MbarrierWait(full, stage, parity))
-            for slot, i in zip(places, follows): carried[i] = before(place, threads.Fetch(slot)).result
-            before(place, threads.MbarrierArrive(empty, stage, each="warp"))
-            end.operands = carried                              # what only the producer works out has lost its use, and is swept away
-            replace(claim, carried[follows[0]:follows[0] + 1])
-        end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
-
-
-def _claim(claim: threads.NextProgram, body: Block, follows: list[int], post: Callable[[Operation, list[SSAValue]], None]) -> None:
-    """A claim, what follows from it (which of the values that the loop carries) and its announcement, before the wait for the last stage that the program fills: while it waits, a producer has time.
-    In each way through a branch around that wait; behind a loop around it."""
-    end = body.last_op
-    values = [end.operands[i] for i in follows]
-    around = next((op for op in reversed(list(body.ops)) if any(isinstance(inner, shared.CopyAsync) for inner in op.walk())), None)
-    if not isinstance(around, scf.IfOp):
-        claim.detach()
-        before(next(op for op in body.ops if any(claim.result in inner.operands for inner in op.walk())), claim)
-        return post(end, values)
-    moved = [op for op in defining_slice(values, body) if op is claim or around.is_before_in_block(op)]
-    ways = []
-    for region in around.regions:
-        loops, copies = ([op for op in region.block.ops if isinstance(op, kind)] for kind in (scf.ForOp, shared.CopyAsync))
-        place = next((op for op in copies if not loops or loops[-1].is_before_in_block(op)), region.block.last_op)
-        clone_slice(moved, mapping := {}, place)
-        ways.append([mapping.get(v, v) for v in values])
-        post(place, ways[-1])
-    for i, found in zip(follows, with_results(around, ways)): end.operands[i] = found
-    for op in reversed(moved):
-        if not any(r.first_use for r in op.results): erase(op)
-
-
-def _behind_dots(body: Block) -> Operation:
-    """What follows a program's last dots: results leave there, and nothing waits for a number."""
-    last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
-    return last[-1].next_op if last else body.last_op
 
 
 def _suffix(block: Block) -> list[Operation]:
