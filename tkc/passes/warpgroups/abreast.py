@@ -95,8 +95,9 @@ def _following(op: Operation, body: Block) -> set[Operation]:
 class Producer(Abreast):
     """Loads for all of a team."""
 
-    def gather(self) -> None:
-        """What each program has of its own is loaded for one after the other; loops become those of the team."""
+    def gather(self) -> bool:
+        """What each program has of its own is loaded for one after the other; loops become those of the team. Whether they begin where a program stands."""
+        moving = any(span.first is not walked(span.loop)[0] for span in self.spans.values())
         for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]: self._each(wait)
         for span in dict.fromkeys(self.spans.values()):
             first, last, _ = walked(span.loop)
@@ -104,6 +105,7 @@ class Producer(Abreast):
                 if old is new or old.owner not in self.own: continue
                 for use in [use for use in old.uses if use.operation not in self.made]: use.operation.operands[use.index] = new
         replace(self.member, [Builder(self.member).number(0)])              # what else there is of a program is not the producer's
+        return moving
 
     def _each(self, wait: shared.WaitCopies) -> None:
         """The copies that a wait of the program's top waits for, once for each program, in stages that follow one another."""

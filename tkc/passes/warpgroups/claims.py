@@ -10,8 +10,9 @@ How long a claim takes, and the divisions that make a place of it, is hidden by 
 wait they cost causal attention of 2048 rows 1 % of its clocks). Claimed as a program begins, the next one would be a whole program old when its turn comes, and
 blocks with long ones would have claimed as many as the others (causal attention of 4096 rows, the last block ended 9 % behind the average).
 
-Where rings hold several of a loop's stages, the producer claims as many iterations before the loop's end (`claim_ahead`): consumers then have enough to work at while it does not copy, and the next
-program's first copies are asked for in time.
+Of programs side by side whose loops begin where each stands, the first has done with a team while the others are at its last blocks: the producer claims as many iterations before the loop's end as
+rings hold stages (`claim_ahead`), so that the next team's first blocks are there by then. (A claim takes a producer some 3300 clocks, in which it copies nothing. On an H200 a window of 1024 takes 0.9 % fewer
+clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % more.)
 
     for %k = %first to %last { copies of %k }                for %k = %first to %some { copies of %k }
     claim, post                                       ->     claim, post

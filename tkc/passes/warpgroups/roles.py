@@ -107,9 +107,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     if plan.queue: share(producer, [consumer, *converters], members)
-    if members > 1:
-        Producer(producer, members).gather()
-        claim_ahead(producer)
+    if members > 1 and Producer(producer, members).gather(): claim_ahead(producer)
     _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
     if members > 1: Consumer(consumer, members).part({ring: barriers.full for ring, barriers in rings.items()})
