@@ -20,6 +20,7 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles",
            "epilogue", "store_columns", "slabs", "queue", "prefetch", "debug")
 PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
 PAIRS, TRUTHS = ("cluster", "split_warps"), ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain", "swap_dots", "queue", "prefetch")
+LEAST = {"slabs": 0}                             # of numbers; of others 1
 WORDS = {"roles": ("one", "cooperative", "pingpong", "abreast"), "left_factor": ("registers", "shared"), "epilogue": ("tma", "direct"), "store_columns": (8, 16, 32, 64)}
 
 
@@ -118,7 +119,7 @@ def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...
             if value not in WORDS[name] or type(value) is not type(last): raise LaunchError(f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last}, got {value!r}")
         elif name in TRUTHS:
             if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
-        elif not isinstance(value, int) or value < (least := 0 if name == "slabs" else 1): raise LaunchError(f"{kernel}: {name} is expected to be a number >= {least}, got {value!r}")
+        elif not isinstance(value, int) or value < LEAST.get(name, 1): raise LaunchError(f"{kernel}: {name} is expected to be a number >= {LEAST.get(name, 1)}, got {value!r}")
     if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
     seconds = {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])} if given.get("debug") else {}
     return tuple(sorted([*((k, v) for k, v in given.items() if v is not None and k != "debug"), *seconds.items()]))
