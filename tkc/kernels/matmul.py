@@ -48,7 +48,8 @@ def _configs(args: dict) -> list[tkc.Config]:
     # what is long walks there and back, and where there is room for waves of them in blocks that read least: on an H200 1 to 2 % and 3 to 5 % faster (8192 x 28672 x 8192, 5120³, 6144³), but not of k = 2048, nor the blocks of 4096
     back = {"serpentine": True} if len(args["c"].shape) == 2 and size == 2 and k >= LONG and m * n >= 2 * PROGRAMS * 128 * 256 else {}
     found = [tkc.Config(BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})) for bm, bn, bk in made]
-    return found + [tkc.Config(BK=line, **GREAT)] * (bool(back) and k > LONG and m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"])
+    cut = any(s * size % 32 for x in (args["a"], args["b"]) for s in strides_of(x) if s != 1)                  # rows of which copies are slow: smaller blocks share more of them (3000 x 5000 x 7000: 0.93 of 128 x 256)
+    return found + [tkc.Config(BK=line, **GREAT)] * (bool(back) and not cut and k > LONG and m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"])
 
 
 def _grid(args: dict) -> tuple[int, int, int]:
