@@ -82,6 +82,14 @@ def only_if(condition: SSAValue, op: Operation) -> None:
     inner.add_op(stamp(scf.YieldOp(), branch))
 
 
+def following(op: Operation, others: Iterable[Operation]) -> set[Operation]:
+    """Which of some operations, in their order, depend on one."""
+    found = {op}
+    for other in others:
+        if any(v.owner in found for inner in other.walk() for v in inner.operands): found.add(other)
+    return found - {op}
+
+
 def is_inside(value: SSAValue, round_it: Operation) -> bool:
     """Whether a value is defined in a region of an operation."""
     block = value.owner if isinstance(value.owner, Block) else value.owner.parent

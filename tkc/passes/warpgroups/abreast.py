@@ -22,7 +22,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
-from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, replace
+from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
 from tkc.passes.programs.abreast import walked
 
 
@@ -41,7 +41,7 @@ class Abreast:
         self.role, self.count = role, count
         self.programs = next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
         self.member = next(op for op in role.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
-        self.own = _following(self.member, self.body) - {self.member}
+        self.own = following(self.member, self.body.ops)
         self.made: set[Operation] = set()
         walks = shared_by(self.programs)
         spans = {loop: self._span(loop) for loop in dict.fromkeys(walks.values())}
@@ -81,14 +81,6 @@ def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
     for loop in [op for op in programs.walk() if isinstance(op, scf.ForOp)]:
         for copy in loop.walk():
             if isinstance(copy, shared.CopyAsync) and found.setdefault(copy.buffer.owner.ring, loop) is not loop: raise VerifyError("abreast: two loops fill one ring")
-    return found
-
-
-def _following(op: Operation, body: Block) -> set[Operation]:
-    """The operations of a block, at its top, that depend on one of them."""
-    found = {op}
-    for other in body.ops:
-        if any(v.owner in found for inner in other.walk() for v in inner.operands): found.add(other)
     return found
 
 

@@ -28,7 +28,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, rebuild_while, replace, with_results
+from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, following, rebuild_while, replace, with_results
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType
 
@@ -107,7 +107,7 @@ def claim_ahead(producer: threads.Role) -> None:
         if ahead < 2: continue
         posted, between = next(op for op in block.ops if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)), []
         while (op := (between[-1] if between else loop).next_op) is not posted: between.append(op)
-        late = _following(loop, between)
+        late = following(loop, between)
         build = Builder(loop)
         trips = build.max(build.sub(build.up(build.sub(loop.ub, loop.lb), loop.step), build.number(ahead, loop.step.type)), build.number(0, loop.step.type))
         some = build.add(loop.lb, build.mul(trips, loop.step))
@@ -115,12 +115,4 @@ def claim_ahead(producer: threads.Role) -> None:
         for old, new in zip(loop.results, rest.results): old.replace_all_uses_with(new)
         rest.operands = [some, *rest.operands[1:3], *loop.results]
         loop.operands = [loop.lb, some, *loop.operands[2:]]
-        for op in reversed(late): op.detach(); after(rest, op)
-
-
-def _following(op: Operation, others: list[Operation]) -> list[Operation]:
-    """Which of some operations depend on one."""
-    found = {op}
-    for other in others:
-        if any(v.owner in found for inner in other.walk() for v in inner.operands): found.add(other)
-    return [other for other in others if other in found]
+        for op in [op for op in reversed(between) if op in late]: op.detach(); after(rest, op)
