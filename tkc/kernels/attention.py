@@ -31,7 +31,7 @@ LIFT = 1                                        # the sum of a block of 128 colu
 WIDEST = {64: 256, 128: 256, 192: 128, 256: 64}  # rows of Q that a program may have, one, two, three or four warpgroups of 64, and D up to which their registers hold the sums
 HOPPER = {64: ((256, 64, 0.88), (192, 96, 0.92)), 96: ((192, 64, 0.93),)}      # by D up to which: rows of Q and of K that a program may also have, and the time of a row beside one of 128 x 128 (H200)
 ABREAST = {64: (4, 0.88, -60), 96: (3, 0.885, -70), 128: (3, 0.965, -55)}      # likewise, where masks cut what rows see: programs of 64 rows and columns side by side, the time of a row, and columns that each program's loop is shorter than that of 128 rows
-ENDS = {128: ((128, 128, 1.0, 151), (192, 64, 1.002, 145), (128, 112, 1.012, 162), (128, 80, 1.007, 149))}       # likewise, for lengths that leave parts of the last blocks empty: the time of a row by a column of K, and columns in whose time a row begins and ends, with the mask of its last block (H200, S = 77 to 4096)
+ENDS = {128: ((128, 128, 1.0, 141, 10), (192, 64, 1.002, 142, 3), (128, 112, 1.012, 152, 10), (128, 80, 1.007, 142, 7))}       # likewise, where all loops walk over the same columns: the time of a row by a column of K, columns in whose time a row begins and ends, and of a last block's mask (H200, S = 77 to 4096)
 ONCE = 90                                       # columns in whose time a row waits that has one block of K, since no other's dots run beside its vector work
 CUT = 2.5                                       # columns by which a row more lengthens the loop of a window, in time (S = 16384, window 1024: 256 rows take 1.085 times as long as 128)
 PARTS, LEAST = 264, 256                         # programs that share the keys of a decoding step, and keys of each, at least
@@ -171,9 +171,9 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
             if uneven or window is not None:
                 most = next((most for most in ABREAST if d <= most), None)
                 if most: choices.append((Block(64, 64, n := ABREAST[most][0]), 64 * n, ABREAST[most][1] * (1 + ABREAST[most][2] / uneven if uneven else 1)))
-            if keys % 128 or keys and queries % 128:
+            if keys:
                 ends = next((blocks for most, blocks in ENDS.items() if max(HOPPER) < d <= most), ())
-                choices = [(Block(rows, columns), rows, time * columns * (n := tkc.cdiv(keys, columns)) + start + ONCE * (n == 1)) for rows, columns, time, start in ends] or choices
+                choices = [(Block(rows, columns), rows, time * columns * (n := tkc.cdiv(keys, columns)) + start + mask * (keys % columns > 0) + ONCE * (n == 1)) for rows, columns, time, start, mask in ends] or choices
             loop = lambda rows: 1 if window is None else window + CUT * rows
             return min(choices, key=lambda choice: choice[1] * choice[2] * loop(choice[0].rows) * _turns(each(choice[1]), even))[0]
     else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
