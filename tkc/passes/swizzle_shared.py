@@ -54,7 +54,7 @@ from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import is_free
 from tkc.passes.layouts.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
-from tkc.passes.planning.hopper import leaves
+from tkc.passes.planning.hopper import leaves, results
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -184,7 +184,8 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     others = {argument_of(op.array) for op in large if op not in stores}            # a warpgroup sends its rows when it has written them: not where another one's threads may have stored before
     geometry = lambda op: slab(op, groups, context.plan.columns) if context.plan.epilogue == "tma" and leaves(op) and argument_of(op.array) not in others else None
     most = context.plan.columns if context.plan.epilogue == "direct" else 64
-    free = [copy.buffer for number in context.plan.through for copy in kernel.walk() if isinstance(copy, shared.Copy) and number_of(copy) == number]
+    copied = [copy.buffer for number in context.plan.through for copy in kernel.walk() if isinstance(copy, shared.Copy) and number_of(copy) == number]
+    free = dict(zip(results(kernel, 64 * groups, groups), copied))                  # each its own, also where one planned before it leaves from registers
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
         if geometry(together[0]): _slabs(together, parts, groups, free, context)
         else: _pieces(together, parts, groups, False, most)
@@ -200,12 +201,12 @@ def _is_sum(t: TileType, groups: int, turned: bool) -> bool:
     return t.register_layout == (layout.transpose((1, 0)) if turned else layout)
 
 
-def _slabs(stores: list[tile.Store], parts: Parts, groups: int, free: list[SSAValue], context: PassContext) -> None:
+def _slabs(stores: list[tile.Store], parts: Parts, groups: int, free: dict[tile.Store, SSAValue], context: PassContext) -> None:
     """Through one or two buffers a store, in turn, or through what copies have left free; a part's loads are made before the part before it is stored, where registers allow."""
     plan, anchor, t = context.plan, stores[-1], stores[0].value.type
     rows, columns = slab(stores[0], groups, plan.columns)
     in_turn = turns(stores[0], groups, plan.columns, plan.slabs) if plan.slabs else t.extents[1] // columns
-    buffers = [_panels(free.pop(0), (rows, columns), op) if plan.through else _alternate((rows, columns), in_turn, op) for op in stores]
+    buffers = [_panels(free[op], (rows, columns), op) if plan.through else _alternate((rows, columns), in_turn, op) for op in stores]
     layout, _ = t.register_layout.slice((0, 0), (rows, columns))
     places = [(row, column) for column in range(0, t.extents[1], columns) for row in range(0, t.extents[0], rows)]
     ahead = plan.split_k == 1 and t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4 <= REGISTERS - BUSY

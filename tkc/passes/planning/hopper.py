@@ -109,11 +109,11 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
     copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
-    leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program, m, groups)
+    leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program.kernel, m, groups)
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
     room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
-    columns, narrower = _columns(leaving, results(program, m, groups), each * min(2, parts_of_k), in_all, options)
+    columns, narrower = _columns(leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options)
     slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
     fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
     through, occupied = _through(leaving, rings, loops[0], groups, columns, room, members, options)
@@ -229,7 +229,7 @@ def _together(program, dots, options) -> str:
     if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
     if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (options.roles != "pingpong" or from_memory(bounds)): return "the number of steps differs between programs"
-    stores = results(program, dots[0].acc.type.extents[0], 1)
+    stores = results(program.kernel, dots[0].acc.type.extents[0], 1)
     whole = {v for op in program.kernel.walk() if isinstance(op, tile.Reduce) and op.parent_op() is not loop for v in op.args} - {*loop.results}
     if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
@@ -359,9 +359,9 @@ def small(dots) -> bool:
     return sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128
 
 
-def results(program, m: int, groups: int) -> list[tile.Store]:
+def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
     """The stores that leave in slabs."""
-    stores = [op for op in program.kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
+    stores = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
     return [op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)]
 
 
