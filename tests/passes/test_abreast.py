@@ -18,6 +18,7 @@ from tests.passes.test_roles_attention import Form, check, compiled, last
 from tkc.ir import threads
 from tkc.ir.target import TARGETS
 from tkc.kernels.attention import _attention
+from tkc.language.signature import ArrayArgument
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.cost import Sizes, Work
 from tkc.sim.mutants import mutants
@@ -252,6 +253,36 @@ def test_what_is_added_to_scores(options):
     assert is_forced(options, given) and given.plan.rotate and len(given.plan.rings) == 3, given.decisions
     for module in without_threads(modules): check_scored(module, *SCORES[0])
     for seed, shape in enumerate(SCORES): check_scored(modules[LAST], *shape, seed=seed, resident=1 + seed)
+
+
+def walking(q, k, v, o, span, BN: tkc.constexpr):
+    """A window: loops begin and end where programs stand."""
+    i, acc = tkc.program_id(0), tkc.zeros((64, 64))
+    rows = tkc.load(q, (i * 64, 0), (64, 64))
+    for n in tkc.range(tkc.maximum(i * 64 - span, 0) // BN * BN, tkc.minimum(k.shape[0], i * 64 + 64), BN): acc = tkc.dot(tkc.where(tkc.dot(rows, tkc.load(k, (n, 0), (BN, 64)).T) > 0, 1.0, -1.0).to(tkc.bfloat16), tkc.load(v, (n, 0), (BN, 64)), acc)
+    tkc.store(o, (i * 64, 0), acc.to(o.dtype))
+
+
+@pytest.mark.parametrize("options", [abreast(3), abreast(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
+def test_a_window(options, wide):
+    """Also of arrays whose extents have 64 bits. The producer claims between the first and the last iterations of its loops, of which there may be none."""
+    given = ArrayArgument(tkc.bfloat16, MATRIX.facts, wide)
+    modules, made = stages.compiled(traced(walking, *(given,) * 4, i32(), BN=32), **dict(options))
+    assert is_forced(options, made), made.decisions
+    claim, loops = next(op for op in modules[LAST].walk() if isinstance(op, threads.NextProgram)), lambda block: [op for op in block.ops if op.name == "scf.for"]
+    if made.plan.members > 1: assert [loop.is_before_in_block(claim) for loop in loops(claim.parent)] == [True, False]
+    for number, module in enumerate([*(without_threads(modules)), *[modules[LAST]] * 8]):
+        places, rows, span = ((5, 300, 70), (1, 64, 0), (7, 200, 31), (9, 600, 200), (4, 1, 64), (8, 512, 500), (3, 0, 10))[number % 7 if module is modules[LAST] else 0]
+        q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
+        o, want = np.full((64 * places, 64), np.nan, q.dtype), np.zeros((64 * places, 64))
+        run(module, [q, k, v, o, span], (places, 1, 1), **(dict(seed=number, resident=1 + number % 3) if module is modules[LAST] else {}))
+        x, y, z = map(np.float64, (q, k, v))
+        for i in range(places):
+            first = max(64 * i - span, 0) // 32 * 32
+            end = min(rows, first + -(-max(min(rows, 64 * i + 64) - first, 0) // 32) * 32)
+            if first < end: want[64 * i:64 * i + 64] = np.where(x[64 * i:64 * i + 64] @ y[first:end].T > 0, 1.0, -1.0) @ z[first:end]
+        np.testing.assert_array_equal(o, want.astype(o.dtype))
 
 
 # ------------------------------------------------------------------------------------------------------ what cannot be had

@@ -149,7 +149,9 @@ class Order(Builder):
             first = self.mul(program, each) if each > 1 else program
             return self.anew(loop.lb, first, known := {}), self.anew(loop.ub, self.add(first, each - 1), {}) if each > 1 else self.anew(loop.ub, first, known)
         (start, end), (_, second), (last, longest) = (ends(i) for i in (self.number(0), self.number(1), self.sub(rows, 1)))
-        return self.max(self.min(self.up(self.sub(self.sub(longest, last), self.sub(end, start)), self.max(self.sub(second, end), 1)), rows), 0)
+        steps = self.up(self.sub(self.sub(longest, last), self.sub(end, start)), self.max(self.sub(second, end), 1))
+        if steps.type == i32: return self.max(self.min(steps, rows), 0)
+        return self(Cast(self.max(self.min(steps, self(Cast(rows, steps.type))), 0), i32))           # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
 
     def anew(self, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""

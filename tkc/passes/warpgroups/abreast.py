@@ -22,6 +22,7 @@ from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads
+from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
 from tkc.passes.programs.abreast import walked
 
@@ -179,5 +180,6 @@ def _passed(build: Builder, count: SSAValue, rings: list[SSAValue], full: dict[S
         body.add_ops([threads.MbarrierWait(full[ring], stage, parity), step])           # roles.py gives it back at the block's end
         following += step.results
     body.add_op(scf.YieldOp(*following))
+    if count.type != i32: count = build(Cast(count, i32))                  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
     loop = build.do(scf.ForOp(build.number(0), count, build.number(1), [v for state in states for v in state], Region(body)))
     return list(zip(loop.results[::2], loop.results[1::2]))
