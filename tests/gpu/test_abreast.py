@@ -2,12 +2,13 @@
 import numpy as np
 import pytest
 
-import tkc
-from tests.gpu import device
-from tests.passes import test_abreast as here
-from tests.passes import test_epilogues as epilogues
+torch = pytest.importorskip("torch")            # before tkc.kernels, which registers its operators with a torch that is there
 
-torch = pytest.importorskip("torch")
+import tkc  # noqa: E402
+from tests.gpu import device  # noqa: E402
+from tests.passes import test_abreast as here  # noqa: E402
+from tests.passes import test_epilogues as epilogues  # noqa: E402
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no Hopper")
 
 
