@@ -7,7 +7,7 @@ import pytest
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.language.kernels import traced
+from tests.language.kernels import i32, traced
 from tests.passes import stages
 from tests.passes.stages import LAST, assembler, assembles_clean, count, role, run, without_threads
 from tests.passes.test_roles import NUMPY, array, integers
@@ -164,3 +164,32 @@ def test_a_sum_and_its_transpose(first, out):
     modules, given = stages.compiled(traced(sum_and_transpose(first), *(array(tkc.bfloat16),) * 2, *(array(out),) * 2))
     assert given.plan.roles != "one"
     for module in [*without_threads(modules), modules[LAST]]: check_sum_and_transpose(module, out)
+
+
+def stored_again(a, b, c, shift, APART: tkc.constexpr):
+    """Two results for one array: at one place, where the later one counts, side by side, or nobody knows how far apart."""
+    m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 64
+    acc = tkc.zeros((64, 64), tkc.float32)
+    for k in tkc.range(0, a.shape[1], 32): acc = tkc.dot(tkc.load(a, (m, k), (64, 32)), tkc.load(b, (k, n), (32, 64)), acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+    tkc.store(c, (m, n + (APART if APART < 128 else shift)), (acc * 2).to(c.dtype))
+
+
+def check_stored_again(module, apart: int, shift: int = 0, run=run, **how) -> None:
+    x, y = integers(140, 64, dtype=tkc.bfloat16, seed=0), integers(64, 64, dtype=tkc.bfloat16, seed=1)
+    c = np.full((144, 192), np.nan, NUMPY[tkc.bfloat16])
+    run(module, [x, y, c[:140], shift], (3, 1, 1), **how)
+    want, at = np.float64(x) @ np.float64(y), apart if apart < 128 else shift
+    if at >= 64: np.testing.assert_array_equal(c[:140, :64], want.astype(c.dtype))
+    np.testing.assert_array_equal(c[:140, at:at + 64], (2 * want).astype(c.dtype))
+
+
+@pytest.mark.parametrize("options", [dict(num_warps=4, roles="cooperative"), dict(roles="pingpong"), dict(num_warps=4, roles="cooperative", slabs=1, store_columns=16), dict(num_warps=4, roles="cooperative", slabs=4, store_columns=16)], ids=str)
+@pytest.mark.parametrize("apart, waits", [(0, True), (32, True), (64, False), (128, True)])
+def test_two_results_for_one_array(apart, waits, options):
+    """What two copies write nothing orders but a wait for the first one's end."""
+    module, given = stages.compiled(traced(stored_again, *(array(tkc.bfloat16),) * 3, i32(), APART=apart), **options)
+    assert given.plan.roles == options["roles"] and given.plan.epilogue == "tma", given.decisions
+    found = [op for op in role(module[LAST], "consumer").walk() if isinstance(op, threads.BulkWait) and not op.read]
+    assert bool(found) is waits
+    for seed in range(3): check_stored_again(module[LAST], apart, 16, seed=seed)

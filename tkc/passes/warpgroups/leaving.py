@@ -3,7 +3,8 @@
     tile.write %slab, %y;  tile.copy_out %c[%m, %n] %slab      bulk_wait read;  barrier;  tile.write %slab, %y
                                                       ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %slab;  bulk_commit
 
-Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and is sent after a fence of the asynchronous proxy and a barrier of those who wrote it.
+Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and is sent after a fence of the asynchronous proxy and a barrier of those who wrote it. What two copies of a
+program write nothing orders: where they may meet, the later one waits until the first has written (`bulk_wait`, not `read`).
 Through a stage of a ring, whose load the program has read for the last time, results leave without a buffer of their own. The producer gets it back when they have been read:
 
     tile.write %ring[%s] …, %y                           barrier;  tile.write %ring[%s] …, %y;  fence async_shared;  barrier;  tma_store …;  bulk_commit
@@ -13,21 +14,27 @@ That is late enough for nobody to wait until it has been read, and early enough 
 """
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import SSAValue
 
 from tkc.ir import shared, threads, tile
+from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
+from tkc.passes.analysis.access import argument_of
 from tkc.passes.warpgroups.maps import Maps
 
 
 def send(outs: list[shared.CopyOut], maps: Maps) -> None:
     """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those: then none waits for another. Buffers of their own leave
     together; those that results take in turn, one after the other."""
-    alone = len({out.buffer for out in outs}) == len(outs) and len({out.parent for out in outs}) == 1
+    alone = len({out.buffer for out in outs}) == len(outs) and len({out.parent for out in outs}) == 1 and not any(_meet(a, b) for a, b in combinations(outs, 2))
+    sent: list[tuple[shared.CopyOut, str | None]] = []
+    met = {out: [b for b in outs[:i] if _meet(out, b)] for i, out in enumerate(outs)}
     for group in [outs] if alone else [[out] for out in outs]:
         writes = [_write_of(out) for out in group]
         shares = {_own_rows(write.value.type.register_layout) for write in writes}
@@ -36,6 +43,8 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
         if not all(stage_of(out) for out in group): before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each))
         before(writes[0], threads.BlockBarrier(each))
         end = group[-1]
+        if earlier := {by for out, by in sent if out in met[group[0]]}:           # nothing else orders what two copies write
+            before(writes[0], *(threads.BulkWait(0, read=False, each=by) for by in earlier), threads.BlockBarrier())
         before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
         for out in group:
             box = [max(n, 1) for n in out.extents.get_values()]
@@ -43,7 +52,25 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
             map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
             before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
         before(end, threads.BulkCommit(each))
-        for out in group: erase(out)
+        sent += [(out, each) for out in group]
+    for out in outs: erase(out)
+
+
+def _meet(a: shared.CopyOut, b: shared.CopyOut) -> bool:
+    """Whether two copies of a program may write the same element: to one argument, unless they are so many elements apart along one axis of one view."""
+    if argument_of(a.array) is not argument_of(b.array): return False
+    if a.array is not b.array: return True
+    apart = lambda x, y, n, m: x[0] is y[0] and (x[1] + n <= y[1] or y[1] + m <= x[1])
+    return not any(apart(_place(x), _place(y), max(n, 1), max(m, 1)) for x, y, n, m in zip(a.offsets, b.offsets, a.extents.get_values(), b.extents.get_values()))
+
+
+def _place(offset: SSAValue) -> tuple[SSAValue | None, int]:
+    """An offset as a value and a constant."""
+    total = 0
+    while isinstance(offset.owner, CLASSES["add"]) and isinstance(offset.owner.operands[1].owner, tile.Constant):
+        total += offset.owner.operands[1].owner.number
+        offset = offset.owner.operands[0]
+    return (None, total + offset.owner.number) if isinstance(offset.owner, tile.Constant) else (offset, total)
 
 
 def stage_of(out: shared.CopyOut) -> shared.Stage | None:
