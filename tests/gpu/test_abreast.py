@@ -1,4 +1,4 @@
-"""Kernels that are neither products nor attention, with roles, on a GPU: programs side by side, what is added to scores before a late dot, a sum beside its transpose."""
+"""Kernels with roles on a GPU: programs side by side, what is added to scores before a late dot, a sum beside its transpose."""
 import numpy as np
 import pytest
 
@@ -8,6 +8,7 @@ import tkc  # noqa: E402
 from tests.gpu import device  # noqa: E402
 from tests.passes import test_abreast as here  # noqa: E402
 from tests.passes import test_epilogues as epilogues  # noqa: E402
+from tkc.kernels.attention import _attention  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="no Hopper")
 
@@ -51,3 +52,20 @@ def test_programs_that_share_nothing(kernel): here.check_apart(None, kernel, run
 
 @epilogues.SUM_AND_TRANSPOSE
 def test_a_sum_and_its_transpose(first, out): epilogues.check_sum_and_transpose(None, out, run=on_gpu(epilogues.sum_and_transpose(first)))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 128, 200, 448, 1000])
+@pytest.mark.parametrize("d, count", [(64, 4), (128, 3)])
+@pytest.mark.parametrize("window", [None, 100])
+def test_teams_with_ghosts(rows, d, count, window):
+    """Of every number, before the first program; fewer teams than blocks and more."""
+    scale = d ** -0.5
+    for heads in (1, 80):
+        q, k, v = (torch.randn(1, heads, rows, d, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(i)) for i in range(3))
+        out, sums = torch.full_like(q, float("nan")), torch.full((1, heads, rows), float("nan"), device="cuda")
+        for _ in range(3):                                      # the counter of claims starts over
+            _attention[-(-rows // 64), heads, 1](q, k, v, out, sums, None, None, None, None, scale, 1.0, window or 0, GROUP=1, CAUSAL=True, WINDOW=window is not None, CAP=False, D=d, DV=d, BM=64, BN=64, programs=count)
+        i = torch.arange(rows, device="cuda")
+        scores = (q.float() @ k.float().mT * scale).masked_fill((i[:, None] < i) | (i[:, None] - i >= (window or rows)), -torch.inf)
+        torch.testing.assert_close(out.float(), scores.softmax(-1) @ v.float(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(sums, scores.logsumexp(-1), rtol=1e-3, atol=2e-3)

@@ -15,12 +15,13 @@ from tests.passes.stages import LAST, assembler, assembles_clean, count, distinc
 from tests.passes.test_forced import is_forced, is_refused
 from tests.passes.test_roles import array, integers
 from tests.passes.test_roles_attention import Form, check, compiled, last
-from tkc.ir import threads
+from tkc.ir import threads, tile
 from tkc.ir.target import TARGETS
 from tkc.kernels.attention import _attention
 from tkc.language.signature import ArrayArgument
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.cost import Sizes, Work
+from tkc.sim import dataflow
 from tkc.sim.mutants import mutants
 from tkc.timing.predict import predict
 
@@ -51,7 +52,7 @@ def test_what_the_text_computes(form): check(last(form), form, 200, 2 * form.blo
 @BOTH
 @pytest.mark.parametrize("keys", [0, 1, 64, 65, 128, 320, 640])
 def test_trip_counts(form, keys):
-    """One program, two, and more than a team has; behind the last one ghosts."""
+    """One program, two, and more than a team has; behind the last one ghosts, or before the first."""
     for seed, (queries, heads) in enumerate(((64, 2), (100, 1), (250, 1))): check(last(form), form, queries, keys, heads, seed=seed)
 
 
@@ -60,6 +61,46 @@ def test_trip_counts(form, keys):
 def test_ragged_shapes(form, queries, keys):
     """Also rows that see no key at all (causal, more queries than keys)."""
     for resident in (1, 3): check(last(form), form, queries, keys, 2, seed=queries, resident=resident)
+
+
+# ------------------------------------------------------------------------------------------------------ who stands in which team
+TEAMS = pytest.mark.parametrize("kind, count", [("causal", 3), ("causal", 4), ("window", 3), ("window", 2), ("full", 3)])
+
+
+def teams(kind: str, count: int):
+    """The modules of a kernel whose programs grow, slide or are alike, and what checks them with so many programs."""
+    if kind == "window": return windowed(abreast(count), False)[0], lambda module, rows, **how: check_windowed(module, rows, 64 * rows - 7, 70, **how)
+    form = Form(64, kind == "causal", (64, 64), options=abreast(count))
+    return compiled(form)[0], lambda module, rows, **how: check(module, form, 64 * rows - 7, 64 * rows - 7, **how)
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[int]:
+    """The programs in the order in which they store what they computed: one member of all teams after the other."""
+    found, store = [], dataflow.RULES[tile.Store]
+    monkeypatch.setitem(dataflow.RULES, tile.Store, lambda machine, op, *values: (found.append(int(machine[op.offsets[0]]) // 64), store(machine, op, *values))[1])
+    return found
+
+
+@TEAMS
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
+    """Where programs grow along axis 0, as masks let them, teams end with it, and who is missing is missing from the first. Each program runs once."""
+    modules, checked = teams(kind, count)
+    checked(modules["schedule-programs"], rows)
+    number = -(-rows // count)
+    missing, order = (0, range(number)) if kind == "full" else (count * number - rows, reversed(range(number)))
+    order = [*order]
+    assert ran == [place for member in range(count) for team in order if 0 <= (place := team * count + member - missing) < rows]
+
+
+@TEAMS
+def test_teams_with_ghosts(kind, count):
+    """Of every number: in the simulator at each level, in every order of threads, and as text."""
+    modules, checked = teams(kind, count)
+    for module in without_threads(modules): checked(module, count + 1)
+    for rows in range(1, 2 * count + 1): checked(modules[LAST], rows, seed=rows, resident=1 + rows % 3)
+    for rows in (1, count + 1): checked(modules[LAST], rows, run=machine.run)
 
 
 @EVERY
@@ -263,26 +304,37 @@ def walking(q, k, v, o, span, BN: tkc.constexpr):
     tkc.store(o, (i * 64, 0), acc.to(o.dtype))
 
 
+@cache
+def windowed(options, wide: bool):
+    given = ArrayArgument(tkc.bfloat16, MATRIX.facts, wide)
+    return stages.compiled(traced(walking, *(given,) * 4, i32(), BN=32), **dict(options))
+
+
+def check_windowed(module, places: int, rows: int, span: int, run=run, **how) -> None:
+    q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
+    o, want = np.full((64 * places, 64), np.nan, q.dtype), np.zeros((64 * places, 64))
+    run(module, [q, k, v, o, span], (places, 1, 1), **how)
+    x, y, z = map(np.float64, (q, k, v))
+    for i in range(places):
+        first = max(64 * i - span, 0) // 32 * 32
+        end = min(rows, first + -(-max(min(rows, 64 * i + 64) - first, 0) // 32) * 32)
+        if first < end: want[64 * i:64 * i + 64] = np.where(x[64 * i:64 * i + 64] @ y[first:end].T > 0, 1.0, -1.0) @ z[first:end]
+    np.testing.assert_array_equal(o, want.astype(o.dtype))
+
+
+SLIDING = (5, 300, 70), (1, 64, 0), (7, 200, 31), (9, 600, 200), (4, 1, 64), (8, 512, 500), (3, 0, 10)
+
+
 @pytest.mark.parametrize("options", [abreast(3), abreast(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str)
 @pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
 def test_a_window(options, wide):
     """Also of arrays whose extents have 64 bits. The producer claims between the first and the last iterations of its loops, of which there may be none."""
-    given = ArrayArgument(tkc.bfloat16, MATRIX.facts, wide)
-    modules, made = stages.compiled(traced(walking, *(given,) * 4, i32(), BN=32), **dict(options))
+    modules, made = windowed(options, wide)
     assert is_forced(options, made), made.decisions
     claim, loops = next(op for op in modules[LAST].walk() if isinstance(op, threads.NextProgram)), lambda block: [op for op in block.ops if op.name == "scf.for"]
     if made.plan.members > 1: assert [loop.is_before_in_block(claim) for loop in loops(claim.parent)] == [True, False]
-    for number, module in enumerate([*(without_threads(modules)), *[modules[LAST]] * 8]):
-        places, rows, span = ((5, 300, 70), (1, 64, 0), (7, 200, 31), (9, 600, 200), (4, 1, 64), (8, 512, 500), (3, 0, 10))[number % 7 if module is modules[LAST] else 0]
-        q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
-        o, want = np.full((64 * places, 64), np.nan, q.dtype), np.zeros((64 * places, 64))
-        run(module, [q, k, v, o, span], (places, 1, 1), **(dict(seed=number, resident=1 + number % 3) if module is modules[LAST] else {}))
-        x, y, z = map(np.float64, (q, k, v))
-        for i in range(places):
-            first = max(64 * i - span, 0) // 32 * 32
-            end = min(rows, first + -(-max(min(rows, 64 * i + 64) - first, 0) // 32) * 32)
-            if first < end: want[64 * i:64 * i + 64] = np.where(x[64 * i:64 * i + 64] @ y[first:end].T > 0, 1.0, -1.0) @ z[first:end]
-        np.testing.assert_array_equal(o, want.astype(o.dtype))
+    for module in without_threads(modules): check_windowed(module, *SLIDING[0])
+    for number, shape in enumerate((*SLIDING, SLIDING[0])): check_windowed(modules[LAST], *shape, seed=number, resident=1 + number % 3)
 
 
 # ------------------------------------------------------------------------------------------------------ what cannot be had

@@ -143,11 +143,13 @@ class Order(Builder):
         fit = self.floordiv(room, self.max(each, self.number(1, i64)))
         return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
 
-    def short(self, loop: scf.ForOp, rows: SSAValue, each: int) -> SSAValue:
-        """How many of the first programs of axis 0 (or of the first so many, side by side) have a shorter loop than the last one: its end moves with the program from the first on, its beginning later."""
+    def short(self, loop: scf.ForOp, rows: SSAValue, each: int, ahead: SSAValue | None) -> SSAValue:
+        """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts ahead of the first) have a shorter loop than the last one: its end moves with the program
+        from the first on, its beginning later."""
         def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
-            first = self.mul(program, each) if each > 1 else program
-            return self.anew(loop.lb, first, known := {}), self.anew(loop.ub, self.add(first, each - 1), {}) if each > 1 else self.anew(loop.ub, first, known)
+            if each == 1: return self.anew(loop.lb, program, known := {}), self.anew(loop.ub, program, known)
+            first = self.sub(self.mul(program, each), ahead)
+            return self.anew(loop.lb, self.max(first, 0), {}), self.anew(loop.ub, self.add(first, each - 1), {})
         (start, end), (_, second), (last, longest) = (ends(i) for i in (self.number(0), self.number(1), self.sub(rows, 1)))
         steps = self.up(self.sub(self.sub(longest, last), self.sub(end, start)), self.max(self.sub(second, end), 1))
         if steps.type == i32: return self.max(self.min(steps, rows), 0)
@@ -196,10 +198,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
     rank = build(Identity("cluster_rank")) if deal and ranks else None
     grown = uneven if uneven is not None else sliding
+    ahead = build.sub(build.mul(teams, members), rows) if members > 1 and grown is not None else None           # ghosts, beside the shortest programs
     if grown is not None:
         room = context.target.cache // SECTION
         section = build.section(grown, others, room) if uneven is not None else build.number(1)
-        few = build.short(sliding, teams, members) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
+        few = build.short(sliding, teams, members, ahead) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
         sections = section, build.section(grown, others, room, few, teams)
@@ -224,6 +227,8 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
                 place = [build.sub(linear, build.mul(column, teams)), column]
         for axis, (size, mine) in enumerate(zip(plan.cluster, ranks)):
             if size > 1: place[axis] = build.add(build.mul(place[axis], build.number(size)), mine)
+        if members > 1: place[0] = build.mul(place[0], members)
+        if ahead is not None: place[0] = build.sub(place[0], ahead)
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
@@ -263,11 +268,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         for size, at, end_of in zip(plan.cluster, place, (rows, columns)):
             if size > 1: real = build.lt(at, end_of) if real is None else build.and_(real, build.lt(at, end_of))
     body.args[0].name_hint = "program"
-    if members > 1: place = [abreast.place_of(body, place[0], members), *place[1:]]
+    if members > 1: place[0], real = abreast.place_of(body, place[0], rows, grown is not None)
     for i, v in enumerate(place): v.name_hint = f"program_{i}"
     for op in ids: replace(op, [place[op.axis.value.data]])
     if members > 1:
-        real = abreast.only_real(body, place[0], rows)
+        abreast.only_real(body, real)
         kernel.set_integer("members", members)
     if plan.split_k > 1 or deal or plan.serpentine: sums = next(op for op in body.ops if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk()))
     if deal:

@@ -3,8 +3,14 @@
     three programs abreast                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
     %m = tile.program_id 0                      ->      %m = team·3 + %member
     for %n = %first to %last: …                         %real = %m < num_programs 0
-    store                                               for %n = %first to (%real ? %last : %first): …    a ghost behind the grid does nothing
+    store                                               for %n = %first to (%real ? %last : %first): …    a ghost outside of the grid does nothing
                                                         if %real: store
+
+A team takes as long as its longest program, however many it has. So where programs grow along axis 0 (or slide, shorter ones first), teams end where the axis does, and ghosts stand before it, beside the
+shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the first program's.
+
+    teams of three, eight programs      0 1 2   3 4 5   6 7 -
+    where they grow                     - 0 1   2 3 4   5 6 7          %m = max(team·3 - 1 + %member, 0)      %real = team·3 - 1 + %member >= 0
 
 Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192 that the three have together, and only its own last block is masked.
 What they share is loaded once for all (warpgroups/abreast.py).
@@ -23,22 +29,21 @@ from tkc.ir.threads import Identity
 BEGUN = "begun"                                 # of a loop whose first iteration stands before it (rotate-loops)
 
 
-def place_of(body: Block, team: SSAValue, count: int) -> SSAValue:
-    """The id along axis 0 of one of a team's programs."""
+def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[SSAValue, SSAValue]:
+    """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where the team begins; last: teams end with the axis, so that ghosts stand before it."""
     build = Builder(body.first_op)
-    return build.add(build.mul(team, count), build(Identity("member")))
+    place = build.add(first, build(Identity("member")))
+    return (build.max(place, 0), build.ge(place, 0)) if last else (place, build.lt(place, rows))
 
 
-def only_real(body: Block, place: SSAValue, rows: SSAValue) -> SSAValue:
-    """Whether a program lies inside the grid; loops with dots have no iteration where not."""
-    real = Builder(place.owner.next_op).lt(place, rows)
+def only_real(body: Block, real: SSAValue) -> None:
+    """Loops with dots have no iteration in a program that is not in the grid."""
     for loop in [op for op in body.walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())]:
         first, last, _ = walked(loop)
         guard = loop.parent_op() if BEGUN in loop.attributes else loop
         build = Builder(guard)
         loop.operands[1] = end = build.select(real, last, first)
         if guard is not loop: guard.operands[0] = build.lt(first, end)
-    return real
 
 
 def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
