@@ -153,14 +153,14 @@ class Block(NamedTuple):
     abreast: int = 1
 
 
-def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0, keys: int = 0) -> Block:
+def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int, int], float], even: float, window: int | None, rows: int | None = None, columns: int | None = None, uneven: int = 0, keys: int = 0) -> Block:
     """A program's block, as asked or as large as registers and shared memory hold. Hopper's tensor cores read Q and K where they are, the others' from registers. Three and four
-    warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, `even` how long their loops are on
+    warpgroups finish a row sooner, but leave multiprocessors idle where there are few rows: `programs` says how many programs of so many rows there are, or teams of them, `even` how long their loops are on
     average beside the longest. A window's loop is the longer the more rows it serves, and slower where masks cut them. uneven: the longest loop's columns, if loops grow with the row. Where masks
     cut, warpgroups with programs of their own see fewer columns, and read K and V together all the same. keys: the columns of all loops, if these are alike: narrower blocks may end with less of the
     last one empty."""
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
-    each = lambda rows: 0 if target == "cpu" else programs(rows) / tkc.target(target).multiprocessors
+    each = lambda rows, abreast=1: 0 if target == "cpu" else programs(rows, abreast) / tkc.target(target).multiprocessors
     if rows is not None and rows > 128: return Block(rows, columns or (96 if rows == 192 and d <= 64 else 64))
     if dtype_of(q) == "float32": bm, bn = (64, 64 if d <= 64 else 32) if d <= 128 or target in ("sm_90a", "cpu") else (64, 16) if d <= 192 else (32, 16)
     elif target == "sm_90a":
@@ -175,7 +175,7 @@ def _blocks(q: Array, k: Array, v: Array, queries: int, programs: Callable[[int]
                 ends = next((blocks for most, blocks in ENDS.items() if max(HOPPER) < d <= most), ())
                 choices = [(Block(rows, columns), rows, time * columns * (n := tkc.cdiv(keys, columns)) + start + mask * (keys % columns > 0) + ONCE * (n == 1)) for rows, columns, time, start, mask in ends] or choices
             loop = lambda rows: 1 if window is None else window + CUT * rows
-            return min(choices, key=lambda choice: choice[1] * choice[2] * loop(choice[0].rows) * _turns(each(choice[1]), even))[0]
+            return min(choices, key=lambda choice: choice[1] * choice[2] * loop(choice[0].rows) * _turns(each(choice[0].rows, choice[0].abreast), even))[0]
     else: bm, bn = 64 if queries <= 64 or d > 128 or 0 < each(64) <= 1 else 128, 32 if 128 < d <= 192 and target != "cpu" else 64      # 64 rows as long as every program has a multiprocessor
     return Block(rows or bm, columns or bn)
 
@@ -184,7 +184,12 @@ def block_of(q: Array, k: Array, v: Array, causal: bool, window: int | None, row
     """The block of attention's programs, for q of [batch, heads, queries, D]: as asked, else what finishes such a launch first."""
     (batch, heads, queries, _), keys = q.shape, k.shape[2]
     even = 1 if not causal or window is not None else 1 - queries / (2 * keys) if queries <= keys else keys / (2 * queries)
-    return _blocks(q, k, v, queries, lambda rows: tkc.cdiv(queries, rows) * heads * batch, even, window, rows, columns, keys if even < 1 else 0, keys if even == 1 and window is None else 0)
+    programs, shortest = (lambda rows: tkc.cdiv(queries, rows) * heads * batch), max(0, 2 * even - 1)          # beside the longest
+
+    def teams(rows: int, abreast: int) -> float:
+        """Of teams with programs missing there is one a head, of the shortest; the others have all."""
+        return programs(rows) / abreast + (programs(rows * abreast) - programs(rows) / abreast) * shortest
+    return _blocks(q, k, v, queries, teams, even, window, rows, columns, keys if even < 1 else 0, keys if even == 1 and window is None else 0)
 
 
 def _mapped(x: Array) -> bool:
@@ -322,7 +327,7 @@ def _ragged(q: Array, k: Array, v: Array, begins: Array, longest: int, causal: b
     yield out, lse
     if not prod(out.shape): return
     sequences = begins.shape[0] - 1
-    block, step = _blocks(q, k, v, longest, lambda rows: heads * (tokens / rows + sequences / 2), 0.5, window, uneven=longest if causal and window is None else 0), 32 if dtype_of(q) == FLOAT8 else 16
+    block, step = _blocks(q, k, v, longest, lambda rows, abreast: heads * (tokens / (rows * abreast) + sequences / 2), 0.5, window, uneven=longest if causal and window is None else 0), 32 if dtype_of(q) == FLOAT8 else 16
     options |= options_of(q, k, block)
     _attention[tkc.cdiv(longest, block.rows), heads, sequences](q, k, v, out, lse if sums else None, begins, q_scale, k_scale, v_scale, GROUP=group, D=_width(d, step), DV=_width(dv, step), BM=block.rows, BN=block.columns, **options)
 
