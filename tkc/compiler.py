@@ -142,7 +142,7 @@ class Compiled:
         from tkc.codegen.ptx.sink import afresh, sunk
         if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
         found = assemble(self.ptx, self.target)
-        for leaner in (lambda text: roomy(text, self.interface.threads), sunk, afresh):
+        for leaner in (lambda text: roomy(text, self.interface.threads), sunk, afresh, lambda text: sunk(afresh(text))):
             if not found.spill_stores: break
             if (text := leaner(self.ptx)) == self.ptx: continue
             other = assemble(text, self.target)

@@ -9,7 +9,8 @@
                                                         tile.reduce sum[…] {axis = 1}
 
 Sums are linear: what an iteration adds to a sum, takes from it or multiplies it by (one factor for a whole row) it may do to each part. Which lanes and warps have parts is said by the layout of what is
-summed: the digits of its axis that are not registers. What the sum was before the loop goes to the first part.
+summed: the digits of its axis that are not registers. What the sum was before the loop goes to the first part, or is parts already, where it is made
+of such a sum itself (an iteration that rotate-loops has put before the loop).
 
 A carried value is treated if its iteration makes it from itself and from sums along one axis, whose parts lie alike, by additions, differences, factors, selections and branches, and if nothing else reads
 what lies between. What relax-stabilizers asks of a row's sum, not to be large, is then asked of each part: a comparison says that it may be (`estimate`).  Other sums round otherwise (REAL).
@@ -168,6 +169,35 @@ class Parts:
         first = make(CLASSES["eq"](make(tile.Broadcast(ids, self._type(i32))), make(tile.Constant(0, self._type(i32)))))
         return make(ew.Select(first, self._spread(value, anchor), zero))
 
+    def _begins(self, value: SSAValue, user: Operation) -> bool:
+        """Whether what the sum was before the loop is made of such sums as well, for nobody else: an iteration that stands before its loop, say."""
+        if constant(value) == 0: return True
+        op = value.owner
+        if not isinstance(op, Operation) or op.parent is not self.loop.parent or any(use.operation is not user for use in value.uses): return False
+        match op:
+            case tile.Reduce(): return self._like(op)
+            case ew.Elementwise() if op.fn.name in ("add", "sub", "neg"): return all(self._begins(v, op) for v in op.operands)
+            case ew.Elementwise() if op.fn.name == "mul": return any(self._begins(v, op) and self._factor(op.operands[1 - i]) for i, v in enumerate(op.operands))
+            case ew.Select(): return self._factor(op.condition) and all(self._begins(v, op) for v in op.operands[1:])
+        return False
+
+    def _like(self, op: tile.Reduce) -> bool:
+        """Whether a sum's parts lie as those of the loop's."""
+        try: return op.kind.data == "sum" and not is_bool(op.args[0].type.element) and op.axis.value.data == self.axis and self._cut(op)[-1] == self.layout
+        except (Unfit, LayoutError): return False
+
+    def _factor(self, value: SSAValue) -> bool: return not isinstance(value.type, TileType) or movement(value.type.register_layout, self._row(value.type)[1].register_layout) in ("none", "registers")
+
+    def _begun(self, value: SSAValue, anchor: Operation) -> SSAValue:
+        """That in parts, where it stands."""
+        if constant(value) == 0: return before(anchor, tile.Constant(0, self._type(getattr(value.type, "element", value.type)))).result
+        op = value.owner
+        if isinstance(op, tile.Reduce): return self._own(op)
+        whole = 0 if isinstance(op, ew.Select) else next(1 - i for i, v in enumerate(op.operands) if self._begins(v, op) and self._factor(op.operands[1 - i])) if isinstance(op, CLASSES["mul"]) else -1
+        new = before(op, type(op)(*(self._spread(v, op) if i == whole else self._begun(v, op) for i, v in enumerate(op.operands))))
+        new.attributes |= op.attributes
+        return new.results[0]
+
     def rewrite(self) -> None:
         loop, end = self.loop, self.body.last_op
         for reduce in self.reduces: self._of_registers(reduce)
@@ -181,7 +211,8 @@ class Parts:
                 elif not isinstance(op, scf.IfOp): self._zero(op, i)
             retype(value, self._type(getattr(value.type, "element", value.type)))
         self._zero(end, self.index)
-        loop.operands[3 + self.index] = self._first(loop.iter_args[self.index], loop)
+        start = loop.iter_args[self.index]
+        loop.operands[3 + self.index] = self._begun(start, loop) if self._begins(start, loop) else self._first(start, loop)
         result, whole = loop.results[self.index], self.argument.type
         for value in (self.argument, result): retype(value, self._type(getattr(whole, "element", whole)))
         if result.first_use is None: return
@@ -193,14 +224,18 @@ class Parts:
     def _zero(self, op: Operation, index: int) -> None:
         if constant(v := op.operands[index]) == 0: op.operands[index] = before(op, tile.Constant(0, self._type(getattr(v.type, "element", v.type)))).result
 
-    def _of_registers(self, op: tile.Reduce) -> None:
-        """The part that each thread's registers sum to; who asked whether the sum is small asks that of every part."""
+    def _own(self, op: tile.Reduce) -> SSAValue:
+        """The part that each thread's registers sum to."""
         shape, cut, gone, _ = self._cut(op)
         value = before(op, tile.Reshape(op.args[0], TileType(shape, op.args[0].type.element, cut))).result
         for a in reversed(gone):
             left = value.type.register_layout.drop(a)
             value = before(op, tile.Reduce("sum", value, a, [TileType(left.shape, value.type.element, left)])).results[0]
-        if value.type.extents != self.layout.shape: value = before(op, tile.Reshape(value, self._type(value.type.element))).result
+        return value if value.type.extents == self.layout.shape else before(op, tile.Reshape(value, self._type(value.type.element))).result
+
+    def _of_registers(self, op: tile.Reduce) -> None:
+        """A sum of the loop; who asked whether it is small asks that of every part."""
+        value = self._own(op)
         estimates = [use.operation for use in op.results[0].uses if use.operation.attributes.get("estimate") is not None]
         self.members[value] = 0
         replace(op, [value])

@@ -7,7 +7,7 @@
 
 The writer hoists all that does not change to the start of a role (`hoist`), which is cheapest as long as registers last; ptxas takes nothing back and spills
 instead. Moved are pure instructions whose operands are assigned once in the whole text and whose result only one basic block reads, outside the innermost loops:
-whatever dominated the uses still does. A loop around the loop then computes them once a round.
+whatever dominated the uses still does. A loop around the loop then computes them once a round, so what such a loop reads before the inner one moves there as well: it need not live until the next round.
 
 Where that is not enough, `afresh` has what is a few instructions from the thread's number computed anew in each block that reads it, so that it need not live from one to the other:
 
@@ -36,7 +36,9 @@ def sunk(text: str) -> str:
     """The same program; the text itself where nothing can move."""
     lines = text.splitlines()
     written, read = _users(lines)
-    block, innermost = _blocks(lines), _innermost(lines)
+    block, loops = _blocks(lines), _loops(lines)
+    innermost = _innermost(loops)
+    around = [loop for loop in loops if loop not in innermost]
     moved: dict[int, list[str]] = defaultdict(list)
     gone: dict[int, int] = {}                          # where a line that moved now stands
     for i in reversed(range(len(lines))):
@@ -47,7 +49,8 @@ def sunk(text: str) -> str:
         uses = [gone.get(u, u) for u in read[result]]
         first, last = min(uses), max(uses)
         inside = lambda loop, at: loop[0] <= at <= loop[1]
-        if block(first) != block(last) or not any(i < start <= first for start, _ in innermost) or any(inside(loop, first) and not inside(loop, i) for loop in innermost): continue
+        behind = any(i < start <= first for start, _ in innermost) or any(inside(loop, first) and not inside(loop, i) for loop in around)
+        if block(first) != block(last) or not behind or any(inside(loop, first) and not inside(loop, i) for loop in innermost): continue
         moved[first].insert(0, lines[i])               # before those that read it: they stood behind it
         gone[i] = first
     if not gone: return text
@@ -63,7 +66,7 @@ def afresh(text: str) -> str:
     """The same program; the text itself where nothing is computed anew."""
     lines = text.splitlines()
     written, read = _users(lines)
-    block, innermost, declared = _blocks(lines), _innermost(lines), _DECLARED.search(text)
+    block, innermost, declared = _blocks(lines), _innermost(_loops(lines)), _DECLARED.search(text)
     if declared is None: return text
     count = int(declared[1])
     before: dict[int, list[str]] = defaultdict(list)
@@ -120,9 +123,13 @@ def _blocks(lines: list[str]) -> Callable[[int], int]:
     return lambda i: bisect_right(edges, i)
 
 
-def _innermost(lines: list[str]) -> list[tuple[int, int]]:
-    """First and last line of each loop that has no other one in it."""
+def _loops(lines: list[str]) -> list[tuple[int, int]]:
+    """First and last line of each loop that does more than wait."""
     labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith("$")}
     back = ((labels.get(m[1], i), i) for i, line in enumerate(lines) if (m := re.search(r"\bbra(?:\.uni)? (\$\w+);", line)) and not m[1].startswith(_WAIT))
-    loops = [(start, end) for start, end in back if start < end]
+    return [(start, end) for start, end in back if start < end]
+
+
+def _innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that have no other one in them."""
     return [loop for loop in loops if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1] for other in loops)]
