@@ -1,4 +1,6 @@
 """Attention against float64: masks, windows, soft caps, grouped queries, both orders of axes, ragged batches, decoding; compiled for GPUs; the same on one."""
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -259,6 +261,23 @@ def test_it_assembles(name, target, monkeypatch):
         compiled = kernel.compile(*args, target=target, **kwargs)
         assert compiled.resources.clean, compiled.resources.log
         assert target != "sm_90a" or "wgmma" in compiled.ptx and "setmaxnreg" in compiled.ptx, [d for d in compiled.decisions if "one role" in d]
+
+
+@pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
+@pytest.mark.parametrize("sums", [False, True], ids=["", "sums"])
+@pytest.mark.parametrize("keys", [4096, 1000])
+@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(causal=True, window=1024)], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("d", [32, 64, 96, 128])
+def test_what_the_library_chooses_assembles(d, options, keys, sums, monkeypatch):
+    """Large launches, with three and four warpgroups: their threads have the fewest registers."""
+    monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
+    q, k = (np.broadcast_to(zeros(1, 1, 1, d), (1, 16, n, d)) for n in (4096, keys))
+    monkeypatch.setattr(sys.modules["tkc.kernels.attention"], "_mapped", lambda x: True)
+    with launches() as found: kernels.attention(q, k, k, with_lse=sums, **options)
+    (kernel, args, kwargs), = found
+    args = [f"bf16[{', '.join(map(str, x.shape))}]" if getattr(x, "ndim", 0) == 4 else x for x in args]
+    assert (compiled := kernel.compile(*args, target="sm_90a", **kwargs)).resources.clean, compiled.resources.log
+    assert "setmaxnreg" in compiled.ptx
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")

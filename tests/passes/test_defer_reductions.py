@@ -88,6 +88,21 @@ def plus_one(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
     tkc.store(o, (0,), total)
 
 
+def one_before(x, f, o, BN: tkc.constexpr):
+    """An iteration that stands before its loop, with a factor for each row, and rows that take nothing of it."""
+    total = tkc.where(tkc.arange(8) % 3 > 0, tkc.sum(tkc.load(x, (0, 0), (8, BN)), axis=1) * tkc.load(f, (0,), (8,)) - tkc.sum(tkc.load(x, (0, BN), (8, BN)), axis=1), 0)
+    for n in tkc.range(2 * BN, x.shape[1], BN): total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
+    tkc.store(o, (0,), total)
+
+
+def wanted_twice(x, f, o, BN: tkc.constexpr):
+    """What the sum was before is stored as well."""
+    total = tkc.sum(tkc.load(x, (0, 0), (8, BN)), axis=1)
+    tkc.store(f, (0,), total)
+    for n in tkc.range(BN, x.shape[1], BN): total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
+    tkc.store(o, (0,), total)
+
+
 @dataclass
 class Case:
     fn: Callable
@@ -131,6 +146,8 @@ CASES = {
     "scalars": Case(scalar, (f2, f1), dict(BN=1024), wide(3, 3000), lambda x, o: -(3 + x.sum(1)) * abs(x).sum(1), (3,), 2),
     "columns": Case(decaying, (f2, f1, f1), dict(ROWS=16, BN=24), lambda rng: [rng.standard_normal((64, 24)).astype(np.float32), rng.standard_normal(40).astype(np.float32), np.zeros(24, np.float32)], decayed),
     "a branch": Case(now_and_then, (f2, f1, i32()), dict(ROWS=8, BN=64), lambda rng: [*wide(8, 300)(rng), 128], branched),
+    "one before": Case(one_before, (f2, f1, f1), dict(BN=64), lambda rng: [*wide(8, 300)(rng)[:1], rng.standard_normal(8).astype(np.float32), np.zeros(8, np.float32)], lambda x, f, o: np.where(np.arange(8) % 3 > 0, x[:, :64].sum(1) * f - x[:, 64:128].sum(1), 0) + x[:, 128:].sum(1)),
+    "wanted twice": Case(wanted_twice, (f2, f1, f1), dict(BN=64), lambda rng: [*wide(8, 300)(rng)[:1], *np.zeros((2, 8), np.float32)], lambda x, f, o: x.sum(1)),
     "read on the way": Case(read_on_the_way, (f2, f1), dict(ROWS=8, BN=64), wide(8, 200), lambda x, o: x.sum(1), deferred=0),
     "squared": Case(squared, (f2, f1), dict(ROWS=8, BN=64), lambda rng: [0.1 * a for a in wide(8, 200)(rng)], iterated(lambda t, s: t * t + s, 0.5), deferred=0),
     "plus one": Case(plus_one, (f2, f1), dict(ROWS=8, BN=64), wide(8, 200), iterated(lambda t, s: t + s + 1), deferred=0),
@@ -151,7 +168,7 @@ def check(name, module) -> None:
     data = case.data(np.random.default_rng(3))
     want = case.want(*(x.astype(np.float64) if isinstance(x, np.ndarray) else x for x in data))
     (level4 if module.body.block.first_op.level == 4 else dataflow).run(module, data, case.grid)
-    got = data[2 if name == "columns" else 1]
+    got = data[len(data) - 1 - (name == "a branch")]
     assert np.abs(got - want).max() <= 1e-5 * (np.abs(want).max() + 10)
 
 
@@ -162,6 +179,15 @@ def test_what_is_deferred(name, target):
     assert len(said) == CASES[name].deferred
     if CASES[name].deferred: assert not crossing(module)
     check(name, module)
+
+
+@TARGETS
+@pytest.mark.parametrize("name, meetings", [("one before", 1), ("wanted twice", 2), ("rows", 1)])
+def test_what_the_sum_was_before_is_parts_too(name, meetings, target):
+    """Threads meet once, behind the loop; once more where somebody else wants what it was before."""
+    module, _ = compiled(name, "defer-reductions", target)
+    meet = [op for op in module.walk() if isinstance(op, tile.Reduce) and op.results[0].first_use and op.args[0].type.register_layout.digits(op.axis.value.data, ("lanes", "warps"))]
+    assert len(meet) == meetings
 
 
 def crossing(module) -> list:

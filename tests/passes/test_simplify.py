@@ -44,6 +44,17 @@ def test_nothing_changes_but_the_text(name):
     assert show(simplified(module)) == text, "a second run finds nothing left to do"
 
 
+def test_a_loop_that_cannot_run_is_gone():
+    """Its end is nowhere behind its beginning, whatever the program's place; one that may run stays."""
+    def kernel(x, o, n):
+        m, total = tkc.program_id(0) * 64, tkc.zeros((16, 16))
+        for i in tkc.range(0, tkc.minimum(x.shape[0], m + n), 16): total = total + tkc.load(x, (i, 0), (16, 16))
+        tkc.store(o, (0, 0), total)
+    for rows, loops in ((0, 0), (64, 1)):
+        module = body(kernel, array(tkc.float32, 2, shape=(rows, 16)), f2, i32_argument())
+        assert count(module, scf.ForOp) == loops and count(module, tile.Load) == loops
+
+
 # ---- folding -------------------------------------------------------------------------------------------------------------
 NUMBERS = {i8: np.int8, i32: np.int32, i64: np.int64, ui8: np.uint8, ui32: np.uint32, f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 

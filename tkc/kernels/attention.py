@@ -57,8 +57,7 @@ def _attention(q, k, v, o, lse, begins, qs, ks, vs, scale, cap, window, GROUP: t
     first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
-        keep = cols[None, :] < keys
-        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
+        keep = rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys           # the last row sees the last column: what rows behind it see nobody stores
         if WINDOW: keep = keep & (rows[:, None] - cols[None, :] < window)
         s = tkc.dot(qi, tkc.load(k, (start + n, 0), (BN, D)).T)
         if CAP: s = cap * tkc.tanh(s * (scale / cap)) * (1 / scale)

@@ -28,7 +28,7 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout, movement
-from tkc.ir.rewrite import after, before, replace, retype
+from tkc.ir.rewrite import after, before, erase_dead, replace, retype
 from tkc.ir.threads import Vote
 from tkc.ir.types import TileType, bits, is_bool
 from tkc.passes import PassContext
@@ -45,6 +45,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 except (Unfit, LayoutError): continue
                 found.rewrite()
                 context.decisions.append(f"defer-reductions: the sum %{argument.name_hint or i} stays in {found.count} parts a row, in the threads that have them, until its loop ends")
+        while erase_dead(kernel.body.block): pass                       # what the sum was before, as a whole
 
 
 class Unfit(Exception):

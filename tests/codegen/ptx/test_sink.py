@@ -48,6 +48,13 @@ def test_nothing_moves_into_a_loop():
     assert sunk(text) == text
 
 
+def test_what_an_outer_loop_reads_is_computed_in_it():
+    """Before the inner loop: else it lives on through that one to the next round."""
+    text = "\tmov.u32 %r0, %tid.x;\n\tshr.u32 %r1, %r0, 2;\n$while_1:\n\tadd.s32 %r2, %r1, %r2;\n$for_2:\n\tst.shared.b32 [%r2], %r5;\n\t@%p0 bra $for_2;\n\t@%p1 bra $while_1;\n"
+    lines = text.splitlines()
+    assert sunk(text).splitlines() == [lines[2], *lines[:2], *lines[3:]]
+
+
 def test_what_is_computed_anew():
     """Each block that reads the lane's fourth makes it of the thread's number; not what a loop reads, what else is in it, what is made of more, or what one block alone reads."""
     text = """\t.reg .b32 %r<12>;

@@ -60,7 +60,7 @@ def fold(op: Operation, ranges: Ranges) -> Sequence[SSAValue] | None:
         case tile.Reduce(): return _reduce(op)
         case tile.Dim() | tile.Stride(): return _extent(op)
         case scf.IfOp(): return _if(op)
-        case scf.ForOp(): return _for(op)
+        case scf.ForOp(): return _for(op, ranges)
     return None
 
 
@@ -295,8 +295,10 @@ def _if(op: scf.IfOp) -> Sequence[SSAValue] | None:
     return _inline(op, region.block) if region.blocks else []
 
 
-def _for(op: scf.ForOp) -> Sequence[SSAValue] | None:
+def _for(op: scf.ForOp, ranges: Ranges) -> Sequence[SSAValue] | None:
     """Loops that run never, or once."""
+    begin, end = map(ranges.of, (op.lb, op.ub))
+    if begin is not None and end is not None and end.hi <= begin.lo: return list(op.iter_args)
     lb, ub, step = map(constant, (op.lb, op.ub, op.step))
     if None in (lb, ub): return None
     if lb >= ub: return list(op.iter_args)
