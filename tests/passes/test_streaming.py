@@ -249,7 +249,7 @@ def test_loops_read_one_iteration_ahead(n):
     out = np.full(n, np.nan, np.float32)
     stages, results = stages_of(_total, x, y, out, N=128), []
     text = str(level0.kernel_of(stages["fetch-ahead"]))
-    assert text.count("tile.load") == 4 and str(level0.kernel_of(stages["schedule-programs"])).count("tile.load") == 2
+    assert text.count("tile.load") == 4 * (n > 0) and str(level0.kernel_of(stages["schedule-programs"])).count("tile.load") == 2 * (n > 0)          # over an empty array there is no loop
     for stage in "plan", "fetch-ahead", "assign-registers":
         out[...] = np.nan
         run(stages[stage], [x, y, out], [], (2,), 0)
