@@ -47,7 +47,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
             anatomy = Anatomy(loop, context.overlaps)
             late = anatomy.late(dots)
             order, _ = ordered(anatomy.body(machine), late, [EFFORT])
-            Rotation(anatomy, late, order, context.plan.fuse, context.plan.roles == "one").run()
+            Rotation(anatomy, late, order, context.plan.fuse and context.plan.members == 1, context.plan.roles == "one").run()
             context.decisions += [f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's" for dot in dots]
 
 

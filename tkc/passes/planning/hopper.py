@@ -128,7 +128,8 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
     queue = not unclaimed and (members > 1 or uneven or bool(late) if options.queue is None else options.queue)
     # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
-    fuse = (in_all == 2 and not options.debug if options.fuse is None else options.fuse) and members == 1 and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    twice = members == 1 or all(n >= 2 * members for n, ring in zip(stages, rings) if ring[0].parent_op() is not loops[0])
+    fuse = ((in_all == 2 or members > 1) and not options.debug if options.fuse is None else options.fuse) and twice and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
@@ -171,7 +172,7 @@ def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, o
     then walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
     forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
-    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or options.fuse or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
+    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
     if asked == 1: return 1, "one program has nobody beside it"
     if m != 64: return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed: return 1, "programs share a block of the output"

@@ -44,6 +44,7 @@ from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
+from tkc.passes.warpgroups import onward
 from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.claims import claim_ahead, share
@@ -117,7 +118,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     while plan.programs > 1 and sweep(kernel): pass             # of what only the consumers use the producer has no copy left
     if members > 1: own_buffers(consumer)
     elif plan.programs == 2: alternate(consumer)
-    if plan.fuse and not fuse(producer, consumer): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
+    if plan.fuse and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
     if roomy: straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
     if alone: before(producer.parent_op(), threads.BlockBarrier())
