@@ -33,6 +33,7 @@ def abreast(count: int, *others: tuple) -> tuple: return (("roles", "abreast"), 
 
 # ------------------------------------------------------------------------------------------------------ attention
 FORMS = [Form(causal=causal, block=(64, 64), options=abreast(3)) for causal in (False, True)] + [Form(32, True, (64, 32), options=abreast(4)), Form(causal=True, block=(64, 64), options=abreast(2, ("num_stages", 2))),
+         Form(block=(64, 64), options=abreast(3, ("fuse", False))), Form(causal=True, block=(64, 64), options=abreast(3, ("fuse", False))), Form(causal=True, block=(64, 32), options=abreast(4, ("fuse", True))),
          Form(block=(64, 64), options=abreast(3, ("left_factor", "registers"))), Form(causal=True, block=(64, 64), options=abreast(2, ("epilogue", "direct")))]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 BOTH = pytest.mark.parametrize("form", FORMS[:2], ids=["full", "causal"])
@@ -115,6 +116,23 @@ def test_the_roles(form):
     assert not count(consumer, (threads.TmaLoad, threads.NextProgram)) and not count(producer, (threads.DotAsync, threads.TmaStore)) and not count(consumer, threads.Turn)
 
 
+def test_the_first_dot_of_the_next_program_is_under_way_when_results_leave():
+    """In one way; where the next program has no blocks, or the ring no room for what is passed over before it, results leave behind the branch, and the next program begins with its dot."""
+    form, apart = FORMS[1], FORMS[5]
+    assert compiled(form)[1].plan.fuse and not compiled(apart)[1].plan.fuse and not any("not fused" in line for line in compiled(form)[1].decisions)
+    dots, stores = ([count(role(last(f), "consumer"), kind) for f in (form, apart)] for kind in (threads.DotAsync, threads.TmaStore))
+    assert dots[0] == dots[1] + 1 and stores[0] == 2 * stores[1]
+    assert any(op.unless is not None and op.barriers.name_hint == "full" and op.parent_op().name == "scf.while" for op in role(last(form), "consumer").walk() if isinstance(op, threads.MbarrierWait))
+
+
+@pytest.mark.parametrize("stages", [4, 6])
+def test_a_ring_too_short_for_what_is_passed_over(stages):
+    """Programs of 64 rows and 16 columns: others' blocks behind its own are up to eight, and who waited for those with the last stage in hand would wait for ever."""
+    form = Form(64, True, (64, 16), options=abreast(3, ("fuse", True), ("num_stages", stages)))
+    assert compiled(form)[1].plan.fuse and min(compiled(form)[1].plan.rings) == stages
+    for seed, (queries, keys, heads) in enumerate(((300, 300, 2), (500, 130, 1), (130, 500, 2), (64, 64, 3), (700, 40, 1))): check(last(form), form, queries, keys, heads, seed=seed, resident=1 + seed % 2)
+
+
 def test_stages_of_their_own_are_given_back_early():
     """Where the next program's Q has no stage, it is loaded while this one's results leave; where it has one, at the end."""
     def released(form) -> list[str]:
@@ -149,8 +167,8 @@ def test_the_time_of_a_launch(threes):
 WINDOWS = {"full": {}, "causal": dict(causal=True), "window": dict(causal=True, window=50), "wide window": dict(causal=True, window=200), "open window": dict(window=90), "soft cap": dict(softcap=3.0)}
 
 
-@pytest.mark.parametrize("options, programs", [*((options, 3) for options in WINDOWS.values()), (WINDOWS["window"], 4)], ids=[*WINDOWS, "window, four"])
-def test_attention_of_the_library(options, programs, monkeypatch):
+@pytest.mark.parametrize("options, programs, fuse", [*((options, 3, None) for options in WINDOWS.values()), (WINDOWS["window"], 4, None), (WINDOWS["window"], 3, True), (WINDOWS["wide window"], 4, True), (WINDOWS["causal"], 3, False)], ids=[*WINDOWS, "window, four", "window, fused", "wide window, four, fused", "causal, apart"])
+def test_attention_of_the_library(options, programs, fuse, monkeypatch):
     """Two heads that share one of K and V. Both ends of a window move with the program: what the others see before and behind it is passed over."""
     for name, value in (("TKC_SIM", "1"), ("TKC_TARGET", "sm_90a")): monkeypatch.setenv(name, value)
     causal, window, cap = options.get("causal", False), options.get("window"), options.get("softcap", 0.0)
@@ -158,7 +176,7 @@ def test_attention_of_the_library(options, programs, monkeypatch):
         q, k, v = operands(1, 2, 1, queries, keys, 64, 32, "bfloat16")
         out, sums = np.full((1, 2, queries, 32), np.nan, q.dtype), np.full((1, 2, queries), np.nan, np.float32)
         args = q, k, v, out, sums, None, None, None, None, 0.125, cap or 1.0, window or 0
-        named = dict(GROUP=2, CAUSAL=causal, WINDOW=window is not None, CAP=bool(cap), D=64, DV=32, BM=64, BN=64, programs=programs)
+        named = dict(GROUP=2, CAUSAL=causal, WINDOW=window is not None, CAP=bool(cap), D=64, DV=32, BM=64, BN=64, programs=programs, **({} if fuse is None else dict(fuse=fuse)))
         _attention[-(-queries // 64), 2, 1](*args, **named)
         near((out, sums), attention_in_float64(q, k, v, **options), "bfloat16")
     assert any("abreast" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions)
@@ -408,7 +426,7 @@ def test_as_many_as_there_are_registers_for(form, count, reason):
     assert made.plan.roles == "abreast" and made.plan.programs == count and (not reason or any(is_refused("programs", dict(form.options)["programs"], made) and reason in line for line in made.decisions)), made.decisions
 
 
-@pytest.mark.parametrize("options", [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("queue", False),), (("fuse", True),)], ids=str)
+@pytest.mark.parametrize("options", [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("queue", False),)], ids=str)
 def test_who_asks_for_something_else_gets_it(options):
     assert compiled(Form(causal=True, block=(64, 64), options=options))[1].plan.roles == "cooperative"
 

@@ -11,7 +11,6 @@ from tests.passes.kernels import BF16
 from tests.passes.stages import LAST, assembler, assembles_clean, distinct, level, parses_back, run, without_threads
 from tests.passes.test_claims import triangular
 from tkc.ir import tile
-from tkc.ir.target import target
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.sim import dataflow, level0
@@ -104,12 +103,16 @@ def test_growing_programs_side_by_side(ran):
     assert ran == [(m, n) for m in reversed(range(6)) for n in range(3)]
 
 
-def test_sections_of_four_keep_their_short_programs(ran, monkeypatch):
-    """What is short is read with the rest of its section, where that has enough of it."""
-    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", target("sm_90a").cache // (4 * 2 * (320 * 320 + 320 * 512)))
+@pytest.mark.parametrize("section, few", [(4, 1), (11, 0)])
+def test_larger_sections(section, few, ran, monkeypatch):
+    """An eighth of the rows comes last; what is short is read with the rest of its section, where that has enough of it."""
+    columns = 2 * section
+    class Fits:
+        def __rfloordiv__(self, cache): return section * 2 * (320 * 320 + 320 * 64 * columns)
+    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", Fits())
     modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
-    run(modules["schedule-programs"], [np.zeros((320, 320), BF16), np.zeros((320, 512), BF16), np.zeros((320, 512), BF16)], (5, 8, 1))
-    assert ran == [(m, n) for first in (0, 4) for m in reversed(range(5)) for n in range(first, first + 4)]
+    run(modules["schedule-programs"], [np.zeros((320, 320), BF16), np.zeros((320, 64 * columns), BF16), np.zeros((320, 64 * columns), BF16)], (5, columns, 1))
+    assert ran == [(m, n) for first in (0, section) for m in reversed(range(few, 5)) for n in range(first, first + section)] + [(m, n) for m in reversed(range(few)) for n in range(columns)]
 
 
 def test_a_place_inside_another_loop_is_left_alone():

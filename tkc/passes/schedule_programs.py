@@ -36,9 +36,9 @@ one by one (`queue`), so that who had a long one takes fewer:
 
 What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
 
-Where sections have three neighbours or fewer, the shortest programs of all of them, a fifth of axis 0, come behind all others: what is short fills up what the long ones leave, and such a section alone has
-few of these (blocks of 192 x 64, 16 heads of 16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first fifth of the arrays once more, and do little with
-it: with shorter axes that costs more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows).
+Where sections have few neighbours, the shortest programs of all of them come behind all others, a fifth of axis 0 for three neighbours or fewer, an eighth for ten: what is short fills up what the long ones
+leave, and such a section alone has few of these (blocks of 192 x 64, 16 heads of 16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first part of the
+arrays once more, and do little with it: with shorter axes that costs more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows; an eighth gains 0.8 and 1.2 % at 8192 and 4096, in three programs side by side).
 
 Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
@@ -83,7 +83,7 @@ from tkc.passes.programs.split_k import divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
 
 SECTION = 2                                          # of the cache, one part in so many
-LAST, LEVEL = 5, 3                                   # of an axis along which programs grow, one part in so many comes last, where sections have so few neighbours: a 25th of the work, enough to level what they leave
+LEVEL = ((3, 5), (10, 8))                            # where sections have so few neighbours, one part in so many of an axis along which programs grow comes last: a 25th or 64th of the work, enough to level what they leave
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -142,6 +142,12 @@ class Order(Builder):
         if few is not None: each, room = self.mul(each, self(Cast(few, i64))), self.mul(room, self(Cast(rows, i64)))
         fit = self.floordiv(room, self.max(each, self.number(1, i64)))
         return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
+
+    def level(self, section: SSAValue, rows: SSAValue) -> SSAValue:
+        """How many of the first programs of axis 0, which are the shortest, come behind all sections."""
+        few: SSAValue | int = 0
+        for neighbours, part in reversed(LEVEL): few = self.select(self.le(section, neighbours), self.up(rows, part), few)
+        return few
 
     def short(self, loop: scf.ForOp, rows: SSAValue, each: int, ahead: SSAValue | None) -> SSAValue:
         """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts ahead of the first) have a shorter loop than the last one: its end moves with the program
@@ -202,7 +208,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if grown is not None:
         room = context.target.cache // SECTION
         section = build.section(grown, others, room) if uneven is not None else build.number(1)
-        few = build.short(sliding, teams, members, ahead) if uneven is None else build.select(build.le(section, LEVEL), build.up(teams, LAST), 0)
+        few = build.short(sliding, teams, members, ahead) if uneven is None else build.level(section, teams)
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
         sections = section, build.section(grown, others, room, few, teams)

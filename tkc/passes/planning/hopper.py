@@ -43,6 +43,7 @@ from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a block of so many threads begins with
+ROOMY = 160                     # registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is known ahead (ptxas spilled one)
 LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
 SLACK = 12                                   # registers by which scores kept beside sums and left factors may exceed a consumer's: they are not all alive at once (172 of 160 assemble without a spill, 176 do not)
 ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
@@ -127,9 +128,11 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
     unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
     queue = not unclaimed and (members > 1 or uneven or bool(late) if options.queue is None else options.queue)
-    # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and there it pays; the checks of TKC_DEBUG need the registers
+    # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and where three have programs whose loops begin at one place: there it pays; the
+    # checks of TKC_DEBUG need the registers
     twice = members == 1 or all(n >= 2 * members for n, ring in zip(stages, rings) if ring[0].parent_op() is not loops[0])
-    fuse = ((in_all == 2 or members > 1) and not options.debug if options.fuse is None else options.fuse) and twice and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
+    pays = in_all == 2 if members == 1 else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
+    fuse = (pays and not options.debug if options.fuse is None else options.fuse) and twice and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
     serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}

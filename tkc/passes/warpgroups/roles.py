@@ -42,6 +42,7 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
+from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import onward
@@ -55,7 +56,6 @@ from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 from tkc.passes.warpgroups.tails import straighten
 
 PRODUCER_WARPS = 4
-ROOMY = 160                     # registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is known ahead (ptxas spilled one)
 OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter
 
 
