@@ -168,7 +168,7 @@ def test_three_and_four_warpgroups(form):
 
 
 # ------------------------------------------------------------------------------------------------------ fused boundaries
-FUSED = [Form(causal=c, block=(64, 64), options=(("fuse", True),)) for c in (False, True)] + [Form(128, True, options=(("fuse", True),)), Form(32, block=(192, 64), options=(("fuse", True),))]
+FUSED = [Form(causal=c, block=(64, 64), options=(("roles", "cooperative"), ("fuse", True))) for c in (False, True)] + [Form(128, True, options=(("fuse", True),)), Form(32, block=(192, 64), options=(("fuse", True),))]
 
 
 @pytest.mark.parametrize("form", FUSED, ids=lambda f: f.name)
