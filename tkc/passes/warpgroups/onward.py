@@ -1,18 +1,20 @@
 """Fused boundaries of programs side by side: a program's first dot is under way when the results of the one before it leave. Behind roles.py, where the plan has `fuse` and programs stand abreast.
 
-    consumer, for each program:                           for each program, %s what is on its way, %ahead whether something is:
-      wait Q unless %ahead;  blocks before its own          wait Q unless %ahead;  blocks before its own, unless they are behind it
+    consumer, for each program:                           for each program; %s its first scores where %ahead says that they are there:
+      wait Q;  pass the blocks before its own               wait Q unless %ahead;  pass the blocks before its own, if not %ahead
       if it has any:                                        if it has any:
-        wait K;  S = q·k[0];  wait for S                      S = if %ahead: wait for %s  else: wait K;  q·k[0];  wait for S
+        wait K;  S = q·k[0];  wait for S                      S = if %ahead: %s  else: wait K;  q·k[0];  wait for S
         softmax, loop, last dot                               softmax, loop, last dot
-        wait for it                                           blocks behind its own;  claim
+        wait for it                                           pass the blocks behind its own;  claim
                                                 ->            if the next program has blocks of its own:
-                                                                wait Q of the next;  blocks before its own;  wait K;  %s = q·k[0];  wait for the last dot alone
-                                                              else: wait for it
-      results leave                                         results leave                               while S is computed
-      blocks behind its own;  claim
+                                                                wait Q of the next;  pass the blocks before its own;  wait K;  S' = q·k[0]
+                                                                wait for the last dot alone;  results leave while S' is computed;  wait for S'
+                                                              else: wait for the last dot
+      results leave                                         results leave, unless they have
+      pass the blocks behind its own;  claim                yield S', whether it is there
 
-boundaries.py does so for programs that a block takes one by one, whoever is next; here who is next may be a ghost, and blocks that others need are passed over in between.
+boundaries.py does so for programs that a block takes one by one, whoever is next; here who is next may be a ghost, and blocks that others need are passed over in between. So results are written in both
+ways: a dot that is on its way where two ways join, and was issued in one of them alone, ptxas waits for at once (C7517), and it keeps the registers' old contents for the other (C7512, spills).
 
 The stage of the last dot's factor is given back behind that dot, so nothing may be waited for that the producer loads only then: blocks behind a program's own and before the next one's must all
 fit the ring beside it. Where they do not, the program ends as it did: the last dot first.
