@@ -7,10 +7,11 @@
                                                         if %real: store
 
 A team takes as long as its longest program, however many it has. So where programs grow along axis 0 (or slide, shorter ones first), teams end where the axis does, and ghosts stand before it, beside the
-shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the first program's.
+shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the one behind
+the last, whose blocks are nobody's (at the first program's it would read what that one may be about to replace).
 
     teams of three, eight programs      0 1 2   3 4 5   6 7 -
-    where they grow                     - 0 1   2 3 4   5 6 7          %m = max(team·3 - 1 + %member, 0)      %real = team·3 - 1 + %member >= 0
+    where they grow                     - 0 1   2 3 4   5 6 7          %t = team·3 - 1 + %member;  %real = %t >= 0;  %m = %real ? %t : num_programs 0
 
 Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192 that the three have together, and only its own last block is masked.
 What they share is loaded once for all (warpgroups/abreast.py).
@@ -33,7 +34,9 @@ def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[
     """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where the team begins; last: teams end with the axis, so that ghosts stand before it."""
     build = Builder(body.first_op)
     place = build.add(first, build(Identity("member")))
-    return (build.max(place, 0), build.ge(place, 0)) if last else (place, build.lt(place, rows))
+    if not last: return place, build.lt(place, rows)
+    real = build.ge(place, 0)
+    return build.max(build.select(real, place, rows), 0), real                # what is computed of it may rely on no id being negative
 
 
 def only_real(body: Block, real: SSAValue) -> None:

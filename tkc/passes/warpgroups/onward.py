@@ -27,6 +27,7 @@ from functools import reduce
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.traits import is_side_effect_free
 
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import CLASSES
@@ -56,6 +57,7 @@ class Boundary:
     closing: list[Operation]            # behind results: the blocks behind its own, and the claim
     given: list[SSAValue]               # what the next program knows from these
     results: list[Operation]            # how results leave
+    made: list[Operation]               # what is computed of the last dot, before that
 
     @property
     def body(self) -> Block: return self.loop.after_region.block
@@ -85,9 +87,12 @@ class Boundary:
         given = [r for op in closing for r in op.results if any(use.operation not in closing for use in r.uses)]
         later = set(defining_slice(body.last_op.operands, body))
         results = [op for op in behind if op not in closing and op not in later and op is not body.last_op]
+        made = ops[ops.index(waits[-1]) + 1 + len(_freed(waits[-1])):-1]
+        early = [branch.regions[0].block.last_op.operands[branch.results.index(v)] for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands} if v in branch.results]
+        if any(op.regions or not is_side_effect_free(op) for op in made) or any(v.owner in made for v in early): return None
         states = {body.last_op.operands[a.index] for op in arrivals if isinstance(op, scf.ForOp) for a in op.iter_args if isinstance(a.owner, Block) and a.owner is body}
         if not results or not states <= set(given): return None
-        return Boundary(loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results)
+        return Boundary(loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results, made)
 
     # ---- the end -------------------------------------------------------------------------------------------------------
     def end(self) -> None:
@@ -150,7 +155,7 @@ class Boundary:
         count = len(self.last.args)
         both = before(anchor, threads.DotWait(1, [*self.last.args, where[self.dot.result]], [True] * count + [False]))
         for op in _freed(self.last): before(anchor, op.clone())
-        sums = dict(zip(self.last.results, both.results))
+        clone_slice(self.made, sums := dict(zip(self.last.results, both.results)), anchor)
         clone_slice(self.results, dict(zip(self.branch.results, (sums.get(v, v) for v in yields))), anchor)
         scores = before(anchor, threads.DotWait(0, [both.results[-1]])).results[0]
         for op in _freed(self.landed): before(anchor, op.clone(where))
