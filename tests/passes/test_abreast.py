@@ -118,7 +118,7 @@ def test_the_roles(form):
 
 def test_the_first_dot_of_the_next_program_is_under_way_when_results_leave():
     """In one way; where the next program has no blocks, or the ring no room for what is passed over before it, results leave behind the branch, and the next program begins with its dot."""
-    form, apart = FORMS[1], FORMS[5]
+    form, apart = (Form(causal=True, block=(64, 64), options=abreast(3, *others)) for others in ((), (("fuse", False),)))
     assert compiled(form)[1].plan.fuse and not compiled(apart)[1].plan.fuse and not any("not fused" in line for line in compiled(form)[1].decisions)
     dots, stores = ([count(role(last(f), "consumer"), kind) for f in (form, apart)] for kind in (threads.DotAsync, threads.TmaStore))
     assert dots[0] == dots[1] + 1 and stores[0] == 2 * stores[1]

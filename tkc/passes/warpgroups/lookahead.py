@@ -60,11 +60,16 @@ def _last_dots(body: Block) -> threads.DotWait | None:
     return waits[-1] if waits and waits[-1].pending.value.data == 0 else None
 
 
+def freed(over: threads.DotWait) -> list[Operation]:
+    """The arrivals that follow a wait for dots, which give back what these have read, and their fences."""
+    found: list[Operation] = []
+    while isinstance(op := (found[-1] if found else over).next_op, (threads.MbarrierArrive, threads.Fence)): found.append(op)
+    return found
+
+
 def _behind(over: threads.DotWait) -> Operation:
-    """The last of the arrivals that follow a wait for dots: those come first, others wait for them."""
-    op: Operation = over
-    while isinstance(op.next_op, (threads.MbarrierArrive, threads.Fence)): op = op.next_op
-    return op
+    """The last of those arrivals: they come first, others wait for them."""
+    return [over, *freed(over)][-1]
 
 
 def _works(over: threads.DotWait) -> bool:

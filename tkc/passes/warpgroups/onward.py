@@ -32,6 +32,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, rebuild_while, replace, stamp, with_results
+from tkc.passes.warpgroups.lookahead import freed
 
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
 
@@ -76,9 +77,11 @@ class Boundary:
         ops = list(branch.regions[0].block.ops)
         dot, waits = next((op for op in ops if isinstance(op, threads.DotAsync)), None), [op for op in ops if isinstance(op, threads.DotWait)]
         if dot is None or len(waits) < 2 or list(waits[0].args) != [dot.result] or any(wait.pending.value.data for wait in (waits[0], waits[-1])): return None
+        # how it begins: straight code up to the first dot's commit
         head = ops[:ops.index(dot) + 2]
         first = [op for op in head if isinstance(op, (*WAITS, threads.DotAsync, threads.DotCommit))]
         if any(op.regions for op in head) or not isinstance(dot.next_op, threads.DotCommit) or dot.acc is not None: return None
+        # what it waits for or passes before, and behind: of the latter the claim's barriers, and what the next program knows from all that
         before_it, behind = ([op for op in body.ops if op.is_before_in_block(branch)], [op for op in body.ops if branch.is_before_in_block(op)])
         passes = lambda op: isinstance(op, scf.ForOp) and all(isinstance(inner, (scf.ForOp, threads.MbarrierWait, threads.MbarrierArrive, threads.RingNext, scf.YieldOp)) for inner in op.walk())
         arrivals = [op for op in before_it if isinstance(op, threads.MbarrierWait) or passes(op)]
@@ -86,8 +89,9 @@ class Boundary:
         closing = [op for op in behind if passes(op) or isinstance(op, (threads.MbarrierWait, threads.Fetch)) or isinstance(op, threads.MbarrierArrive) and op.index[0] in claimed]
         given = [r for op in closing for r in op.results if any(use.operation not in closing for use in r.uses)]
         later = set(defining_slice(body.last_op.operands, body))
+        # the rest is how results leave; what is computed of the last dot goes with them, if nothing but they needs it
         results = [op for op in behind if op not in closing and op not in later and op is not body.last_op]
-        made = ops[ops.index(waits[-1]) + 1 + len(_freed(waits[-1])):-1]
+        made = ops[ops.index(waits[-1]) + 1 + len(freed(waits[-1])):-1]
         early = [branch.regions[0].block.last_op.operands[branch.results.index(v)] for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands} if v in branch.results]
         if any(op.regions or not is_side_effect_free(op) for op in made) or any(v.owner in made for v in early): return None
         states = {body.last_op.operands[a.index] for op in arrivals if isinstance(op, scf.ForOp) for a in op.iter_args if isinstance(a.owner, Block) and a.owner is body}
@@ -118,7 +122,7 @@ class Boundary:
         other = self.branch.regions[1].block.last_op
         known = self._close(other, list(other.operands))
         ways = [list(chosen.results[n:]), [*(known[v] for v in self.given), *self._nothing(other)]]
-        for op in _freed(self.last): erase(op)
+        for op in freed(self.last): erase(op)
         replace(self.last, list(chosen.results[:n]))
         first, results, closing = self.body.first_op, self.results, [op for op in reversed(list(self.body.ops)) if op in self.closing]
         place = self.branch.prev_op
@@ -133,7 +137,7 @@ class Boundary:
     def _land(self, anchor: Operation) -> list[SSAValue]:
         """The last dot is over, and what it read is given back."""
         wait = before(anchor, threads.DotWait(0, self.last.args))
-        for op in _freed(self.last): before(anchor, op.clone())
+        for op in freed(self.last): before(anchor, op.clone())
         return list(wait.results)
 
     def _nothing(self, anchor: Operation) -> list[SSAValue]: return [before(anchor, tile.Constant(0, t)).result for t in (i1, self.landed.results[0].type)]
@@ -154,11 +158,11 @@ class Boundary:
         states = {where[old]: where[new] for pass_ in _passes(self.arrivals) for old, new in zip(pass_.iter_args, pass_.results)}
         count = len(self.last.args)
         both = before(anchor, threads.DotWait(1, [*self.last.args, where[self.dot.result]], [True] * count + [False]))
-        for op in _freed(self.last): before(anchor, op.clone())
+        for op in freed(self.last): before(anchor, op.clone())
         clone_slice(self.made, sums := dict(zip(self.last.results, both.results)), anchor)
         clone_slice(self.results, dict(zip(self.branch.results, (sums.get(v, v) for v in yields))), anchor)
         scores = before(anchor, threads.DotWait(0, [both.results[-1]])).results[0]
-        for op in _freed(self.landed): before(anchor, op.clone(where))
+        for op in freed(self.landed): before(anchor, op.clone(where))
         return [*both.results[:-1], *(states.get(v, v) for v in values), before(anchor, tile.Constant(1, i1)).result, scores]
 
     def _next(self, anchor: Operation, known: dict[SSAValue, SSAValue], total: SSAValue, room: int) -> SSAValue:
@@ -184,19 +188,12 @@ class Boundary:
         for op in self.arrivals:
             if isinstance(op, threads.MbarrierWait): replace(op, threads.MbarrierWait(op.barriers, op.index[0], op.parity, ahead))
             else: op.operands[1] = Builder(op).select(ahead, 0, op.ub)
-        anew = [*self.first, self.landed, *_freed(self.landed)]
+        anew = [*self.first, self.landed, *freed(self.landed)]
         yes, no = Block([scf.YieldOp(scores)]), Block()
         branch = before(self.landed, scf.IfOp(ahead, [scores.type], Region(yes), Region(no)))
         self.landed.results[0].replace_all_uses_with(branch.results[0])
         for op in anew: op.detach(); no.add_op(op)
         no.add_op(stamp(scf.YieldOp(self.landed.results[0]), self.landed))
-
-
-def _freed(wait: threads.DotWait) -> list[Operation]:
-    """The arrivals behind a wait for dots, which give back what they read."""
-    found, op = [], wait.next_op
-    while isinstance(op, (threads.MbarrierArrive, threads.Fence)): found.append(op); op = op.next_op
-    return found
 
 
 def _passes(ops: list[Operation]) -> list[scf.ForOp]: return [op for op in ops if isinstance(op, scf.ForOp)]
