@@ -240,19 +240,20 @@ class Parts:
         estimates = [use.operation for use in op.results[0].uses if use.operation.attributes.get("estimate") is not None]
         self.members[value] = 0
         replace(op, [value])
-        for compare in estimates: self._estimate(compare)
+        if estimates: self._estimate(estimates)
 
-    def _estimate(self, compare: ew.Binary) -> None:
-        """Votes are of all parts; whoever wants the answer of a row gets it where it is wanted."""
-        old = compare.result
-        t = old.type
-        compare.operands[1] = self._spread(compare.rhs, compare)
-        uses = list(old.uses)
-        retype(old, self._type(getattr(t, "element", t)))
-        for use in uses:
-            user = use.operation
-            if isinstance(user, Vote): continue
-            if isinstance(user, scf.IfOp): user.operands[0] = before(user, Vote(old)).result; continue
-            row = before(user, tile.Reduce("all", old, self.axis, [t.with_layout(self.layout.drop(self.axis)) if isinstance(t, TileType) else t])).results[0]
-            if isinstance(t, TileType) and row.type != t: row = before(user, shared.Convert(row, t)).result
-            user.operands[use.index] = row
+    def _estimate(self, compares: list[ew.Elementwise]) -> None:
+        """Votes are of all parts, and what is asked beside them is asked of each; whoever wants the answer of a row gets it where it is wanted."""
+        asked, t = list(compares), compares[0].result.type
+        for op in asked: asked += [use.operation for use in op.result.uses if isinstance(use.operation, (CLASSES["and"], CLASSES["or"])) and use.operation.result.type == t and use.operation not in asked]
+        for op in [op for op in compares[0].parent.ops if op in asked]:
+            for i, v in enumerate(op.operands):
+                if v.owner not in asked and v.type != self._type(getattr(v.type, "element", v.type)): op.operands[i] = self._spread(v, op)
+            old, uses = op.result, list(op.result.uses)
+            retype(old, self._type(getattr(t, "element", t)))
+            for user, index in [(use.operation, use.index) for use in uses]:
+                if isinstance(user, Vote) or user in asked: continue
+                if isinstance(user, scf.IfOp): user.operands[0] = before(user, Vote(old)).result; continue
+                row = before(user, tile.Reduce("all", old, self.axis, [t.with_layout(self.layout.drop(self.axis)) if isinstance(t, TileType) else t])).results[0]
+                if isinstance(t, TileType) and row.type != t: row = before(user, shared.Convert(row, t)).result
+                user.operands[index] = row
