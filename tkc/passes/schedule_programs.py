@@ -62,7 +62,7 @@ from __future__ import annotations
 from functools import reduce
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, f32, i1, i32, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -140,8 +140,8 @@ class Order(Builder):
         if not sizes: return others
         each, room = reduce(self.add, sizes), self.number(room, i64)
         if few is not None: each, room = self.mul(each, self(Cast(few, i64))), self.mul(room, self(Cast(rows, i64)))
-        fit = self.floordiv(room, self.max(each, self.number(1, i64)))
-        return self(Cast(self.max(self.min(fit, self(Cast(others, i64))), self.number(1, i64)), i32))
+        fit = self.div_rn(self(Cast(room, f32)), self(Cast(self.max(each, self.number(1, i64)), f32)))             # every block begins with this, and a division of 64 bits would take it hundreds of clocks
+        return self.max(self.min(self(Cast(self.min(fit, self(Cast(others, f32))), i32)), others), 1)
 
     def level(self, section: SSAValue, rows: SSAValue) -> SSAValue:
         """How many of the first programs of axis 0, which are the shortest, come behind all sections."""

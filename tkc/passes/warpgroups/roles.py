@@ -124,8 +124,18 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if alone: before(producer.parent_op(), threads.BlockBarrier())
     else: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     while sweep(kernel): pass
+    _begin(kernel)
     context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}"
                              f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
+
+
+def _begin(kernel: tile.Kernel) -> None:
+    """Barriers are made and maps asked for at once: what follows from the arguments (where the first program lies takes several divisions) is worked out meanwhile, by other warps."""
+    early = [op for kinds in (threads.TensorMap, (threads.Barriers, threads.MbarrierInit)) for op in kernel.body.block.ops if isinstance(op, kinds)]
+    anchor = next(op for op in kernel.body.block.ops if op not in early)
+    for op in early:
+        op.detach()
+        before(anchor, op)
 
 
 def _suffix(block: Block) -> list[Operation]:
