@@ -1,4 +1,4 @@
-"""Programs whose loop slides along with them, all of one length but the first ones: these come last. A product with a band matrix, of which each row of programs reads the part round the diagonal."""
+"""Programs whose loop slides along with them, all of one length but the first ones: these come last, and the shortest of all first. A product with a band matrix, of which each row of programs reads the part round the diagonal."""
 from functools import cache
 
 import numpy as np
@@ -10,7 +10,7 @@ from tests.passes import stages
 from tests.passes.kernels import BF16
 from tests.passes.stages import LAST, assembler, assembles_clean, distinct, level, parses_back, run, without_threads
 from tests.passes.test_claims import triangular
-from tkc.ir import tile
+from tkc.ir import threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 from tkc.sim import dataflow, level0
@@ -73,7 +73,31 @@ def small(monkeypatch) -> None:
     compiled.cache_clear()
 
 
-@pytest.mark.parametrize("rows, columns, width, short", [(9, 3, 100, 2), (9, 3, 64, 1), (9, 3, 65, 1), (9, 2, 66, 2), (5, 4, 1, 0), (7, 3, 10_000, 6), (1, 3, 64, 0), (2, 1, 64, 1), (6, 3, 257, 4)])
+@pytest.fixture
+def wave(monkeypatch):
+    """Sets how many blocks there are beside the one that runs, itself among them."""
+    before = dataflow.RULES[threads.Identity]
+    def blocks(count: int) -> None: monkeypatch.setitem(dataflow.RULES, threads.Identity, lambda machine, op, *values: np.int32(count) if op.what.data == "clusters" else before(machine, op, *values))
+    return blocks
+
+
+@pytest.mark.parametrize("blocks, first", [(1, 0), (2, 0), (3, 1), (5, 1), (6, 2), (100, 2)])
+def test_the_shortest_come_first_where_blocks_can_begin_with_them(blocks, first, wave, ran):
+    """Of three short rows of three columns one or two, as many as there are blocks for; what is left of them still comes last."""
+    wave(blocks)
+    check(compiled()[0]["schedule-programs"], 64 * 9, 64 * 3, 192)
+    last = [(m, n) for m in reversed(range(first, 3)) for n in range(3)]
+    assert ran == [(m, n) for m in reversed(range(first)) for n in range(3)] + [(m, n) for n in range(3) for m in reversed(range(3, 9))] + last
+
+
+def test_none_come_first_where_most_are_short(wave, ran):
+    """These are programs that grow: the longest first."""
+    wave(100)
+    check(compiled()[0]["schedule-programs"], 64 * 7, 64 * 3, 10_000)
+    assert ran == [(6, n) for n in range(3)] + [(m, n) for m in reversed(range(6)) for n in range(3)]
+
+
+@pytest.mark.parametrize("rows, columns, width, short", [(9, 3, 100, 2), (9, 3, 64, 1), (9, 3, 65, 1), (9, 2, 66, 2), (5, 4, 1, 0), (7, 3, 10_000, 6), (1, 3, 64, 0), (2, 2, 64, 1), (6, 3, 257, 4)])
 def test_the_short_ones_come_last(rows, columns, width, short, ran):
     """Whole ones column by column, as their neighbours read much of what they do; then the rest, the longest first, side by side."""
     check(compiled()[0]["schedule-programs"], 64 * rows, 64 * columns, width)

@@ -43,6 +43,9 @@ arrays once more, and do little with it: with shorter axes that costs more than 
 Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
 there is work for fifteen). How many are short is worked out from the loop's ends in the first two programs and the last.
+But the shortest of them, two thirds or a third if that is no more than a wave of blocks, come first of all. Whole ones all begin somewhere else: if all blocks begin with one, they ask memory for everything at
+once, and once more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. (An H200, that window in teams of three programs: the first
+two teams of a block took 7 and 4 thousand clocks longer than others; so, the multiprocessor with most takes 313 thousand clocks, not 324, and the average one 307, not 313: 225.5 us, not 231.0.)
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
@@ -161,6 +164,12 @@ class Order(Builder):
         if steps.type == i32: return self.max(self.min(steps, rows), 0)
         return self(Cast(self.max(self.min(steps, self(Cast(rows, steps.type))), 0), i32))           # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
 
+    def begun(self, few: SSAValue, others: SSAValue, rows: SSAValue, blocks: SSAValue) -> SSAValue:
+        """How many of `few` short programs come before all others: the shortest, and with their neighbours no more than there are blocks. None where most are short."""
+        third, first = self.floordiv(few, 3), self.number(0)
+        for n in (third, self.sub(few, third)): first = self.select(self.le(self.mul(n, others), blocks), n, first)
+        return self.select(self.le(self.add(few, few), rows), first, 0)
+
     def anew(self, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""
         if value not in known:
@@ -212,11 +221,13 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
         sections = section, build.section(grown, others, room, few, teams)
+        begun = build.mul(build.begun(few, others, teams, step), others) if uneven is None and plan.queue else None
 
     def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
         z = None
         if grown is not None:
+            if begun is not None: linear = build.select(build.lt(linear, begun), build.add(linear, build.sub(total, begun)), build.sub(linear, begun))
             early = build.lt(linear, whole)
             linear = build.select(early, linear, build.sub(linear, whole))
             pair, turn = build.raster(linear, others, build.select(early, most, least), build.select(early, *sections), joined=True)
@@ -238,7 +249,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
-    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last")
+    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, the shortest of them first")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     if members > 1: asked = [op for op in asked if 0 not in program_axes([op.result])]          # each of a team's programs looks up its own
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
