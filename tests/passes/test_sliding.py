@@ -1,4 +1,4 @@
-"""Programs whose loop slides along with them, all of one length but the first ones: these come last, and the shortest of all first. A product with a band matrix, of which each row of programs reads the part round the diagonal."""
+"""Programs whose loop slides along with them, all of one length but the first ones: these come last, or some of them first. A product with a band matrix, of which each row of programs reads the part round the diagonal."""
 from functools import cache
 
 import numpy as np
@@ -81,13 +81,14 @@ def wave(monkeypatch):
     return blocks
 
 
-@pytest.mark.parametrize("blocks, first", [(1, 0), (2, 0), (3, 1), (5, 1), (6, 2), (100, 2)])
-def test_the_shortest_come_first_where_blocks_can_begin_with_them(blocks, first, wave, ran):
-    """Of three short rows of three columns one or two, as many as there are blocks for; what is left of them still comes last."""
+@pytest.mark.parametrize("width, blocks, first, last", [
+    (192, 1, (), (2, 1, 0)), (192, 2, (), (2, 1, 0)), (192, 3, (2,), (1, 0)), (192, 5, (2,), (1, 0)), (192, 6, (2, 0), (1,)), (192, 100, (2, 0), (1,)), (250, 100, (3, 1), (2, 0)), (250, 5, (3,), (2, 1, 0)), (64, 3, (0,), ()), (1, 9, (), ())])
+def test_every_second_short_one_comes_first_where_blocks_can_begin_with_them(width, blocks, first, last, wave, ran):
+    """Of three columns each, as many as there are blocks for; the others come last, the longest of them first."""
     wave(blocks)
-    check(compiled()[0]["schedule-programs"], 64 * 9, 64 * 3, 192)
-    last = [(m, n) for m in reversed(range(first, 3)) for n in range(3)]
-    assert ran == [(m, n) for m in reversed(range(first)) for n in range(3)] + [(m, n) for n in range(3) for m in reversed(range(3, 9))] + last
+    check(compiled()[0]["schedule-programs"], 64 * 9, 64 * 3, width)
+    short = len(first) + len(last)
+    assert ran == [(m, n) for m in first for n in range(3)] + [(m, n) for n in range(3) for m in reversed(range(short, 9))] + [(m, n) for m in last for n in range(3)]
 
 
 def test_none_come_first_where_most_are_short(wave, ran):

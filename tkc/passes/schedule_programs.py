@@ -43,9 +43,8 @@ arrays once more, and do little with it: with shorter axes that costs more than 
 Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last likewise, behind the
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
 there is work for fifteen). How many are short is worked out from the loop's ends in the first two programs and the last.
-But the shortest of them, two thirds or a third if that is no more than a wave of blocks, come first of all. Whole ones all begin somewhere else: if all blocks begin with one, they ask memory for everything at
-once, and once more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. (An H200, that window in teams of three programs: the first
-two teams of a block took 7 and 4 thousand clocks longer than others; so, the multiprocessor with most takes 313 thousand clocks, not 324, and the average one 307, not 313: 225.5 us, not 231.0.)
+But every second of them comes first of all, as many as there are blocks for. Whole ones all begin somewhere else: if all blocks begin with one, they ask memory for everything at once, and once
+more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. FIGURES
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
@@ -165,10 +164,8 @@ class Order(Builder):
         return self(Cast(self.max(self.min(steps, self(Cast(rows, steps.type))), 0), i32))           # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
 
     def begun(self, few: SSAValue, others: SSAValue, rows: SSAValue, blocks: SSAValue) -> SSAValue:
-        """How many of `few` short programs come before all others: the shortest, and with their neighbours no more than there are blocks. None where most are short."""
-        third, first = self.floordiv(few, 3), self.number(0)
-        for n in (third, self.sub(few, third)): first = self.select(self.le(self.mul(n, others), blocks), n, first)
-        return self.select(self.le(self.add(few, few), rows), first, 0)
+        """How many of `few` short programs of axis 0 come before all others: every second one, and with their neighbours no more than there are blocks. None where most are short."""
+        return self.select(self.le(self.add(few, few), rows), self.min(self.floordiv(self.add(few, 1), 2), self.floordiv(blocks, self.max(others, 1))), 0)
 
     def anew(self, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""
@@ -221,18 +218,28 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         most, least = build.sub(teams, few), build.max(few, 1)
         whole, most = build.mul(most, others), build.max(most, 1)
         sections = section, build.section(grown, others, room, few, teams)
-        begun = build.mul(build.begun(few, others, teams, step), others) if uneven is None and plan.queue else None
+        begun = build.begun(few, others, teams, step) if uneven is None and plan.queue else None
+        leads = build.mul(begun, others) if begun is not None else 0
 
     def place_of(linear: SSAValue, build: Order) -> list[SSAValue]:
         """The program's ids, from its number in the order of all."""
         z = None
         if grown is not None:
-            if begun is not None: linear = build.select(build.lt(linear, begun), build.add(linear, build.sub(total, begun)), build.sub(linear, begun))
-            early = build.lt(linear, whole)
-            linear = build.select(early, linear, build.sub(linear, whole))
-            pair, turn = build.raster(linear, others, build.select(early, most, least), build.select(early, *sections), joined=True)
+            if begun is None:
+                early = build.lt(linear, whole)
+                linear = build.select(early, linear, build.sub(linear, whole))
+                height, size = build.select(early, most, least), build.select(early, *sections)
+            else:                                               # every second one of the short ones, those that are not, the other short ones
+                leading, rest = build.lt(linear, leads), build.sub(linear, leads)
+                early = build.lt(rest, whole)
+                linear = build.select(leading, linear, build.select(early, rest, build.sub(rest, whole)))
+                height = build.select(leading, begun, build.select(early, most, build.max(build.sub(few, begun), 1)))
+                size = build.select(build.and_(early, build.ge(rest, 0)), *sections)
+            pair, turn = build.raster(linear, others, height, size, joined=True)
             z = build.floordiv(pair, wide) if deep else None
-            place = [build.sub(build.sub(build.select(early, teams, few), 1), turn), build.sub(pair, build.mul(z, wide)) if deep else pair]
+            row = build.sub(build.sub(build.select(early, teams, few), 1), turn)
+            if begun is not None: row = build.select(leading, build.sub(build.sub(few, 1), build.add(turn, turn)), build.select(early, row, build.sub(row, build.min(build.add(turn, 1), begun))))
+            place = [row, build.sub(pair, build.mul(z, wide)) if deep else pair]
         else:
             if deep:
                 layer = build.mul(teams, wide)
@@ -249,7 +256,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         return place + [z] * deep
 
     if uneven is not None: context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
-    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, the shortest of them first")
+    if sliding is not None: context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, or every second of them first")
     asked = _looked_up(kernel, inside, context) if plan.queue and plan.dots else []
     if members > 1: asked = [op for op in asked if 0 not in program_axes([op.result])]          # each of a team's programs looks up its own
     needed = [op for op in defining_slice([op.result for op in asked], block) if op in inside and not isinstance(op, tile.ProgramId)]
