@@ -44,7 +44,9 @@ Where both ends depend on axis 0 (a window that slides), programs are of one len
 others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
 there is work for fifteen). How many are short is worked out from the loop's ends in the first two programs and the last.
 But every second of them comes first of all, as many as there are blocks for. Whole ones all begin somewhere else: if all blocks begin with one, they ask memory for everything at once, and once
-more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. FIGURES
+more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. (On an H200 the
+first two teams of a block took 7 and 4 thousand clocks longer than later ones, of 30. That window, in teams of three programs, takes 314 thousand clocks on the multiprocessor with most so, not 325, and 220.5 us,
+not 226.8; the shortest two thirds first do as well there, but leave nothing small for the end: a window of 4096 took 1.3 % more clocks.)
 
 Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
@@ -165,7 +167,7 @@ class Order(Builder):
 
     def begun(self, few: SSAValue, others: SSAValue, rows: SSAValue, blocks: SSAValue) -> SSAValue:
         """How many of `few` short programs of axis 0 come before all others: every second one, and with their neighbours no more than there are blocks. None where most are short."""
-        return self.select(self.le(self.add(few, few), rows), self.min(self.floordiv(self.add(few, 1), 2), self.floordiv(blocks, self.max(others, 1))), 0)
+        return self.select(self.le(self.add(few, few), rows), self.min(self.floordiv(few, 2), self.floordiv(blocks, self.max(others, 1))), 0)
 
     def anew(self, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""
