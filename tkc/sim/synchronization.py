@@ -137,15 +137,19 @@ def fence(m, op):
 
 
 def mbarrier_init(m, op):
-    ring, block = m[op.barriers], m.block
-    for stage in range(ring.stages):
-        address = ring.base + 8 * stage
-        if address in block.mbarriers: raise Violation("barrier", f"the mbarrier at byte {address} is initialised twice")
-        label = f"mbarrier {op.barriers.name_hint or address}[{stage}]" + (f" of block {block.rank}" if m.launch.size > 1 else "")
-        block.memory.write(address, WORDS, m.leader.access(op), op)
-        block.mbarriers[address] = Mbarrier(label, op.count.value.data, m.leader)
-        block.memory.guard(address, WORDS)
-    yield None
+    """By a thread of the second warp, where there is one: the leader, too, knows of it by a barrier."""
+    ring, block, maker = m[op.barriers], m.block, m.agents[min(1, len(m.followers))]
+
+    def action(agent: Agent) -> Generator:
+        yield None
+        for stage in range(ring.stages) if agent is maker else ():
+            address = ring.base + 8 * stage
+            if address in block.mbarriers: raise Violation("barrier", f"the mbarrier at byte {address} is initialised twice")
+            label = f"mbarrier {op.barriers.name_hint or address}[{stage}]" + (f" of block {block.rank}" if m.launch.size > 1 else "")
+            block.memory.write(address, WORDS, agent.access(op), op)
+            block.mbarriers[address] = Mbarrier(label, op.count.value.data, agent)
+            block.memory.guard(address, WORDS)
+    yield from m.both(op, action)
     return ()
 
 
