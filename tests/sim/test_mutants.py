@@ -17,6 +17,7 @@ RUNS = {
 EQUIVALENT = {
     ("turns", "drop: block_barrier"),             # each warp's elements are written by itself before the roles part
     ("ring", "parity stays: ring_next"),          # groups of copies have no parity
+    ("chain", "earlier: mbarrier_expect bar"),        # by the thread that has initialised the barrier
 }
 
 

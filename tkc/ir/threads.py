@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32, i64
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, region_def, result_def, traits_def, var_operand_def, var_result_def,
 )
@@ -55,6 +55,11 @@ class Roles(TileOperation):
     body = region_def("single_block")
     traits = traits_def(NoTerminator(), MemoryReadEffect(), MemoryWriteEffect())
     def __init__(self, roles: Sequence[Role] = ()): super().__init__(regions=[Region(Block(list(roles)))])
+
+
+def making_warp(kernel: Operation) -> int:
+    """The warp whose first thread makes barriers and asks for maps: the second where warps part into roles, for the first works out meanwhile where the first copies lie; else the first, which may use them at once."""
+    return int(any(isinstance(op, Roles) for region in kernel.regions for op in region.block.ops))
 
 
 @irdl_op_definition

@@ -137,8 +137,8 @@ def fence(m, op):
 
 
 def mbarrier_init(m, op):
-    """By a thread of the second warp, where there is one: the leader, too, knows of it by a barrier."""
-    ring, block, maker = m[op.barriers], m.block, m.agents[min(1, len(m.followers))]
+    """Where warps part into roles by a thread of the second one: the leader, too, knows of it by a barrier."""
+    ring, block, maker = m[op.barriers], m.block, m.agents[min(threads.making_warp(op.parent_op()), len(m.followers))]
 
     def action(agent: Agent) -> Generator:
         yield None

@@ -31,16 +31,16 @@ def of(e: Emitter, op) -> str: return place(e, e.value(op.barriers), e.operand(o
 def only(e: Emitter): return e.w.predicated(None if one_thread(e) is True else one_thread(e))
 
 
-def starter(e: Emitter) -> Operand:
-    """Whether this is the thread that makes barriers and asks for maps: the first of the second warp, where there is one, for the first warp works out meanwhile where the first copies lie."""
-    if e.instance.single or e.instance.warps < 2: return one_thread(e)
-    return e.w.hoist(("starter", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.thread(), 32))
+def maker(e: Emitter) -> Operand:
+    """Whether this is the thread that makes barriers and asks for maps."""
+    warp = threads.making_warp(e.kernel)
+    return e.w.hoist(("maker", e.instance), lambda: e.w.op("setp.eq.s32", "pred", e.thread(), 32 * warp)) if warp else one_thread(e)
 
 
 @emitter(threads.MbarrierInit)
 def init(e: Emitter, op: threads.MbarrierInit) -> None:
     """One branch for all of them: predicated, each would become a branch of its own."""
-    view, first, done = e.value(op.barriers), starter(e), e.w.label("set")
+    view, first, done = e.value(op.barriers), maker(e), e.w.label("set")
     if first is not True: e.w.raw(f"\t@!{first} bra {done};")
     for s in range(view.stages): e.w.emit(f"mbarrier.init.shared::cta.b64 {place(e, view, s)}, {op.count.value.data}")
     e.w.place(done)

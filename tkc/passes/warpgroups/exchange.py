@@ -30,12 +30,12 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
     writes = [op for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None]
     if not writes or any(bits(op.value.type.element) not in (32, 64) for op in writes): return
     block = kernel.body.block
-    start = block.first_op
+    start, first = block.first_op, next(op for op in block.ops if any(inner in writes for inner in op.walk()))
     for write in writes:
         told = Exchange(write, start)
         told.thread(block, told.state(start))
     before(start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True))          # whether all have begun is asked at once and answered as late as can be
-    before(next(op for op in block.ops if any(isinstance(inner, threads.MbarrierExpect) for inner in op.walk())), threads.ClusterWait())          # one's own barriers are another warp's work, too
+    before(first if first.parent is block else next(op for op in block.ops if any(isinstance(inner, threads.Send) for inner in op.walk())), threads.ClusterWait())
     context.decisions.append(f"schedule-warpgroups: {len(writes)} exchange{'s'[:len(writes) > 1]} between the blocks of a cluster, by mbarriers")
 
 
