@@ -24,7 +24,7 @@ would take the exact way for them. So there the guess is 0, and stays if what th
     top, seen = where(top == -inf, 0, top), top > -inf                    before the loop, which carries both
     p = exp2(s - top);  ok = z <= 2¹⁶ and (z >= 2⁻¹⁶ or seen)             the branch yields seen = true; else top and seen as above, of what the exact way finds from where(seen, top, -inf)
 
-Whatever else the row carries is then 0, or made with the maximum that came in (`_begins`), so the guess fits it. (On an H200 a window of 1024 at 16384 takes 2 % fewer clocks so. Other loops would have six instructions
+Whatever else the row carries is then 0, or made with the maximum that came in (`_begins`), so the guess fits it; and what else reads the maximum is only what the branch decides on (`_beside`). (On an H200 a window of 1024 at 16384 takes 2 % fewer clocks so. Other loops would have six instructions
 of some 210 for nothing.)
 
 Saved are, in every iteration, the search for the maximum, its journey across threads, and the multiplications by f. Rows vote (`tile.vote`): whoever has only rows that are ok goes on, the others take
@@ -120,21 +120,32 @@ class Relaxation:
     # ---- rows that have seen nothing -------------------------------------------------------------------------------------
     def _guesses(self) -> bool:
         """Whether rows that have seen nothing may be many after an iteration, and 0 can stand for their maximum."""
-        return self.least < inf and bool(program_axes([self.loop.lb])) and self._by_rows() and self._begins()
+        return self.least < inf and bool(program_axes([self.loop.lb])) and self._by_rows() and self._begins() and self._beside()
 
     def _by_rows(self) -> bool:
-        """Whether a mask tells apart what has a maximum of its own."""
+        """Whether a mask tells apart what has a maximum of its own: the same one of the scores whose maximum is looked for and of those whose powers say that something has been seen."""
         form = self.forms.of[self.powers[0].result]
         axes = [i for i in range(getattr(self.powers[0].result.type, "rank", 0)) if form.varies(i)]
-        return any(isinstance(op, ew.Select) and -inf in map(constant, (op.if_true, op.if_false)) and any(_differs(op.condition, i) for i in axes) for op in self.loop.walk())
+        masks = [op for op in self._makers(self.maximum) if isinstance(op, ew.Select) and -inf in map(constant, (op.if_true, op.if_false)) and any(_differs(op.condition, i) for i in axes)]
+        return all(any(op in masks for op in self._makers(power)) for power in self.powers)
+
+    def _makers(self, of: Operation) -> set[Operation]:
+        """What an operation's operands are made of in an iteration, the new maximum apart."""
+        found, work = set(), list(of.operands)
+        while work:
+            op = work.pop().owner
+            if isinstance(op, Operation) and op.parent is self.body and op is not self.maximum and op not in found: found |= set(inner := list(op.walk())); work += [v for o in inner for v in o.operands]
+        return found
 
     def _begins(self) -> bool:
-        """Whether all that is relative to the maximum is 0 when the loop begins, or made with the maximum that comes in: a row that has none yet is relative to 0 then, or is 0."""
+        """Whether all that is relative to the maximum is 0 where the maximum is none when the loop begins."""
         first = self.loop.iter_args[self.old.index - 1]
-        for argument, value in zip(self.body.args[1:], self.loop.iter_args):
-            if argument is self.old or (form := self.forms.of.get(argument)) is None or not form.has(self.old) or constant(value) == 0: continue
-            if form.kind != "mul" or not isinstance(first.owner, Operation) or not isinstance(value.owner, Operation) or first.owner not in defining_slice([value], self.loop.parent): return False
-        return True
+        related = [(form, value) for argument, value in zip(self.body.args[1:], self.loop.iter_args) if argument is not self.old and (form := self.forms.of.get(argument)) is not None and form.has(self.old)]
+        return all(form.kind == "mul" and _nothing(value, first) for form, value in related)
+
+    def _beside(self) -> bool:
+        """Whether only what the branch decides on reads the old maximum: what else does is not told that it is a guess."""
+        return all(use.operation is self.maximum or use.operation in self.inner and use.operation.parent is self.body for use in self.old.uses)
 
     # ---- rewriting -----------------------------------------------------------------------------------------------------
     def run(self) -> float:
@@ -232,6 +243,16 @@ def _reached(body: Block, start: set[SSAValue]) -> list[Operation]:
     for op in body.ops:
         if op is not body.last_op and any(v in values for inner in op.walk() for v in inner.operands): found.append(op); values.update(op.results)
     return found
+
+
+def _nothing(value: SSAValue, maximum: SSAValue) -> bool:
+    """Whether a value is 0, or made with a maximum: of no powers then, where there is none."""
+    a, b = value.owner, maximum.owner
+    if constant(value) == 0: return True
+    if not isinstance(a, Operation) or not isinstance(b, Operation): return False
+    if isinstance(a, scf.ForOp) and a is b: return _nothing(a.iter_args[value.index], a.iter_args[maximum.index])
+    if isinstance(a, scf.IfOp) and a is b: return all(_nothing(end.operands[value.index], end.operands[maximum.index]) for end in (region.block.last_op for region in a.regions))
+    return constant(maximum) is None and b in defining_slice([value], a.parent)
 
 
 def _single(value: SSAValue) -> bool:
