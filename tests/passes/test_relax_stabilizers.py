@@ -203,7 +203,27 @@ def narrow_sums(q, v, o, D: tkc.constexpr, BN: tkc.constexpr):
     tkc.store(o, (0, 0), acc / total[:, None].to(tkc.float16))
 
 
-NOT = {narrow_sums: (array(tkc.float16, 2), array(tkc.float16, 2), array(tkc.float16, 2)), by_iteration: (f2, f1, f1), kept: (f2, f1, f1), other_base: (f2, f1), other_rows: (f2, f1), counted: (f2, f1), plus_one: (f2, f1)}
+def moved_last(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """By how much the last block has moved the maximum."""
+    top, before, total = tkc.full((ROWS,), -inf), tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        v = tkc.load(x, (0, n), (ROWS, BN), other=-inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        total, before, top = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1), top, new
+    tkc.store(o, (0,), top + tkc.log(total) + (top - before))
+
+
+def sum_before(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
+    """What the sum was before the last block, relative to the maximum of then."""
+    top, before, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,)), tkc.zeros((ROWS,))
+    for n in tkc.range(0, x.shape[1], BN):
+        v = tkc.load(x, (0, n), (ROWS, BN), other=-inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        total, before, top = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1), total, new
+    tkc.store(o, (0,), before / total)
+
+
+NOT = {moved_last: (f2, f1), sum_before: (f2, f1), narrow_sums: (array(tkc.float16, 2), array(tkc.float16, 2), array(tkc.float16, 2)), by_iteration: (f2, f1, f1), kept: (f2, f1, f1), other_base: (f2, f1), other_rows: (f2, f1), counted: (f2, f1), plus_one: (f2, f1)}
 
 
 # ------------------------------------------------------------------------------------------------------ cases

@@ -131,6 +131,7 @@ class Forms:
             unknown = [(a, end) for a, end in zip(body.args[1:], ends) if self.of.get(a) is ANY and end is not ANY]
             if not unknown: break
             for argument, end in unknown: self._set(argument, end)
+        if any(form.has(a) for v in body.last_op.operands if (form := self.of.get(v)) is not None for a in slots): raise Unproved("the loop carries on what is relative to the maximum before")
         for argument, end in zip(body.args[1:], ends):
             now = self.of.get(argument)
             if now is ANY or (now is None) != (end is None) or now is not None and not equal(now, end): raise Unproved("what the loop carries does not keep its degree")
