@@ -101,7 +101,37 @@ def what_a_loop_left(x, y, o):
     tkc.store(o, (m,), top + tkc.log2(total))
 
 
+def what_goes_with_a_maximum(x, y, o):
+    """A sum that is chosen by the maximum it comes with, and is not 0 where that is none."""
+    m = tkc.program_id(0) * ROWS
+    top = tkc.load(y[0], (m,), (ROWS,))
+    top = tkc.where(top > 0, top, -inf)
+    total = tkc.where(top > -inf, 1.0, 2.0)
+    for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
+        u, _, keep = scores(x, y, m, n)
+        v = tkc.where(keep, u, -inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        base = tkc.where(new == -inf, 0, new)
+        total, top = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+    tkc.store(o, (m,), top + tkc.log2(total))
+
+
 # ------------------------------------------------------------------------------------------------------ to be guessed at
+def with_a_sink(x, y, o):
+    """A score before all others, of some rows; what is relative to it is 1 of those and 0 of others."""
+    m = tkc.program_id(0) * ROWS
+    top = tkc.load(y[0], (m,), (ROWS,))
+    top = tkc.where(top > 0, top, -inf)
+    total = tkc.exp2(top - tkc.where(top == -inf, 0, top))
+    for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
+        u, _, keep = scores(x, y, m, n)
+        v = tkc.where(keep, u, -inf)
+        new = tkc.maximum(top, tkc.max(v, axis=1))
+        base = tkc.where(new == -inf, 0, new)
+        total, top = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+    tkc.store(o, (m,), top + tkc.log2(total))
+
+
 def two_powers(x, y, o):
     """One maximum of two kinds of scores, a sum of each."""
     m = tkc.program_id(0) * ROWS
@@ -155,7 +185,7 @@ def rows_that_see_nothing(x, y, o):
     tkc.store(o, (m,), tkc.where(top == -inf, 0, acc / total))
 
 
-GUESSED = {multiplied_first: 0, with_an_axis_more: 0, guarded_by_the_old: 0, masked_powers: 0, other_powers: 0, what_a_loop_left: 0, two_powers: 2, two_maxima: 2, unguarded: 1, rows_that_see_nothing: 1}
+GUESSED = {multiplied_first: 0, with_an_axis_more: 0, guarded_by_the_old: 0, masked_powers: 0, other_powers: 0, what_a_loop_left: 0, what_goes_with_a_maximum: 0, with_a_sink: 1, two_powers: 2, two_maxima: 2, unguarded: 1, rows_that_see_nothing: 1}
 ROTATED = [False, True]
 
 

@@ -246,13 +246,21 @@ def _reached(body: Block, start: set[SSAValue]) -> list[Operation]:
 
 
 def _nothing(value: SSAValue, maximum: SSAValue) -> bool:
-    """Whether a value is 0, or made with a maximum: of no powers then, where there is none."""
+    """Whether a value is 0 where a maximum is none: it is 0, or made of powers relative to that."""
     a, b = value.owner, maximum.owner
     if constant(value) == 0: return True
     if not isinstance(a, Operation) or not isinstance(b, Operation): return False
-    if isinstance(a, scf.ForOp) and a is b: return _nothing(a.iter_args[value.index], a.iter_args[maximum.index])
-    if isinstance(a, scf.IfOp) and a is b: return all(_nothing(end.operands[value.index], end.operands[maximum.index]) for end in (region.block.last_op for region in a.regions))
-    return constant(maximum) is None and b in defining_slice([value], a.parent)
+    each = lambda *values: [_nothing(v, maximum) for v in values]
+    match a:
+        case scf.ForOp(): return a is b and _nothing(a.iter_args[value.index], a.iter_args[maximum.index])
+        case scf.IfOp(): return a is b and all(_nothing(end.operands[value.index], end.operands[maximum.index]) for end in (region.block.last_op for region in a.regions))
+        case ew.Elementwise() if a.fn.name in ("exp2", "exp"): return constant(maximum) is None and b in defining_slice(a.operands, a.parent)
+        case ew.Elementwise() if a.fn.name == "mul": return any(each(a.lhs, a.rhs))
+        case ew.Elementwise() if a.fn.name in ("add", "sub"): return all(each(a.lhs, a.rhs))
+        case ew.Select(): return all(each(a.if_true, a.if_false))
+        case tile.Dot(): return any(each(a.a, a.b)) and _nothing(a.acc, maximum)
+        case tile.Reduce() | ew.Cast(): return _nothing(a.operands[0], maximum)
+    return isinstance(a, VIEWS) and _nothing(a.operands[0], maximum)
 
 
 def _single(value: SSAValue) -> bool:
