@@ -168,7 +168,7 @@ def test_every_mutant_of_the_results_is_found(form):
     """What is written, sent and given back, and the ring through which it leaves; where programs see nothing, few steps, or lie outside of the grid."""
     assert compiled(form)[1].plan.slabs == 0
     chosen = [(label, mutant) for label, mutant in mutants(last(form)) if RESULTS.search(label)]
-    number, missed = survivors(chosen, *(lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed) for seed, shape in enumerate(((128, 300, 2), (192, 128, 2), (320, 192, 1), (64, 0, 3), (64, 64, 4), (500, 100, 3), *[(128, 0, 12)] * 4))))
+    number, missed = survivors(chosen, *(lambda m, shape=shape, seed=seed: check(m, form, *shape, seed=seed) for seed, shape in enumerate(((128, 300, 2), (192, 128, 2), (320, 192, 1), (64, 0, 3), (64, 64, 4), (500, 100, 3), *[(128, 0, 12)] * 4, *[(128, 0, 6)] * 60))))
     labels = {label for label, _ in chosen}
     assert {"drop: bulk_wait in consumer", "deeper: bulk_wait in consumer", "drop: mbarrier_arrive empty in consumer", "drop: block_barrier in consumer, 2", "drop: fence async_shared in consumer"} <= labels, sorted(labels)
     known = KNOWN[compiled(form)[1].plan.roles]
