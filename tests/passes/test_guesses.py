@@ -18,6 +18,20 @@ def scores(x, y, m, n, some: tkc.constexpr = False):
     return tkc.load(x, (m, n), (ROWS, BN)), tkc.load(y, (m, n), (ROWS, BN)), keep & (rows[:, None] % 3 > 0) if some else keep
 
 
+def met(x, y, m, n, top):
+    """A block's scores as rows see them, their maximum so far, and what powers are taken relative to."""
+    u, _, keep = scores(x, y, m, n)
+    v = tkc.where(keep, u, -inf)
+    new = tkc.maximum(top, tkc.max(v, axis=1))
+    return v, new, tkc.where(new == -inf, 0, new)
+
+
+def step(x, y, m, n, total, top):
+    """An ordinary iteration: the sum and the maximum with a block more."""
+    v, new, base = met(x, y, m, n, top)
+    return total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+
+
 def begin(m): return tkc.maximum(m - W + 1, 0) // BN * BN
 
 
@@ -27,10 +41,7 @@ def multiplied_first(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 0, new)
+        v, new, base = met(x, y, m, n, top)
         total, top = total * tkc.exp2(top * 2.0 - base * 2.0) + tkc.sum(tkc.exp2(v * 2.0 - (base * 2.0)[:, None]), axis=1), new
     tkc.store(o, (m,), top * 2.0 + tkc.log2(total))
 
@@ -40,10 +51,8 @@ def with_an_axis_more(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS, 1))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 0, new)[:, None]
+        v, new, base = met(x, y, m, n, top)
+        base = base[:, None]
         total, top = total * tkc.exp2(top[:, None] - base) + tkc.sum(tkc.exp2(v - base), axis=1)[:, None], new
     tkc.store(o, (m,), top + tkc.log2(tkc.sum(total, axis=1)))
 
@@ -53,10 +62,7 @@ def guarded_by_the_old(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 0, new)
+        v, new, base = met(x, y, m, n, top)
         total, top = total * tkc.where(top == -inf, 0, tkc.exp2(top - new)) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
     tkc.store(o, (m,), top + tkc.log2(total))
 
@@ -93,11 +99,7 @@ def what_a_loop_left(x, y, o):
     top, total = tkc.full((ROWS,), -inf), tkc.full((ROWS,), 3.0)
     for start, stop in ((0, m // 48 * 8), (begin(m), tkc.minimum(x.shape[1], m + ROWS))):
         for n in tkc.range(start, stop, BN):
-            u, _, keep = scores(x, y, m, n)
-            v = tkc.where(keep, u, -inf)
-            new = tkc.maximum(top, tkc.max(v, axis=1))
-            base = tkc.where(new == -inf, 0, new)
-            total, top = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+            total, top = step(x, y, m, n, total, top)
     tkc.store(o, (m,), top + tkc.log2(total))
 
 
@@ -108,11 +110,7 @@ def what_goes_with_a_maximum(x, y, o):
     top = tkc.where(top > 0, top, -inf)
     total = tkc.where(top > -inf, 1.0, 2.0)
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 0, new)
-        total, top = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+        total, top = step(x, y, m, n, total, top)
     tkc.store(o, (m,), top + tkc.log2(total))
 
 
@@ -124,11 +122,7 @@ def with_a_sink(x, y, o):
     top = tkc.where(top > 0, top, -inf)
     total = tkc.exp2(top - tkc.where(top == -inf, 0, top))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 0, new)
-        total, top = total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
+        total, top = step(x, y, m, n, total, top)
     tkc.store(o, (m,), top + tkc.log2(total))
 
 
