@@ -32,6 +32,16 @@ def step(x, y, m, n, total, top):
     return total * tkc.exp2(top - base) + tkc.sum(tkc.exp2(v - base[:, None]), axis=1), new
 
 
+def weigh(x, y, m, n, total, acc, top, late, none):
+    """An iteration that weighs other scores by powers. late: the mask is laid on powers, too, not on the scores they are made of; none: what powers are taken relative to where there is no maximum."""
+    u, w, keep = scores(x, y, m, n, True)
+    v = tkc.where(keep, u, -inf)
+    new = tkc.maximum(top, tkc.max(v, axis=1))
+    base = tkc.where(new == -inf, none, new)
+    p, f = tkc.where(keep, tkc.exp2(u - base[:, None]), 0) if late else tkc.exp2(v - base[:, None]), tkc.exp2(top - base)
+    return total * f + tkc.sum(p, axis=1), acc * f + tkc.sum(p * w, axis=1), new
+
+
 def begin(m): return tkc.maximum(m - W + 1, 0) // BN * BN
 
 
@@ -72,11 +82,7 @@ def masked_powers(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total, acc = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,)), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, w, keep = scores(x, y, m, n, True)
-        new = tkc.maximum(top, tkc.max(tkc.where(keep, u, -inf), axis=1))
-        base = tkc.where(new == -inf, 0, new)
-        p, f = tkc.where(keep, tkc.exp2(u - base[:, None]), 0), tkc.exp2(top - base)
-        total, acc, top = total * f + tkc.sum(p, axis=1), acc * f + tkc.sum(p * w, axis=1), new
+        total, acc, top = weigh(x, y, m, n, total, acc, top, True, 0)
     tkc.store(o, (m,), tkc.where(top == -inf, 0, acc / total))
 
 
@@ -158,9 +164,7 @@ def unguarded(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, _, keep = scores(x, y, m, n)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
+        v, new, _ = met(x, y, m, n, top)
         total, top = total * tkc.exp2(top - new) + tkc.sum(tkc.exp2(v - new[:, None]), axis=1), new
     tkc.store(o, (m,), top + tkc.log2(total))
 
@@ -170,12 +174,7 @@ def rows_that_see_nothing(x, y, o):
     m = tkc.program_id(0) * ROWS
     top, total, acc = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,)), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        u, w, keep = scores(x, y, m, n, True)
-        v = tkc.where(keep, u, -inf)
-        new = tkc.maximum(top, tkc.max(v, axis=1))
-        base = tkc.where(new == -inf, 7.0, new)
-        p, f = tkc.exp2(v - base[:, None]), tkc.exp2(top - base)
-        total, acc, top = total * f + tkc.sum(p, axis=1), acc * f + tkc.sum(p * w, axis=1), new
+        total, acc, top = weigh(x, y, m, n, total, acc, top, False, 7.0)
     tkc.store(o, (m,), tkc.where(top == -inf, 0, acc / total))
 
 

@@ -24,8 +24,8 @@ would take the exact way for them. So there the guess is 0, and stays if what th
     top, seen = where(top == -inf, 0, top), top > -inf                    before the loop, which carries both
     p = exp2(s - top);  ok = z <= 2¹⁶ and (z >= 2⁻¹⁶ or seen)             the branch yields seen = true; else top and seen as above, of what the exact way finds from where(seen, top, -inf)
 
-Whatever else the row carries is then 0, or made with the maximum that came in (`_begins`), so the guess fits it; and what else reads the maximum is only what the branch decides on (`_beside`). (On an H200 a window of 1024 at 16384 takes 2 % fewer clocks so. Other loops would have six instructions
-of some 210 for nothing.)
+Whatever else the row carries is then 0, or made of powers relative to the maximum that came in (`_begins`), so the guess fits it; and what else reads the maximum is only what the branch decides on (`_beside`).
+(On an H200 a window of 1024 at 16384 takes 2 % fewer clocks so. Other loops would have three instructions of some 215 for nothing.)
 
 Saved are, in every iteration, the search for the maximum, its journey across threads, and the multiplications by f. Rows vote (`tile.vote`): whoever has only rows that are ok goes on, the others take
 the branch. In it, rows that are ok keep their maximum and so their values, to the last bit, and it does not matter how many threads vote together.

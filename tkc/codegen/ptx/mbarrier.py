@@ -28,7 +28,8 @@ def place(e: Emitter, view: BarriersView, index: Operand, base: Operand | None =
 
 
 def of(e: Emitter, op) -> str: return place(e, e.value(op.barriers), e.operand(op.index[0]))
-def only(e: Emitter): return e.w.predicated(None if one_thread(e) is True else one_thread(e))
+def by(e: Emitter, thread: Operand): return e.w.predicated(None if thread is True else thread)
+def only(e: Emitter): return by(e, one_thread(e))
 
 
 def maker(e: Emitter) -> Operand:

@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 
 from tkc.codegen.ptx.barriers import WARPGROUP, by_warpgroups, warpgroup
 from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.mbarrier import maker, of, only
+from tkc.codegen.ptx.mbarrier import by, maker, of, only
 from tkc.codegen.ptx.scalars import add, mul, narrowed
 from tkc.codegen.ptx.values import SharedView
 from tkc.codegen.ptx.writer import Operand
@@ -42,8 +42,7 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
                   order=tuple(op.order.get_values()) if op.order is not None else (), fetch=op.fetch.value.data if op.fetch is not None else 0)
     address = e.parameter(p)
     e.values[op.result] = Map(address, t)
-    first = maker(e)
-    with e.w.predicated(None if first is True else first): e.w.emit(f"prefetch.tensormap [{address}]")
+    with by(e, maker(e)): e.w.emit(f"prefetch.tensormap [{address}]")
 
 
 def boxes(e: Emitter, m: Map, offsets: Sequence[SSAValue], view: SharedView, further: tuple[int, Operand] = (0, 0)) -> Iterator[tuple[str, str, int]]:
