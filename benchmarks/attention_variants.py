@@ -28,8 +28,9 @@ def lengths(seed: int):
     yield forward(seed, "grouped", 4096, 4096, 128, True, shared=2)
     yield forward(seed, "5003-1000", 5003, 1000, 128, False, even=(5120, 1024))
     yield forward(seed, "4095", 4095, 4095, 128, True, even=(4096, 4096))
-    yield forward(seed, "window", 16384, 16384, 128, True, window=1024, even=(16384, 16384))
-    yield ragged(seed)
+
+
+def window(seed: int): yield forward(seed, "window", 16384, 16384, 128, True, window=1024, even=(16384, 16384))
 
 
 def float8(seed: int, s: int, causal: bool, d: int = 128) -> Contest:
@@ -161,6 +162,6 @@ def decode(seed: int, batch: int = 64, heads: int = 32, shared: int = 8, keys: i
                    harness.gpu_timer, harness.GPU_TIMING, reference, amount=bytes_ / 1e9, unit="GB/s", figures=(harness.speed_ratio("tkc", "copy", 0.85),))
 
 
-GROUPS = {"widths": widths, "lengths": lengths, "decode": lambda seed: iter([decode(seed)]), "paged": lambda seed: (decode(seed, page=page) for page in (16, 64, 128)),
+GROUPS = {"widths": widths, "lengths": lengths, "window": window, "ragged": lambda seed: iter([ragged(seed)]), "decode": lambda seed: iter([decode(seed)]), "paged": lambda seed: (decode(seed, page=page) for page in (16, 64, 128)),
           "decode8": lambda seed: (decode(seed, page=page, short=True) for page in (0, 64)),
           "float8": lambda seed: (float8(seed, s, causal) for s, causal in ((8192, False), (1024, False), (16384, False), (8192, True)))}
