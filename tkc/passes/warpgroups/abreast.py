@@ -34,46 +34,58 @@ class Span:
     first: SSAValue
     last: SSAValue
 
+    def of(self, mapping: dict[SSAValue, SSAValue]) -> Span:
+        """The span in a copy of the program."""
+        loop = mapping[self.loop.body.block.args[0]].owner.parent_op()
+        return Span(loop, *(mapping.get(v, v) for v in (self.first, self.last)))
+
 
 class Abreast:
     """The programs of a role's loop over teams."""
 
-    def __init__(self, role: threads.Role, count: int):
-        self.role, self.count = role, count
+    def __init__(self, role: threads.Role, count: int, spans: dict[SSAValue, Span]):
+        self.role, self.count, self.spans = role, count, spans
         self.programs = next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
         self.member = next(op for op in role.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
         self.own = following(self.member, self.body.ops)
-        self.made: set[Operation] = set()
-        walks = shared_by(self.programs)
-        spans = {loop: self._span(loop) for loop in dict.fromkeys(walks.values())}
-        self.spans = {ring: spans[loop] for ring, loop in walks.items()}
 
     @property
     def body(self) -> Block: return self.programs.after_region.block
 
     def _copies(self) -> list[shared.CopyAsync]: return [op for op in self.body.walk() if isinstance(op, shared.CopyAsync)]
 
-    def _of(self, member: int, values: list[SSAValue], anchor: Operation) -> list[SSAValue]:
-        """What values are in one of the programs."""
-        mapping = {self.member.result: Builder(anchor).number(member)}
-        clone_slice([op for op in defining_slice(values, self.body) if op in self.own], mapping, anchor)
-        return [mapping.get(v, v) for v in values]
 
-    def _span(self, loop: scf.ForOp) -> Span:
-        (first, last, _), known, anchor = walked(loop), set(self.body.ops), self._behind_bounds(loop)
-        build = Builder(anchor)
-        begins, ends = zip(*(self._of(member, [first, last], anchor) for member in range(self.count)))
-        low = reduce(build.min, begins) if first.owner in self.own else first
-        high = reduce(build.max, [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends))])
-        self.made |= set(self.body.ops) - known
-        return Span(loop, low, high)
+def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
+    """For each ring that all programs of a team read, from where to where the loop walks that fills it."""
+    body, walks = programs.after_region.block, shared_by(programs)
+    member = next(op for op in body.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
+    found = {loop: _span(loop, member, following(member, body.ops), count) for loop in dict.fromkeys(walks.values())}
+    return {ring: found[loop] for ring, loop in walks.items()}
 
-    def _behind_bounds(self, loop: scf.ForOp) -> Operation:
-        """Where a loop's bounds are known, and nothing has asked for them."""
-        last = self.body.first_op
-        for v in walked(loop):
-            if isinstance(v.owner, Operation) and v.owner.parent is self.body and last.is_before_in_block(v.owner): last = v.owner
-        return last.next_op
+
+def _span(loop: scf.ForOp, member: threads.Identity, own: set[Operation], count: int) -> Span:
+    first, last, _ = walked(loop)
+    anchor = behind_all(member.parent, walked(loop))
+    build = Builder(anchor)
+    begins, ends = zip(*(_of(n, [first, last], member, own, anchor) for n in range(count)))
+    low = reduce(build.min, begins) if first.owner in own else first
+    high = reduce(build.max, [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends))])
+    return Span(loop, low, high)
+
+
+def _of(n: int, values: list[SSAValue], member: threads.Identity, own: set[Operation], anchor: Operation) -> list[SSAValue]:
+    """What values are in one of the programs."""
+    mapping = {member.result: Builder(anchor).number(n)}
+    clone_slice([op for op in defining_slice(values, member.parent) if op in own], mapping, anchor)
+    return [mapping.get(v, v) for v in values]
+
+
+def behind_all(body: Block, values: Sequence[SSAValue]) -> Operation:
+    """Where values are known, and nothing has asked for them."""
+    last = body.first_op
+    for v in values:
+        if isinstance(v.owner, Operation) and v.owner.parent is body and last.is_before_in_block(v.owner): last = v.owner
+    return last.next_op
 
 
 def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
@@ -96,7 +108,7 @@ class Producer(Abreast):
             first, last, _ = walked(span.loop)
             for old, new in ((first, span.first), (last, span.last)):
                 if old is new or old.owner not in self.own: continue
-                for use in [use for use in old.uses if use.operation not in self.made]: use.operation.operands[use.index] = new
+                old.replace_all_uses_with(new)
         replace(self.member, [Builder(self.member).number(0)])              # what else there is of a program is not the producer's
         return moving
 
@@ -144,7 +156,7 @@ class Consumer(Abreast):
             self._become(state, mine, over)
         for span in dict.fromkeys(self.spans.values()):
             rings = list({carried[ring]: ring for ring, found in self.spans.items() if found is span}.values())         # those that fill together are one
-            build, (first, last, step) = Builder(span.last.owner.next_op), walked(span.loop)
+            build, (first, last, step) = Builder(behind_all(self.body, [*walked(span.loop), span.first, span.last])), walked(span.loop)
             some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
             head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
             tail = build.sub(whole, build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)))

@@ -17,20 +17,28 @@ clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % 
     for %k = %first to %last { copies of %k }                for %k = %first to %some { copies of %k }
     claim, post                                       ->     claim, post
     last copy                                                for %k = %some to %last { copies of %k };  last copy
+
+Where a team begins and ends takes some sixty operations (the least and the greatest of its programs' bounds), in which a producer with free stages copied nothing, and each consumer gave the tensor cores none. What takes many
+operations and follows from a claim's numbers alone is carried round the loop as these are (`foresee`), before the roles part: so it follows from the claim, and is posted with them.
+
+    while (%n = …) { %low, %high = bounds of %n;  … }       ->      %low, %high = bounds of the first;  while (%n = …, %low, %high) { …;  yield %next, bounds of %next }
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import IntegerType, i32
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, following, rebuild_while, replace, with_results
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType
+
+STEPS = 8                                       # so many operations take longer than a post and a fetch
 
 
 def share(producer: threads.Role, others: list[threads.Role], members: int) -> None:
@@ -66,6 +74,37 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
             end.operands = carried                              # what only the producer works out has lost its use, and is swept away
             replace(claim, carried[follows[0]:follows[0] + 1])
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
+
+
+def foresee(programs: scf.WhileOp, asked: Sequence[SSAValue]) -> dict[SSAValue, SSAValue]:
+    """What takes many steps and follows from a claimed program's numbers alone goes round the loop with them. So it follows from the claim: the producer works it out there, and posts it.
+    asked: values that somebody will use. What stands in their place, and in that of others."""
+    body, end = programs.after_region.block, programs.after_region.block.last_op
+    claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
+    known = _known(body, {body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)})
+    needed = lambda v: v in asked or any(not known.issuperset(use.operation.results) or not use.operation.results for use in v.uses)
+    worked = [v for op in body.ops for v in op.results if v in known and v.type == i32 and needed(v) and len(defining_slice([v], body)) >= STEPS]
+    if not worked: return {}
+    steps, starts, later = defining_slice(worked, body), dict(zip(body.args, programs.arguments)), dict(zip(body.args, end.operands))
+    clone_slice(steps, starts, programs)
+    rebuild_while(programs, [starts[v] for v in worked])
+    clone_slice(steps, later, end)
+    end.operands = [*end.operands, *(later[v] for v in worked)]
+    carried = dict(zip(worked, body.args[-len(worked):]))
+    for old, new in carried.items(): old.replace_uses_with_if(new, lambda use: use.operation not in steps)
+    for op in reversed(steps):
+        if not any(r.first_use for r in op.results): erase(op)
+    return carried
+
+
+def _known(body: Block, numbers: set[SSAValue]) -> set[SSAValue]:
+    """Scalars of a block's top that follow from some of its arguments, and from nothing else that changes."""
+    found, same = set(numbers), set[SSAValue]()
+    for op in body.ops:
+        if op.regions or not is_side_effect_free(op) or isinstance(op, threads.Identity) or not all(isinstance(r.type, IntegerType) for r in op.results): continue
+        here = [v for v in op.operands if (v.owner if isinstance(v.owner, Block) else v.owner.parent) is body]
+        if all(v in found or v in same for v in here): (found if any(v in found for v in here) else same).update(op.results)
+    return found - numbers
 
 
 def _claim(claim: threads.NextProgram, body: Block, follows: list[int], post: Callable[[Operation, list[SSAValue]], None]) -> None:

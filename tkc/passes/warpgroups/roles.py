@@ -46,9 +46,9 @@ from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import onward
-from tkc.passes.warpgroups.abreast import Consumer, Producer, shared_by
+from tkc.passes.warpgroups.abreast import Consumer, Producer, spans
 from tkc.passes.warpgroups.boundaries import fuse
-from tkc.passes.warpgroups.claims import claim_ahead, share
+from tkc.passes.warpgroups.claims import claim_ahead, foresee, share
 from tkc.passes.warpgroups.leaving import give_back, send, stage_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
@@ -75,7 +75,11 @@ class RingBarriers:
 
 
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
-    block = kernel.body.block
+    block, members = kernel.body.block, plan.members
+    common = spans(_programs(block), members) if members > 1 else {}
+    if plan.queue:
+        foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)])
+        for span in dict.fromkeys(common.values()): span.first, span.last = foreseen.get(span.first, span.first), foreseen.get(span.last, span.last)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
@@ -86,8 +90,6 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
-    members = plan.members
-    common = shared_by(next(op for op in moved if isinstance(op, scf.WhileOp))) if members > 1 else {}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         if _ring(copies[0]) not in rings:
@@ -100,18 +102,18 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
     converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
     maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
-    for role in (producer, *converters):
-        mapping: dict[SSAValue, SSAValue] = {}
+    copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {role: {} for role in (producer, *converters)}
+    for role, mapping in copied.items():
         for op in moved: role.body.block.add_op(op.clone(mapping))
     for op in moved:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     if plan.queue: share(producer, [consumer, *converters], members)
-    if members > 1 and Producer(producer, members).gather(): claim_ahead(producer)
+    if members > 1 and Producer(producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}).gather(): claim_ahead(producer)
     _produce(producer.body.block, rings, maps, team)
     for role in converters: _convert(role.body.block, rings, raw)
-    if members > 1: Consumer(consumer, members).part({ring: barriers.full for ring, barriers in rings.items()})
+    if members > 1: Consumer(consumer, members, common).part({ring: barriers.full for ring, barriers in rings.items()})
     _consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
     roomy = plan.registers[1] >= ROOMY
     if roomy: look_ahead(consumer)
@@ -136,6 +138,9 @@ def _begin(kernel: tile.Kernel) -> None:
     for op in early:
         op.detach()
         before(anchor, op)
+
+
+def _programs(block: Block) -> scf.WhileOp: return next(op for op in block.ops if isinstance(op, scf.WhileOp))
 
 
 def _suffix(block: Block) -> list[Operation]:
