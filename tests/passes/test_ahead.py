@@ -13,7 +13,7 @@ from tests.passes.test_roles_attention import compiled as attention
 from tkc.codegen.ptx.emit import emit
 from tkc.ir import shared, threads
 from tkc.ir.target import target
-from tkc.passes import schedule_programs
+from tkc.passes.programs import order
 
 
 def loop_of(module) -> scf.ForOp:
@@ -68,7 +68,7 @@ def test_the_last_section_takes_what_is_left(monkeypatch, heads, fit):
     """Sections of `fit` heads, the last of up to twice as many: every program still runs once."""
     form, keys = Form(block=(64, 64), causal=True), 192
     room = fit * 2 * keys * form.d * 2 + 1                                                                             # K and V
-    monkeypatch.setattr(schedule_programs, "SECTION", target("sm_90a").cache // room)
+    monkeypatch.setattr(order, "SECTION", target("sm_90a").cache // room)
     module = compiled(attention(form)[0]["simplify"].clone())[0][LAST]
     check(module, form, 192, keys, heads, seed=heads, resident=3)
 

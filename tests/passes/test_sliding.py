@@ -67,7 +67,7 @@ def ran(monkeypatch) -> list[tuple[int, int]]:
 @pytest.fixture
 def small(monkeypatch) -> None:
     """A cache that holds the arrays of no two columns."""
-    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", 1 << 40)
+    monkeypatch.setattr("tkc.passes.programs.order.SECTION", 1 << 40)
     compiled.cache_clear()
     yield
     compiled.cache_clear()
@@ -134,7 +134,7 @@ def test_larger_sections(section, few, ran, monkeypatch):
     columns = 2 * section
     class Fits:
         def __rfloordiv__(self, cache): return section * 2 * (320 * 320 + 320 * 64 * columns)
-    monkeypatch.setattr("tkc.passes.schedule_programs.SECTION", Fits())
+    monkeypatch.setattr("tkc.passes.programs.order.SECTION", Fits())
     modules, _ = stages.compiled(traced(triangular, ARRAY, ARRAY, ARRAY, **dict(zip(("BM", "BN", "BK"), BLOCK))), cluster=(1, 1))
     run(modules["schedule-programs"], [np.zeros((320, 320), BF16), np.zeros((320, 64 * columns), BF16), np.zeros((320, 64 * columns), BF16)], (5, columns, 1))
     assert ran == [(m, n) for first in (0, section) for m in reversed(range(few, 5)) for n in range(first, first + section)] + [(m, n) for m in reversed(range(few)) for n in range(columns)]

@@ -15,6 +15,8 @@ again when its block is done.
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, f32, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -42,8 +44,22 @@ def undivided(kernel: tile.Kernel, dots) -> str:
     return ""
 
 
-def divide(body: Block, loop: scf.ForOp, program: SSAValue, part: SSAValue, parts: int) -> None:
+@dataclass(frozen=True)
+class Part:
+    """Which program of the output's blocks a turn has, and which of its parts; None of one that is not divided."""
+    number: SSAValue
+    part: SSAValue | None
+
+    @staticmethod
+    def of(build: Builder, turn: SSAValue, parts: int) -> Part:
+        if parts == 1: return Part(turn, None)
+        number = build.floordiv(turn, parts)
+        return Part(number, build.sub(turn, build.mul(number, parts)))
+
+
+def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     """The programs of a block of the output, made of the loop's part and of what follows the loop."""
+    program, part = turn.number, turn.part
     _narrow(loop, part, parts)
     sum_, rest = loop.results[0], after_loop(loop)
     m, n = sum_.type.extents
