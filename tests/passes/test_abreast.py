@@ -17,7 +17,6 @@ from tests.passes.test_forced import is_forced, is_refused
 from tests.passes.test_roles import array, integers
 from tests.passes.test_roles_attention import Form, check, compiled, last
 from tkc.ir import threads, tile
-from tkc.ir.elementwise import CLASSES
 from tkc.ir.target import TARGETS
 from tkc.kernels.attention import _attention
 from tkc.language.signature import ArrayArgument
