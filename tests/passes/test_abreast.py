@@ -4,7 +4,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from xdsl.dialects import scf
 
 import tkc
 from tests.codegen.ptx import machine
@@ -345,7 +344,53 @@ def check_windowed(module, places: int, rows: int, span: int, run=run, **how) ->
 SLIDING = (5, 300, 70), (1, 64, 0), (7, 200, 31), (9, 600, 200), (4, 1, 64), (8, 512, 500), (3, 0, 10)
 
 
-def count_at_the_top(loop: scf.WhileOp, kind) -> int: return sum(isinstance(op, kind) for op in loop.after_region.block.ops)
+@pytest.mark.parametrize("options", [abreast(3), abreast(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str)
+@pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
+def test_a_window(options, wide):
+    """Also of arrays whose extents have 64 bits. The producer claims between the first and the last iterations of its loops, of which there may be none."""
+    modules, made = windowed(options, wide)
+    assert is_forced(options, made), made.decisions
+    claim, loops = next(op for op in modules[LAST].walk() if isinstance(op, threads.NextProgram)), lambda block: [op for op in block.ops if op.name == "scf.for"]
+    if made.plan.members > 1: assert [loop.is_before_in_block(claim) for loop in loops(claim.parent)] == [True, False]
+    for module in without_threads(modules): check_windowed(module, *SLIDING[0])
+    for number, shape in enumerate((*SLIDING, SLIDING[0])): check_windowed(modules[LAST], *shape, seed=number, resident=1 + number % 3)
+
+
+@pytest.mark.parametrize("options, posted", [(abreast(3), 5), (abreast(2, ("num_stages", 4)), 5), ((("roles", "cooperative"),), 3)], ids=str)
+def test_where_a_team_begins_and_ends_is_posted(options, posted):
+    """With the program's number and place, which is all where there is no team. What the others' bounds are nobody works out for himself: their least and greatest take three operations for each of them."""
+    consumer = role(windowed(options, False)[0][LAST], "consumer")
+    top = next(op for op in consumer.body.block.ops if op.name == "scf.while").after_region.block.ops
+    assert count(consumer, threads.Fetch) == posted and sum(op.name == "tile.max" for op in top) <= 2
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_what_is_not_posted_everyone_works_out(most, monkeypatch):
+    """Where a team ends alone, or neither that nor where it begins."""
+    monkeypatch.setattr("tkc.passes.warpgroups.claims.MOST", most)
+    modules, _ = windowed.__wrapped__(abreast(3), False)
+    assert count(role(modules[LAST], "consumer"), threads.Fetch) == 3 + most
+    for number, shape in enumerate(SLIDING[:4]): check_windowed(modules[LAST], *shape, seed=number, resident=1 + number % 3)
+
+
+def from_the_diagonal(q, k, v, o, BN: tkc.constexpr):
+    """Loops end at one place. Where two programs begin takes fewer operations than a post and a fetch, where they end together takes that."""
+    i, acc = tkc.program_id(0), tkc.zeros((64, 64))
+    rows = tkc.load(q, (i * 64, 0), (64, 64))
+    for n in tkc.range(i * 64, k.shape[0], BN): acc = tkc.dot(tkc.where(tkc.dot(rows, tkc.load(k, (n, 0), (BN, 64)).T) > 0, 1.0, -1.0).to(tkc.bfloat16), tkc.load(v, (n, 0), (BN, 64)), acc)
+    tkc.store(o, (i * 64, 0), acc.to(o.dtype))
+
+
+@pytest.mark.parametrize("options", [abreast(2), abreast(3), abreast(2, ("num_stages", 2))], ids=str)
+def test_loops_from_the_diagonal_on(options):
+    modules, made = stages.compiled(traced(from_the_diagonal, *(MATRIX,) * 4, BN=32), **dict(options))
+    assert is_forced(options, made), made.decisions
+    for number, (places, rows) in enumerate(((5, 300), (1, 64), (4, 256), (3, 500), (5, 40), (2, 0))):
+        q, k, v = (integers(n, 64, dtype=tkc.bfloat16, seed=i) for i, n in enumerate((64 * places, rows, rows)))
+        o = np.full((64 * places, 64), np.nan, q.dtype)
+        run(modules[LAST], [q, k, v, o], (places, 1, 1), seed=number, resident=1 + number % 3)
+        x, y, z = map(np.float64, (q, k, v))
+        np.testing.assert_array_equal(o, np.concatenate([np.where(x[64 * i:64 * i + 64] @ y[64 * i:].T > 0, 1.0, -1.0) @ z[64 * i:] for i in range(places)]).astype(o.dtype))
 
 
 # ------------------------------------------------------------------------------------------------------ what cannot be had

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import traced
+from tests.language.kernels import i32, traced
 from tests.passes import stages
 from tests.passes.kernels import BF16
 from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, level, parses_back, role, run, survivors, without_threads
@@ -65,6 +65,37 @@ def test_stages(deep):
 
 
 def test_two_warpgroups(): check(compiled((128, 64, 32))[0][LAST], 264, 72, block=(128, 64, 32), resident=2)
+
+
+def looking(a, b, c, s, w, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, N: tkc.constexpr):
+    """What a program needs in its loop, and behind it, takes many operations of its place."""
+    i, j = tkc.program_id(0), tkc.program_id(1)
+    m, n, acc = i * BM, j * BN, tkc.zeros((BM, BN))
+    for k in tkc.range(((i + w) // 3 * 7 + (j * 5 + w) % 3 + (i * j + w) % 5) % 2 * BK, tkc.minimum(a.shape[1], m + BM), BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+        for t in tkc.static_range(N): acc = acc + s[((i * (t + 3) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
+    for t in tkc.static_range(N): acc = acc + s[((i * (t + 4) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
+    tkc.store(c, (m, n), acc)
+
+
+@pytest.mark.parametrize("number, posted", [(0, 3 + 1), (2, 3 + 1 + 2), (30, 3 + 8)])
+def test_what_is_foreseen(number, posted):
+    """With the number and the two ids what the loop waits for and takes many operations, as many as a producer has registers and the plan has left room for: the ring fills shared memory. Not what is computed behind it."""
+    arrays = [ArrayArgument(dtype, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16)) for dtype in (tkc.bfloat16, tkc.bfloat16, tkc.float32)]
+    table = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
+    modules, given = stages.compiled(traced(looking, *arrays, table, i32(), BM=64, BN=64, BK=64, N=number), cluster=(1, 1))
+    assert given.plan.queue and given.plan.roles == "cooperative"
+    assert count(role(modules[LAST], "producer"), threads.Post) == posted
+    rng = np.random.default_rng(number)
+    a, b, s, c = rng.integers(-3, 4, (200, 200)).astype(BF16), rng.integers(-3, 4, (200, 72)).astype(BF16), rng.integers(-9, 9, 8).astype(np.float32), np.full((200, 72), np.nan, np.float32)
+    run(modules[LAST], [a, b, c, s, 4], (4, 2, 1), seed=1, resident=2)
+    for i in range(4):
+        for j in range(2):
+            first, end = ((i + 4) // 3 * 7 + (j * 5 + 4) % 3 + (i * j + 4) % 5) % 2 * 64, min(200, 64 * i + 64)
+            look = lambda by: sum(float(s[((i * (t + by) + j * 4) % 7 + (i + 4 + t) // 3 * (t + 1)) % 5 + (j + t) % 3]) for t in range(number))
+            rows, columns = slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64)
+            want = np.float64(a[rows, first:end]) @ np.float64(b[first:end, columns]) + len(range(first, end, 64)) * look(3) + look(4)
+            np.testing.assert_array_equal(c[rows, columns], want)
 
 
 @assembler

@@ -7,11 +7,13 @@ import pytest
 import tkc
 from tests.language.kernels import array, matmul, traced
 from tests.passes.kernels import CASES, aligned, attended, context, product, same, softmax, through
+from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.plan import DotPlan, LoadPlan, Plan
 from tkc.ir.target import TARGETS, target
 from tkc.passes import plan as planning
+from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0
 
 
@@ -144,3 +146,29 @@ def test_the_raster_changes_no_result():
     assert through(module, "schedule-programs").plan.raster == 8
     assert sum(isinstance(op, tile.ProgramId) for op in module.walk()) == 2
     same(case.run(module), want, case.tolerance)
+
+
+def chained(x, o, N: tkc.constexpr):
+    s = tkc.load(x.ptr + tkc.program_id(0) * 1024 + tkc.arange(1024))
+    for t in tkc.static_range(N): s = s * tkc.where(s > t, 1.0, -1.0)
+    tkc.store(o.ptr + tkc.program_id(0) * 1024 + tkc.arange(1024), s)
+
+
+def indexed(x, o, N: tkc.constexpr):
+    s = tkc.arange(1024) + tkc.program_id(0)
+    for t in tkc.static_range(N): s = tkc.where(s > t, s, s + 1)
+    tkc.store(o.ptr + s, tkc.load(x.ptr + s))
+
+
+def masked(x, o, N: tkc.constexpr):
+    s = tkc.load(x, (tkc.program_id(0) * 64, 0), (64, 64))
+    for t in tkc.static_range(N): s = s * tkc.where(s > t, 1.0, -1.0)
+    tkc.store(o, (tkc.program_id(0) * 64, 0), s)
+
+
+@pytest.mark.parametrize("kernel, rank", [(chained, 1), (indexed, 1), (masked, 2)], ids=lambda x: getattr(x, "__name__", ""))
+def test_values_that_take_the_one_before_twice(kernel, rank):
+    """Sixty of them, one behind the other: there are 2⁶⁰ ways from the first to the last."""
+    module, given = traced(kernel, *(array(tkc.float32, rank),) * 2, N=60), context("sm_90a")
+    through(module, PIPELINE[-1], given)
+    assert emit(module, given.target).text

@@ -39,13 +39,18 @@ class Along:
         return Along(run, gcd(self.same, other.same), gcd(self.at(run), other.at(run)))
 
 
-def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along] | None = None) -> Along:
-    """What is known of a tile along an axis. (A scalar is the same everywhere.) Pointers count in elements."""
-    assumed = assumed or {}
+def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along] | None = None, seen: dict[tuple[SSAValue, int], Along] | None = None) -> Along:
+    """What is known of a tile along an axis. (A scalar is the same everywhere.) Pointers count in elements. seen: what was found out so far, under the same assumptions."""
+    assumed, seen = assumed or {}, {} if seen is None else seen
     if value in assumed: return assumed[value]
+    if (value, axis) not in seen: seen[value, axis] = _along(value, axis, ranges, assumed, seen)
+    return seen[value, axis]
+
+
+def _along(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along], seen: dict[tuple[SSAValue, int], Along]) -> Along:
     t, owner = value.type, value.owner
     extent = t.extents[axis] if isinstance(t, TileType) else 1
-    ask = lambda v, a=axis: contiguity(v, a, ranges, assumed)
+    ask = lambda v, a=axis: contiguity(v, a, ranges, assumed, seen)
     if isinstance(element_of(t), PointerType) and not isinstance(t, TileType): return Along(1, 1, _alignment(value, ranges))
     if not isinstance(t, TileType): return Along(1, 1, 1 if (r := ranges.of(value)) is None else r.divisor)
     if isinstance(owner, Block): return _carried(value, axis, ranges, assumed)

@@ -77,9 +77,11 @@ def feeds_dot(value: SSAValue) -> bool:
 
 def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
     """The dots a load's result is a factor of: the dot, which operand, and whether only views lie between."""
-    found = []
+    found, seen = [], set()
 
     def follow(value: SSAValue, plain: bool) -> None:
+        if (value, plain) in seen: return                       # of values each of which takes the one before twice there are a great many ways
+        seen.add((value, plain))
         for use in value.uses:
             op = use.operation
             if isinstance(op, tile.Dot) and use.index < 2: found.append((op, use.index, plain))

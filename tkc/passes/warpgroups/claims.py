@@ -19,7 +19,7 @@ clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % 
     last copy                                                for %k = %some to %last { copies of %k };  last copy
 
 Where a team begins and ends takes some sixty operations (the least and the greatest of its programs' bounds), in which a producer with free stages copied nothing, and each consumer gave the tensor cores none. What takes many
-operations and follows from a claim's numbers alone is carried round the loop as these are (`foresee`), before the roles part: so it follows from the claim, and is posted with them.
+operations, follows from a claim's numbers alone and is waited for by a loop or a copy is carried round the loop as these are (`foresee`), before the roles part: so it follows from the claim, and is posted with them.
 
     while (%n = …) { %low, %high = bounds of %n;  … }       ->      %low, %high = bounds of the first;  while (%n = …, %low, %high) { …;  yield %next, bounds of %next }
 """
@@ -39,6 +39,8 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType
 
 STEPS = 8                                       # so many operations take longer than a post and a fetch
+MOST = 8                                        # numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32 registers ptxas spilled one, which it did not before
+SLOT, BARRIERS = 128, 16                        # bytes of shared memory that a posted number takes, and the barriers of a ring's stage
 
 
 def share(producer: threads.Role, others: list[threads.Role], members: int) -> None:
@@ -76,14 +78,17 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
-def foresee(programs: scf.WhileOp, asked: Sequence[SSAValue]) -> dict[SSAValue, SSAValue]:
-    """What takes many steps and follows from a claimed program's numbers alone goes round the loop with them. So it follows from the claim: the producer works it out there, and posts it.
-    asked: values that somebody will use. What stands in their place, and in that of others."""
+def foresee(programs: scf.WhileOp, asked: Sequence[SSAValue], room: int) -> dict[SSAValue, SSAValue]:
+    """What takes many steps and follows from a claimed program's numbers alone goes round the loop with them. So it follows from the claim: the producer works it out there, and posts it. Only what a program's loops and
+    copies wait for: what is computed behind them holds nobody up, and would take registers all along.
+    asked: values that roles will wait for. room: bytes of shared memory that are left. What stands in their place, and in that of others."""
     body, end = programs.after_region.block, programs.after_region.block.last_op
     claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
-    known = _known(body, {body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)})
-    needed = lambda v: v in asked or any(not known.issuperset(use.operation.results) or not use.operation.results for use in v.uses)
-    worked = [v for op in body.ops for v in op.results if v in known and v.type == i32 and needed(v) and len(defining_slice([v], body)) >= STEPS]
+    numbers = {body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)}
+    known, effort = _known(body, numbers), lambda v: len(defining_slice([v], body))
+    found = [v for op in body.ops for v in op.results if v in known and v.type == i32 and (v in asked or any(_waits(use.operation, body) for use in v.uses)) and effort(v) >= STEPS]
+    chosen = sorted(found, key=lambda v: (v not in asked, -effort(v)))[:max(0, min(MOST, room // SLOT - len(numbers)))]
+    worked = [v for v in found if v in chosen]
     if not worked: return {}
     steps, starts, later = defining_slice(worked, body), dict(zip(body.args, programs.arguments)), dict(zip(body.args, end.operands))
     clone_slice(steps, starts, programs)
@@ -93,8 +98,22 @@ def foresee(programs: scf.WhileOp, asked: Sequence[SSAValue]) -> dict[SSAValue, 
     carried = dict(zip(worked, body.args[-len(worked):]))
     for old, new in carried.items(): old.replace_uses_with_if(new, lambda use: use.operation not in steps)
     for op in reversed(steps):
-        if not any(r.first_use for r in op.results): erase(op)
+        if not any(r.first_use or r in asked and r not in carried for r in op.results): erase(op)
     return carried
+
+
+def room_left(kernel: tile.Kernel, instances: int, available: int) -> int:
+    """Bytes of shared memory that a kernel's buffers and barriers leave. Of what is no ring each instance of the consumers will have its own."""
+    taken = 2 * BARRIERS                                        # of the claims' own ring
+    for t in (op.result.type for op in kernel.walk() if isinstance(op, shared.Alloc)):
+        size, unit = t.bytes * (instances if t.stages == 1 else 1), max(SLOT, t.memory.alignment)
+        taken += -(-size // unit) * unit + BARRIERS * t.stages
+    return available - taken
+
+
+def _waits(op: Operation, body: Block) -> bool:
+    """Whether it is a loop, a branch, something in one, or a copy."""
+    return op.parent is not body or bool(op.regions) or isinstance(op, shared.CopyAsync)
 
 
 def _known(body: Block, numbers: set[SSAValue]) -> set[SSAValue]:

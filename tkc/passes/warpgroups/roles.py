@@ -48,7 +48,7 @@ from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import onward
 from tkc.passes.warpgroups.abreast import Consumer, Producer, spans
 from tkc.passes.warpgroups.boundaries import fuse
-from tkc.passes.warpgroups.claims import claim_ahead, foresee, share
+from tkc.passes.warpgroups.claims import claim_ahead, foresee, room_left, share
 from tkc.passes.warpgroups.leaving import give_back, send, stage_of
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
@@ -78,7 +78,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block, members = kernel.body.block, plan.members
     common = spans(_programs(block), members) if members > 1 else {}
     if plan.queue:
-        foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)])
+        foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)], room_left(kernel, plan.programs, context.target.shared_bytes))
         for span in dict.fromkeys(common.values()): span.first, span.last = foreseen.get(span.first, span.first), foreseen.get(span.last, span.last)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
