@@ -45,7 +45,7 @@ def test_every_stage_parses_back():
 def test_a_bug_of_ours_comes_with_a_reproducer(described, monkeypatch, error, kind):
     from tkc.ir.text import parse
     from tkc.passes import pipeline
-    def broken(*a): raise error
+    def broken(*a, **k): raise error
     monkeypatch.setattr(pipeline, "run", broken)
     with pytest.raises(kind, match="which is a bug of tkc") as e: compile(add.fn, described, "sm_90a")
     with open(re.search(r"tkc opt (\S+)", str(e.value))[1]) as f: assert "tile.kernel @add" in str(parse(f.read()))

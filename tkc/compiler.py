@@ -57,12 +57,22 @@ def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) 
 def _to_gpu(fn: Callable, signature: Signature, module: ModuleOp, target: str, steps: Steps) -> Compiled:
     from tkc.codegen.ptx.emit import emit
     from tkc.ir.target import TARGETS
-    from tkc.passes import pipeline
+    from tkc.language.trace import trace
+    from tkc.passes import PassContext, pipeline
     if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
-    context = pipeline.run(module, TARGETS[target], signature.options, steps.done)
-    program = emit(module, TARGETS[target], signature.options.debug)
-    steps.done("emit")
-    return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times)
+    machine, options = TARGETS[target], signature.options
+
+    def attempt(context: PassContext) -> Compiled:
+        given = module
+        if context.lack:                                                        # the passes before changed it, for a plan that found no room
+            steps.again()
+            given = trace(fn, signature)
+            steps.done("trace", given)
+        pipeline.run(given, machine, options, steps.done, context=context)
+        program = emit(given, machine, options.debug)
+        steps.done("emit")
+        return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times + steps.vain)
+    return pipeline.with_room(attempt, machine, options)
 
 
 class Interpreted:
@@ -81,11 +91,19 @@ class Interpreted:
 
 
 class Steps:
-    """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP asks for that."""
+    """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP asks for that. Where a plan found no room the steps begin again, and the last ones stand."""
 
     def __init__(self, name: str, observe: Observer | None):
         self.times: list[tuple[str, float]] = []
+        self.vain: list[tuple[str, float]] = []                                 # seconds of what was refused
         self.observe, self.folder, self.began = observe, dump_folder(name), time.perf_counter()
+
+    def again(self) -> None:
+        """The steps begin anew."""
+        now = time.perf_counter()
+        self.vain = [("plans without room", sum(seconds for _, seconds in self.times + self.vain) + now - self.began)]
+        self.times.clear()
+        self.began = now
 
     def done(self, step: str, module: ModuleOp | None = None) -> None:
         self.times.append((step, time.perf_counter() - self.began))

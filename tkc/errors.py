@@ -35,6 +35,14 @@ class CompileError(Error):
         return "\n".join(parts)
 
 
+class RoomError(CompileError):
+    """A kernel whose plan left what the passes behind it need no room in shared memory: so many bytes too many."""
+
+    def __init__(self, message: str, location: Location | None = None, excess: int = 0):
+        super().__init__(message, location)
+        self.excess = excess
+
+
 def _excerpt(place: Location) -> str:
     """The source line and a caret under the expression; wide characters count two columns."""
     import linecache

@@ -88,6 +88,7 @@ class Plan:
     through: tuple[int, ...] = ()                   # of these loads, which a program then needs no longer, one a result;
     columns: int = 64                               # and at most so many of its columns at once
     decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
+    spare: int = field(default=0, compare=False)    # bytes of shared memory that it leaves, by its own account
 
     @property
     def members(self) -> int:
@@ -103,7 +104,7 @@ class Plan:
         return _numbered(self.loads, op) or LoadPlan()
 
     def to_text(self) -> str:
-        """What differs from the defaults, as a Python literal (decisions left out); `from_text` reads it back."""
+        """What differs from the defaults, as a Python literal (decisions and what it spares left out); `from_text` reads it back."""
         return repr(_changed(self))
 
     @staticmethod

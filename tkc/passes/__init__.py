@@ -82,6 +82,11 @@ class PassContext:
     options: LaunchOptions = Free()
     plan: Plan | None = None
     decisions: list[str] = field(default_factory=list)
+    lack: dict[str, int] = field(default_factory=dict)          # by `roles`: bytes of shared memory that such a plan must leave, since passes behind an earlier one were found to need more than it had left
+
+    def room(self, roles: str = "one") -> int:
+        """Bytes of shared memory on which a plan may count."""
+        return self.target.shared_bytes - self.lack.get(roles, 0)
 
     @property
     def overlaps(self) -> tuple[tuple[int, ...], ...]:

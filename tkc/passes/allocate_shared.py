@@ -4,7 +4,8 @@
 
 A buffer is live from its first to its last use in program order, a small one always; one that lives outside a loop and is used inside is live all
 through the loop.  Places are given first-fit, largest buffers first, at multiples of the swizzle's atom.  mbarriers come last.
-The kernel records the sum as `shared_bytes`; more than the target has is an error that names the buffers.
+The kernel records the sum as `shared_bytes`; more than the target has is an error that names the buffers,
+and the excess, so that the kernel can be planned anew with so much less room (tkc.passes.pipeline.with_room).
 
 This runs before insert-synchronization, which must know which buffers share bytes.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import Operation, SSAValue
 
-from tkc.errors import CompileError
+from tkc.errors import RoomError
 from tkc.ir import shared, threads, tile
 from tkc.ir.text import location_of
 from tkc.passes import PassContext
@@ -101,5 +102,5 @@ def _first_fit(b: Buffer, placed: list[Buffer]) -> int:
 
 def _refuse(kernel: tile.Kernel, buffers: list[Buffer], total: int, context: PassContext) -> None:
     largest = ", ".join(f"{b.bytes} bytes" for b in sorted(buffers, key=lambda b: -b.bytes)[:4])
-    raise CompileError(f"kernel {kernel.sym_name.data} needs {total} bytes of shared memory and {context.target.name} has {context.target.shared_bytes} "
-                       f"(largest buffers: {largest}); use smaller tiles or fewer stages", location_of(kernel))
+    raise RoomError(f"kernel {kernel.sym_name.data} needs {total} bytes of shared memory and {context.target.name} has {context.target.shared_bytes} "
+                    f"(largest buffers: {largest}); use smaller tiles or fewer stages", location_of(kernel), total - context.target.shared_bytes)

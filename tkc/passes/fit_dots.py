@@ -18,6 +18,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
+from tkc.ir.shared import scratch
 from tkc.passes import PassContext
 from tkc.passes.analysis.memory import unseen
 from tkc.passes.cuts.axes import NotCut
@@ -30,17 +31,18 @@ PASSING = 32 << 10                      # bytes: of four warps, 64 registers a t
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
+        room, parts = context.room() - sum(map(scratch, kernel.walk())), 1 if "one" in context.lack else PARTS             # a kernel that did not fit has no room to run ahead
         for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
             k, whole = dot.a.type.extents[-1], dot.a.type.bytes + dot.b.type.bytes
-            if whole <= context.target.shared_bytes and not _passes(dot, context): continue
+            if (whole <= room or room <= 0) and not _passes(dot, context): continue
             try: cut = Cut.of_needs(factors(dot))
             except NotCut: continue
             if not all(unseen(load, dot, context.overlaps) for load in cut.loads): continue
-            size = max(1, min(context.target.shared_bytes * k // (PARTS * whole), PASSING * k // max(dot.a.type.bytes, dot.b.type.bytes) if loop_of(dot) is None else k))
+            size = max(1, min(room * k // (parts * whole), PASSING * k // max(dot.a.type.bytes, dot.b.type.bytes) if loop_of(dot) is None else k))
             size = min(64 if all(map(_plain, (dot.a, dot.b))) else 16, size - size % 16) if size >= 16 else size
             _walk(cut, dot, k, size)
             erase_dead(kernel.body.block)
-            context.decisions.append(f"fit-dots: factors of {whole} bytes, and {context.target.name} has {context.target.shared_bytes} of shared memory: k = {k} in parts of {size}" if whole > context.target.shared_bytes
+            context.decisions.append(f"fit-dots: factors of {whole} bytes, and {context.target.name} has {room} of shared memory{' for them' * (room < context.target.shared_bytes)}: k = {k} in parts of {size}" if whole > room
                                      else f"fit-dots: factors of {whole} bytes pass through registers: k = {k} in parts of {size}")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
+from typing import TypeVar
 
 from xdsl.dialects.builtin import ModuleOp
 
+from tkc.errors import CompileError, RoomError
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.ir.tile import Kernel
@@ -22,6 +24,10 @@ PIPELINE = (
     "schedule-warpgroups", "allocate-shared", "insert-synchronization",      # level 4
     "assign-registers",
 )
+
+
+ROUNDS = 8                                      # of planning: four kinds of plans, each of which learns once or twice what it must leave
+T = TypeVar("T")
 
 
 def module_of(name: str) -> ModuleType:
@@ -50,16 +56,33 @@ def resumes(name: str) -> bool:
 
 
 def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Callable[[str, ModuleOp], None] | None = None,
-        start: str | None = None, stop: str | None = None) -> PassContext:
+        start: str | None = None, stop: str | None = None, context: PassContext | None = None) -> PassContext:
     """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each. One that starts behind `plan` goes by the plan that the kernel carries.
 
     `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
     target, VerifyError where a pass left something broken.
     """
-    context, verified = PassContext(target, options, planned(module) if start and resumes(start) else None), Verified()
+    context, verified = context or PassContext(target, options, planned(module) if start and resumes(start) else None), Verified()
     names = PIPELINE[PIPELINE.index(start) if start else 0:PIPELINE.index(stop) + 1 if stop else None]
     for name in names:
         module_of(name).run(module, context)
         verify(module, f"after {name}", verified)
         if observe is not None: observe(name, module)
     return context
+
+
+def with_room(attempt: Callable[[PassContext], T], target: Target, options: LaunchOptions) -> T:
+    """What `attempt` makes under a context, of a module of its own each time. A plan goes by its own account of shared memory; where passes behind it need more than it left, the next attempt's plan leaves so
+    much more. Raises the first refusal where the stages are as asked, or no plan is left."""
+    context, first, seen = PassContext(target, options), None, set()
+    for _ in range(ROUNDS):
+        try: return attempt(context)
+        except RoomError as refusal:
+            first, made = first or refusal, context.plan
+            if options.num_stages is not None or (made, refusal.excess) in seen: break             # as the user wants it, or nothing that the plan can leave makes it less
+            seen.add((made, refusal.excess))
+            context = PassContext(target, options, lack=context.lack | {made.roles: context.lack.get(made.roles, 0) + max(0, made.spare) + refusal.excess})
+        except CompileError:
+            if first is None: raise
+            break
+    raise first

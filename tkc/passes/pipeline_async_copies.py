@@ -70,7 +70,7 @@ def _stages(copies: list[shared.Copy], kernel: tile.Kernel, context: PassContext
     if not copies: return 1
     wanted = context.plan.stages if context.plan else 3
     bytes_ = sum(copy.buffer.type.bytes for copy in copies)
-    others = sum(op.result.type.bytes for op in kernel.walk() if isinstance(op, shared.Alloc)) - bytes_
+    others = sum(op.result.type.bytes if isinstance(op, shared.Alloc) else shared.scratch(op) for op in kernel.walk()) - bytes_
     fit = max(1, (context.target.shared_bytes - others - 1024) // bytes_)
     if fit < wanted: context.decisions.append(f"pipeline-async-copies: {fit} stages instead of {wanted}, {bytes_} bytes each fill shared memory")
     return min(wanted, fit)

@@ -63,6 +63,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     kernel.attributes["target"] = StringAttr(context.target.name)
     kernel.attributes["plan"] = StringAttr(context.plan.to_text())
     context.decisions += context.plan.decisions
+    context.decisions += [f"plan: {roles}: {lack} bytes of shared memory less for stages: what passes behind the plan need found no room" for roles, lack in context.lack.items()]
     number(kernel)
 
 
@@ -254,11 +255,13 @@ def _plan(program: Program, context: PassContext) -> Plan:
     if turned and context.target.clusters: loads = streaming.fetched(program.loads, loads, say)           # PTX of older targets has no word for it
     stages = reading.stages or _stages(program, loads, num_stages, context, say)
     if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
+    stage, others = _shared(program, loads)
+    spare = context.room() - reading.taken - stages * stage - others - in_rows * streaming.turned_bytes(program.kernel)
     raster = 1 if not program.dots or not _unordered(program) else context.options.raster or (8 if _swept(program) else 1)
     if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
     if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=turned, rows=in_rows, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said))
+    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=turned, rows=in_rows, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said), spare=spare)
     if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
@@ -445,11 +448,11 @@ def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, co
         if asked and asked > 1: say("num_stages is not used: no loop has a load that can run ahead")
         return 1
     if asked: return asked
-    room = context.target.shared_bytes - others - RESERVED
-    half = context.target.shared_bytes // 2 - others - RESERVED
+    room = context.room() - others - RESERVED
+    half = min(room, context.target.shared_bytes // 2 - others - RESERVED)
     chosen = next((s for s in (4, 3) if s * stage <= half), None) or next((s for s in (4, 3, 2) if s * stage <= room), 1)
     if _widened(program, context): chosen = min(chosen, 2)
-    say(f"{chosen} stages of {stage} bytes" + (", so that two blocks fit a multiprocessor" if chosen * stage <= half else ""))
+    say(f"{chosen} stages of {stage} bytes" + (", so that two blocks fit a multiprocessor" if chosen * stage <= half and "one" not in context.lack else ""))
     return chosen
 
 

@@ -24,10 +24,13 @@ def level4_of(kernel, infos: Sequence, options: tuple, target, observe: Callable
     from tkc.language.trace import trace
     from tkc.passes import pipeline
     s = signature(kernel._specialize(infos, options))
-    module = trace(kernel.fn, s)
-    if observe: observe("trace", module)
-    pipeline.run(module, target, s.options, observe)
-    return module
+
+    def attempt(context):
+        module = trace(kernel.fn, s)
+        if observe: observe("trace", module)
+        pipeline.run(module, target, s.options, observe, context=context)
+        return module
+    return pipeline.with_room(attempt, target, s.options)
 
 
 def simulated(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]) -> Callable[[], None]:

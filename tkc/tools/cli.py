@@ -204,14 +204,14 @@ def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, v
     given, extents, reports = arrays(inputs), grid_of(grid), []
     def validator(module):
         reports.append(validator_of(module, given, extents, "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz" + (f" --target {target}" if target else "")))
-        return reports[0]
+        return reports[-1]
     if verify_only and validate: raise Error("--verify-only runs no passes; leave it out, or --validate")
     if passes and (resume_from or stop_after): raise Error("-p names the passes to run; leave --resume-from and --stop-after out")
     if against:
         click.echo(compared(read(path), read(against), given, extents))
         return
     text = optimize(*read(path), target, passes, resume_from, stop_after, verify_only, observe, validator if validate else None)
-    if validate: click.echo(str(reports[0]), err=True)
+    if validate: click.echo(str(reports[-1]), err=True)
     write("" if printing else text, output)
 
 

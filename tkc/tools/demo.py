@@ -115,6 +115,7 @@ def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
                 for old in place.glob("[0-9][0-9]-*.mlir"): old.unlink()
                 steps = []
                 def keep(step, module, place=place, steps=steps):
+                    if step == "trace": steps.clear()                                       # a plan that found no room is made again
                     (place / f"{len(steps):02}-{step}.mlir").write_text(show(module, locations=True))
                     steps.append(step)
                 compiled.again(keep)

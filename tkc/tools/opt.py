@@ -44,21 +44,30 @@ def optimize(text: str, name: str, target: str | None = None, passes: tuple[str,
         given = next((k.attributes["target"].data for k in module.body.block.ops if isinstance(k.attributes.get("target"), StringAttr)), None)
         if machine and given and given != target and pipeline.resumes((passes or (resume or pipeline.PIPELINE[0],))[0]): raise Error(f"{name} is planned for {given}, not for {target}; leave out --target, or begin with plan")
         machine = machine or targeted(given or "sm_90a")
-        if validator:
+
+        def watched(module):
+            if not validator: return observe
             first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
             check = validator(module)
             check.last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
             check(pipeline.PIPELINE[first - 1] if first else "the input", module)
-            observe = (lambda name, m, then=observe: (check(name, m), then and then(name, m)))
+            return lambda name, m: (check(name, m), observe and observe(name, m))
+
+        def attempt(context):
+            given = parse(text, name) if context.lack else module
+            pipeline.run(given, machine, Free(), watched(given), resume, stop, context)
+            return given
         if passes:
+            seen = watched(module)
             context = PassContext(machine, Free(), pipeline.planned(module))
             for p in passes:
                 pipeline.module_of(p).run(module, context)
                 verify(module, f"after {p}")
-                if observe: observe(p, module)
+                if seen: seen(p, module)
         else:
             if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop): raise Error(f"{stop} comes before {resume}; nothing is to be run")
-            pipeline.run(module, machine, Free(), observe, resume, stop)
+            if resume and pipeline.resumes(resume): pipeline.run(module, machine, Free(), watched(module), resume, stop)
+            else: module = pipeline.with_room(attempt, machine, Free())
         return show(module)
 
 

@@ -21,7 +21,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from tkc.codegen.ptx.ptxas import roomy
 from tkc.codegen.ptx.values import Array, Tile, compute_class, from_bits, packing
 from tkc.codegen.ptx.writer import Operand, Writer, class_of
-from tkc.errors import CompileError
+from tkc.errors import CompileError, RoomError
 from tkc.ir.interface import Interface, Parameter, Site
 from tkc.ir.ranges import Ranges
 from tkc.ir.target import Target
@@ -320,8 +320,8 @@ def _program(e: Emitter) -> PtxProgram:
     kernel, shape = e.kernel, e.cluster
     name = kernel.sym_name.data
     if e.shared_bytes > e.target.shared_bytes:
-        raise CompileError(f"kernel {name} needs {e.shared_bytes} bytes of shared memory, {e.shared_bytes - kernel.integer('shared_bytes')} of them for histograms and results of atomics, and {e.target.name} has "
-                           f"{e.target.shared_bytes}; use smaller tiles, fewer bins or fewer stages", location_of(kernel))
+        raise RoomError(f"kernel {name} needs {e.shared_bytes} bytes of shared memory, {e.shared_bytes - kernel.integer('shared_bytes')} of them for histograms and results of atomics, and {e.target.name} has "
+                        f"{e.target.shared_bytes}; use smaller tiles, fewer bins or fewer stages", location_of(kernel), e.shared_bytes - e.target.shared_bytes)
     end, declarations = "", e.globals
     if e.sites:
         from tkc.codegen.ptx.traps import CLAIMED, handler

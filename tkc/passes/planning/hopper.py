@@ -60,6 +60,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     several = context.options.programs if (context.options.programs or 0) > 2 or context.options.roles == "abreast" else None
     asked = [(name, value) for name, value in (("left_factor", "registers"), ("swap_dots", True), ("programs", several), ("roles", "abreast")) if value is not None and getattr(context.options, name) == value]
     made, why = _roles(program, context, plan)
+    if made is None and context.lack and context.options.roles is None and context.options.programs is None:
+        made, _ = _roles(program, context, plan, "shared memory has no room for what two programs need")
     for left_out in (some for count in range(1, len(asked) + 1) for some in combinations(asked, count)):
         if made is not None: break
         made, _ = _roles(program, replace(context, options=replace(context.options, **{name: None for name, _ in left_out})), plan)
@@ -67,8 +69,8 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     return made, why
 
 
-def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
-    """`roles`, as asked."""
+def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple[Plan | None, str]:
+    """`roles`, as asked. single: why a block has one program at a time, where that is known."""
     options, dots = context.options, program.dots
     if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
     if options.roles == "one": return None, "roles = 'one', as asked"
@@ -86,8 +88,8 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     parts_of_k, whole = _split(program, dots, m, options)
     restaged = {load: right for dot in dots for load, right in anew(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
-    members, apart = _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
-    alone = "side by side" if members > 1 else _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
+    members, apart = (1, single) if single else _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
+    alone = "side by side" if members > 1 else single or _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
     groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
     in_all = members if members > 1 else groups               # warpgroups of consumers, among which a block's registers are divided
     if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
@@ -112,8 +114,10 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
     copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
     leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program.kernel, m, groups)
     again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
+    kind = "abreast" if members > 1 else "cooperative" if alone else "pingpong"
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
-    room = (min(CARVED, context.target.shared_bytes) if narrowed else context.target.shared_bytes) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
+    largest = context.room(kind) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
+    room = largest - max(0, context.room(kind) - CARVED) * narrowed
     columns, narrower = _columns(leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options)
     slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
     fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
@@ -158,8 +162,9 @@ def _roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]
              *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else ""), *((name, apart) for name, got in (("programs", members), ("roles", "abreast" if members > 1 else None)) if getattr(options, name) not in (None, got))) if why),
              f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
     planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
-    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles="abreast" if members > 1 else "cooperative" if alone else "pingpong", programs=copies, registers=registers,
-                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, through=tuple(program.loads.index(load) for load in through), rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said)), ""
+    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles=kind, programs=copies, registers=registers,
+                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, through=tuple(program.loads.index(load) for load in through), rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said),
+                   spare=largest - slabs[in_turn] - sum(n * _bytes(ring) for n, ring in zip(stages, rings))), ""
 
 
 def _warpgroups(m: int, dots: int, options) -> int:

@@ -137,9 +137,17 @@ def waits(kernel: tile.Kernel) -> bool:
     return any(isinstance(op, (tile.Reduce, tile.Scan, tile.Sort)) for op in kernel.walk())
 
 
+def _transposing(kernel: tile.Kernel) -> list[tile.Store]: return [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose)]
+
+
 def turns(kernel: tile.Kernel) -> bool:
     """Whether a tile is stored transposed."""
-    return any(isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose) for op in kernel.walk())
+    return bool(_transposing(kernel))
+
+
+def turned_bytes(kernel: tile.Kernel) -> int:
+    """Of all tiles that are stored transposed."""
+    return sum(op.value.type.bytes for op in _transposing(kernel))
 
 
 def leave_in_rows(kernel: tile.Kernel, loads: Sequence[LoadPlan], warps: int, ranges: Ranges, context: PassContext, say: Callable[[str], None]) -> bool:
@@ -150,9 +158,8 @@ def leave_in_rows(kernel: tile.Kernel, loads: Sequence[LoadPlan], warps: int, ra
         access, t = Access.of(store, ranges, True), store.value.type
         vector = 128 // access.bits
         return t.rank == 2 and access.vector == vector and t.size >= 32 * warps * vector ** 2 and t.extents[access.order[0]] * access.bits >= 8 * LINE
-    stores = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose)]
-    size = sum(op.value.type.bytes for op in stores)
-    if 2 * (size + RESERVED) > context.target.shared_bytes or not all(map(whole, stores)) or any(plan.path != "registers" or plan.vector != 16 for plan in loads): return False
+    stores, size = _transposing(kernel), turned_bytes(kernel)
+    if 2 * (size + RESERVED) > context.room() or not all(map(whole, stores)) or any(plan.path != "registers" or plan.vector != 16 for plan in loads): return False
     say(f"what is turned is written in whole rows, through {size} bytes of shared memory")
     return True
 
@@ -167,13 +174,14 @@ def fetched(ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[
 
 @dataclass(frozen=True)
 class Reading:
-    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks, queue: as in a Plan."""
+    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks, queue: as in a Plan; taken: bytes of shared memory."""
     loads: tuple[LoadPlan, ...]
     stages: int = 0
     prefetch: bool = False
     keep: bool = False
     blocks: int = 0
     queue: bool = False
+    taken: int = 0
 
 
 def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int, persistent: bool, streams: bool, context: PassContext, say: Callable[[str], None]) -> Reading:
@@ -182,7 +190,7 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     What all programs share is read once, where registers or shared memory have room."""
     tiles = [op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
     shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
-    shared, stage = context.target.shared_bytes - RESERVED, shares.stage
+    shared, stage = max(0, context.room() - RESERVED), shares.stage
     stages = min(context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)), shared // stage) if stage else 0       # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
     own = set(shares.own) & shares.copied if stages else set()
     each = lambda words: -(-words // (32 * warps * blocks))
@@ -207,11 +215,12 @@ def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warp
     elif stages and kept and shares.copied.issuperset(shares.alike) and stages * stage + shares.kept <= shared:
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
+    taken = sum(op.result.type.bytes // blocks * (stages if op in shares.own else 1) for op in own)
     begun = more if tile.waits_for_programs(kernel) else 0                              # what stagger-programs has of the next program
     beside = begun + (keep and not stages) * kept                                       # as long as it is read ahead of
     together = resident(prefetch * arriving + beside) if looped or blocks > 1 and not stages and piecemeal(loads) else resident(more + beside) if prefetch and persistent and blocks == 1 else 0
     if together > 1: say(f"{together} blocks a multiprocessor")
-    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, together if together > 1 else 0, queue)
+    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, together if together > 1 else 0, queue, taken)
 
 
 def _in_flight(each: int, target: Target) -> str:
