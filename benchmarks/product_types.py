@@ -58,12 +58,24 @@ def _ours_float8(exact: bool):
     return make
 
 
-def _ours_blocks(given, block, options):
+def _block_scales(given) -> tuple:
+    """A scale for 1 x 128 blocks of a, its columns dense as cuBLAS wants them, and for 128 x 128 blocks of b."""
+    a, b, sa, sb, _ = given
+    return sa.reshape(1, 1).expand(a.shape[1] // 128, a.shape[0]).contiguous().t(), sb.reshape(1, 1).expand(b.shape[0] // 128, b.shape[1] // 128).contiguous()
 
+
+def _ours_blocks(given, block, options):
     import tkc
-    module, (bm, bn, bk), (a, b, sa, sb, c) = harness.example("float8_matmul"), block, given
-    sa, sb = (sa.reshape(1, 1).expand(a.shape[0], a.shape[1] // 128).contiguous(), sb.reshape(1, 1).expand(b.shape[0] // 128, b.shape[1] // 128).contiguous())
+    module, (bm, bn, bk), (a, b, *_, c), options = harness.example("float8_matmul"), block, given, dict(options)
+    sa, sb = _block_scales(given)
+    if options.pop("scales", None) == "row-major": sa = sa.contiguous()
     return module.block_scaled_matmul.prepare(a, b, sa, sb, c, BM=bm, BN=bn, BK=bk, **options, grid=(tkc.cdiv(c.shape[0], bm), tkc.cdiv(c.shape[1], bn)))
+
+
+def _scaled_blocks(given):
+    import torch
+    (a, b, *_, c), (sa, sb) = given, _block_scales(given)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb.t(), out_dtype=torch.bfloat16, out=c)
 
 
 def _scaled(fast: bool):
@@ -185,7 +197,7 @@ KINDS = {
     "fp8 fast": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, each(WIDE, FREE, ALONE), _reference_float8, shapes=LARGE),
     "fp8 thin": Kind(_float8, _ours_float8(False), {"cuBLAS fast": _scaled(True)}, THIN, _reference_float8, shapes=()),
     "fp8 exact": Kind(_float8, _ours_float8(True), {"cuBLAS exact": _scaled(False)}, each(PARTIAL, FREE, ALONE), _reference_float8, shapes=LARGE),
-    "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS exact": _scaled(False)}, each(PARTIAL[1::2], FREE) + each(PARTIAL[1::2], ALONE) + ((PARTIAL[3], {"sum_parts": 1}), ((192, 128, 128), {"num_warps": 12, "sum_parts": 1}), ((192, 128, 128), {"num_warps": 12})), _reference_float8, shapes=LARGE[:1]),
+    "fp8 blocks": Kind(_float8, _ours_blocks, {"cuBLAS blocks": _scaled_blocks}, ((PARTIAL[1], FREE), (PARTIAL[1], {"scales": "row-major", "cluster": (2, 1)})) + each(PARTIAL[1::2], ALONE) + ((PARTIAL[3], FREE), (PARTIAL[3], {"sum_parts": 1}), ((192, 128, 128), {"num_warps": 12, "sum_parts": 1}), ((192, 128, 128), {"num_warps": 12})), _reference_float8, shapes=LARGE),
     "fp8 row-major": Kind(_row_major, _ours_row_major, {"transpose, cuBLAS fast": _transposed_first}, each(((), (256, 128, 128), (256, 128, 64), (128, 128, 128), (128, 256, 64)), FREE),
                           lambda g: g[0].double() @ g[1].double(), shapes=LARGE[:1]),
     "int8": Kind(_two("int8", "int32", 30), _ours_two("int8"), {"torch._int_mm": _int_mm}, each(WIDE[:4], FREE), _reference_two, 0.0, LARGE[:1]),

@@ -41,7 +41,8 @@ class LoadPlan:
     """How one load gets its block.
 
     path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead), "own" (in a ring
-    that each thread fills for itself, in the layout in which it reads it) or "tma" (a producer fills the ring by tensor maps).
+    that each thread fills for itself, in the layout in which it reads it), "tma" (a producer fills the ring by tensor maps) or "posted" (a number, which the producer
+    loads and leaves beside a stage of the ring).
     vector: bytes of one thread's access.  multicast: the axis of the block along which blocks of the cluster share the copy, or -1; among: those that do, the neighbours
     along these axes of the cluster.
     """
@@ -49,7 +50,7 @@ class LoadPlan:
     vector: int = 0
     multicast: int = -1
     among: tuple[int, ...] = (0,)
-    ring: int = -1                                  # tma: which of the plan's rings; loads of one ring fill a stage together
+    ring: int = -1                                  # tma, posted: which of the plan's rings; loads of one ring fill a stage together
     restaged: int = -1                              # and the ring in which it is laid anew
     keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
     boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
@@ -127,6 +128,11 @@ def written_on(kernel) -> Plan | None:
 def number_of(op) -> int | None:
     """The number of a dot or load, which the plan pass writes on it; None where none was."""
     return op.attributes["number"].value.data if "number" in op.attributes else None
+
+
+def place_of(op) -> tuple[int, int]:
+    """The number of a load, and which part of the block it loads that the plan knows as one (split-sums cuts them)."""
+    return number_of(op), op.attributes["part"].value.data if "part" in op.attributes else 0
 
 
 def _numbered(choices: tuple, op):

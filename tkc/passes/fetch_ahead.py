@@ -15,7 +15,7 @@ turn are a loop like any other, which runs at least once; where they wait for on
 Which loads, and when, is the plan's choice:
 
 `prefetch`    in a program without dots every block, first thing in an iteration: memory is busy while the iteration computes
-roles         beside dots what is small, a scale or a bias. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
+roles         beside dots what is small, a scale or a bias, and no tensor map copies. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
               instructions wait in order. The next one is asked for under the dots of this iteration, when what is small has been computed of the old one, in whose registers
               it then arrives; the last iteration asks for its own again, which is in the cache:
 
@@ -64,7 +64,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
 def _wanted(op: tile.Load, plan: Plan) -> bool:
     """Whether the plan has a load made early: beside dots what goes straight to registers, few of them; without dots, what is not a scalar."""
     if plan.prefetch: return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
-    return "number" in op.attributes and plan.load(op).path == "registers" and _bytes(op.result) <= MOST
+    return "number" in op.attributes and plan.load(op).path in ("registers", "posted") and _bytes(op.result) <= MOST
 
 
 def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8

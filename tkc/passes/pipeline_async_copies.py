@@ -33,7 +33,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Select
-from tkc.ir.plan import number_of
+from tkc.ir.plan import place_of
 from tkc.ir.rewrite import after, before, body_of, clone_slice, counted_slice, defining_slice, erase, known_ahead, rebuild_for, rebuild_while, replace
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
@@ -225,11 +225,11 @@ class Ring(Carried):
     def start(self, kernel: tile.Kernel) -> list[SSAValue]:
         """Before everything: a buffer for each load, and the first stage."""
         anchor = next(op for op in kernel.body.block.ops if any(inner in self.copies for inner in op.walk()))
-        for copy in sorted(self.copies, key=number_of):
-            number, t = number_of(copy), copy.buffer.type
-            if number in self.buffers: continue
-            self.buffers[number] = before(anchor, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))).result
-            self.buffers[number].name_hint = copy.buffer.name_hint or "ring"
+        for copy in sorted(self.copies, key=place_of):
+            place, t = place_of(copy), copy.buffer.type
+            if place in self.buffers: continue
+            self.buffers[place] = before(anchor, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))).result
+            self.buffers[place].name_hint = copy.buffer.name_hint or "ring"
         zero = before(anchor, tile.Constant(0, i32)).result
         return [zero, zero]
 
@@ -239,7 +239,7 @@ class Ring(Carried):
         """Stage and parity after the block; its copies are issued and waited for where they stand."""
         site: list[shared.Copy] = []
         for op in list(block.ops):
-            if site and (op.regions or op in self.copies and number_of(op) in map(number_of, site)): state, site = self._fill(site, state), []
+            if site and (op.regions or op in self.copies and place_of(op) in map(place_of, site)): state, site = self._fill(site, state), []
             if op in self.copies and isinstance(op, shared.Write): state = self._written(op, state)
             elif op in self.copies: site.append(op)
             elif op.regions: state = self.around(op, state)
@@ -250,7 +250,7 @@ class Ring(Carried):
         stage, parity = state
         self.copies.discard(write)
         alloc = write.buffer.owner
-        alloc.result.replace_all_uses_with(before(alloc, shared.Stage(self.buffers[number_of(write)], stage)).result)
+        alloc.result.replace_all_uses_with(before(alloc, shared.Stage(self.buffers[place_of(write)], stage)).result)
         erase(alloc)
         return list(after(write, threads.RingNext(stage, parity, self.stages)).results)
 
@@ -266,7 +266,7 @@ class Ring(Carried):
         for copy in copies:
             self.copies.discard(copy)
             alloc = copy.buffer.owner
-            view = before(alloc, shared.Stage(self.buffers[number_of(copy)], stage)).result
+            view = before(alloc, shared.Stage(self.buffers[place_of(copy)], stage)).result
             alloc.result.replace_all_uses_with(view)
             new = shared.CopyAsync(copy.array, copy.offsets, view, copy.extents.get_values(), copy.mask, copy.other)
             new.properties |= {k: copy.properties[k] for k in ("engine", "cut", "among", "hint", "fetch", "tf32") if k in copy.properties}

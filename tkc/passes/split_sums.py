@@ -15,7 +15,7 @@ of 64 rows each, parts may be of rows (`axis_of`), else they are of columns. Eve
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
@@ -113,10 +113,11 @@ class Split:
             case tile.Broadcast() if op.arg.type.rank == t.rank: return before(anchor, tile.Broadcast(self.narrow(op.arg, j, anchor), cut)).result
             case tile.Reshape() if vector and op.arg.type.extents == (self.whole,): return before(anchor, tile.Reshape(self.narrow(op.arg, j, anchor), cut)).result
             case tile.Load() if vector and op.mask is None and op.other is None and not any(isinstance(o.type, TileType) for o in op.offsets): return self._load(op, j, cut)
-            case _ if vector and isinstance(op, POINTWISE) and op.parent is self.dot.parent and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
-                new = op.clone({v: self.narrow(v, j, anchor) for v in op.operands})
+            case _ if vector and isinstance(op, POINTWISE) and all(v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)):
+                place = anchor if op.parent is self.dot.parent else op                          # what is known before the loop is cut there, once
+                new = op.clone({v: self.narrow(v, j, place) for v in op.operands})
                 retype(new.results[0], cut)
-                return before(anchor, new).results[0]
+                return before(place, new).results[0]
             case _: return self._part(value, j, anchor)
 
     def _axis(self, t: TileType) -> int: return self.axis if t.rank == 2 else 0
@@ -129,7 +130,7 @@ class Split:
         extents[axis] = self.width
         if j: offsets[axis] = before(op, CLASSES["add"](offsets[axis], before(op, tile.Constant(j * self.width, offsets[axis].type)).result)).result
         new = tile.Load(op.array, offsets, extents, result=cut)
-        new.attributes |= op.attributes
+        new.attributes |= op.attributes | {"part": IntegerAttr(j, i64)}
         return before(op, new).result
 
     def _part(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:

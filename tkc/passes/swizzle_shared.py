@@ -143,7 +143,7 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
     buffer.name_hint = op.result.name_hint
     copy = shared.Copy(op.array, op.offsets, buffer, op.extents.get_values())
     copy.properties["engine"] = StringAttr("tma")
-    if "number" in op.attributes: copy.attributes["number"] = op.attributes["number"]
+    copy.attributes |= {name: op.attributes[name] for name in ("number", "part") if name in op.attributes}
     if _reads_tf32(op.result): copy.properties["tf32"] = UnitAttr()
     if planned.keep: copy.properties["hint"] = StringAttr(planned.keep)
     if planned.fetch: copy.properties["fetch"] = IntegerAttr(planned.fetch, i64)

@@ -13,6 +13,8 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits
 from tkc.passes.analysis.access import argument_of
 
+BOX = 256                       # elements of a map's box along each of its dimensions
+
 
 def dense_axis(array: SSAValue) -> int:
     """The axis of an array (or view) along which neighbours are neighbours in memory: the last one that is known to be dense, the last if none is."""
@@ -32,9 +34,11 @@ def dense_of_block(op: tile.Load | tile.Store) -> int:
 
 
 def of_block(op: tile.Load) -> SharedLayout:
-    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory."""
+    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory; a single row as it is, for which panels would be as high as a swizzle's eight."""
     t, dense = op.result.type, dense_of_block(op)
-    return SharedLayout.widest(t.extents, bits(t.element), (dense, *(a for a in reversed(range(t.rank)) if a != dense)))
+    order = (dense, *(a for a in reversed(range(t.rank)) if a != dense))
+    if t.size == t.extents[dense] <= BOX: return SharedLayout(t.extents, bits(t.element), 0, order)
+    return SharedLayout.widest(t.extents, bits(t.element), order)
 
 
 def _is_part(array: SSAValue) -> bool:
@@ -52,7 +56,7 @@ def unmapped(op: tile.Load | tile.Store) -> str:
     array, inner = op.array, dense
     while array is not argument: array, inner = array.owner.array, through(array.owner, inner)
     if extents[dense] < 0 or facts.strides[inner].exact != 1: return "neither rows nor columns that are dense"
-    if len(facts.shape) > 5 or any(n > 256 for a, n in enumerate(extents) if a != dense): return "a block too large for a tensor map"
+    if len(facts.shape) > 5 or any(n > BOX for a, n in enumerate(extents) if a != dense): return "a block too large for a tensor map"
     steps = [s for a, s in enumerate(facts.strides) if a != inner]
     if facts.align % 16 or any((s.exact if s.exact is not None else s.divisor) * element % 16 for s in steps): return "rows that do not start at multiples of 16 bytes"
     if extents[dense] * element % 32: return "rows of a block narrower than a swizzle"

@@ -22,7 +22,7 @@ and the writes:
     tile.write %ring2[%t], %y                        fence async_shared;  mbarrier_arrive %full2[%t], %empty[%s], one of each warp
                                          consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
 
-Results leave by copies of their own (leaving.py).
+Numbers that the producer loads for the consumers it posts beside a stage (posts.py). Results leave by copies of their own (leaving.py).
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tkc.passes.planning.factors import running_sums
 from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Team
 from tkc.passes.simplify import sweep
-from tkc.passes.warpgroups import onward
+from tkc.passes.warpgroups import onward, posts
 from tkc.passes.warpgroups.abreast import Consumer, Producer, spans
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.claims import claim_ahead, foresee, room_left, share
@@ -80,6 +80,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if plan.queue:
         foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)], room_left(kernel, plan.programs, context.target.shared_bytes))
         for span in dict.fromkeys(common.values()): span.first, span.last = foreseen.get(span.first, span.first), foreseen.get(span.last, span.last)
+    posted = posts.post(kernel, plan)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
@@ -109,6 +110,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
+    for role in (producer, consumer): posts.share(role, posted, role is producer)
     if plan.queue: share(producer, [consumer, *converters], members)
     if members > 1 and Producer(producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}).gather(): claim_ahead(producer)
     _produce(producer.body.block, rings, maps, team)
@@ -201,7 +203,9 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, team
         ring, head = rings[_ring(copies[0])], copies[0]
         stage, parity = _state(head)
         one = before(head, tile.Constant(1, i32)).result
-        before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result), threads.MbarrierExpect(ring.full, stage, ring.bytes))
+        before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result))
+        posts.behind(head.prev_op, stage)
+        before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies: _load(copy, ring, stage, maps, team)
         if team: _drain(block, ring)
     for write in [op for op in block.walk() if _restages(op)]: erase(write)
@@ -387,9 +391,19 @@ def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, peers
         if not done: flight.pending = value; continue
         flight.dot.result.replace_all_uses_with(value)
         for ring, stage, where in flight.stages:
-            if read.get((ring.full, stage), (None, None))[1] is flight.dot: before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp"))
+            if read.get((ring.full, stage), (None, None))[1] is not flight.dot: continue
+            if ring.read: _read_by(anchor, stage)
+            before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp"))
         erase(flight.dot)
     return [f for f, done in zip(flights, ready) if not done]
+
+
+def _read_by(anchor: Operation, stage: SSAValue) -> None:
+    """What threads read of a stage they have read before the anchor, where it is given back."""
+    for read in [op for op in anchor.parent.ops if isinstance(op, shared.Read) and anchor.is_before_in_block(op) and _stage_of(op.buffer) is stage]:
+        for op in (*(op for op in defining_slice(read.operands, anchor.parent) if anchor.is_before_in_block(op)), read):
+            op.detach()
+            before(anchor, op)
 
 
 def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None) -> None:
@@ -419,11 +433,13 @@ def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
 
 def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:
     """The rings' stages that a dot under way reads."""
-    found = []
-    for factor in (dot.a, dot.b):
-        while isinstance(factor.owner, (shared.SharedTranspose, shared.SharedSlice)): factor = factor.owner.operands[0]
-        if isinstance(factor.owner, shared.Stage): found.append(factor.owner.index[0])
-    return found
+    return [stage for factor in (dot.a, dot.b) if (stage := _stage_of(factor)) is not None]
+
+
+def _stage_of(buffer: SSAValue) -> SSAValue | None:
+    """The stage of a ring that a buffer, or a view of one, shows."""
+    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)): buffer = buffer.owner.operands[0]
+    return buffer.owner.index[0] if isinstance(buffer.owner, shared.Stage) else None
 
 
 def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:
@@ -442,7 +458,8 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     for i, result in zip(indices, placeholder.results): loop.results[i].replace_all_uses_with(result)
     computed = isinstance(dots[0].a.type, TileType)
     place = _computed(dots[0]) if computed else dots[0]
-    late = isinstance(place, shared.Read)                              # behind this iteration's fence: the last one's needs another
+    beside = any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] and op not in defining_slice([dot.a for dot in dots], body) for op in body.ops)
+    late = isinstance(place, shared.Read) or beside                    # behind this iteration's fence: the last one's needs another
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
     flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way

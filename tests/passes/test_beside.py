@@ -1,0 +1,216 @@
+"""What is small and stands beside the dots of a loop: a block that a tensor map copies comes in their ring, a number by the producer's post.
+
+All values are small integers, so that sums are exact in float32 and every result has one right value.
+"""
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from xdsl.dialects import scf
+
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import traced
+from tests.passes import stages
+from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, in_steps, parses_back, role, run, survivors
+from tests.passes.test_roles import RELEASED, array, integers
+from tkc.ir import shared, threads, tile
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+from tkc.sim.mutants import mutants
+
+
+def scaled(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A scale for each row and step, and one for a whole block."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        scale = tkc.load(rows, (m, k // BK), (BM, None)).to(tkc.float32)[:, None] * flags[n // BN, k // BK]
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK)).T) * scale
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+def early(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A number is looked at before anything is waited for, in two ways; and one for each column comes with it."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc, seen = tkc.zeros((BM, BN), tkc.float32), 0
+    for k in tkc.range(0, x.shape[1], BK):
+        flag = flags[n // BN, k // BK]
+        twice, odd = flag * 2 + 1, flag % 2
+        x_, y_ = tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK))
+        more = tkc.load(rows, (n, k // BK), (BN, None)).to(tkc.float32)
+        acc = acc + tkc.dot(x_, y_.T) * twice + more[None, :] * odd
+        seen = seen + flag
+    tkc.store(c, (m, n), (acc + seen).to(c.dtype))
+
+
+def summed(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """The dot's sum goes round by itself; beside it others."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc, beside, seen = tkc.zeros((BM, BN), tkc.float32), tkc.zeros((BM,), tkc.float32), 0
+    for k in tkc.range(0, x.shape[1], BK):
+        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK)).T, acc)
+        beside = beside + tkc.load(rows, (m, k // BK), (BM, None)).to(tkc.float32)
+        seen = seen + flags[n // BN, k // BK]
+    tkc.store(c, (m, n), (acc + beside[:, None] * seen).to(c.dtype))
+
+
+def paged(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A number says where a factor lies, and what its dot is multiplied by."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        page = tkc.maximum(flags[n // BN, k // BK], 0)
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, page * BK), (BN, BK)).T) * page
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@dataclass(frozen=True)
+class Form:
+    kernel: Callable = scaled
+    block: tuple[int, int, int] = (128, 64, 32)
+    dense: int = 0                  # the axis of the rows' scales that is dense in memory
+    flag: object = tkc.float32
+    options: tuple = (("num_stages", 3), ("cluster", (1, 1)))
+
+    @property
+    def name(self) -> str: return " ".join([self.kernel.__name__, "x".join(map(str, self.block)), f"along {self.dense}", str(self.flag), *(f"{k} {v}" for k, v in self.options)])
+
+
+IN_PARTS = (("num_stages", 3), ("num_warps", 4))
+FORMS = [Form(), Form(dense=1), Form(flag=tkc.int32), Form(block=(128, 64, 32), options=IN_PARTS), Form(block=(128, 64, 32), dense=1, options=IN_PARTS), Form(block=(256, 128, 32), options=()), Form(early, flag=tkc.int32), Form(early, dense=1, flag=tkc.int32),
+         Form(summed, flag=tkc.int32), Form(summed, (64, 64, 32), flag=tkc.int32, options=(("num_stages", 3), ("roles", "pingpong"))), Form(summed, (64, 64, 32), dense=1, flag=tkc.int32, options=(("num_stages", 3), ("roles", "pingpong"))),
+         Form(paged, flag=tkc.int32), *(Form(block=(128, 128, 32), options=(("num_stages", 3), ("cluster", pair))) for pair in ((2, 1), (1, 2), (2, 2))), Form(early, flag=tkc.int32, options=(("num_stages", 3), ("queue", True))),
+         Form(summed, flag=tkc.int32, options=(("num_stages", 3), ("serpentine", True)))]
+SMALL = {"rows": FORMS[0], "number": FORMS[1], "parts": FORMS[3], "early": FORMS[6], "summed": FORMS[8], "ping-pong": FORMS[9], "cluster": FORMS[12]}
+EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
+
+
+def along(dtype, dense: int) -> ArrayArgument:
+    """A matrix whose columns are dense (0), and start at multiples of 16 bytes, or its rows, which start anywhere (1)."""
+    return ArrayArgument(dtype, ArrayFacts((Fact(),) * 2, (Fact(exact=1), Fact(8)) if dense == 0 else (Fact(), Fact(exact=1)), 16))
+
+
+@cache
+def compiled(form: Form):
+    BM, BN, BK = form.block
+    return stages.compiled(traced(form.kernel, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, form.dense), along(form.flag, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK), **dict(form.options))
+
+
+def last(form: Form): return compiled(form)[0][LAST]
+
+
+def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
+    BM, BN, BK = form.block
+    tall, steps, wide = n if form.kernel is early else m, -(-k // BK), -(-n // BN)
+    x, y = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(n, k, dtype=tkc.bfloat16, seed=1)
+    rows = integers(steps, tall, dtype=tkc.float32, seed=2).T if form.dense == 0 else integers(tall, steps, dtype=tkc.float32, seed=2)
+    flags, c = integers(wide, steps, dtype=tkc.float32, seed=3).astype(np.int32 if form.flag is tkc.int32 else np.float32), integers(m, n, dtype=tkc.float32, seed=4)
+    c[...] = np.nan
+    run(module, [x, y, rows, flags, c], (-(-m // BM), -(-n // BN), 1), **how)
+    want, each = np.zeros((m, n)), np.float64(flags).repeat(BN, axis=0)[:n]
+    for step in range(steps):
+        at = slice(step * BK, (step + 1) * BK)
+        dot, flag = np.float64(x[:, at]) @ np.float64(y[:, at]).T, each[:, step]
+        match form.kernel.__name__:
+            case "scaled": want += dot * np.float64(rows[:, step])[:, None] * flag
+            case "early": want += dot * (2 * flag + 1) + np.float64(rows[:, step]) * np.remainder(flag, 2) + flag
+            case "summed": want += dot
+            case "paged":
+                for j in range(wide):
+                    page, here = max(int(flags[j, step]), 0), slice(j * BN, (j + 1) * BN)
+                    other = np.zeros((y[here].shape[0], x[:, at].shape[1]))
+                    found = np.float64(y[here, page * BK:page * BK + other.shape[1]])
+                    other[:, :found.shape[1]] = found
+                    want[:, here] += np.float64(x[:, at]) @ other.T * page
+    if form.kernel is summed: want += np.float64(rows).sum(1)[:, None] * each.sum(1)
+    np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+@EVERY
+def test_every_level(form): at_every_level(compiled(form)[0], form, check)
+
+
+@EACH
+@STEPS
+def test_trip_counts(form, steps):
+    modules, given = compiled(form)
+    assert given.plan.stages == 3
+    in_steps(modules, form, check, steps)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (320, 8, 64)], ids=str)
+@pytest.mark.parametrize("resident", [1, 2])
+def test_ragged_shapes_and_odd_grids(form, shape, resident):
+    for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+
+
+@EACH
+def test_what_the_text_computes(form):
+    BM, BN, BK = form.block
+    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
+
+
+@assembler
+@EVERY
+def test_it_assembles_clean(form): assembles_clean(last(form))
+
+
+@EVERY
+def test_who_loads_what(form):
+    """The consumers load what the producer cannot: rows that are not dense. What stands beside the factors comes in their ring, in as many parts as it is used in; a number that says where a factor lies both look up."""
+    plan, kernel = compiled(form)[1].plan, last(form).body.block.first_op
+    producer, consumer = role(kernel, "producer"), role(kernel, "consumer")
+    posted, copied = form.kernel is not paged, form.dense == 0 and form.kernel is not paged
+    assert len(plan.rings) == 1 and Counter(load.path for load in plan.loads) == Counter({"tma": 2 + copied, "posted": posted, "registers": len(plan.loads) - 2 - copied - posted}) + Counter()
+    parts = plan.dots[0].parts[0] if any("of its rows" in said for said in compiled(form)[1].decisions) else 1
+    assert count(producer, threads.TmaLoad) == 2 + copied * parts and count(consumer, shared.Read) == copied * parts
+    numbers = [[op for op in r.walk() if isinstance(op, kind) and op.box.owner.ring.name_hint == "posted"] for r, kind in ((producer, threads.Post), (consumer, threads.Fetch))]
+    assert [len(found) for found in numbers] == [posted, posted]
+    assert all(plan.load(op).path == "registers" for op in consumer.walk() if isinstance(op, tile.Load)) and (not copied or not count(consumer, tile.Load))
+    for module in distinct(compiled(form)[0]): parses_back(module)
+
+
+OVERLAPPING = {f"drop: block_barrier in consumer{nth}" for nth in ("", ", 2")}             # arrays of one type might overlap: what is loaded is so before anything is stored. These do not
+EQUIVALENT = {"rows": RELEASED, "number": RELEASED, "early": RELEASED} | dict.fromkeys(("parts", "summed", "ping-pong"), RELEASED | OVERLAPPING)
+
+
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_every_mutant_is_found(name):
+    """One block takes three programs, so that slabs and stages are used again; of two that have turns each."""
+    form = SMALL[name]
+    BM, BN, BK = form.block
+    programs = 7 if "ping" in name else 3
+    number, missed = survivors(mutants(last(form)), *(lambda m, seed=seed, steps=steps: check(m, form, programs * BM, BN, steps * BK, seed=seed) for seed, steps in enumerate((4, 5, 7))))
+    assert number > 50 and missed <= EQUIVALENT[name], missed - EQUIVALENT[name]
+
+
+def known(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """Scales that do not change along k, in a sum of partial dots."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc, scale = tkc.zeros((BM, BN), tkc.float32), (tkc.load(rows, (m, 0), (BM, None)) * 2)[:, None] * flags[n // BN, 0]
+    for k in tkc.range(0, x.shape[1], BK):
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK)).T) * scale
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("options", [IN_PARTS, (("num_stages", 3), ("num_warps", 8))], ids=str)
+def test_what_is_known_before_the_loop_is_cut_before_it(options):
+    """No part of it is moved between threads in the loop."""
+    BM, BN, BK, m, n, k = 32 * dict(options)["num_warps"], 64, 32, 261, 70, 75
+    modules, given = stages.compiled(traced(known, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, 1), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK), **dict(options))
+    assert any("parts of its rows" in said for said in given.decisions)
+    loop = next(op for op in role(modules[LAST], "consumer").walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, threads.DotAsync) for inner in op.body.block.ops))
+    assert not count(loop, shared.Read, shared.Write, shared.Convert, threads.Barrier, tile.Load)
+    x, y = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(n, k, dtype=tkc.bfloat16, seed=1)
+    rows, flags = integers(m, 3, dtype=tkc.float32, seed=2), integers(2, 3, dtype=tkc.float32, seed=3)
+    want = np.float64(x) @ np.float64(y).T * (2 * np.float64(rows[:, :1])) * np.float64(flags[:, 0]).repeat(BN)[:n]
+    for module in distinct(modules):
+        c = integers(m, n, dtype=tkc.float32, seed=4)
+        run(module, [x, y, rows, flags, c], (-(-m // BM), -(-n // BN), 1))
+        np.testing.assert_array_equal(c, want.astype(c.dtype))
