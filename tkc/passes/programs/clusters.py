@@ -22,7 +22,7 @@ def place_in(build: Builder, shape: tuple[int, int]) -> tuple[SSAValue, SSAValue
     return (rank, rank) if 1 in shape else (build.mod(rank, shape[0]), build.floordiv(rank, shape[0]))
 
 
-class Team:
+class Multicast:
     """The blocks that share copies with this one. along: for each copy that is shared, the axes of the cluster along which it is."""
 
     def __init__(self, build: Builder, shape: tuple[int, int], along: Sequence[tuple[int, ...]]):

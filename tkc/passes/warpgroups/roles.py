@@ -43,7 +43,7 @@ from tkc.passes.analysis.values import VIEWS
 from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.planning.hopper import ROOMY
-from tkc.passes.programs.clusters import Team
+from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import onward, posts
 from tkc.passes.warpgroups.abreast import Consumer, Producer, spans
@@ -87,18 +87,18 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         before(first, op)
     alone, along = plan.cluster == (1, 1), [_along(op) for op in kernel.walk() if isinstance(op, shared.CopyAsync) and op.cut is not None]
-    team = None if alone or not along else Team(Builder(first), plan.cluster, along)
+    multicast = None if alone or not along else Multicast(Builder(first), plan.cluster, along)
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if _restages(op)]
     raw = {_ring(_origin(write)) for write in anew}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         if _ring(copies[0]) not in rings:
-            readers = CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (team.size if team else members if _ring(copies[0]) in common else 1)
+            readers = CONVERTER_WARPS if _ring(copies[0]) in raw else plan.warps * (multicast.size if multicast else members if _ring(copies[0]) in common else 1)
             rings |= dict.fromkeys(map(_ring, copies), _barriers(first, copies, 1, readers, members > 1 and _ring(copies[0]) not in common and _ring(copies[0]).type.stages < 2 * members))
     for write in anew:
         if _ring(write) not in rings: rings[_ring(write)] = _barriers(first, [write], CONVERTER_WARPS, plan.warps)
-    peers = team.mask if team else None
+    peers = multicast.mask if multicast else None
     consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
     converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
@@ -113,7 +113,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for role in (producer, consumer): posts.share(role, posted, role is producer)
     if plan.queue: share(producer, [consumer, *converters], members)
     if members > 1 and Producer(producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}).gather(): claim_ahead(producer)
-    _produce(producer.body.block, rings, maps, team)
+    _produce(producer.body.block, rings, maps, multicast)
     for role in converters: _convert(role.body.block, rings, raw)
     if members > 1: Consumer(consumer, members, common).part({ring: barriers.full for ring, barriers in rings.items()})
     _consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
@@ -197,7 +197,7 @@ def _state(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the producer
-def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, team: Team | None) -> None:
+def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, multicast: Multicast | None) -> None:
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = _group(wait)
         ring, head = rings[_ring(copies[0])], copies[0]
@@ -206,8 +206,8 @@ def _produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, team
         before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result))
         posts.behind(head.prev_op, stage)
         before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
-        for copy in copies: _load(copy, ring, stage, maps, team)
-        if team: _drain(block, ring)
+        for copy in copies: _load(copy, ring, stage, maps, multicast)
+        if multicast: _drain(block, ring)
     for write in [op for op in block.walk() if _restages(op)]: erase(write)
     _strip(block)
 
@@ -237,13 +237,13 @@ def _convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValu
     _strip(block)
 
 
-def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, team: Team | None) -> None:
+def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, multicast: Multicast | None) -> None:
     box, t, to = [max(n, 1) for n in copy.extents.get_values()], copy.buffer.type, None
     parts = [(copy.buffer, list(copy.offsets))]
     if copy.cut is not None:
         axis, fast, along, build = copy.cut.value.data, t.memory.fast, _along(copy), Builder(copy)
-        to, piece, panel = team.masks[along], t.extents[axis] // team.parts(along), t.memory.swizzle * 8 // bits(t.element)
-        share, zero = build.mul(team.part(build, along), piece), build.number(0)
+        to, piece, panel = multicast.masks[along], t.extents[axis] // multicast.parts(along), t.memory.swizzle * 8 // bits(t.element)
+        share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
         if axis != fast: sizes[fast] = min(sizes[fast], panel)                    # of rows that lie in several panels, a share is a box in each
         memory, _ = t.memory.slice([0] * t.rank, sizes)
