@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from tests.codegen.ptx import machine
 from tests.passes.kernels import context, through
 from tkc.codegen.ptx import ptxas
 from tkc.codegen.ptx.emit import emit
@@ -40,6 +41,7 @@ def parses_back(module) -> None:
 def level(module) -> int: return module.body.block.first_op.level
 def without_threads(stages: dict) -> list: return [module for module in distinct(stages) if level(module) < 4]
 def run(module, arrays, grid, **how) -> None: (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
+RAGGED = pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str)
 STEPS = pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])           # of a loop through rings of three stages: none, one, and around the number of stages
 
 
@@ -50,10 +52,23 @@ def at_every_level(modules: dict, form, check: Callable) -> None:
     check(modules[LAST], form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
 
 
-def in_steps(modules: dict, form, check: Callable, steps: int) -> None:
-    """So many steps, in programs that follow each other in a block, so that rings go on across them."""
-    BM, BN, BK = form.block
+def in_steps(compiled: tuple[dict, PassContext], form, check: Callable, steps: int, stages: int | None = 3) -> None:
+    """So many steps through rings of so many stages (None: of any), in programs that follow each other in a block, so that rings go on across them."""
+    (modules, given), (BM, BN, BK) = compiled, form.block
+    assert stages in (None, given.plan.stages)
     for seed in range(3): check(modules[LAST], form, 3 * BM, BN, steps * BK, seed=seed)
+
+
+def ragged(module, form, check: Callable, shape: tuple[int, ...]) -> None:
+    """Shapes that blocks do not fill, on grids of one block and of several."""
+    for resident in (1, 2):
+        for seed in range(2): check(module, form, *shape, seed=seed, resident=resident)
+
+
+def in_text(module, form, check: Callable) -> None:
+    """The PTX itself, on the machine of tkc.sim.ptx: ragged extents, several programs of a block, fewer steps than stages and more."""
+    BM, BN, BK = form.block
+    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(module, form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
 
 
 def count(where, *kinds) -> int: return sum(isinstance(op, kinds) for op in where.walk())

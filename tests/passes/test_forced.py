@@ -56,7 +56,7 @@ def test_a_product_is_computed_as_asked(form):
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[3], FORMS[5], FORMS[12], FORMS[13]], ids=lambda f: f.name)
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_trip_counts(form, steps): in_steps(compiled(form)[0], form, check, steps)
+def test_trip_counts(form, steps): in_steps(compiled(form), form, check, steps, None)
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[5], FORMS[8], FORMS[12], FORMS[13]], ids=lambda f: f.name)

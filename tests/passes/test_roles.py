@@ -14,7 +14,23 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context, through
-from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, in_steps, parses_back, role, run, survivors
+from tests.passes.stages import (
+    LAST,
+    RAGGED,
+    STEPS,
+    assembler,
+    assembles_clean,
+    at_every_level,
+    count,
+    distinct,
+    in_steps,
+    in_text,
+    parses_back,
+    ragged,
+    role,
+    run,
+    survivors,
+)
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -128,17 +144,12 @@ EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 
 @EACH
 @STEPS
-def test_trip_counts(form, steps):
-    modules, given = compiled(form)
-    assert given.plan.stages == 3
-    in_steps(modules, form, check, steps)
+def test_trip_counts(form, steps): in_steps(compiled(form), form, check, steps)
 
 
 @EACH
-@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str)
-@pytest.mark.parametrize("resident", [1, 2])
-def test_ragged_shapes_and_odd_grids(form, shape, resident):
-    for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+@RAGGED
+def test_ragged_shapes_and_odd_grids(form, shape): ragged(last(form), form, check, shape)
 
 
 SPELLED = [*SMALL.values(), Form((64, 64, 32), options=(("split_k", 3), ("num_stages", 2))), Form((128, 256, 64), "nt"), Form((128, 192, 64), epilogue="bias relu"), Form((16, 64, 128), "tn", options=ALONE),
@@ -146,10 +157,7 @@ SPELLED = [*SMALL.values(), Form((64, 64, 32), options=(("split_k", 3), ("num_st
 
 
 @pytest.mark.parametrize("form", SPELLED, ids=lambda f: f.name)
-def test_what_the_text_computes(form):
-    """The PTX itself, on the machine of tkc.sim.ptx: ragged extents, several programs of a block, fewer steps than stages and more."""
-    BM, BN, BK = form.block
-    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
+def test_what_the_text_computes(form): in_text(last(form), form, check)
 
 
 def test_what_lies_beyond_an_extent_is_zero():

@@ -10,11 +10,26 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context, through
-from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, in_steps, parses_back, role, run, survivors
+from tests.passes.stages import (
+    LAST,
+    RAGGED,
+    STEPS,
+    assembler,
+    assembles_clean,
+    at_every_level,
+    count,
+    distinct,
+    in_steps,
+    in_text,
+    parses_back,
+    ragged,
+    role,
+    run,
+    survivors,
+)
 from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
 from tkc.sim.mutants import mutants
@@ -103,23 +118,16 @@ def test_every_level(form): at_every_level(compiled(form)[0], form, check)
 
 @EACH
 @STEPS
-def test_trip_counts(form, steps):
-    modules, given = compiled(form)
-    assert given.plan.stages == 3
-    in_steps(modules, form, check, steps)
+def test_trip_counts(form, steps): in_steps(compiled(form), form, check, steps)
 
 
 @EACH
-@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (320, 8, 64)], ids=str)
-@pytest.mark.parametrize("resident", [1, 2])
-def test_ragged_shapes_and_odd_grids(form, shape, resident):
-    for seed in range(2): check(last(form), form, *shape, seed=seed, resident=resident)
+@RAGGED
+def test_ragged_shapes_and_odd_grids(form, shape): ragged(last(form), form, check, shape)
 
 
 @pytest.mark.parametrize("form", [*SMALL.values(), FORMS[6]], ids=lambda f: f.name)
-def test_what_the_text_computes(form):
-    BM, BN, BK = form.block
-    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
+def test_what_the_text_computes(form): in_text(last(form), form, check)
 
 
 @EVERY
