@@ -233,6 +233,30 @@ def test_scans_of_runs_mean_the_same(shape, dtype, reverse):
         np.testing.assert_array_equal(out, want)
 
 
+@tkc.jit
+def _scanned_softmax(x, out, REVERSE: tkc.constexpr, N: tkc.constexpr):
+    value = tkc.load(x, (tkc.program_id(0), 0), (1, N)).to(tkc.float32)
+    power = tkc.exp2(value - tkc.max(value, axis=1)[:, None])
+    tkc.store(out, (tkc.program_id(0), 0), (tkc.cumsum(power, axis=1, reverse=REVERSE) + tkc.sum(power, axis=1)[:, None]).to(out.dtype))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("columns, options", [(32768, {}), (4096, dict(num_warps=32)), (2048, dict(num_warps=32, persistent=True)), (1024, dict(num_warps=8))])
+@pytest.mark.parametrize("target, dtype", [("sm_90a", np.float32), ("sm_89", BF16)])
+def test_scans_of_as_many_runs_as_there_are_lanes(target, dtype, columns, options, reverse):
+    """What 32 warps come to is read by the lanes of each, one each. Powers of two, whose sums are exact."""
+    x = np.random.default_rng(0).integers(-2, 1, (2, columns)).astype(dtype)
+    out, turn = np.zeros((2, columns), np.float32), (lambda a: a[:, ::-1]) if reverse else (lambda a: a)
+    power = np.exp2(x.astype(np.float64) - x.astype(np.float64).max(axis=1, keepdims=True))
+    want = turn(np.cumsum(turn(power), 1)) + power.sum(1, keepdims=True)
+    stages = stages_of(_scanned_softmax, x, out, REVERSE=reverse, N=columns, target=target, **options)
+    for stage in "plan", "select-layouts", "swizzle-shared", "assign-registers", "PTX":
+        out[...] = 0
+        if stage == "PTX": machine.run(stages["assign-registers"], [x, out], (2, 1, 1))
+        else: run(stages[stage], [x, out], [], (2,), 0)
+        np.testing.assert_array_equal(out, want)
+
+
 # ---- reading ahead -------------------------------------------------------------------------------------------------------
 @tkc.jit
 def _total(x, y, out, N: tkc.constexpr):

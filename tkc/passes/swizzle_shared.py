@@ -498,13 +498,21 @@ def _scan(op: tile.Scan, context: PassContext) -> None:
     scan = before(op, shared.ScanTotal(kind, runs, axis + 1, typed(own), back))
     total = _through_shared(scan.total, _axis_in_registers(own, axis), op, context)
     _sums_of_runs(op, total)
-    pairs = own.expand(axis + 1).broadcast(axis + 1, count)                     # of each run, in registers: all of them
+    pairs = _beside(own, total.type.register_layout, axis)                      # of each run: all of them, where a thread has read them
     others = make(tile.Broadcast(make(tile.Reshape(total, typed(total.type.register_layout.expand(axis)))), typed(pairs)))
     nothing = make(tile.Constant(neutral(kind, element), typed(pairs)))
     earlier = make(CLASSES["gt" if back else "lt"](_numbers(pairs, axis + 1, make), _numbers(pairs, axis, make)))
     carried = make(tile.Reduce(kind, make(Select(earlier, others, nothing)), axis + 1, [typed(own)]))
     carried = make(tile.Broadcast(make(tile.Reshape(carried, typed(own.expand(axis + 1)))), runs.type))
     replace(op, [make(tile.Reshape(make(CLASSES[FUNCTION[kind]](carried, scan.result)), x.type))])
+
+
+def _beside(own: Layout, all_runs: Layout, axis: int) -> Layout:
+    """Of every run of an axis, where it is in `own`: all of them, in the registers or lanes where `all_runs` has them, along the axis behind it."""
+    mine, others = own.expand(axis + 1), all_runs.expand(axis)
+    here = tuple(d for d in others.registers if d.axis == axis + 1)
+    lanes = others.lanes if any(d.axis == axis + 1 for d in others.lanes) else mine.lanes
+    return Layout((*own.shape[:axis + 1], own.shape[axis], *own.shape[axis + 1:]), (*mine.registers, *here), lanes, mine.warps, mine.blocks)
 
 
 def _sums_of_runs(scan: tile.Scan, total: SSAValue) -> None:
