@@ -82,9 +82,9 @@ def wave(monkeypatch):
 
 
 @pytest.mark.parametrize("width, blocks, first, last", [
-    (192, 1, (), (2, 1, 0)), (192, 2, (), (2, 1, 0)), (192, 3, (2,), (1, 0)), (192, 100, (2,), (1, 0)), (250, 100, (3, 1), (2, 0)), (250, 5, (3,), (2, 1, 0)), (64, 3, (), (0,)), (1, 9, (), ())])
+    (192, 1, (), (2, 1, 0)), (192, 2, (), (2, 1, 0)), (192, 3, (2,), (1, 0)), (192, 100, (2,), (1, 0)), (250, 100, (3, 1), (2, 0)), (250, 5, (3,), (2, 1, 0)), (128, 100, (), (1, 0)), (64, 3, (), (0,)), (1, 9, (), ())])
 def test_every_second_short_one_comes_first_where_blocks_can_begin_with_them(width, blocks, first, last, wave, ran):
-    """Of three columns each, as many as there are blocks for; the others come last, the longest of them first."""
+    """Of three columns each, as many as there are blocks for, where there are more than two; the others come last, the longest of them first."""
     wave(blocks)
     check(compiled()[0]["schedule-programs"], 64 * 9, 64 * 3, width)
     short = len(first) + len(last)
