@@ -90,7 +90,7 @@ def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
     modules, checked = teams(kind, count)
     checked(modules["schedule-programs"], rows)
     number = -(-rows // count)
-    missing, order = (0, range(number)) if kind == "full" else (count * number - rows, reversed(range(number)))
+    missing, order = (0, range(number)) if kind == "full" else (count * number - rows, range(number)[::-1])
     assert ran == [place for member in range(count) for team in order if 0 <= (place := team * count + member - missing) < rows]
 
 
