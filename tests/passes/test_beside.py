@@ -12,6 +12,7 @@ import pytest
 from xdsl.dialects import scf
 
 import tkc
+from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.stages import (
@@ -221,4 +222,101 @@ def test_what_is_known_before_the_loop_is_cut_before_it(options):
     for module in distinct(modules):
         c = integers(m, n, dtype=tkc.float32, seed=4)
         run(module, [x, y, rows, flags, c], (-(-m // BM), -(-n // BN), 1))
+        np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def whole_too(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A partial dot is scaled by parts of a vector, and the whole of it is added up."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc, seen = tkc.zeros((BM, BN), tkc.float32), tkc.zeros((BM,), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        scale = tkc.load(rows, (m, k // BK), (BM, None))
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK)).T) * scale[:, None]
+        seen = seen + scale
+    tkc.store(c, (m, n), (acc + seen[:, None]).to(c.dtype))
+
+
+@pytest.mark.parametrize("options", [IN_PARTS, (("num_stages", 3), ("cluster", (2, 1)))], ids=str)
+def test_what_is_used_in_parts_and_whole(options):
+    BM, BN, BK, m, n, k = 128 if options is IN_PARTS else 256, 128, 32, 261, 70, 75
+    modules, given = stages.compiled(traced(whole_too, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK), **dict(options))
+    assert any("parts of its rows" in said for said in given.decisions)
+    x, y = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(n, k, dtype=tkc.bfloat16, seed=1)
+    rows, want = integers(3, m, dtype=tkc.float32, seed=2).T, np.zeros((m, n))
+    for step in range(3): want += (np.float64(x[:, step * BK:][:, :BK]) @ np.float64(y[:, step * BK:][:, :BK]).T + 1) * np.float64(rows[:, step])[:, None]
+    for module in distinct(modules):
+        c = integers(m, n, dtype=tkc.float32, seed=4)
+        run(module, [x, y, rows, np.zeros((1, 1), np.float32), c], (-(-m // BM), -(-n // BN), 1))
+        np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def side_by_side(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """Programs share what walks past them, and the numbers that go with it; not what is said of their own rows."""
+    m = tkc.program_id(0) * BM
+    left, acc = tkc.load(x, (m, 0), (BM, BK)), tkc.zeros((BM, BN), tkc.float32)
+    for n in tkc.range(0, y.shape[0], BN):
+        scale = tkc.load(rows, (m, n // BN), (BM, None))[:, None] * flags[m // BM, n // BN] * flags[0, n // BN]
+        acc = acc + tkc.dot(left, tkc.load(y, (n, 0), (BN, BK)).T) * scale
+    tkc.store(c, (m, 0), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("options", [(("programs", 3),), (("roles", "abreast"),)], ids=str)
+def test_side_by_side_each_program_has_its_own(options):
+    BM, BN, BK, m, steps = 64, 64, 32, 300, 3
+    modules, given = stages.compiled(traced(side_by_side, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK), **dict(options))
+    assert given.plan.roles == "abreast" and Counter(load.path for load in given.plan.loads) == {"tma": 2, "registers": 2, "posted": 1}
+    x, y = integers(m, BK, dtype=tkc.bfloat16, seed=0), integers(steps * BN, BK, dtype=tkc.bfloat16, seed=1)
+    rows, flags, want = integers(steps, m, dtype=tkc.float32, seed=2).T, integers(5, steps, dtype=tkc.float32, seed=3), np.zeros((m, BN))
+    for i in range(steps): want += np.float64(x) @ np.float64(y[i * BN:][:BN]).T * np.float64(rows[:, i] * flags[:, i].repeat(BM)[:m] * flags[0, i])[:, None]
+    for seed in range(2):
+        c = integers(m, BN, dtype=tkc.float32, seed=4)
+        run(modules[LAST], [x, y, rows, flags, c], (5, 1, 1), seed=seed)
+        np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def columns(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A scale for each column."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (n, k), (BN, BK)).T) * tkc.load(rows, (n, k // BK), (BN, None)).to(tkc.float32)[None, :]
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("BN, dtype", [(24, tkc.float32), (32, tkc.bfloat16), (160, tkc.bfloat16), (224, tkc.float32)], ids=str)
+def test_a_stage_begins_where_a_map_may_write(BN, dtype):
+    """Few bytes a stage, of which the next one's place is no multiple of 128; whole and in parts."""
+    BM, BK, m, n, k = 64, 32, 70, 300, 40
+    modules, given = stages.compiled(traced(columns, array(tkc.bfloat16), array(tkc.bfloat16), along(dtype, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK))
+    assert [load.path for load in given.plan.loads] == ["tma"] * 3
+    x, y, rows = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(n, k, dtype=tkc.bfloat16, seed=1), integers(2, n, dtype=dtype, seed=2).T
+    want = sum(np.float64(x[:, i * BK:][:, :BK]) @ np.float64(y[:, i * BK:][:, :BK]).T * np.float64(rows[:, i]) for i in range(2))
+    for run_, how in ((run, dict(seed=0)), (machine.run, dict(resident=1))):
+        c = integers(m, n, dtype=tkc.float32, seed=4)
+        run_(modules[LAST], [x, y, rows, np.zeros((1, 1), np.float32), c], (-(-m // BM), -(-n // BN), 1), **how)
+        np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def computed(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, BLOCKS: tkc.constexpr):
+    """A left factor made of two things that its stage brings: the second one is read when the dot before is over."""
+    m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, y.shape[1], BK):
+        scale = tkc.load(rows, (m, k), (BM, BK)) if BLOCKS else tkc.load(rows, (m, k // BK), (BM, None))[:, None]
+        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)).to(tkc.bfloat16) * scale.to(tkc.bfloat16), tkc.load(y, (n, k), (BN, BK)).T, acc)
+    tkc.store(c, (m, n), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_what_is_read_late_is_read_before_its_stage_is_given_back(blocks):
+    BM, BN, BK, m, n, k = 128, 64, 64, 140, 64, 4 * 64
+    bytes_ = ArrayArgument(tkc.int8, ArrayFacts((Fact(),) * 2, (Fact(16), Fact(exact=1)), 16))
+    modules, given = stages.compiled(traced(computed, bytes_, array(tkc.bfloat16), bytes_ if blocks else along(tkc.float32, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK, BLOCKS=blocks), num_stages=3)
+    assert [load.path for load in given.plan.loads] == ["tma"] * 3
+    x, y = integers(m, k, dtype=tkc.bfloat16, seed=0).astype(np.int8), integers(n, k, dtype=tkc.bfloat16, seed=1)
+    rows = integers(m, k, dtype=tkc.bfloat16, seed=2).astype(np.int8) if blocks else integers(4, m, dtype=tkc.float32, seed=2).T
+    want = np.float64(x) * np.float64(rows if blocks else rows.repeat(BK, axis=1)) @ np.float64(y).T
+    for seed in range(2):
+        c = integers(m, n, dtype=tkc.float32, seed=4)
+        run(modules[LAST], [x, y, rows, np.zeros((1, 1), np.float32), c], (2, 1, 1), seed=seed, resident=1)
         np.testing.assert_array_equal(c, want.astype(c.dtype))

@@ -131,7 +131,7 @@ def number_of(op) -> int | None:
 
 
 def place_of(op) -> tuple[int, int]:
-    """The number of a load, and which part of the block it loads that the plan knows as one (split-sums cuts them)."""
+    """The number of a load, and which part it loads of the block that the plan knows as one, from 1 on (split-sums cuts them); 0 is the whole, which something else may use."""
     return number_of(op), op.attributes["part"].value.data if "part" in op.attributes else 0
 
 

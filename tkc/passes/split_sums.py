@@ -130,7 +130,7 @@ class Split:
         extents[axis] = self.width
         if j: offsets[axis] = before(op, CLASSES["add"](offsets[axis], before(op, tile.Constant(j * self.width, offsets[axis].type)).result)).result
         new = tile.Load(op.array, offsets, extents, result=cut)
-        new.attributes |= op.attributes | {"part": IntegerAttr(j, i64)}
+        new.attributes |= op.attributes | {"part": IntegerAttr(j + 1, i64)}
         return before(op, new).result
 
     def _part(self, value: SSAValue, j: int, anchor: Operation) -> SSAValue:

@@ -14,6 +14,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes.analysis.access import argument_of
 
 BOX = 256                       # elements of a map's box along each of its dimensions
+PLACE = 128                     # and it lands at a multiple of so many bytes of shared memory
 
 
 def dense_axis(array: SSAValue) -> int:
@@ -34,10 +35,11 @@ def dense_of_block(op: tile.Load | tile.Store) -> int:
 
 
 def of_block(op: tile.Load) -> SharedLayout:
-    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory; a single row as it is, for which panels would be as high as a swizzle's eight."""
+    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory; a single row as it is, for which panels would be as high as a swizzle's eight,
+    and behind it what the next stage's place asks for."""
     t, dense = op.result.type, dense_of_block(op)
     order = (dense, *(a for a in reversed(range(t.rank)) if a != dense))
-    if t.size == t.extents[dense] <= BOX: return SharedLayout(t.extents, bits(t.element), 0, order)
+    if t.size == t.extents[dense] <= BOX: return SharedLayout(t.extents, bits(t.element), 0, order, -t.bytes % PLACE)
     return SharedLayout.widest(t.extents, bits(t.element), order)
 
 

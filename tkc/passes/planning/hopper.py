@@ -30,7 +30,7 @@ from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, unchanged
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
@@ -110,7 +110,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     relax = plan.relax
     if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
     rings = _rings(dots, restaged, late, options)
-    posted = _beside(loops[0], rings, context.overlaps) if not restaged else {}
+    posted = _beside(loops[0], rings, members > 1, context.overlaps) if not restaged else {}
     claimed = members > 1 or options.queue and options.cluster is None              # blocks of a cluster take their programs together
     cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
@@ -296,14 +296,15 @@ def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]
     return rings + [[load] for load in restaged]
 
 
-def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], overlaps) -> dict[tile.Load, int]:
+def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overlaps) -> dict[tile.Load, int]:
     """Adds to the ring of a loop's factors what is small and stands beside their dots, where a tensor map can copy it. The numbers that the producer can post there, and which ring it is: those that
-    say where a factor lies it needs itself, an iteration earlier. (Registers would wait for memory, and what an address takes to work out stood between the dots. Measured on an H200, float8 with a
+    say where a factor lies it needs itself, an iteration earlier. What programs side by side share is what does not depend on axis 0. (Registers would wait for memory, and what an address takes to work out stood between the dots. Measured on an H200, float8 with a
     scale for each 1 x 128 of a and 128 x 128 of b, 8192³, blocks of 256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the ring, 1198 with b's number posted.)"""
     inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
     if len(inner) != 1: return {}
     (number,), ring = inner, rings[inner[0]]
-    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None]
+    apart = lambda op: abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
+    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None and not apart(op)]
     ring += [op for op in loads if isinstance(op.result.type, TileType) and op.result.type.bytes <= SMALL and not unmapped(op)]
     numbers = [op for op in loads if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32 and following(op, loop.body.block.ops).isdisjoint(ring)]
     return dict.fromkeys(numbers[:NUMBERS], number)
@@ -340,7 +341,9 @@ def _fetched(load: tile.Load) -> int:
     return LINE if extents[axis] * bits(load.result.type.element) <= 2 * 8 * LINE and beside else 0
 
 
-def _bytes(ring: list[tile.Load]) -> int: return sum(load.result.type.bytes for load in ring)
+def _bytes(ring: list[tile.Load]) -> int:
+    """Of a stage."""
+    return sum(SharedType(1, t.extents, t.element, of_block(load)).bytes for load in ring for t in [load.result.type])
 
 
 def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:

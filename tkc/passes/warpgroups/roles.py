@@ -458,8 +458,8 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     for i, result in zip(indices, placeholder.results): loop.results[i].replace_all_uses_with(result)
     computed = isinstance(dots[0].a.type, TileType)
     place = _computed(dots[0]) if computed else dots[0]
-    beside = any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] and op not in defining_slice([dot.a for dot in dots], body) for op in body.ops)
-    late = isinstance(place, shared.Read) or beside                    # behind this iteration's fence: the last one's needs another
+    early = [op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)]
+    late = isinstance(place, shared.Read) or any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] and op not in early for op in body.ops)     # behind this iteration's fence: the last one's needs another
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
     flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way
