@@ -59,6 +59,16 @@ def quantized(give: Give, rows: bool):
     return scales, kernels.dequantize(q, scales, "float32")
 
 
+def scaled(give: Give):
+    from tkc import kernels
+    a, w, bias = give((130, 300)), give((72, 300), seed=1), give((72,), seed=2)
+    (x, sx), (y, sy), (z, sz) = kernels.quantize_blocks(a), kernels.quantize_blocks(w, 128), kernels.quantize_rows(w, "int8")
+    yield sx, sy, kernels.scaled_matmul(x, y.T, sx, sy.T, bias, "silu"), kernels.scaled_matmul(y, x.T, sy, sx.T)
+    (x, sx), (y, sy) = kernels.quantize_rows(a, "float8_e5m2"), kernels.quantize(w)
+    yield from (kernels.scaled_matmul(x, y.T, sx, sy, exact=exact) for exact in (True, False))
+    yield kernels.scaled_matmul(kernels.quantize(a, "int8")[0], z.T, kernels.quantize(a, "int8")[1], sz)
+
+
 def products(give: Give):
     from tkc import kernels
     for dtype in ("bfloat16", "float32"):
@@ -95,6 +105,7 @@ def library() -> dict[str, Callable[[Give], object]]:
         "cumsum": lambda g: (t.cumsum(g((5, 31))), t.cumsum(g((2, 8193)), reverse=True)), "sum": lambda g: t.sum(g((7, 1025))), "topk": lambda g: t.topk(g((3, 1025)), 7), "histogram": lambda g: t.histogram(g((4097,)), 10, -3.0, 3.0),
         "transpose": lambda g: t.transpose(g((65, 131))), "embedding": lambda g: t.embedding(g((50, 70)), g((3, 33), "int64", 1, low=0, high=50)),
         "embedding_backward": lambda g: t.embedding_backward(g((3, 33, 70)), g((3, 33), "int64", 1, low=0, high=50), 50), "matmul": lambda g: tuple(products(g)), "grouped_matmul + grouped_outer": experts,
+        "scaled_matmul + quantize_blocks": lambda g: tuple(scaled(g)),
         "attention": lambda g: tuple(attentions(g)), "attention_decode": lambda g: t.attention_decode(g((2, 4, 1, 64), "bfloat16"), *(g((2, 2, 600, 64), "bfloat16", i) for i in (1, 2)), g((2,), "int32", 3, low=1, high=600)),
     }
 

@@ -112,7 +112,7 @@ CASES = {
 # float32 in and out, where our algorithm is another one: exp2 of a product that is rounded, erf by a polynomial, a gradient from a row's log-sum-exp; and sums of 8192 numbers, which the CPU adds to
 # its lanes one after the other (threads of a GPU meet in a tree, as NumPy's sums do). Beside bfloat16's rounding that is nothing.
 LOOSER = {"softmax": 1.3, "log_softmax": 1.2, "cross_entropy": 1.2, "cross_entropy_backward": 1.5, "gelu": 1.25, "gelu tanh": 1.25, "gelu_backward": 1.2, "geglu": 1.2, "attention": 1.2, "rms_norm": 1.2, "sum": 3.5}
-EXACT = {"add_rms_norm", "attention_decode", "cross_entropy_", "dropout", "embedding", "geglu_backward", "histogram", "quantize", "quantize_rows", "topk", "transpose", "adam_", "grouped_matmul", "grouped_outer"}        # they round nothing, or are the kernels above
+EXACT = {"add_rms_norm", "attention_decode", "cross_entropy_", "dropout", "embedding", "geglu_backward", "histogram", "quantize", "quantize_blocks", "quantize_rows", "scaled_matmul", "topk", "transpose", "adam_", "grouped_matmul", "grouped_outer"}        # they round nothing, or are the kernels above
 
 
 def rms(got, truth) -> float: return float(np.sqrt(np.mean((double(got) - truth) ** 2)))

@@ -18,15 +18,16 @@ from tkc.kernels.matmul import matmul
 from tkc.kernels.movement import embedding, embedding_backward, transpose
 from tkc.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from tkc.kernels.optimizers import adam_
-from tkc.kernels.quantize import dequantize, quantize, quantize_rows
+from tkc.kernels.quantize import dequantize, quantize, quantize_blocks, quantize_rows
 from tkc.kernels.rotary import rotary
+from tkc.kernels.scaled import scaled_matmul
 from tkc.kernels.scans import cumsum, sum
 from tkc.kernels.selection import histogram, topk
 from tkc.kernels.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 __all__ = """adam_ add_layer_norm add_rms_norm attention attention_decode cross_entropy cross_entropy_ cross_entropy_backward cumsum dequantize dropout embedding embedding_backward geglu
-    geglu_backward gelu gelu_backward grouped_matmul grouped_outer histogram layer_norm layer_norm_backward log_softmax log_softmax_backward matmul quantize quantize_rows rms_norm rms_norm_backward rotary
-    silu silu_backward softmax softmax_backward sum swiglu swiglu_backward topk transpose""".split()
+    geglu_backward gelu gelu_backward grouped_matmul grouped_outer histogram layer_norm layer_norm_backward log_softmax log_softmax_backward matmul quantize quantize_blocks quantize_rows rms_norm
+    rms_norm_backward rotary scaled_matmul silu silu_backward softmax softmax_backward sum swiglu swiglu_backward topk transpose""".split()
 
 if "torch" in sys.modules:                      # so that torch.compile meets ops that are registered
     from tkc.kernels import torch_ops

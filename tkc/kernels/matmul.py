@@ -236,7 +236,7 @@ def _unaligned(x: Array) -> bool:
     return dense != 1 or pitch * BYTES[dtype_of(x)] % 16 != 0 or _address(x) % 16 != 0
 
 
-def _narrow(c: Array) -> bool:
+def narrow(c: Array) -> bool:
     """Whether rows of a result on a GPU do not start at multiples of two elements."""
     return not _host(c) and strides_of(c)[1] == 1 < min(*c.shape, strides_of(c)[0]) and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
 
@@ -248,6 +248,20 @@ def _pitch(x: Array) -> tuple[int, int]: return strides_of(x)[::-1] if _turned(x
 def _unfit(x: Array, inner: int) -> bool:
     """Whether Hopper's engines do not take a factor on a GPU as it lies: for its rows, or because it has 8 bits and another axis is dense than `inner`, along which sums run."""
     return not _host(x) and (_unaligned(x) or BYTES[dtype_of(x)] == 1 and _turned(x) == inner and min(x.shape) > 1)
+
+
+def _odd(a: Array, b: Array) -> list[bool]:
+    """Which of two factors are worth a copy that Hopper's engines take as it lies."""
+    (m, k), n = a.shape, b.shape[1]
+    return [shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner) for x, shared, inner in ((a, n, 1), (b, m, 0))]
+
+
+def fitting(a: Array, b: Array) -> list[Array]:
+    """Two factors, or where it is worth while copies that Hopper's engines take as they lie, made in one launch."""
+    odd = _odd(a, b)
+    given = [(x, _columns(x, inner)) for x, o, inner in zip((a, b), odd, (1, 0)) if o]
+    made = iter(_copier(*zip(*given))(*(x for x, _ in given))) if given else iter(())
+    return [next(made) if o else x for x, o in zip((a, b), odd)]
 
 
 def _columns(x: Array, inner: int) -> bool:
@@ -333,10 +347,10 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
             then = _way(b.T, a.T, None, activation, c.T)
             return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
         if m == 1 and (then := _vectors(b, n, k, activation)): return then
-    odd = [shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner) for x, shared, inner in ((a, n, 1), (b, m, 0))]
+    odd = _odd(a, b)
     columns = [_columns(a, 1), _columns(b, 0)]
     few = _floats(a) and _few(m, n, k)
-    if not few and _narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
+    if not few and narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
         then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
     if not any(odd) and not few: return _whole(a, b, bias, activation, c)

@@ -1,4 +1,4 @@
-"""Quantization to float8 (e4m3, e5m2) and int8, with one scale a tensor or one a row.
+"""Quantization to float8 (e4m3, e5m2) and int8, with one scale a tensor, one a row or one a block.
 
     scale = max |x| / most,   q = round(x / scale)              most: 448 for e4m3, 57344 for e5m2, 127 for int8
     dequantized = q scale
@@ -8,11 +8,12 @@ Where everything is 0 the scale is 1, so that nothing is divided by 0. Rounding 
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, floats, matrix, zeros
-from tkc.kernels.blocks import row_block, strip
+from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, flat, floats, library, matrix, power, zeros
+from tkc.kernels.blocks import ELEMENTS, row_block, strip
 from tkc.kernels.operator import operator
 
 MOST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
+LARGEST = 1 << 14                               # elements of a block with a scale of its own: they stay in a program's registers
 
 
 def _rounded(values, out):
@@ -27,6 +28,17 @@ def _quantize_rows(x, out, scales, MOST: tkc.constexpr, ROWS: tkc.constexpr, COL
     top = tkc.max(tkc.abs(values), axis=1)
     tkc.store(scales, (row,), tkc.where(top > 0, top * (1 / MOST), 1))
     tkc.store(out, (row, 0), _rounded(values * tkc.where(top > 0, MOST / top, 1)[:, None], out))
+
+
+@tkc.jit
+def _quantize_blocks(x, out, scales, MOST: tkc.constexpr, WHOLE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+    """A scale for the whole of a program's block, or for each row of it."""
+    i, j = tkc.program_id(0), tkc.program_id(1)
+    values = tkc.load(x, (i * ROWS, j * COLUMNS), (ROWS, COLUMNS)).to(tkc.float32)
+    top = tkc.max(tkc.abs(values), axis=1)[:, None]
+    if WHOLE: top = tkc.max(top, axis=0)[None, :]
+    tkc.store(scales, (i if WHOLE else i * ROWS, j), tkc.where(top > 0, top * (1 / MOST), 1))
+    tkc.store(out, (i * ROWS, j * COLUMNS), _rounded(values * tkc.where(top > 0, MOST / top, 1), out))
 
 
 @tkc.jit
@@ -78,6 +90,24 @@ def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
     values, target = matrix(contiguous(x)), matrix(out)
     rows, block = row_block(*values.shape)
     _quantize_rows[tkc.cdiv(values.shape[0], rows)](values, target, flat(scales), MOST=most, ROWS=rows, COLUMNS=block)
+
+
+@operator
+def quantize_blocks(x: Array, rows: int = 1, columns: int = 128, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
+    """Each block of rows x columns of a matrix [M, N] by its own scale: the numbers, and the scales, float32 of shape [ceil(M / rows), ceil(N / columns)]; powers of two, with at most 16384 elements in a block.
+    Scales of one row (rows=1) have dense columns, each from a multiple of 16 bytes (as scaled_matmul and cuBLAS like them; jax, which has no strides, sees an array like others); those of several have dense rows.
+    Raises LaunchError for another dtype, rank or block."""
+    most = _most(dtype)
+    floats(x)
+    if len(x.shape) != 2: raise tkc.LaunchError(f"quantize_blocks takes a matrix, got {list(x.shape)}; reshape it")
+    if any(n < 1 or n != power(n) for n in (rows, columns)) or rows * columns > LARGEST: raise tkc.LaunchError(f"quantize_blocks: rows and columns are powers of two, {LARGEST} elements at most, got {rows} x {columns}; take 1 x 128 or 128 x 128")
+    (m, n), down, across = x.shape, tkc.cdiv(x.shape[0], rows), tkc.cdiv(x.shape[1], columns)
+    out = empty(x, dtype=dtype)
+    scales = empty(x, (down, across), "float32") if rows > 1 else empty(x, (across, m if library(x) == "jax" else tkc.cdiv(m, 4) * 4), "float32")[:, :m].swapaxes(0, 1)
+    yield out, scales
+    if 0 in (m, n): return
+    height = rows if rows > 1 else max(1, min(power(m), ELEMENTS // columns))
+    _quantize_blocks[tkc.cdiv(m, height), across](x, out, scales, MOST=most, WHOLE=rows > 1, ROWS=height, COLUMNS=columns)
 
 
 @operator
