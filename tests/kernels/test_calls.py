@@ -166,7 +166,7 @@ CALLS = {
     "histogram": lambda s: kernels.histogram(randn(3, 3000, seed=s), 16),
     "quantize": lambda s: kernels.quantize(randn(3, 65, seed=s), "int8"),
     "quantize_rows": lambda s: kernels.quantize_rows(randn(3, 65, seed=s), "int8"),
-    "quantize_blocks": lambda s: kernels.quantize_blocks(randn(9, 265, seed=s)),
+    "quantize_blocks": lambda s: kernels.quantize_blocks(randn(9, 265, seed=s), dtype="int8"),
     "scaled_matmul": lambda s: kernels.scaled_matmul(randn(33, 65, seed=s).to(torch.float8_e4m3fn), randn(17, 65, seed=s + 1).to(torch.float8_e4m3fn).T, randn(33, seed=s), randn(1, seed=s)[0], randn(17, seed=s), "relu"),
     "scaled_matmul of blocks": lambda s: kernels.scaled_matmul(randn(33, 265, seed=s).to(torch.float8_e4m3fn), randn(265, 17, seed=s + 1).to(torch.float8_e5m2), randn(3, 33, seed=s).T, randn(3, 1, seed=s)),
     "rotary": lambda s: kernels.rotary(randn(2, 5, 3, 16, seed=s), randn(7, 8), randn(7, 8, seed=1)),

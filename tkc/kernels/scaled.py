@@ -27,12 +27,14 @@ def _configs(args: dict) -> list[tkc.Config]:
     (m, n), k, shared = args["c"].shape, args["a"].shape[1], (args.get("ROWS"), args.get("COLUMNS"))
     high, wide = (BLOCK if of == BLOCK else 256 for of in shared)
     if shared == (1, 1): wide = 192                                                 # 128 x 256 have no registers for scales of rows and of columns
-    least = min(BLOCK * 192, high * wide) if m * n >= 2 * PROGRAMS * BLOCK * 256 else 0     # in two waves of them large blocks were the fastest measured, and the model has small ones two percent before them
-    line = min(BLOCK, max(64, power(k)))
-    tiles = [(bm, bn) for bm, bn in (*(THIN if m <= 32 else ()), *TILES) if bm <= min(high, max(64, power(m))) and bn <= min(wide, max(64, power(n))) and bm * bn >= least]
-    host = min(high, power(m)), min(BLOCK, power(n))
-    more = lambda bm, bn: ({"retain": True} if m <= BESIDE * bm else {}) | ({"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {})            # of two warps before sm_89, columns' scales have no registers
-    return [tkc.Config(BM=bm, BN=bn, BK=line, **more(bm, bn)) for bm, bn in dict.fromkeys([host, *tiles])]
+    line, host = min(BLOCK, max(64, power(k))), (min(BLOCK, power(m)), min(BLOCK, power(n)))
+    tiles = [(bm, bn) for bm, bn in (*(THIN if m <= 32 else ()), *TILES) if bm <= min(high, max(64, power(m))) and bn <= min(wide, max(64, power(n)))]
+
+    def options(bm: int, bn: int) -> dict:
+        retain = {"retain": True} if m <= BESIDE * bm else {}                       # few blocks have all rows, which stand side by side: b need not displace what others have in the cache
+        alone = {"programs": 1} if m * n >= 2 * PROGRAMS * BLOCK * 256 else {}      # in two waves of them 128 x 256 are the fastest measured; the model has small ones, two beside each other, two percent before
+        return retain | alone | ({"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {})             # two warps have no registers for scales of columns before sm_89
+    return [tkc.Config(BM=bm, BN=bn, BK=line, **options(bm, bn)) for bm, bn in dict.fromkeys([host, *tiles])]
 
 
 def _grid(args: dict) -> tuple[int, int]: return tkc.cdiv(args["c"].shape[0], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
