@@ -29,13 +29,13 @@ E4, E5 = tkc.float8_e4m3, tkc.float8_e5m2
 def product(a, b, sa, sb, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, FORM: tkc.constexpr, PRECISION: tkc.constexpr = "ieee"):
     """FORM: "fast" or "exact" sums; "b.T": b is [N, K]; scales "per-row", "blocks" (1 x 128 of a, 128 x 128 of b) or "vectors" (1 x 128 of both)."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
-    acc = tkc.zeros((BM, BN), tkc.int32 if a.dtype.is_int else tkc.float32)
+    acc = tkc.zeros((BM, BN), tkc.int32 if a.dtype.is_int and "blocks" not in FORM else tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
         x = tkc.load(a, (m, k), (BM, BK))
         y = tkc.load(b, (n, k), (BN, BK)).T if "b.T" in FORM else tkc.load(b, (k, n), (BK, BN))
         if "blocks" in FORM:
             scale = tkc.load(sa, (m, k // 128), (BM, None))[:, None] * tkc.load(sb, (n // 128, k // 128), (None, None))
-            acc = acc + tkc.dot(x, y) * scale
+            acc = acc + tkc.dot(x, y).to(acc.dtype) * scale
         elif "vectors" in FORM: acc = acc + tkc.dot(x, y) * tkc.load(sa, (m, k // 128), (BM, None))[:, None] * tkc.load(sb, (n, k // 128), (BN, None))[None, :]
         elif "exact" in FORM: acc = acc + tkc.dot(x, y)
         else: acc = tkc.dot(x, y, acc, precision=PRECISION)
@@ -78,6 +78,7 @@ CASES = [
     Case(E4, E4, form="fast per-row b.T", out=tkc.float32), Case(E4, E4, form="fast per-row b.T"), Case(E4, E4, form="blocks b.T"), Case(E4, E4, form="vectors b.T"), Case(E4, E4, (128, 128, 128), "blocks", "b", options=ALONE),
     Case(tkc.bfloat16, tkc.bfloat16, HALF, "exact"),
     Case(tkc.int8, tkc.int8, out=tkc.int32), Case(tkc.int8, tkc.int8, (128, 256, 128), "fast per-row b.T", out=tkc.float32), Case(tkc.uint8, tkc.uint8, (64, 128, 64), "fast per-row", "b", options=ALONE),
+    *(Case(tkc.int8, tkc.int8, block, "blocks b.T", out=tkc.float32) for block in ((128, 128, 128), (256, 128, 128))),
     *(Case(tkc.float32, tkc.float32, block, "fast b.T", out=tkc.float32, precision="tf32", options=options) for block, options in (((128, 128, 32), ()), ((128, 256, 32), ALONE), ((64, 64, 64), ALONE))),
     *(Case(tkc.float32, tkc.float32, block, form, turned, tkc.float32, "tf32", options) for block, form, turned, options in (((128, 128, 32), "fast", "", ()), ((256, 128, 32), "fast", "", ALONE), ((128, 64, 32), "fast b.T", "a", ALONE), ((64, 64, 32), "fast", "", ALONE))),
 ]

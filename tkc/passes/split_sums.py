@@ -75,7 +75,7 @@ class Split:
     def run(self) -> None:
         loop: scf.ForOp = self.dot.parent_op()
         body, index, count = loop.body.block, self.chain[-1].results[0].first_use.index, len(loop.iter_args)
-        carried, whole = body.args[1 + index], self.dot.result.type
+        carried = body.args[1 + index]
         loop = rebuild_for(loop, range(count), [self.narrow(loop.iter_args[index], j, loop) for j in range(self.parts)])
         for j, argument in enumerate(body.args[-self.parts:]): self.narrow_of[carried, j] = argument
         last = self.chain[-1]
@@ -84,7 +84,7 @@ class Split:
         ends = [self.narrow(last.results[0], j, last) for j in range(self.parts)]
         body.last_op.operands = [*(carried if i == index else v for i, v in enumerate(body.last_op.operands)), *ends]
         for op in reversed([self.dot, *self.chain]): erase(op)
-        joined = after(loop, tile.Concat(list(loop.results[-self.parts:]), self.axis, whole)).result
+        joined = after(loop, tile.Concat(list(loop.results[-self.parts:]), self.axis, carried.type)).result
         loop.results[index].replace_all_uses_with(joined)
         rebuild_for(loop, [i for i in range(count + self.parts) if i != index])
 
