@@ -172,11 +172,11 @@ def chosen(m, n, k, way, exact=True, target="sm_90a", order="F", dtype="e4m3", b
     return choice, lambda: kernel.kernel.compile(*given, ACTIVATION=activation, **more, **dict(choice.config.items), target=target)
 
 
-@pytest.mark.parametrize("m, n, k, way, exact, block", [(8192, 8192, 8192, "whole", False, (128, 256)), (8192, 8192, 8192, "rows", True, (128, 256)), (4096, 4096, 4096, "rows of one", False, (128, 256)),
+@pytest.mark.parametrize("m, n, k, way, exact, block", [(8192, 8192, 8192, "whole", False, (128, 128)), (8192, 8192, 8192, "rows", True, (128, 256)), (4096, 4096, 4096, "rows of one", False, (128, 128)),
                                                         (8192, 8192, 8192, "blocks", True, (256, 128)), (8192, 14336, 4096, "blocks", True, (256, 128)), (8192, 8192, 8192, "wide blocks", True, (128, 128)),
                                                         (8192, 8192, 8192, "narrow blocks", True, (256, 128)), (64, 8192, 8192, "blocks", True, (64, 64)), (64, 8192, 8192, "whole", False, (64, 64))])
 def test_choices_on_hopper(m, n, k, way, exact, block):
-    """The blocks that were the fastest measured (benchmarks/product_types.py); their kernels are the tensor core's, with an epilogue too."""
+    """The blocks that were the fastest measured (benchmarks/product_types.py, history.md); their kernels are the tensor core's, with an epilogue too."""
     choice, make = chosen(m, n, k, way, exact)
     assert (choice.config.constants["BM"], choice.config.constants["BN"]) == block and choice.source == "model"
     for compiled in (make(), chosen(m, n, k, way, exact, bias=f"bf16[{n}]", activation="gelu")[1]()):

@@ -13,7 +13,7 @@ import math
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power
-from tkc.kernels.matmul import ACTIVATIONS, BESIDE, PROGRAMS, fitting, narrow, summed
+from tkc.kernels.matmul import ACTIVATIONS, BESIDE, fitting, narrow, summed
 from tkc.kernels.operator import operator
 
 BLOCK = 128                                     # of k, and of rows or columns, that share a scale
@@ -32,8 +32,7 @@ def _configs(args: dict) -> list[tkc.Config]:
 
     def options(bm: int, bn: int) -> dict:
         retain = {"retain": True} if m <= BESIDE * bm else {}                       # few blocks have all rows, which stand side by side: b need not displace what others have in the cache
-        alone = {"programs": 1} if m * n >= 2 * PROGRAMS * BLOCK * 256 else {}      # in two waves of them 128 x 256 are the fastest measured; the model has small ones, two beside each other, two percent before
-        return retain | alone | ({"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {})             # two warps have no registers for scales of columns before sm_89
+        return retain | ({"num_warps": 4} if (shared[1], bm, bn) == (1, 64, 64) else {})             # two warps have no registers for scales of columns before sm_89
     return [tkc.Config(BM=bm, BN=bn, BK=line, **options(bm, bn)) for bm, bn in dict.fromkeys([host, *tiles])]
 
 
