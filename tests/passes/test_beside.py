@@ -320,3 +320,36 @@ def test_what_is_read_late_is_read_before_its_stage_is_given_back(blocks):
         c = integers(m, n, dtype=tkc.float32, seed=4)
         run(modules[LAST], [x, y, rows, np.zeros((1, 1), np.float32), c], (2, 1, 1), seed=seed, resident=1)
         np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def written(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, WHAT: tkc.constexpr):
+    """A program writes what its loop loads: scales or a number, before the loop or behind it, or a factor, before its loop or in it."""
+    m, acc = tkc.program_id(0) * BM, tkc.zeros((BM, BN), tkc.float32)
+    if WHAT == "factor":
+        for k in tkc.range(0, x.shape[1], BK): tkc.store(x, (m, k), tkc.full((BM, BK), 2, x.dtype))
+    if WHAT == "scales":
+        for k in tkc.range(0, 3): tkc.store(rows, (m, k), tkc.full((BM, 1), 3, tkc.float32))
+    if WHAT == "number": tkc.store(flags, (m // BM, 0), tkc.full((1, 4), 3, tkc.float32))
+    for k in tkc.range(0, x.shape[1], BK):
+        scale = tkc.load(rows, (m, k // BK), (BM, None))[:, None] * flags[m // BM, k // BK]
+        acc = acc + tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(y, (0, k), (BN, BK)).T) * scale
+        if WHAT == "factor inside": tkc.store(x, (m, k + BK), tkc.full((BM, BK), 2, x.dtype))
+    tkc.store(c, (m, 0), acc.to(c.dtype))
+    if WHAT == "behind":
+        tkc.store(rows, (m, 0), tkc.sum(acc, 1)[:, None])
+        tkc.store(flags, (m // BM, 0), tkc.full((1, 4), 3, tkc.float32))
+
+
+@pytest.mark.parametrize("what, roles, paths", [("nothing", "cooperative", "posted tma tma tma"), ("scales", "cooperative", "posted registers tma tma"), ("number", "cooperative", "registers tma tma tma"),
+                                                ("behind", "cooperative", "registers registers tma tma"), ("factor", "one", ""), ("factor inside", "one", "")])
+def test_what_a_program_has_written_it_loads_itself(what, roles, paths):
+    """A producer is ahead of what its consumers store."""
+    BM, BN, BK, m, k = 128, 64, 32, 256, 96
+    modules, given = stages.compiled(traced(written, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK, WHAT=what))
+    assert given.plan.roles == roles and (not paths or sorted(load.path for load in given.plan.loads) == paths.split())
+    results = []
+    for module in (modules["simplify"], modules[LAST]):
+        x, y, rows, flags, c = data = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(BN, k, dtype=tkc.bfloat16, seed=1), integers(3, m, dtype=tkc.float32, seed=2).T, integers(2, 3, dtype=tkc.float32, seed=3), integers(m, BN, dtype=tkc.float32, seed=4)
+        run(module, list(data), (2, 1, 1))
+        results.append([a.astype(np.float64) for a in (x, rows, flags, c)])
+    for before, after in zip(*results): np.testing.assert_array_equal(before, after)

@@ -21,7 +21,7 @@ from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
 from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import body_of
+from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.analysis.values import POINTWISE, VIEWS
@@ -66,6 +66,14 @@ def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]
     if op.parent_op() is loop and of_programs(loop): ops = [inner for each in body_of(loop).ops if each.is_before_in_block(op) for inner in each.walk()]
     else: ops = (kernel_around(loop) if watched else loop).walk()
     return not any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in ops if isinstance(other, WRITES))
+
+
+def written_before(op: tile.Load, overlaps: Sequence[tuple[int, ...]]) -> bool:
+    """Whether its own program may have written what a load of an argument reads: before it, or in an iteration before."""
+    alike, ops, loops = overlapping(argument_of(op.array), overlaps), list(kernel_around(op).walk()), set(loops_of(op))
+    at = ops.index(op)
+    earlier = [other for i, other in enumerate(ops) if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))]
+    return any(origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None) for other in earlier)
 
 
 def kernel_around(op: Operation) -> Operation:

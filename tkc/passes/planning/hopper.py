@@ -32,7 +32,7 @@ from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes import LaunchOptions, PassContext
-from tkc.passes.analysis.access import addresses, unchanged
+from tkc.passes.analysis.access import addresses, kernel_around, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
@@ -82,6 +82,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         return None, "programs may see each other's order"
     if any(isinstance(op, tile.Load) and addresses(op.result) and not unchanged(op, program.kernel, context.overlaps) for op in program.loads): return None, "an address is loaded from an array that the program changes"
     if any(reason := unfit(dot, options) for dot in dots): return None, reason
+    if any(written_before(load, context.overlaps) for load in _loads(dots, options) if isinstance(load, tile.Load)): return None, "a factor is loaded from an array that its program has written"
     heights = {Sides.of(dot, options).m for dot in dots}
     if len(heights) > 1: return None, "dots of different heights"
     m = heights.pop()
@@ -304,7 +305,7 @@ def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overla
     if len(inner) != 1: return {}
     (number,), ring = inner, rings[inner[0]]
     apart = lambda op: abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
-    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None and not apart(op)]
+    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, kernel_around(loop), overlaps) and counted_slice(op.operands, loop) is not None and not apart(op)]
     ring += [op for op in loads if isinstance(op.result.type, TileType) and op.result.type.bytes <= SMALL and not unmapped(op)]
     numbers = [op for op in loads if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32 and following(op, loop.body.block.ops).isdisjoint(ring)]
     return dict.fromkeys(numbers[:NUMBERS], number)
