@@ -353,3 +353,46 @@ def test_what_a_program_has_written_it_loads_itself(what, roles, paths):
         run(module, list(data), (2, 1, 1))
         results.append([a.astype(np.float64) for a in (x, rows, flags, c)])
     for before, after in zip(*results): np.testing.assert_array_equal(before, after)
+
+
+def looked_at(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, WHERE: tkc.constexpr):
+    """What stands beside dots is looked at in branches alone: before the dot, between its factors, behind it beside its result; or where a branch says where a factor lies."""
+    m, acc, seen = tkc.program_id(0) * BM, tkc.zeros((BM, BN), tkc.float32), tkc.zeros((BM,), tkc.float32)
+    for k in tkc.range(0, x.shape[1], BK):
+        flag, scale, place = flags[m // BM, k // BK], tkc.load(rows, (m, k // BK), (BM, None)), k
+        if WHERE == "before" and flag > 0: seen = seen + scale * flag
+        x_ = tkc.load(x, (m, k), (BM, BK))
+        if WHERE == "between" and flag > 0: seen = seen + scale
+        if WHERE == "place" and flag > 0:
+            seen, place = seen + scale, k + BK
+        dot = tkc.dot(x_, tkc.load(y, (0, place), (BN, BK)).T, acc if WHERE != "behind" else None)
+        if WHERE != "behind": acc = dot
+        elif flag > 0: acc = acc + dot * scale[:, None]
+        else: acc = acc - dot
+    tkc.store(c, (m, 0), (acc + seen[:, None]).to(c.dtype))
+
+
+@pytest.mark.parametrize("where", ["before", "between", "behind", "place"])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_what_a_branch_looks_at(where, depth):
+    """A step is one stage, whatever stands between its copies, and is given back when it has been read."""
+    BM, BN, BK, m, k = 128, 64, 32, 300, 7 * 32
+    module = traced(looked_at, array(tkc.bfloat16), array(tkc.bfloat16), along(tkc.float32, 0), along(tkc.float32, 1), array(tkc.float32), BM=BM, BN=BN, BK=BK, WHERE=where)
+    modules, given = stages.compiled(module, num_stages=depth)
+    loop = next(op for op in role(modules[LAST], "producer").walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, threads.TmaLoad) for inner in op.body.block.ops))
+    assert sum(isinstance(op, threads.MbarrierExpect) for op in loop.body.block.ops) == 1 and sum(load.path == "posted" for load in given.plan.loads) == (where != "place")
+    x, y, rows, flags = integers(m, k, dtype=tkc.bfloat16, seed=0), integers(BN, k, dtype=tkc.bfloat16, seed=1), integers(7, m, dtype=tkc.float32, seed=2).T, integers(3, 7, dtype=tkc.float32, seed=3)
+    want, each = np.zeros((m, BN)), np.float64(flags).repeat(BM, axis=0)[:m]
+    other = np.concatenate([np.float64(y), np.zeros((BN, BK))], axis=1)
+    for i in range(7):
+        on, scale, at = each[:, i:i + 1] > 0, np.float64(rows[:, i:i + 1]), i * BK
+        dots = [np.float64(x[:, at:at + BK]) @ other[:, at + j:at + j + BK].T for j in (0, BK)]
+        match where:
+            case "before": want += dots[0] + np.where(on, scale * each[:, i:i + 1], 0)
+            case "between": want += dots[0] + np.where(on, scale, 0)
+            case "place": want += np.where(on, dots[1] + scale, dots[0])
+            case "behind": want += np.where(on, dots[0] * scale, -dots[0])
+    for seed in range(2):
+        c = integers(m, BN, dtype=tkc.float32, seed=4)
+        run(modules[LAST], [x, y, rows, flags, c], (3, 1, 1), seed=seed, resident=1)
+        np.testing.assert_array_equal(c, want.astype(c.dtype))

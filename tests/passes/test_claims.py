@@ -78,9 +78,9 @@ def looking(a, b, c, s, w, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constex
     tkc.store(c, (m, n), acc)
 
 
-@pytest.mark.parametrize("number, posted", [(0, 3 + 1), (2, 3 + 1 + 2), (30, 3 + 8)])
+@pytest.mark.parametrize("number, posted", [(0, 3 + 1), (2, 3 + 1 + 2 + 2), (30, 3 + 8)])
 def test_what_is_foreseen(number, posted):
-    """With the number and the two ids what the loop waits for and takes many operations, as many as a producer has registers and the plan has left room for: the ring fills shared memory. Not what is computed behind it."""
+    """With the number and the two ids what the loop waits for and takes many operations, as many as a producer has registers and the plan has left room for: the ring fills shared memory. Not what is computed behind it. With each step go the numbers that the loop looks up, up to eight, which have their room first."""
     arrays = [ArrayArgument(dtype, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16)) for dtype in (tkc.bfloat16, tkc.bfloat16, tkc.float32)]
     table = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
     modules, given = stages.compiled(traced(looking, *arrays, table, i32(), BM=64, BN=64, BK=64, N=number), cluster=(1, 1))

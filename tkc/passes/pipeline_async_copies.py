@@ -239,7 +239,7 @@ class Ring(Carried):
         """Stage and parity after the block; its copies are issued and waited for where they stand."""
         site: list[shared.Copy] = []
         for op in list(block.ops):
-            if site and (op.regions or op in self.copies and place_of(op) in map(place_of, site)): state, site = self._fill(site, state), []
+            if site and (op.regions and self.inside(op) or op in self.copies and place_of(op) in map(place_of, site)): state, site = self._fill(site, state), []
             if op in self.copies and isinstance(op, shared.Write): state = self._written(op, state)
             elif op in self.copies: site.append(op)
             elif op.regions: state = self.around(op, state)

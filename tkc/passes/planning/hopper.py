@@ -305,9 +305,10 @@ def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overla
     if len(inner) != 1: return {}
     (number,), ring = inner, rings[inner[0]]
     apart = lambda op: abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
-    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, kernel_around(loop), overlaps) and counted_slice(op.operands, loop) is not None and not apart(op)]
+    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, kernel_around(loop), overlaps) and counted_slice(op.operands, loop) is not None
+             and not apart(op) and following(op, loop.body.block.ops).isdisjoint(ring)]
     ring += [op for op in loads if isinstance(op.result.type, TileType) and op.result.type.bytes <= SMALL and not unmapped(op)]
-    numbers = [op for op in loads if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32 and following(op, loop.body.block.ops).isdisjoint(ring)]
+    numbers = [op for op in loads if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32]
     return dict.fromkeys(numbers[:NUMBERS], number)
 
 

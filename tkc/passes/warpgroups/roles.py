@@ -77,10 +77,10 @@ class RingBarriers:
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block, members = kernel.body.block, plan.members
     common = spans(_programs(block), members) if members > 1 else {}
+    posted = posts.post(kernel, plan)
     if plan.queue:
         foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)], room_left(kernel, plan.programs, context.target.shared_bytes))
         for span in dict.fromkeys(common.values()): span.first, span.last = foreseen.get(span.first, span.first), foreseen.get(span.last, span.last)
-    posted = posts.post(kernel, plan)
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
     for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
@@ -399,11 +399,16 @@ def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, peers
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> None:
-    """What threads read of a stage they have read before the anchor, where it is given back."""
-    for read in [op for op in anchor.parent.ops if isinstance(op, shared.Read) and anchor.is_before_in_block(op) and _stage_of(op.buffer) is stage]:
-        for op in (*(op for op in defining_slice(read.operands, anchor.parent) if anchor.is_before_in_block(op)), read):
-            op.detach()
-            before(anchor, op)
+    """What threads read of a stage they have read before the anchor, where it is given back; also what a branch alone looks at."""
+    behind = [op for top in anchor.parent.ops if top is anchor or anchor.is_before_in_block(top) for op in top.walk()]
+
+    def earlier(op: Operation) -> None:
+        for v in op.operands:
+            if v.owner in behind: earlier(v.owner)
+        op.detach()
+        before(anchor, op)
+        behind.remove(op)
+    for read in [op for op in behind if isinstance(op, shared.Read) and _stage_of(op.buffer) is stage]: earlier(read)
 
 
 def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None) -> None:
@@ -459,7 +464,8 @@ def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBa
     computed = isinstance(dots[0].a.type, TileType)
     place = _computed(dots[0]) if computed else dots[0]
     early = [op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)]
-    late = isinstance(place, shared.Read) or any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] and op not in early for op in body.ops)     # behind this iteration's fence: the last one's needs another
+    behind = [op for top in body.ops if top not in early for op in top.walk()]
+    late = isinstance(place, shared.Read) or any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] for op in behind)    # behind this iteration's fence: the last one's needs another
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
     flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way
