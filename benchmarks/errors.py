@@ -79,6 +79,10 @@ def quantized(x, axes):
     return (x.float() / scale).to(torch().float8_e4m3fn).float() * scale
 
 
+def spread(scales, rows: int, columns: int): return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+def scaled(a, b, s, t): return torch()._scaled_mm(a, b.t(), scale_a=s, scale_b=t, out_dtype=torch().bfloat16)
+
+
 def groups(f: Callable) -> Callable:
     def each(a, b, ends):
         at = [0, *ends.tolist()]
@@ -122,6 +126,15 @@ def steps(normal):
     return p, g, m, normal(1 << 20, dtype="float32").square()
 
 
+def short(*scales: Sequence[int]) -> Callable:
+    """Two float8 factors [1024, 2048] and their scales: as cuBLAS wants those of blocks, columns dense."""
+    def made(normal):
+        turned = [(normal(*shape, dtype="float32").abs() + 0.5) for shape in scales]
+        if 1 not in scales[0]: turned = [x.t() for x in turned]
+        return *(normal(1024, 2048).to(torch().float8_e4m3fn) for _ in "ab"), *turned
+    return made
+
+
 def heads(normal):
     angles = normal(1024, 64, dtype="float32")
     return normal(2, 1024, 8, 128), angles.cos(), angles.sin()
@@ -158,12 +171,15 @@ CASES = {
     "adam_, float32": Case(adam_, adam, steps),
     "quantize": Case(lambda x: numbers_and_scales(*kernels.quantize(x)), lambda x: quantized(x, (0, 1)), rows, lambda x: x),
     "quantize_rows": Case(lambda x: numbers_and_scales(*kernels.quantize_rows(x)), lambda x: quantized(x, (1,)), rows, lambda x: x),
+    "quantize_blocks": Case(lambda x: (lambda q, s: q.float() * spread(s, 1, 128))(*kernels.quantize_blocks(x)), lambda x: quantized(x.reshape(1024, 32, 128), (2,)).reshape(x.shape), rows, lambda x: x),
     "dequantize": Case(kernels.dequantize, lambda q, s: numbers_and_scales(q, s).bfloat16(), lambda normal: (normal.integers(127, 1024, 4096, dtype="int8"), normal(1024, dtype="float32")), numbers_and_scales),
     "cumsum": Case(kernels.cumsum, lambda x: x.cumsum(-1), rows),
     "cumsum, one row": Case(kernels.cumsum, lambda x: x.cumsum(-1), of((1 << 22,))),
     "sum, float32": Case(lambda x: torch().stack([kernels.sum(row) for row in x]), lambda x: torch().stack([row.sum() for row in x]), lambda normal: (normal(512, 1 << 18, dtype="float32"),)),
     "embedding_backward": Case(lambda g, at: kernels.embedding_backward(g, at, 512), lambda g, at: torch().ops.aten.embedding_dense_backward(g, at, 512, -1, False), lambda normal: (normal(4096, 1024), normal.integers(512, 4096))),
     "matmul": Case(kernels.matmul, lambda a, b: a @ b, of((1024, 2048), (2048, 1024))),
+    "scaled_matmul, rows": Case(lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t), scaled, short((1024, 1), (1, 1024)), lambda a, b, s, t: (a * s) @ (b.t() * t)),
+    "scaled_matmul, blocks": Case(lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t), scaled, short((16, 1024), (8, 16)), lambda a, b, s, t: (a * spread(s, 1, 128)) @ (b.t() * spread(t, 128, 128))),
     "grouped_matmul": Case(kernels.grouped_matmul, groups(lambda a, b: a @ b), lambda normal: (normal(1024, 512), normal(4, 512, 256), torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32))),
     "grouped_outer": Case(kernels.grouped_outer, groups(lambda a, b: a.t() @ b), lambda normal: (normal(1024, 256), normal(1024, 256), torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32))),
     "attention": Case(kernels.attention, attend, of(*[(2, 8, 1024, 128)] * 3)),
