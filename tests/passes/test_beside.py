@@ -15,23 +15,7 @@ import tkc
 from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
-from tests.passes.stages import (
-    LAST,
-    RAGGED,
-    STEPS,
-    assembler,
-    assembles_clean,
-    at_every_level,
-    count,
-    distinct,
-    in_steps,
-    in_text,
-    parses_back,
-    ragged,
-    role,
-    run,
-    survivors,
-)
+from tests.passes.stages import LAST, RAGGED, STEPS, assembler, assembles_clean, count, distinct, parses_back, role, run, survivors
 from tests.passes.test_roles import RELEASED, array, integers
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
@@ -148,21 +132,21 @@ def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
 
 
 @EVERY
-def test_every_level(form): at_every_level(compiled(form)[0], form, check)
+def test_every_level(form): stages.at_every_level(compiled(form)[0], form, check)
 
 
 @EACH
 @STEPS
-def test_trip_counts(form, steps): in_steps(compiled(form), form, check, steps)
+def test_trip_counts(form, steps): stages.in_steps(compiled(form), form, check, steps)
 
 
 @EACH
 @RAGGED
-def test_ragged_shapes_and_odd_grids(form, shape): ragged(last(form), form, check, shape)
+def test_ragged_shapes_and_odd_grids(form, shape): stages.ragged(last(form), form, check, shape)
 
 
 @EACH
-def test_what_the_text_computes(form): in_text(last(form), form, check)
+def test_what_the_text_computes(form): stages.in_text(last(form), form, check)
 
 
 @assembler

@@ -45,6 +45,13 @@ def weigh(x, y, m, n, total, acc, top, late, none):
 def begin(m): return tkc.maximum(m - W + 1, 0) // BN * BN
 
 
+def seen(x, y, o, m, total, top):
+    """Ordinary iterations over what a window's rows see, and what they leave."""
+    for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
+        total, top = step(x, y, m, n, total, top)
+    tkc.store(o, (m,), top + tkc.log2(total))
+
+
 # ------------------------------------------------------------------------------------------------------ not to be guessed at
 def multiplied_first(x, y, o):
     """The old maximum is multiplied before the new one is taken from it."""
@@ -115,9 +122,7 @@ def what_goes_with_a_maximum(x, y, o):
     top = tkc.load(y[0], (m,), (ROWS,))
     top = tkc.where(top > 0, top, -inf)
     total = tkc.where(top > -inf, 1.0, 2.0)
-    for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        total, top = step(x, y, m, n, total, top)
-    tkc.store(o, (m,), top + tkc.log2(total))
+    seen(x, y, o, m, total, top)
 
 
 # ------------------------------------------------------------------------------------------------------ to be guessed at
@@ -127,9 +132,7 @@ def with_a_sink(x, y, o):
     top = tkc.load(y[0], (m,), (ROWS,))
     top = tkc.where(top > 0, top, -inf)
     total = tkc.exp2(top - tkc.where(top == -inf, 0, top))
-    for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):
-        total, top = step(x, y, m, n, total, top)
-    tkc.store(o, (m,), top + tkc.log2(total))
+    seen(x, y, o, m, total, top)
 
 
 def two_powers(x, y, o):

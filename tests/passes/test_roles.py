@@ -14,23 +14,7 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context, through
-from tests.passes.stages import (
-    LAST,
-    RAGGED,
-    STEPS,
-    assembler,
-    assembles_clean,
-    at_every_level,
-    count,
-    distinct,
-    in_steps,
-    in_text,
-    parses_back,
-    ragged,
-    role,
-    run,
-    survivors,
-)
+from tests.passes.stages import LAST, RAGGED, STEPS, assembler, assembles_clean, count, distinct, parses_back, role, run, survivors
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
@@ -131,7 +115,7 @@ def test_arrays_whose_offsets_need_64_bits(form):
 
 
 @EVERY
-def test_every_level(form): at_every_level(compiled(form)[0], form, check)
+def test_every_level(form): stages.at_every_level(compiled(form)[0], form, check)
 
 
 ONE = Form((64, 64, 32), options=(("num_stages", 3), *ALONE, *TOGETHER))
@@ -144,12 +128,12 @@ EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 
 @EACH
 @STEPS
-def test_trip_counts(form, steps): in_steps(compiled(form), form, check, steps)
+def test_trip_counts(form, steps): stages.in_steps(compiled(form), form, check, steps)
 
 
 @EACH
 @RAGGED
-def test_ragged_shapes_and_odd_grids(form, shape): ragged(last(form), form, check, shape)
+def test_ragged_shapes_and_odd_grids(form, shape): stages.ragged(last(form), form, check, shape)
 
 
 SPELLED = [*SMALL.values(), Form((64, 64, 32), options=(("split_k", 3), ("num_stages", 2))), Form((128, 256, 64), "nt"), Form((128, 192, 64), epilogue="bias relu"), Form((16, 64, 128), "tn", options=ALONE),
@@ -157,7 +141,7 @@ SPELLED = [*SMALL.values(), Form((64, 64, 32), options=(("split_k", 3), ("num_st
 
 
 @pytest.mark.parametrize("form", SPELLED, ids=lambda f: f.name)
-def test_what_the_text_computes(form): in_text(last(form), form, check)
+def test_what_the_text_computes(form): stages.in_text(last(form), form, check)
 
 
 def test_what_lies_beyond_an_extent_is_zero():

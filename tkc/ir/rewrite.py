@@ -82,12 +82,14 @@ def only_if(condition: SSAValue, op: Operation) -> None:
     inner.add_op(stamp(scf.YieldOp(), branch))
 
 
-def following(op: Operation, others: Iterable[Operation]) -> set[Operation]:
-    """Which of some operations, in their order, depend on one."""
-    found = {op}
+def following(source: Operation | SSAValue, others: Iterable[Operation]) -> set[Operation]:
+    """Which of some operations, in their order, depend on one, or on a value."""
+    known, found = set(source.results if isinstance(source, Operation) else (source,)), set[Operation]()
     for other in others:
-        if any(v.owner in found for inner in other.walk() for v in inner.operands): found.add(other)
-    return found - {op}
+        if any(v in known for inner in other.walk() for v in inner.operands):
+            found.add(other)
+            known.update(other.results)
+    return found
 
 
 def is_inside(value: SSAValue, round_it: Operation) -> bool:

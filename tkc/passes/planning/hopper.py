@@ -157,7 +157,8 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
     if relax != plan.relax: said.append(f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores until they are known to fit")
     if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
-    if posted or len(which) > len(_loads(dots, options)): said.append(f"plan: beside the dots: {len(which) - len(_loads(dots, options))} small blocks come with the factors, {len(posted)} numbers are posted")
+    copied = len(which) - len(_loads(dots, options))
+    if posted or copied: said.append(f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy {copied}, and the producer posts {len(posted)}")
     said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
     said += [f"plan: results leave through the stages of {' and '.join(f'ring {which[load]}' for load in through)}" if through else f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
              "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
@@ -299,8 +300,10 @@ def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]
 
 def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overlaps) -> dict[tile.Load, int]:
     """Adds to the ring of a loop's factors what is small and stands beside their dots, where a tensor map can copy it. The numbers that the producer can post there, and which ring it is: those that
-    say where a factor lies it needs itself, an iteration earlier. What programs side by side share is what does not depend on axis 0. (Registers would wait for memory, and what an address takes to work out stood between the dots. Measured on an H200, float8 with a
-    scale for each 1 x 128 of a and 128 x 128 of b, 8192³, blocks of 256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the ring, 1198 with b's number posted.)"""
+    say where a factor lies it needs itself, an iteration earlier. What programs side by side share is what does not depend on axis 0.
+
+    Registers would wait for memory, and what an address takes to work out stood between the dots. (Measured on an H200, float8 with a scale for each 1 x 128 of a and 128 x 128 of b, 8192³, blocks of
+    256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the ring, 1198 with b's number posted.)"""
     inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
     if len(inner) != 1: return {}
     (number,), ring = inner, rings[inner[0]]

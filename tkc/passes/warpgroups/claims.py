@@ -35,8 +35,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, following, rebuild_while, replace, with_results
-from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import SharedType
+from tkc.passes.warpgroups.rings import slots
 
 STEPS = 8                                       # so many operations take longer than a post and a fetch
 MOST = 8                                        # numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32 registers ptxas spilled one, which it did not before
@@ -49,10 +48,9 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
     claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
     ends = claims[0].parent.last_op.operands
     follows = [i for i, v in enumerate(ends) if claims[0] in defining_slice([v], claims[0].parent)]
-    slots = [before(anchor, shared.Alloc(SharedType(2, (1,), i32, SharedLayout((1,), 32)))).result for _ in follows]
+    claimed = [slots(anchor, 2, "claimed") for _ in follows]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
-    for slot in slots: slot.name_hint = "claimed"
     before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)))
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
     for claim in claims:
@@ -61,7 +59,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
         end, carried = body.last_op, list(body.last_op.operands)
         if claim is claims[0]:
             def post(anchor: Operation, values: list[SSAValue]) -> None:
-                places = [before(anchor, shared.Stage(ring, stage)).result for ring in slots]
+                places = [before(anchor, shared.Stage(ring, stage)).result for ring in claimed]
                 before(anchor, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result))
                 for place, value in zip(places, values): before(anchor, threads.Post(place, value))
                 before(anchor, threads.MbarrierArrive(full, stage))
@@ -69,7 +67,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
             carried = list(end.operands)
         else:
             place = _behind_dots(body) if members == 1 else end
-            places = [before(place, shared.Stage(ring, stage)).result for ring in slots]
+            places = [before(place, shared.Stage(ring, stage)).result for ring in claimed]
             before(place, threads.MbarrierWait(full, stage, parity))
             for slot, i in zip(places, follows): carried[i] = before(place, threads.Fetch(slot)).result
             before(place, threads.MbarrierArrive(empty, stage, each="warp"))

@@ -18,7 +18,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, stamp
-from tkc.ir.types import PendingType, SharedType, TileType
+from tkc.ir.types import PendingType, TileType
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.warpgroups.leaving import give_back, send, stage_of
@@ -53,9 +53,7 @@ def consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peers
 def _stages_read(dot: tile.Dot, rings: dict[SSAValue, RingBarriers]) -> list[tuple[RingBarriers, SSAValue, Block]]:
     """The rings' stages that a dot reads, each once, and the block in which they were waited for."""
     found: dict[tuple, tuple] = {}
-    for factor in (dot.a, dot.b):
-        while not isinstance(factor.owner, Block) and isinstance(factor.owner, (shared.SharedTranspose, shared.SharedSlice)): factor = factor.owner.operands[0]
-        if isinstance(factor.type, SharedType): found.setdefault((rings[factor.owner.ring].full, factor.owner.index[0]), (rings[factor.owner.ring], factor.owner.index[0], factor.owner.parent))
+    for stage in filter(None, map(_shown, (dot.a, dot.b))): found.setdefault((rings[stage.ring].full, stage.index[0]), (rings[stage.ring], stage.index[0], stage.parent))
     return list(found.values())
 
 
@@ -179,13 +177,18 @@ def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
 
 def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:
     """The rings' stages that a dot under way reads."""
-    return [stage for factor in (dot.a, dot.b) if (stage := _stage_of(factor)) is not None]
+    return [stage.index[0] for stage in map(_shown, (dot.a, dot.b)) if stage is not None]
 
 
 def _stage_of(buffer: SSAValue) -> SSAValue | None:
+    """The number of the stage that a buffer, or a view of one, shows."""
+    return None if (stage := _shown(buffer)) is None else stage.index[0]
+
+
+def _shown(buffer: SSAValue) -> shared.Stage | None:
     """The stage of a ring that a buffer, or a view of one, shows."""
     while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)): buffer = buffer.owner.operands[0]
-    return buffer.owner.index[0] if isinstance(buffer.owner, shared.Stage) else None
+    return buffer.owner if isinstance(buffer.owner, shared.Stage) else None
 
 
 def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:

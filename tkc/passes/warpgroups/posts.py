@@ -21,9 +21,8 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Bitcast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, replace
-from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import SharedType
+from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, following, replace
+from tkc.passes.warpgroups.rings import group_of, slots
 
 
 def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
@@ -33,7 +32,8 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
         if not any(isinstance(op, tile.Dot) for op in load.parent.ops): continue                # what fetch-ahead asks for before the loop
         wait = next(op for op in load.parent.ops if isinstance(op, shared.WaitCopies))
         number = _carried(load) or load.result
-        early = [op for op in _of(number, wait.parent) if op.is_before_in_block(wait)]
+        of_it = following(number, wait.parent.ops)
+        early = [op for op in wait.parent.ops if op in of_it and op.is_before_in_block(wait)]
         late = [op for op in defining_slice([number], wait.parent) if wait.is_before_in_block(op)]
         if not all((op is load or is_side_effect_free(op)) and not op.regions for op in (*late, *early)): continue
         for op in late:
@@ -49,33 +49,23 @@ def _carried(load: tile.Load) -> SSAValue | None:
     return load.parent.args[1 + uses[0].index] if len(uses) == 1 and isinstance(uses[0].operation, scf.YieldOp) else None
 
 
-def _of(number: SSAValue, block: Block) -> list[Operation]:
-    """What is computed of a number in a block, in order."""
-    known = {number}
-    for op in block.ops:
-        if any(v in known for inner in op.walk() for v in inner.operands): known.update(op.results)
-    return [op for op in block.ops if op is not block.last_op and any(v in known for inner in op.walk() for v in inner.operands)]
-
-
 def _posted(number: SSAValue, early: list[Operation], wait: shared.WaitCopies, outside: Block) -> SSAValue:
     """early: what is computed of the number before the wait, and is computed again behind it."""
-    joined, t, anchor = wait.tokens[0].owner, number.type, wait.next_op
-    filled = (joined.tokens[0].owner if isinstance(joined, shared.JoinTokens) else joined).buffer.owner
-    slots = before(outside.first_op, shared.Alloc(SharedType(filled.ring.type.stages, (1,), i32, SharedLayout((1,), 32)))).result
-    slots.name_hint = "posted"
-    place = before(wait, shared.Stage(slots, filled.index[0])).result
+    filled, t, anchor = group_of(wait)[0].buffer.owner, number.type, wait.next_op
+    ring = slots(outside.first_op, filled.ring.type.stages, "posted")
+    place = before(wait, shared.Stage(ring, filled.index[0])).result
     got = before(anchor, threads.Fetch(place)).result
     known = {number: got if t == i32 else before(anchor, Bitcast(got, t)).result}
     clone_slice(early, known, anchor)
     made = {new.owner for new in known.values()}
     for old, new in known.items(): old.replace_uses_with_if(new, lambda use: use.operation not in made and wait.is_before_in_block(wait.parent.find_ancestor_op_in_block(use.operation)))
     before(wait, threads.Post(place, number if t == i32 else before(wait, Bitcast(number, i32)).result))
-    return slots
+    return ring
 
 
-def share(role: threads.Role, slots: set[SSAValue], producing: bool) -> None:
+def halve(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
     """Leaves a role its half: the producer has what it loaded."""
-    for op in [op for op in role.walk() if isinstance(op, (threads.Post, threads.Fetch)) and isinstance(op.box.owner, shared.Stage) and op.box.owner.ring in slots]:
+    for op in [op for op in role.walk() if isinstance(op, (threads.Post, threads.Fetch)) and isinstance(op.box.owner, shared.Stage) and op.box.owner.ring in posted]:
         if isinstance(op, threads.Post) and not producing: erase(op)
         elif isinstance(op, threads.Fetch) and producing: replace(op, [next(use.operation for use in op.box.uses if isinstance(use.operation, threads.Post)).value])
 

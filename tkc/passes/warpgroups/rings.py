@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase
-from tkc.ir.types import bits
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import SharedType, bits
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,13 @@ class RingBarriers:
     def fence(self) -> list[Operation]:
         """Between what threads have read in a stage and what a copy will write there."""
         return [threads.Fence("async_shared")] if self.read else []
+
+
+def slots(anchor: Operation, stages: int, name: str) -> SSAValue:
+    """A ring with room for a number in each stage, which one role posts and others fetch."""
+    ring = before(anchor, shared.Alloc(SharedType(stages, (1,), i32, SharedLayout((1,), 32)))).result
+    ring.name_hint = name
+    return ring
 
 
 def group_of(wait: shared.WaitCopies) -> list[shared.CopyAsync]:

@@ -90,7 +90,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
-    for role in (producer, consumer): posts.share(role, posted, role is producer)
+    for role in (producer, consumer): posts.halve(role, posted, role is producer)
     if plan.queue: share(producer, [consumer, *converters], members)
     if members > 1 and Producer(producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}).gather(): claim_ahead(producer)
     produce(producer.body.block, rings, maps, multicast)
