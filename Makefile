@@ -4,13 +4,14 @@
 # make test-gpu only the tests that need a GPU
 # make measure  the GPU tests, then every race against its rivals, into out/measured (half an hour on a GPU)
 # make sanitize compute-sanitizer over the examples and the library, on a GPU
+# make ptx-record  whether 426 recorded kernels still compile to the PTX that was recorded (half a minute)
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 100,000 broken texts of IR, every mutant; goes on where it was stopped
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: demo test trials test-gpu measure sanitize fuzz lint clean
+.PHONY: ptx-record demo test trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -41,6 +42,9 @@ $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
 	touch $@
+
+ptx-record: $(VENV)/.installed
+	$(BIN)/python -m tests.ptx_record
 
 clean:
 	rm -rf out build dist *.egg-info
