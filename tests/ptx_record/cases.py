@@ -7,6 +7,7 @@ the plans of the measured tables, and the kernels on which the passes are tested
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 
@@ -101,7 +102,8 @@ def _of_passes() -> Cases:
         )
 
 
+@cache
 def cases() -> dict[str, Callable[[], str]]:
-    """Every recorded kernel by name."""
+    """Every recorded kernel by name. Asked for once: what the library launches depends on earlier calls."""
     sources = (_of_examples, _of_library, _of_attention, _of_tables, _of_passes)
     return {name: ptx for source in sources for name, ptx in source()}
