@@ -1,8 +1,12 @@
-"""python -m benchmarks.errors: the RMS error against float64 of every kernel of the library that rounds, beside torch's own on the same numbers. On a GPU, half a minute.
+"""python -m benchmarks.errors: the RMS error against float64 of every kernel of the library that
+rounds, beside torch's own on the same numbers. On a GPU, half a minute.
 
-A case is our function, torch's, and what both take: bfloat16 but where said otherwise. The truth is torch's function of the same numbers in float64 (`exact` where that is another one). Asked is
-at most 1.1 times torch's error of each result; the exit status says whether all are. What rounds nothing (EXACT) is compared bit by bit in tests/gpu.
+A case is our function, torch's, and what both take: bfloat16 but where said otherwise. The truth is
+torch's function of the same numbers in float64 (`exact` where that is another one). Asked is at
+most 1.1 times torch's error of each result; the exit status says whether all are. What rounds
+nothing (EXACT) is compared bit by bit in tests/gpu.
 """
+
 from __future__ import annotations
 
 import sys
@@ -24,6 +28,7 @@ EXACT = {"dropout", "embedding", "histogram", "topk", "transpose"}
 @dataclass(frozen=True)
 class Case:
     """inputs: of a function that makes normal numbers of a shape (and has `integers`)."""
+
     ours: Callable
     theirs: Callable
     inputs: Callable[[Normal], tuple]
@@ -35,43 +40,79 @@ class Normal:
 
     def __init__(self):
         import torch
+
         self.torch, self.generator = torch, torch.Generator("cuda").manual_seed(0)
 
-    def __call__(self, *shape: int, dtype: str = "bfloat16"): return self.torch.randn(*shape, device="cuda", generator=self.generator).to(getattr(self.torch, dtype))
-    def integers(self, n: int, *shape: int, dtype: str = "int64"): return self.torch.randint(n, shape, device="cuda", generator=self.generator, dtype=getattr(self.torch, dtype))
+    def __call__(self, *shape: int, dtype: str = "bfloat16"):
+        return self.torch.randn(*shape, device="cuda", generator=self.generator).to(
+            getattr(self.torch, dtype)
+        )
+
+    def integers(self, n: int, *shape: int, dtype: str = "int64"):
+        return self.torch.randint(
+            n, shape, device="cuda", generator=self.generator, dtype=getattr(self.torch, dtype)
+        )
 
 
 def torch():
     import torch
+
     return torch
 
 
 def functional():
     import torch.nn.functional as F
+
     return F
 
 
-# ---- torch's, of bfloat16 and of float64 -----------------------------------------------------------------------------------
+# ---- torch's, of bfloat16 and of float64
+# -----------------------------------------------------------------------------------
 def gradients(f: Callable) -> Callable:
     """Of the sum of f's results times g, for (g, inputs): what f's backward pass gives."""
+
     def back(g, *inputs):
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
         return torch().autograd.grad(f(*leaves), [x for x in leaves if x.requires_grad], g)
+
     return back
 
 
-def layer_norm(x, w, b): return functional().layer_norm(x, w.shape, w, b)
-def rms_norm(x, w): return functional().rms_norm(x, w.shape, w, 1e-6)
-def swiglu(x, gate): return functional().silu(x) * gate
-def geglu(x, gate): return functional().gelu(x) * gate
-def losses(x, t): return functional().cross_entropy(x, t, reduction="none")
-def attend(q, k, v, **how): return functional().scaled_dot_product_attention(q, k, v, **how)
-def numbers_and_scales(q, scales): return q.to(scales.dtype) * (scales if scales.shape == (1,) else scales[..., None])
+def layer_norm(x, w, b):
+    return functional().layer_norm(x, w.shape, w, b)
+
+
+def rms_norm(x, w):
+    return functional().rms_norm(x, w.shape, w, 1e-6)
+
+
+def swiglu(x, gate):
+    return functional().silu(x) * gate
+
+
+def geglu(x, gate):
+    return functional().gelu(x) * gate
+
+
+def losses(x, t):
+    return functional().cross_entropy(x, t, reduction="none")
+
+
+def attend(q, k, v, **how):
+    return functional().scaled_dot_product_attention(q, k, v, **how)
+
+
+def numbers_and_scales(q, scales):
+    return q.to(scales.dtype) * (scales if scales.shape == (1,) else scales[..., None])
 
 
 def turned(x, cos, sin):
     a, b = x.to(cos.dtype).chunk(2, -1)
-    return torch().cat((a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]), -1).to(x.dtype)
+    return (
+        torch()
+        .cat((a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]), -1)
+        .to(x.dtype)
+    )
 
 
 def quantized(x, axes):
@@ -79,30 +120,47 @@ def quantized(x, axes):
     return (x.float() / scale).to(torch().float8_e4m3fn).float() * scale
 
 
-def spread(scales, rows: int, columns: int): return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-def scaled(a, b, s, t): return torch()._scaled_mm(a, b.t(), scale_a=s, scale_b=t, out_dtype=torch().bfloat16)
+def spread(scales, rows: int, columns: int):
+    return scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+def scaled(a, b, s, t):
+    return torch()._scaled_mm(a, b.t(), scale_a=s, scale_b=t, out_dtype=torch().bfloat16)
 
 
 def groups(f: Callable) -> Callable:
     def each(a, b, ends):
         at = [0, *ends.tolist()]
-        return [f(a[i:j], b[g] if b.ndim == 3 else b[i:j]) for g, (i, j) in enumerate(zip(at, at[1:]))]
+        return [
+            f(a[i:j], b[g] if b.ndim == 3 else b[i:j])
+            for g, (i, j) in enumerate(zip(at, at[1:], strict=False))
+        ]
+
     return each
 
 
 def adam(p, g, m, v):
     p, m, v = p.clone(), m.clone(), v.clone()
     optimizer = torch().optim.AdamW([p], lr=1e-3, weight_decay=0, fused=True)
-    p.grad, optimizer.state[p] = g, {"step": torch().tensor(2.0, device="cuda"), "exp_avg": m, "exp_avg_sq": v}
+    p.grad, optimizer.state[p] = (
+        g,
+        {
+            "step": torch().tensor(2.0, device="cuda"),
+            "exp_avg": m,
+            "exp_avg_sq": v,
+        },
+    )
     optimizer.step()
     return p, m, v
 
 
-# ---- ours, where it is not one call ----------------------------------------------------------------------------------------
+# ---- ours, where it is not one call
+# ----------------------------------------------------------------------------------------
 def in_place(kernel: Callable) -> Callable:
     def run(x, *others):
         x = x.clone()
         return kernel(x, *others), x
+
     return run
 
 
@@ -112,13 +170,35 @@ def adam_(p, g, m, v):
     return p, m, v
 
 
-def losses_and_gradients(x, t): return losses(x, t), gradients(losses)(torch().ones(t.shape, device="cuda", dtype=x.dtype), x, t)[0]
-def rows(normal): return (normal(1024, 4096),)
-def pair(normal): return normal(1024, 4096), normal(1024, 4096)
-def three(normal): return (*pair(normal), normal(1024, 4096))
-def of(*shapes: Sequence[int]) -> Callable: return lambda normal: tuple(normal(*shape) for shape in shapes)
-def classes(r: int, c: int) -> Callable: return lambda normal: (normal(r, c), normal.integers(c, r))
-def results(y: Callable) -> Callable: return lambda normal: (lambda x, g: (g, y(x)))(*pair(normal))
+def losses_and_gradients(x, t):
+    return (
+        losses(x, t),
+        gradients(losses)(torch().ones(t.shape, device="cuda", dtype=x.dtype), x, t)[0],
+    )
+
+
+def rows(normal):
+    return (normal(1024, 4096),)
+
+
+def pair(normal):
+    return normal(1024, 4096), normal(1024, 4096)
+
+
+def three(normal):
+    return (*pair(normal), normal(1024, 4096))
+
+
+def of(*shapes: Sequence[int]) -> Callable:
+    return lambda normal: tuple(normal(*shape) for shape in shapes)
+
+
+def classes(r: int, c: int) -> Callable:
+    return lambda normal: (normal(r, c), normal.integers(c, r))
+
+
+def results(y: Callable) -> Callable:
+    return lambda normal: (lambda x, g: (g, y(x)))(*pair(normal))
 
 
 def steps(normal):
@@ -127,11 +207,16 @@ def steps(normal):
 
 
 def short(*scales: Sequence[int]) -> Callable:
-    """Two float8 factors [1024, 2048] and their scales: as cuBLAS wants those of blocks, columns dense."""
+    """Two float8 factors [1024, 2048] and their scales: as cuBLAS wants those of blocks, columns
+    dense.
+    """
+
     def made(normal):
         turned = [(normal(*shape, dtype="float32").abs() + 0.5) for shape in scales]
-        if 1 not in scales[0]: turned = [x.t() for x in turned]
+        if 1 not in scales[0]:
+            turned = [x.t() for x in turned]
         return *(normal(1024, 2048).to(torch().float8_e4m3fn) for _ in "ab"), *turned
+
     return made
 
 
@@ -144,82 +229,217 @@ CASES = {
     "softmax": Case(kernels.softmax, lambda x: x.softmax(-1), rows),
     "softmax, rows of 131072": Case(kernels.softmax, lambda x: x.softmax(-1), of((64, 131072))),
     "log_softmax": Case(kernels.log_softmax, lambda x: x.log_softmax(-1), rows),
-    "softmax_backward": Case(kernels.softmax_backward, lambda g, y: torch().ops.aten._softmax_backward_data(g, y, -1, y.dtype), results(lambda x: x.softmax(-1))),
-    "log_softmax_backward": Case(kernels.log_softmax_backward, lambda g, y: torch().ops.aten._log_softmax_backward_data(g, y, -1, y.dtype), results(lambda x: x.log_softmax(-1))),
+    "softmax_backward": Case(
+        kernels.softmax_backward,
+        lambda g, y: torch().ops.aten._softmax_backward_data(g, y, -1, y.dtype),
+        results(lambda x: x.softmax(-1)),
+    ),
+    "log_softmax_backward": Case(
+        kernels.log_softmax_backward,
+        lambda g, y: torch().ops.aten._log_softmax_backward_data(g, y, -1, y.dtype),
+        results(lambda x: x.log_softmax(-1)),
+    ),
     "layer_norm": Case(kernels.layer_norm, layer_norm, of((1024, 4096), (4096,), (4096,))),
-    "layer_norm, rows of 131072": Case(kernels.layer_norm, layer_norm, of((64, 131072), (131072,), (131072,))),
+    "layer_norm, rows of 131072": Case(
+        kernels.layer_norm, layer_norm, of((64, 131072), (131072,), (131072,))
+    ),
     "rms_norm": Case(kernels.rms_norm, rms_norm, of((1024, 4096), (4096,))),
     "rms_norm, rows of 131072": Case(kernels.rms_norm, rms_norm, of((64, 131072), (131072,))),
-    "add_layer_norm": Case(kernels.add_layer_norm, lambda x, r, w, b: (layer_norm(x + r, w, b), x + r), of((1024, 4096), (1024, 4096), (4096,), (4096,))),
-    "add_rms_norm": Case(kernels.add_rms_norm, lambda x, r, w: (rms_norm(x + r, w), x + r), of((1024, 4096), (1024, 4096), (4096,))),
-    "layer_norm_backward": Case(lambda g, x, w, b: kernels.layer_norm_backward(g, x, w), gradients(layer_norm), of((1024, 4096), (1024, 4096), (4096,), (4096,))),
-    "rms_norm_backward": Case(kernels.rms_norm_backward, gradients(rms_norm), of((1024, 4096), (1024, 4096), (4096,))),
+    "add_layer_norm": Case(
+        kernels.add_layer_norm,
+        lambda x, r, w, b: (layer_norm(x + r, w, b), x + r),
+        of((1024, 4096), (1024, 4096), (4096,), (4096,)),
+    ),
+    "add_rms_norm": Case(
+        kernels.add_rms_norm,
+        lambda x, r, w: (rms_norm(x + r, w), x + r),
+        of((1024, 4096), (1024, 4096), (4096,)),
+    ),
+    "layer_norm_backward": Case(
+        lambda g, x, w, b: kernels.layer_norm_backward(g, x, w),
+        gradients(layer_norm),
+        of((1024, 4096), (1024, 4096), (4096,), (4096,)),
+    ),
+    "rms_norm_backward": Case(
+        kernels.rms_norm_backward, gradients(rms_norm), of((1024, 4096), (1024, 4096), (4096,))
+    ),
     "cross_entropy": Case(lambda x, t: kernels.cross_entropy(x, t)[0], losses, classes(1024, 4096)),
-    "cross_entropy_, rows of 131072": Case(in_place(kernels.cross_entropy_), losses_and_gradients, classes(64, 131072)),
-    "cross_entropy_backward": Case(lambda g, x, t: kernels.cross_entropy_backward(g, x, t, kernels.cross_entropy(x, t)[1]), lambda g, x, t: gradients(losses)(g, x, t)[0],
-                                   lambda normal: (normal(1024), *classes(1024, 4096)(normal))),
+    "cross_entropy_, rows of 131072": Case(
+        in_place(kernels.cross_entropy_), losses_and_gradients, classes(64, 131072)
+    ),
+    "cross_entropy_backward": Case(
+        lambda g, x, t: kernels.cross_entropy_backward(g, x, t, kernels.cross_entropy(x, t)[1]),
+        lambda g, x, t: gradients(losses)(g, x, t)[0],
+        lambda normal: (normal(1024), *classes(1024, 4096)(normal)),
+    ),
     "gelu": Case(kernels.gelu, lambda x: functional().gelu(x), rows),
-    "gelu, tanh": Case(lambda x: kernels.gelu(x, "tanh"), lambda x: functional().gelu(x, approximate="tanh"), rows),
+    "gelu, tanh": Case(
+        lambda x: kernels.gelu(x, "tanh"), lambda x: functional().gelu(x, approximate="tanh"), rows
+    ),
     "silu": Case(kernels.silu, lambda x: functional().silu(x), rows),
     "swiglu": Case(kernels.swiglu, swiglu, pair),
     "geglu": Case(kernels.geglu, geglu, pair),
-    "gelu_backward": Case(kernels.gelu_backward, lambda g, x: torch().ops.aten.gelu_backward(g, x), pair),
-    "silu_backward": Case(kernels.silu_backward, lambda g, x: torch().ops.aten.silu_backward(g, x), pair),
+    "gelu_backward": Case(
+        kernels.gelu_backward, lambda g, x: torch().ops.aten.gelu_backward(g, x), pair
+    ),
+    "silu_backward": Case(
+        kernels.silu_backward, lambda g, x: torch().ops.aten.silu_backward(g, x), pair
+    ),
     "swiglu_backward": Case(kernels.swiglu_backward, gradients(swiglu), three),
     "geglu_backward": Case(kernels.geglu_backward, gradients(geglu), three),
     "rotary": Case(kernels.rotary, turned, heads),
     "adam_, float32": Case(adam_, adam, steps),
-    "quantize": Case(lambda x: numbers_and_scales(*kernels.quantize(x)), lambda x: quantized(x, (0, 1)), rows, lambda x: x),
-    "quantize_rows": Case(lambda x: numbers_and_scales(*kernels.quantize_rows(x)), lambda x: quantized(x, (1,)), rows, lambda x: x),
-    "quantize_blocks": Case(lambda x: (lambda q, s: q.float() * spread(s, 1, 128))(*kernels.quantize_blocks(x)), lambda x: quantized(x.reshape(1024, 32, 128), (2,)).reshape(x.shape), rows, lambda x: x),
-    "dequantize": Case(kernels.dequantize, lambda q, s: numbers_and_scales(q, s).bfloat16(), lambda normal: (normal.integers(127, 1024, 4096, dtype="int8"), normal(1024, dtype="float32")), numbers_and_scales),
+    "quantize": Case(
+        lambda x: numbers_and_scales(*kernels.quantize(x)),
+        lambda x: quantized(x, (0, 1)),
+        rows,
+        lambda x: x,
+    ),
+    "quantize_rows": Case(
+        lambda x: numbers_and_scales(*kernels.quantize_rows(x)),
+        lambda x: quantized(x, (1,)),
+        rows,
+        lambda x: x,
+    ),
+    "quantize_blocks": Case(
+        lambda x: (lambda q, s: q.float() * spread(s, 1, 128))(*kernels.quantize_blocks(x)),
+        lambda x: quantized(x.reshape(1024, 32, 128), (2,)).reshape(x.shape),
+        rows,
+        lambda x: x,
+    ),
+    "dequantize": Case(
+        kernels.dequantize,
+        lambda q, s: numbers_and_scales(q, s).bfloat16(),
+        lambda normal: (
+            normal.integers(127, 1024, 4096, dtype="int8"),
+            normal(1024, dtype="float32"),
+        ),
+        numbers_and_scales,
+    ),
     "cumsum": Case(kernels.cumsum, lambda x: x.cumsum(-1), rows),
     "cumsum, one row": Case(kernels.cumsum, lambda x: x.cumsum(-1), of((1 << 22,))),
-    "sum, float32": Case(lambda x: torch().stack([kernels.sum(row) for row in x]), lambda x: torch().stack([row.sum() for row in x]), lambda normal: (normal(512, 1 << 18, dtype="float32"),)),
-    "embedding_backward": Case(lambda g, at: kernels.embedding_backward(g, at, 512), lambda g, at: torch().ops.aten.embedding_dense_backward(g, at, 512, -1, False), lambda normal: (normal(4096, 1024), normal.integers(512, 4096))),
+    "sum, float32": Case(
+        lambda x: torch().stack([kernels.sum(row) for row in x]),
+        lambda x: torch().stack([row.sum() for row in x]),
+        lambda normal: (normal(512, 1 << 18, dtype="float32"),),
+    ),
+    "embedding_backward": Case(
+        lambda g, at: kernels.embedding_backward(g, at, 512),
+        lambda g, at: torch().ops.aten.embedding_dense_backward(g, at, 512, -1, False),
+        lambda normal: (normal(4096, 1024), normal.integers(512, 4096)),
+    ),
     "matmul": Case(kernels.matmul, lambda a, b: a @ b, of((1024, 2048), (2048, 1024))),
-    "scaled_matmul, rows": Case(lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t), scaled, short((1024, 1), (1, 1024)), lambda a, b, s, t: (a * s) @ (b.t() * t)),
-    "scaled_matmul, blocks": Case(lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t), scaled, short((16, 1024), (8, 16)), lambda a, b, s, t: (a * spread(s, 1, 128)) @ (b.t() * spread(t, 128, 128))),
-    "grouped_matmul": Case(kernels.grouped_matmul, groups(lambda a, b: a @ b), lambda normal: (normal(1024, 512), normal(4, 512, 256), torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32))),
-    "grouped_outer": Case(kernels.grouped_outer, groups(lambda a, b: a.t() @ b), lambda normal: (normal(1024, 256), normal(1024, 256), torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32))),
+    "scaled_matmul, rows": Case(
+        lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t),
+        scaled,
+        short((1024, 1), (1, 1024)),
+        lambda a, b, s, t: (a * s) @ (b.t() * t),
+    ),
+    "scaled_matmul, blocks": Case(
+        lambda a, b, s, t: kernels.scaled_matmul(a, b.t(), s, t),
+        scaled,
+        short((16, 1024), (8, 16)),
+        lambda a, b, s, t: (a * spread(s, 1, 128)) @ (b.t() * spread(t, 128, 128)),
+    ),
+    "grouped_matmul": Case(
+        kernels.grouped_matmul,
+        groups(lambda a, b: a @ b),
+        lambda normal: (
+            normal(1024, 512),
+            normal(4, 512, 256),
+            torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32),
+        ),
+    ),
+    "grouped_outer": Case(
+        kernels.grouped_outer,
+        groups(lambda a, b: a.t() @ b),
+        lambda normal: (
+            normal(1024, 256),
+            normal(1024, 256),
+            torch().tensor([200, 456, 777, 1024], device="cuda", dtype=torch().int32),
+        ),
+    ),
     "attention": Case(kernels.attention, attend, of(*[(2, 8, 1024, 128)] * 3)),
-    "attention, causal": Case(lambda q, k, v: kernels.attention(q, k, v, causal=True), lambda q, k, v: attend(q, k, v, is_causal=True), of(*[(2, 8, 1024, 64)] * 3)),
-    "attention_decode": Case(lambda q, k, v: kernels.attention_decode(q, k, v, torch().full((4,), 2048, device="cuda", dtype=torch().int32)), lambda q, k, v: attend(q, k, v, enable_gqa=True), of((4, 16, 1, 128), (4, 4, 2048, 128), (4, 4, 2048, 128))),
+    "attention, causal": Case(
+        lambda q, k, v: kernels.attention(q, k, v, causal=True),
+        lambda q, k, v: attend(q, k, v, is_causal=True),
+        of(*[(2, 8, 1024, 64)] * 3),
+    ),
+    "attention_decode": Case(
+        lambda q, k, v: kernels.attention_decode(
+            q, k, v, torch().full((4,), 2048, device="cuda", dtype=torch().int32)
+        ),
+        lambda q, k, v: attend(q, k, v, enable_gqa=True),
+        of((4, 16, 1, 128), (4, 4, 2048, 128), (4, 4, 2048, 128)),
+    ),
 }
 
 
 def flat(found: Any) -> list:
     """The results of a function, each in one row: one tensor, several, or those of groups in turn."""
-    if isinstance(found, list): return [torch().cat([x.reshape(-1) for x in found])]
+    if isinstance(found, list):
+        return [torch().cat([x.reshape(-1) for x in found])]
     return [x.reshape(-1) for x in (found if isinstance(found, tuple) else (found,))]
 
 
 def errors(case: Case, normal: Normal) -> list[tuple[float, float]]:
     """The RMS errors of our results and of torch's."""
     given = case.inputs(normal)
-    truth = flat((case.exact or case.theirs)(*(x.double() if x.is_floating_point() else x for x in given)))
-    rms = lambda got, right: (got.double() - right).square().mean().sqrt().item()
-    return [(rms(a, right), rms(b, right)) for a, b, right in zip(flat(case.ours(*given)), flat(case.theirs(*given)), truth, strict=True)]
+    truth = flat(
+        (case.exact or case.theirs)(*(x.double() if x.is_floating_point() else x for x in given))
+    )
+
+    def rms(got, right):
+        return (got.double() - right).square().mean().sqrt().item()
+
+    return [
+        (rms(a, right), rms(b, right))
+        for a, b, right in zip(
+            flat(case.ours(*given)), flat(case.theirs(*given)), truth, strict=True
+        )
+    ]
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 def main(names: tuple[str, ...]) -> None:
     """The table of all cases, or of those that begin with one of NAMES."""
-    table, normal, missed, began = Table("kernel", "tkc", "torch", "tkc / torch", "asked", title="RMS error against float64", title_justify="left"), Normal(), 0, time.monotonic()
+    table, normal, missed, began = (
+        Table(
+            "kernel",
+            "tkc",
+            "torch",
+            "tkc / torch",
+            "asked",
+            title="RMS error against float64",
+            title_justify="left",
+        ),
+        Normal(),
+        0,
+        time.monotonic(),
+    )
     for name, case in CASES.items():
-        if names and not name.startswith(names): continue
-        try: found = errors(case, normal)
+        if names and not name.startswith(names):
+            continue
+        try:
+            found = errors(case, normal)
         except Exception as e:
             found, missed = [], missed + 1
             table.add_row(name, f"failed: {type(e).__name__}: {str(e).splitlines()[0]:.120}")
         for i, (ours, theirs) in enumerate(found):
             good = ours <= LEAST * theirs
             missed += not good
-            table.add_row(name if len(found) == 1 else f"{name} [{i}]", f"{ours:.3e}", f"{theirs:.3e}", f"{ours / theirs:.3f}" if theirs else "-", "met" if good else "MISSED")
+            table.add_row(
+                name if len(found) == 1 else f"{name} [{i}]",
+                f"{ours:.3e}",
+                f"{theirs:.3e}",
+                f"{ours / theirs:.3f}" if theirs else "-",
+                "met" if good else "MISSED",
+            )
     Console(soft_wrap=True, width=120).print(table)
     print(f"{missed or 'none'} missed, {time.monotonic() - began:.0f} s")
     sys.exit(bool(missed))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

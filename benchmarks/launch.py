@@ -1,4 +1,8 @@
-"""Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare driver call, tkc, and others. Host time of calls of the library on small tensors, beside torch's own."""
+"""Host time of one launch, with three tensors, and with four tensors and eight numbers: the bare
+driver call, tkc, and others. Host time of calls of the library on small tensors, beside torch's
+own.
+"""
+
 import itertools
 from collections.abc import Iterator
 
@@ -30,7 +34,14 @@ NUMBERS = 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5
 def blend(x, y, z, out, n, a, b, c, d, e, f, g, BLOCK: tkc.constexpr = 128):
     i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
     inside = i < n
-    tkc.store(out.ptr + i, tkc.load(x.ptr + i, mask=inside) * a + tkc.load(y.ptr + i, mask=inside) * b + tkc.load(z.ptr + i, mask=inside) * c + (d + e + f + g), mask=inside)
+    tkc.store(
+        out.ptr + i,
+        tkc.load(x.ptr + i, mask=inside) * a
+        + tkc.load(y.ptr + i, mask=inside) * b
+        + tkc.load(z.ptr + i, mask=inside) * c
+        + (d + e + f + g),
+        mask=inside,
+    )
 
 
 def bare(x, y, out):
@@ -39,24 +50,38 @@ def bare(x, y, out):
 
     import torch
     from cuda.bindings import driver
+
     def checked(result):
-        if result[0]: raise RuntimeError(str(result[0]))
+        if result[0]:
+            raise RuntimeError(str(result[0]))
         return result[1] if len(result) > 1 else None
+
     module = checked(driver.cuModuleLoadData(PTX.encode() + b"\0"))
     function = checked(driver.cuModuleGetFunction(module, b"add"))
     values = [*(ctypes.c_void_p(t.data_ptr()) for t in (x, y, out)), ctypes.c_uint32(out.numel())]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    stream, blocks, launch, address = torch.cuda.current_stream().cuda_stream, -(-out.numel() // 128), driver.cuLaunchKernel, ctypes.addressof(pointers)
+    stream, blocks, launch, address = (
+        torch.cuda.current_stream().cuda_stream,
+        -(-out.numel() // 128),
+        driver.cuLaunchKernel,
+        ctypes.addressof(pointers),
+    )
+
     def run():
         launch(function, blocks, 1, 1, 128, 1, 1, 0, stream, address, 0)
         return out
+
     run.keep = values, pointers, module
     return run
 
 
 def contest(seed: int, n: int = N) -> Contest:
     import torch
-    x, y = (torch.randn(n, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + i)) for i in range(2))
+
+    x, y = (
+        torch.randn(n, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + i))
+        for i in range(2)
+    )
     out = torch.empty_like(x)
 
     def ours() -> Runner:
@@ -69,27 +94,53 @@ def contest(seed: int, n: int = N) -> Contest:
         return Runner(lambda: (launch(), out)[1], out)
 
     def elsewhere() -> Runner:
-        add, pools = harness.example("vector_add").add, [itertools.cycle([t.clone() for _ in range(many)]) for t, many in ((x, 61), (y, 67), (out, 71))]
+        add, pools = (
+            harness.example("vector_add").add,
+            [
+                itertools.cycle([t.clone() for _ in range(many)])
+                for t, many in ((x, 61), (y, 67), (out, 71))
+            ],
+        )
+
         def run():
             at = [next(pool) for pool in pools]
             add[(1,)](*at, n)
             return at[2]
+
         return Runner(run)
 
     def triton() -> Runner:
         from benchmarks import rivals_triton
+
         return Runner(lambda: rivals_triton.add(x, y, out), out)
 
-    return Contest("launch", "Host time of one launch, 3 tensors", (
-        Contestant("tkc", ours, "ours", risky=True),
-        Contestant("tkc prepared", prepared, "ours", risky=True),
-        Contestant("tkc, other arrays each time", elsewhere, "ours"),
-        Contestant("bare cuLaunchKernel", lambda: Runner(bare(x, y, out), out), "bound"),
-        Contestant("torch.add(out=)", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
-        Contestant("triton", triton),
-    ), lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda: x.double() + y.double(), tolerance=1e-6,
-        figures=(harness.time_beyond("tkc", "bare cuLaunchKernel", 2e-6, "tkc at most 2 us beyond the bare call"),
-                 harness.time_beyond("tkc prepared", "bare cuLaunchKernel", 0.5e-6, "prepared at most 0.5 us beyond the bare call")))
+    return Contest(
+        "launch",
+        "Host time of one launch, 3 tensors",
+        (
+            Contestant("tkc", ours, "ours", risky=True),
+            Contestant("tkc prepared", prepared, "ours", risky=True),
+            Contestant("tkc, other arrays each time", elsewhere, "ours"),
+            Contestant("bare cuLaunchKernel", lambda: Runner(bare(x, y, out), out), "bound"),
+            Contestant("torch.add(out=)", lambda: Runner(lambda: torch.add(x, y, out=out), out)),
+            Contestant("triton", triton),
+        ),
+        lambda run: harness.launch_timer(run, torch.cuda.synchronize),
+        TIMING,
+        lambda: x.double() + y.double(),
+        tolerance=1e-6,
+        figures=(
+            harness.time_beyond(
+                "tkc", "bare cuLaunchKernel", 2e-6, "tkc at most 2 us beyond the bare call"
+            ),
+            harness.time_beyond(
+                "tkc prepared",
+                "bare cuLaunchKernel",
+                0.5e-6,
+                "prepared at most 0.5 us beyond the bare call",
+            ),
+        ),
+    )
 
 
 TIMING = "Host wall time of 5000 launches in a row, median of five rows"
@@ -98,12 +149,17 @@ TIMING = "Host wall time of 5000 launches in a row, median of five rows"
 def many(seed: int, n: int = N) -> Contest:
     """Four tensors and eight numbers."""
     import torch
-    x, y, z = (torch.randn(n, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + i)) for i in range(3))
+
+    x, y, z = (
+        torch.randn(n, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + i))
+        for i in range(3)
+    )
     out = torch.empty_like(x)
     arguments, blocks = (x, y, z, out, n, *NUMBERS), -(-n // 128)
 
     def triton() -> Runner:
         from benchmarks import rivals_triton
+
         return Runner(lambda: rivals_triton.blend(*arguments), out)
 
     def prepared() -> Runner:
@@ -111,17 +167,40 @@ def many(seed: int, n: int = N) -> Contest:
         return Runner(lambda: (launch(), out)[1], out)
 
     def bare_blend() -> Runner:
-        blend[blocks](*arguments)                                               # any kernel will do: what is timed is the call
+        blend[blocks](*arguments)  # any kernel will do: what is timed is the call
         return Runner(bare(x, y, out), out)
+
     a, b, c, *rest = NUMBERS
-    return Contest("launch-many", "Host time of one launch, 4 tensors and 8 numbers", (
-        Contestant("tkc", lambda: Runner(lambda: (blend[(blocks,)](*arguments), out)[1], out), "ours", risky=True),
-        Contestant("tkc prepared", prepared, "ours", risky=True),
-        Contestant("bare cuLaunchKernel", bare_blend, "bound"),
-        Contestant("triton", triton),
-    ), lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda: x.double() * a + y.double() * b + z.double() * c + sum(rest), tolerance=1e-5,
-        figures=(harness.time_beyond("tkc", "bare cuLaunchKernel", 4e-6, "tkc at most 4 us beyond the bare call"),
-                 harness.time_beyond("tkc prepared", "bare cuLaunchKernel", 0.5e-6, "prepared at most 0.5 us beyond the bare call")))
+    return Contest(
+        "launch-many",
+        "Host time of one launch, 4 tensors and 8 numbers",
+        (
+            Contestant(
+                "tkc",
+                lambda: Runner(lambda: (blend[(blocks,)](*arguments), out)[1], out),
+                "ours",
+                risky=True,
+            ),
+            Contestant("tkc prepared", prepared, "ours", risky=True),
+            Contestant("bare cuLaunchKernel", bare_blend, "bound"),
+            Contestant("triton", triton),
+        ),
+        lambda run: harness.launch_timer(run, torch.cuda.synchronize),
+        TIMING,
+        lambda: x.double() * a + y.double() * b + z.double() * c + sum(rest),
+        tolerance=1e-5,
+        figures=(
+            harness.time_beyond(
+                "tkc", "bare cuLaunchKernel", 4e-6, "tkc at most 4 us beyond the bare call"
+            ),
+            harness.time_beyond(
+                "tkc prepared",
+                "bare cuLaunchKernel",
+                0.5e-6,
+                "prepared at most 0.5 us beyond the bare call",
+            ),
+        ),
+    )
 
 
 def library(seed: int) -> Iterator[Contest]:
@@ -129,18 +208,43 @@ def library(seed: int) -> Iterator[Contest]:
     import torch
 
     from tkc import kernels
+
     F = torch.nn.functional
-    made = lambda *shape: torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + len(shape))).bfloat16()
+
+    def made(*shape):
+        return torch.randn(
+            shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed + len(shape))
+        ).bfloat16()
+
     x, w, q = made(64, 64), made(64), made(1, 2, 64, 64)
     out = torch.empty_like(x)
-    calls = {"matmul": (lambda: kernels.matmul(x, x), lambda: torch.matmul(x, x)), "matmul out=": (lambda: kernels.matmul(x, x, out=out), lambda: torch.matmul(x, x, out=out)),
-             "softmax": (lambda: kernels.softmax(x), lambda: torch.softmax(x, -1)), "rms_norm": (lambda: kernels.rms_norm(x, w), lambda: F.rms_norm(x, (64,), w, 1e-6)),
-             "attention": (lambda: kernels.attention(q, q, q), lambda: F.scaled_dot_product_attention(q, q, q))}
+    calls = {
+        "matmul": (lambda: kernels.matmul(x, x), lambda: torch.matmul(x, x)),
+        "matmul out=": (lambda: kernels.matmul(x, x, out=out), lambda: torch.matmul(x, x, out=out)),
+        "softmax": (lambda: kernels.softmax(x), lambda: torch.softmax(x, -1)),
+        "rms_norm": (lambda: kernels.rms_norm(x, w), lambda: F.rms_norm(x, (64,), w, 1e-6)),
+        "attention": (
+            lambda: kernels.attention(q, q, q),
+            lambda: F.scaled_dot_product_attention(q, q, q),
+        ),
+    }
     for name, (ours, theirs) in calls.items():
         expected, where = theirs().double(), out if "out=" in name else None
-        yield Contest(f"call-{name.strip('=').replace(' ', '-')}", f"Host time of kernels.{name}", (
-            Contestant("tkc", lambda ours=ours, where=where: Runner(ours, where), "ours", risky=True), Contestant("torch", lambda theirs=theirs, where=where: Runner(theirs, where))),
-            lambda run: harness.launch_timer(run, torch.cuda.synchronize), TIMING, lambda expected=expected: expected, tolerance=2e-2, figures=(harness.speed_ratio("tkc", "torch", 1.0),))
+        yield Contest(
+            f"call-{name.strip('=').replace(' ', '-')}",
+            f"Host time of kernels.{name}",
+            (
+                Contestant(
+                    "tkc", lambda ours=ours, where=where: Runner(ours, where), "ours", risky=True
+                ),
+                Contestant("torch", lambda theirs=theirs, where=where: Runner(theirs, where)),
+            ),
+            lambda run: harness.launch_timer(run, torch.cuda.synchronize),
+            TIMING,
+            lambda expected=expected: expected,
+            tolerance=2e-2,
+            figures=(harness.speed_ratio("tkc", "torch", 1.0),),
+        )
 
 
 def contests(seed: int) -> Iterator[Contest]:

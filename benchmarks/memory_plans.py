@@ -1,14 +1,18 @@
-"""Plans of kernels that move bytes, each forced by its keywords, against the plan as it is and a copy: what decides whether one becomes the default.
+"""Plans of kernels that move bytes, each forced by its keywords, against the plan as it is and a
+copy: what decides whether one becomes the default.
 
-    BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300 --out /tmp/plans
+    BENCH_ONLY=softmax,transpose python benchmarks/run.py memory_plans --rounds 8 --deadline 300
+    --out /tmp/plans
 
 persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py);
-               num_stages: of the ring in shared memory that they come through, in registers without one
+               num_stages: of the ring in shared memory that they come through, in registers without
+               one
 turned         a tile that is read along one axis and written along another is turned in registers (tkc/passes/analysis/access.py)
 cumsum         elements of a program and programs of a group (kernels/scans.py)
 
 Operations and shapes are those of memory_bound.py, GB/s counted as there.
 """
+
 from __future__ import annotations
 
 import os
@@ -24,12 +28,26 @@ from benchmarks.vector_add import copy
 WIDER = ({"num_warps": 8}, {"num_warps": 16})
 ROWS = ({"persistent": True}, *({"persistent": True} | w for w in WIDER), *WIDER)
 PLANS: dict[str, tuple[dict, ...]] = {
-    "softmax": ROWS, "layer_norm": ROWS, "rms_norm": ROWS, "cross_entropy": ROWS,
-    "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}), "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
-    "quantize": ({"persistent": True}, {"num_warps": 4}), "transpose": ({"turned": False}, {"num_warps": 8}),
+    "softmax": ROWS,
+    "layer_norm": ROWS,
+    "rms_norm": ROWS,
+    "cross_entropy": ROWS,
+    "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
+    "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
+    "quantize": ({"persistent": True}, {"num_warps": 4}),
+    "transpose": ({"turned": False}, {"num_warps": 8}),
 }
-STREAMS = tuple({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((1, 16, 1), (1, 16, 2), (2, 8, 1), (2, 16, 1), (4, 8, 1)))                                # of rows of 32768
-CLUSTERS = (*({"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s} for c, w, s in ((4, 16, 1), (4, 16, 2), (8, 8, 1), (8, 16, 1))), {"persistent": False})                     # of rows of 131072
+STREAMS = tuple(
+    {"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s}
+    for c, w, s in ((1, 16, 1), (1, 16, 2), (2, 8, 1), (2, 16, 1), (4, 8, 1))
+)  # of rows of 32768
+CLUSTERS = (
+    *(
+        {"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s}
+        for c, w, s in ((4, 16, 1), (4, 16, 2), (8, 8, 1), (8, 16, 1))
+    ),
+    {"persistent": False},
+)  # of rows of 131072
 SCANS = ((4096, 128), (4096, 512), (8192, 256), (16384, 256))
 
 
@@ -37,17 +55,24 @@ SCANS = ((4096, 128), (4096, 512), (8192, 256), (16384, 256))
 def launches() -> Iterator[list]:
     """Collects what is launched, and launches nothing."""
     found = []
-    with tkc.handed(lambda *launch: found.append(launch)): yield found
+    with tkc.handed(lambda *launch: found.append(launch)):
+        yield found
 
 
 def planned(call: Callable[[], object], options: dict) -> Runner:
     """The launches of a call, each with options."""
-    with launches() as found: result = call()
-    runs = [kernel.prepare(*args, grid=grid, **keywords, **options) for kernel, grid, args, keywords in found]
+    with launches() as found:
+        result = call()
+    runs = [
+        kernel.prepare(*args, grid=grid, **keywords, **options)
+        for kernel, grid, args, keywords in found
+    ]
 
     def run():
-        for each in runs: each()
+        for each in runs:
+            each()
         return first(result)
+
     return Runner(run)
 
 
@@ -57,28 +82,61 @@ def scanned(call: Callable[[], object], block: int, group: int) -> Runner:
     def run():
         kept = scans.PART, scans.GROUP
         scans.PART, scans.GROUP = block, group
-        try: return call()
-        finally: scans.PART, scans.GROUP = kept
+        try:
+            return call()
+        finally:
+            scans.PART, scans.GROUP = kept
+
     return Runner(run)
 
 
-def text(options: dict) -> str: return ", ".join(f"{k}={v}" for k, v in options.items())
+def text(options: dict) -> str:
+    return ", ".join(f"{k}={v}" for k, v in options.items())
 
 
 def contests(seed: int) -> Iterator[Contest]:
     import torch
+
     only = set(filter(None, os.environ.get("BENCH_ONLY", "").split(",")))
     for name, shapes, build in OPERATIONS:
-        if name not in (*PLANS, "cumsum") or only and name not in only: continue
+        if name not in (*PLANS, "cumsum") or only and name not in only:
+            continue
         for shape in shapes:
             torch.cuda.empty_cache()
             generator = torch.Generator("cuda").manual_seed(seed)
-            def normal(*s, dtype=torch.bfloat16): return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
-            moved, _, ours, _, reference = build(normal, *shape)
-            if name == "cumsum": others = [(f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g)) for n, g in SCANS]
-            else: others = [(text(o), lambda o=o: planned(ours, o)) for o in (CLUSTERS if shape[-1] == 131072 else (*STREAMS, {"persistent": False}) if shape[-1] == 32768 else PLANS[name])]
-            yield Contest(f"{name}-plans-{'x'.join(map(str, shape))}", f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan", (
-                Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"), *(Contestant(n, make) for n, make in others),
-                Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),
-            ), harness.gpu_timer, harness.GPU_TIMING, reference, 1e-2, amount=moved / 1e9, unit="GB/s")
 
+            def normal(*s, dtype=torch.bfloat16):
+                return torch.randn(*s, device="cuda", dtype=dtype, generator=generator)
+
+            moved, _, ours, _, reference = build(normal, *shape)
+            if name == "cumsum":
+                others = [
+                    (f"{n} elements, groups of {g}", lambda n=n, g=g: scanned(ours, n, g))
+                    for n, g in SCANS
+                ]
+            else:
+                others = [
+                    (text(o), lambda o=o: planned(ours, o))
+                    for o in (
+                        CLUSTERS
+                        if shape[-1] == 131072
+                        else (
+                            (*STREAMS, {"persistent": False}) if shape[-1] == 32768 else PLANS[name]
+                        )
+                    )
+                ]
+            yield Contest(
+                f"{name}-plans-{'x'.join(map(str, shape))}",
+                f"{name.replace('_', ' ')}, {' x '.join(map(str, shape))} bfloat16, by plan",
+                (
+                    Contestant("tkc", lambda: Runner(lambda: first(ours())), "ours"),
+                    *(Contestant(n, make) for n, make in others),
+                    Contestant("copy of as many bytes", lambda: Runner(copy(moved // 2)), "bound"),
+                ),
+                harness.gpu_timer,
+                harness.GPU_TIMING,
+                reference,
+                1e-2,
+                amount=moved / 1e9,
+                unit="GB/s",
+            )

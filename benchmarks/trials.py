@@ -1,8 +1,10 @@
-"""The hard trials of the cache, of forks and of the compiler's determinism, by the number: `make trials`.
+"""The hard trials of the cache, of forks and of the compiler's determinism, by the number: `make
+trials`.
 
     python -m benchmarks.trials            32 processes share 200 keys, 1000 writers are killed, PTX under 20 hash seeds, forks
 Each trial gives the number of its faults; the tests run the same in small.
 """
+
 from __future__ import annotations
 
 import os
@@ -78,50 +80,71 @@ sys.exit(faults)
 
 
 def _run(program: str, *arguments, **more) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | more.pop("environment", {}), **more)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | more.pop("environment", {}),
+        **more,
+    )
 
 
-def shared_directory(folder: Path, processes: int = 32, keys: int = 200, rounds: int = 400, megabytes: int = 1) -> int:
-    """Processes read, write and drop entries of one directory at once: how many read something wrong, raised, or left a file behind."""
+def shared_directory(
+    folder: Path, processes: int = 32, keys: int = 200, rounds: int = 400, megabytes: int = 1
+) -> int:
+    """Processes read, write and drop entries of one directory at once: how many read something
+    wrong, raised, or left a file behind.
+    """
     running = [_run(SHARING, folder, i, keys, rounds, megabytes) for i in range(processes)]
     return sum(p.wait() != 0 for p in running) + len(list(folder.glob("*/.new-*")))
 
 
 def killed_writers(folder: Path, kills: int = 1000) -> int:
-    """A process that writes one entry over and over is killed at random: how often the entry was neither absent nor whole."""
+    """A process that writes one entry over and over is killed at random: how often the entry was
+    neither absent nor whole.
+    """
     disk, r, key, faults = DiskCache(folder), random.Random(0), "ab" * 32, 0
     for _ in range(kills):
         p = _run(WRITING, folder, key, stdout=subprocess.PIPE)
         p.stdout.readline()
         time.sleep(r.random() * 0.01)
-        p.kill(); p.wait(); p.stdout.close()
+        p.kill()
+        p.wait()
+        p.stdout.close()
         found = disk.get(key)
         faults += found is not None and found["data"] != bytes([int(found["n"])]) * 300_000
-        for left in folder.glob("*/.new-*"): left.unlink()                       # a killed writer cannot clear up; the next compiler ignores them
+        for left in folder.glob("*/.new-*"):
+            left.unlink()  # a killed writer cannot clear up; the next compiler ignores them
     return faults
 
 
 def ptx_of_suite(seed: int) -> str:
     """The hash of the PTX of fifteen kernels, compiled under a hash seed."""
-    p = _run(SUITE, stdout=subprocess.PIPE, environment={"PYTHONHASHSEED": str(seed), "TKC_CACHE": "0"})
+    p = _run(
+        SUITE, stdout=subprocess.PIPE, environment={"PYTHONHASHSEED": str(seed), "TKC_CACHE": "0"}
+    )
     text = p.communicate()[0].decode().strip()
-    if p.returncode or len(text) != 64: raise RuntimeError(f"the suite did not compile under hash seed {seed}")
+    if p.returncode or len(text) != 64:
+        raise RuntimeError(f"the suite did not compile under hash seed {seed}")
     return text
 
 
 def forked_children(folder: Path, children: int = 32) -> int:
     """Children of a process that has compiled and run: how many failed to do so too."""
     p = _run(FORKED, children, environment={"TKC_CACHE_DIR": str(folder)}, start_new_session=True)
-    try: return p.wait(60 + 2 * children)
+    try:
+        return p.wait(60 + 2 * children)
     except subprocess.TimeoutExpired:
-        os.killpg(p.pid, signal.SIGKILL)                                         # its own session: the children that hang too
+        os.killpg(p.pid, signal.SIGKILL)  # its own session: the children that hang too
         return children
 
 
 def trials() -> Iterator[tuple[str, int]]:
     with tempfile.TemporaryDirectory(prefix="tkc-trials-") as folder:
         yield "32 processes x 200 keys x 400 calls, 1 MiB", shared_directory(Path(folder, "shared"))
-        yield "32 processes x 200 keys x 400 calls, 64 MiB", shared_directory(Path(folder, "roomy"), megabytes=64)
+        yield (
+            "32 processes x 200 keys x 400 calls, 64 MiB",
+            shared_directory(Path(folder, "roomy"), megabytes=64),
+        )
         yield "1000 writers killed", killed_writers(Path(folder, "killed"))
         yield "15 kernels, 20 hash seeds", len({ptx_of_suite(s) for s in range(20)}) - 1
         yield "32 forked children", forked_children(Path(folder, "forked"))

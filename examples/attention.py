@@ -3,7 +3,8 @@
     out = softmax(Q K^T * scale) V          per batch b and head h;  Q, K, V, out: [batch, heads, sequence, D]
 
 The matrix of scores has sequence^2 elements; writing it down is what makes attention slow.  A program takes BM rows of Q and
-walks over K and V in blocks of BN, holding for each of its rows three things: the largest score so far (`top`), the sum of
+walks over K and V in blocks of BN, holding for each of its rows three things: the largest score so
+far (`top`), the sum of
 exponentials relative to it (`total`) and their weighted sum of V (`acc`).  When a block raises the maximum from `top` to `new`,
 what has been summed so far shrinks by the factor 2^(top - new):
 
@@ -11,7 +12,8 @@ what has been summed so far shrinks by the factor 2^(top - new):
     [ scores ]  [ scores ]  [ scores ]          total <- total * 2^(top - new) + sum of 2^(s - new)
        top ------> new -------> new             acc   <- acc   * 2^(top - new) + 2^(s - new) V
 
-Exponentials are powers of two of scores times c = scale * log2(e): one multiplication instead of two, and exact.
+Exponentials are powers of two of scores times c = scale * log2(e): one multiplication instead of
+two, and exact.
 
 *Views.*  `q[b, h]` is the matrix of one batch and head, an array like any other; nothing is copied.
 
@@ -20,13 +22,16 @@ those behind the row's own position.  With more keys than queries the queries ar
 The causal loop ends where no row of the block sees anything any more.  A row that sees nothing at all has new = -inf; `base`
 keeps inf - inf out of it, and the last line gives it zeros.
 
-On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`, bfloat16, with its blocks of 128 x 128:
+On an H200, 2026-11-22, commit 8434850, eight shuffled rounds of `benchmarks/run.py examples`,
+bfloat16, with its blocks of 128 x 128:
 
     4 x 16 x 4096 x 128     attention 770.0 us (714 TFLOP/s)     causal 427.0 (644)
                             cuDNN     930.2    (591)                    539.8 (509)
 
-attention_steps.py leads here from the plainest version; kernels.attention has more options and chooses its blocks.
+attention_steps.py leads here from the plainest version; kernels.attention has more options and
+chooses its blocks.
 """
+
 from math import e, inf, log2
 
 import numpy as np
@@ -38,10 +43,20 @@ LOG2E = log2(e)
 
 
 @tkc.jit
-def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
+def attention(
+    q,
+    k,
+    v,
+    o,
+    scale,
+    CAUSAL: tkc.constexpr,
+    D: tkc.constexpr,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 128,
+):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
-    c, shift = scale * LOG2E, k.shape[0] - q.shape[0]           # scale > 0
+    c, shift = scale * LOG2E, k.shape[0] - q.shape[0]  # scale > 0
     rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (m, 0), (BM, D))
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, D))
     for n in tkc.range(0, tkc.minimum(k.shape[0], m + BM + shift) if CAUSAL else k.shape[0], BN):
@@ -76,25 +91,52 @@ def reference(q, k, v, scale, causal):
     return powers @ v / np.where(total > 0, total, 1)
 
 
-# ---- what `tkc demo` runs -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs
+# -------------------------------------------------------------------------------------------------
 def case(device, dtype, causal, block, tolerance, batch, heads, sequence, d):
     hosts = [normal((batch, heads, sequence, d), dtype, seed) for seed in range(3)]
     q, k, v = (on_device(t, device) for t in hosts)
-    o, scale = blank(hosts[0].shape, dtype, device), d ** -0.5
-    return {"name": "attention" + causal * " causal", "shape": hosts[0].shape, "dtype": dtype, "tolerance": tolerance,
-            "flops": 4 * batch * heads * sequence * sequence * d // (1 + causal),
-            "run": lambda: attention[grid](q, k, v, o, scale, CAUSAL=causal, D=d, BM=block, BN=block),
-            "error": lambda: largest_error(o, reference(*hosts, scale, causal))}
+    o, scale = blank(hosts[0].shape, dtype, device), d**-0.5
+    return {
+        "name": "attention" + causal * " causal",
+        "shape": hosts[0].shape,
+        "dtype": dtype,
+        "tolerance": tolerance,
+        "flops": 4 * batch * heads * sequence * sequence * d // (1 + causal),
+        "run": lambda: attention[grid](q, k, v, o, scale, CAUSAL=causal, D=d, BM=block, BN=block),
+        "error": lambda: largest_error(o, reference(*hosts, scale, causal)),
+    }
 
 
 def cases(device, batch=2, heads=8, sequence=1024, d=64):
-    for dtype, causal, block, tolerance in (("bfloat16", False, 128, 1e-2), ("bfloat16", True, 128, 1e-2), ("float32", False, 64, 1e-5)):
+    for dtype, causal, block, tolerance in (
+        ("bfloat16", False, 128, 1e-2),
+        ("bfloat16", True, 128, 1e-2),
+        ("float32", False, 64, 1e-5),
+    ):
         yield case(device, dtype, causal, block, tolerance, batch, heads, sequence, d)
 
 
 def kernels():
     array = "bf16[2, 8, 1024, 64]"
-    return [(attention, {"q": array, "k": array, "v": array, "o": array, "scale": "f32", "CAUSAL": False, "D": 64, "BM": 128, "BN": 128}, grid)]
+    return [
+        (
+            attention,
+            {
+                "q": array,
+                "k": array,
+                "v": array,
+                "o": array,
+                "scale": "f32",
+                "CAUSAL": False,
+                "D": 64,
+                "BM": 128,
+                "BN": 128,
+            },
+            grid,
+        )
+    ]
 
 
-if __name__ == "__main__": main(cases)
+if __name__ == "__main__":
+    main(cases)

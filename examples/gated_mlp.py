@@ -2,21 +2,27 @@
 
     y[m, n] = silu(g) * u        g = sum over k of x[m, k] * gate[k, n],  u = sum over k of x[m, k] * up[k, n]
 
-As two products and a third kernel for silu(g) * u, x is read twice, and g and u are written to memory and read again: at 8192 x 14336 that is
-0.9 GB for nothing. In one kernel a block of x comes once for both products, and g and u never leave the registers they were summed in.
+As two products and a third kernel for silu(g) * u, x is read twice, and g and u are written to
+memory and read again: at 8192 x 14336 that is 0.9 GB for nothing. In one kernel a block of x comes
+once for both products, and g and u never leave the registers they were summed in.
 
-Nothing in the kernel says how. The compiler sees two dots whose sums go round the loop, and that they read the same block: its copies go with both blocks of
-weights into one stage of a ring, both dots are one group on the tensor core, and a stage is free when the next group is under way. Where the results
-leave, silu(g) * u is computed a slab of columns at a time, so that the registers hold the two sums and little else.
+Nothing in the kernel says how. The compiler sees two dots whose sums go round the loop, and that
+they read the same block: its copies go with both blocks of weights into one stage of a ring, both
+dots are one group on the tensor core, and a stage is free when the next group is under way. Where
+the results leave, silu(g) * u is computed a slab of columns at a time, so that the registers hold
+the two sums and little else.
 
 On an H200, 2026-11-22, commit 5290c83, five shuffled rounds, bfloat16:
 
     8192 x 14336 x 4096     this kernel 2900 us (664 TFLOP/s), with raster=16 2864 (672)      the same as one role with mma.sync 5614 (343)
-                            one product of both by cuBLAS 2837, with torch.compile's silu(g) * u behind it 3042 (633); two products and that 3117
+                            one product of both by cuBLAS 2837, with torch.compile's silu(g) * u
+                            behind it 3042 (633); two products and that 3117
 
-The same goes for any sums that go round a loop: a complex product (four dots, three sums, two of the dots one after the other into one of them), a Gram
-matrix x.T x beside x.T y, products of the same rows with several matrices.
+The same goes for any sums that go round a loop: a complex product (four dots, three sums, two of
+the dots one after the other into one of them), a Gram matrix x.T x beside x.T y, products of the
+same rows with several matrices.
 """
+
 import numpy as np
 from _arrays import blank, largest_error, main, normal, on_device
 
@@ -45,22 +51,49 @@ def reference(x, gate, up):
     return g / (1 + np.exp(-g)) * (x.astype(np.float64) @ up.astype(np.float64))
 
 
-# ---- what `tkc demo` runs -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs
+# -------------------------------------------------------------------------------------------------
 def case(device, dtype, tolerance, rows, columns, k):
-    x, *weights = (normal(shape, dtype, seed) for seed, shape in enumerate(((rows, k), (k, columns), (k, columns))))
+    x, *weights = (
+        normal(shape, dtype, seed)
+        for seed, shape in enumerate(((rows, k), (k, columns), (k, columns)))
+    )
     weights = [(w.astype(np.float32) / np.sqrt(k or 1)).astype(w.dtype) for w in weights]
     arrays, y = [on_device(t, device) for t in (x, *weights)], blank((rows, columns), dtype, device)
-    return {"name": "gated mlp", "shape": (rows, columns, k), "dtype": dtype, "tolerance": tolerance, "flops": 4 * rows * columns * k,
-            "run": lambda: gated[grid](*arrays, y), "error": lambda: largest_error(y, reference(x, *weights))}
+    return {
+        "name": "gated mlp",
+        "shape": (rows, columns, k),
+        "dtype": dtype,
+        "tolerance": tolerance,
+        "flops": 4 * rows * columns * k,
+        "run": lambda: gated[grid](*arrays, y),
+        "error": lambda: largest_error(y, reference(x, *weights)),
+    }
 
 
 def cases(device, rows=512, columns=1024, k=512):
-    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 1e-2)): yield case(device, dtype, tolerance, rows, columns, k)
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 1e-2)):
+        yield case(device, dtype, tolerance, rows, columns, k)
 
 
 def kernels():
     weights = "bf16[512, 1024]"
-    return [(gated, {"x": "bf16[512, 512]", "gate": weights, "up": weights, "y": weights, "BM": 128, "BN": 128, "BK": 64}, grid)]
+    return [
+        (
+            gated,
+            {
+                "x": "bf16[512, 512]",
+                "gate": weights,
+                "up": weights,
+                "y": weights,
+                "BM": 128,
+                "BN": 128,
+                "BK": 64,
+            },
+            grid,
+        )
+    ]
 
 
-if __name__ == "__main__": main(cases)
+if __name__ == "__main__":
+    main(cases)

@@ -1,7 +1,10 @@
-"""The product in steps: ten lines, what each keyword of a launch does to them, and how not to choose any of it.
+"""The product in steps: ten lines, what each keyword of a launch does to them, and how not to
+choose any of it.
 
-The kernel is the one of matmul.py, and nothing below changes it. On a GPU with tensor-core warpgroups (Hopper) the compiler makes this of it: a producer warp copies blocks of A and
-B into a ring of shared memory by tensor maps, warpgroups multiply them from there, and blocks stay on their multiprocessor, taking one program after the other. What the keywords narrow:
+The kernel is the one of matmul.py, and nothing below changes it. On a GPU with tensor-core
+warpgroups (Hopper) the compiler makes this of it: a producer warp copies blocks of A and B into a
+ring of shared memory by tensor maps, warpgroups multiply them from there, and blocks stay on their
+multiprocessor, taking one program after the other. What the keywords narrow:
 
     roles       "one": no producer, cp.async and mma.sync, as on older GPUs.  "cooperative": two warpgroups share a program.  "pingpong": each has one of its own
     programs    2 is ping-pong: one stores its results while the other multiplies, so that short loops cost nothing.  1: a block twice as large fits
@@ -12,8 +15,10 @@ B into a ring of shared memory by tensor maps, warpgroups multiply them from the
     stream_k    the programs of the last wave, too few for all blocks, are shared by all of them, in so many parts at most
     BM, BN, BK  are the kernel's own: the block of C that one program computes, and the k of one step
 
-`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python examples/matmul_steps.py 4096 512` where loops are short; all plans that an H200 was asked for are in
-benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit bc6c2fc, five shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
+`python examples/matmul_steps.py 8192` times each on the GPU at hand, `python
+examples/matmul_steps.py 4096 512` where loops are short; all plans that an H200 was asked for are
+in benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit bc6c2fc, five
+shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
 
                           8192 x 8192 x 8192     4096 x 4096 x 512
     as it is                     661                    603
@@ -31,10 +36,14 @@ benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit b
     bias and GELU                684                    458, likewise
     cuBLAS, bare                 692                    505
 
-`matmul.compile(...).decisions` says what was chosen where nothing was asked for, and what was rejected. Blocks and keywords together are for `tkc.autotune`: the cost model
-ranks them for the sizes of a launch, the best are compiled side by side and measured, the choice is kept on disk. With `measure=False` the model's first is taken, which
-is what `tkc.kernels.matmul` does; it also takes batches, vectors, every memory order, and an epilogue, here bias and GELU, which costs next to nothing.
+`matmul.compile(...).decisions` says what was chosen where nothing was asked for, and what was
+rejected. Blocks and keywords together are for `tkc.autotune`: the cost model ranks them for the
+sizes of a launch, the best are compiled side by side and measured, the choice is kept on disk. With
+`measure=False` the model's first is taken, which is what `tkc.kernels.matmul` does; it also takes
+batches, vectors, every memory order, and an epilogue, here bias and GELU, which costs next to
+nothing.
 """
+
 import sys
 
 import numpy as np
@@ -44,7 +53,7 @@ from matmul import grid, matmul
 import tkc
 from tkc import kernels as library
 
-STEPS = {                                                           # name: launch keywords
+STEPS = {  # name: launch keywords
     "as it is": {},
     "roles=one": {"roles": "one"},
     "one program": {"programs": 1},
@@ -57,38 +66,81 @@ STEPS = {                                                           # name: laun
     "shared last wave": {"programs": 1, "BN": 256, "stream_k": 2},
 }
 
-tuned = tkc.autotune([tkc.Config(BM=m, BN=n, BK=64) for m, n in ((128, 256), (128, 192), (128, 128), (256, 128), (64, 128))])(matmul)
+tuned = tkc.autotune(
+    [
+        tkc.Config(BM=m, BN=n, BK=64)
+        for m, n in ((128, 256), (128, 192), (128, 128), (256, 128), (64, 128))
+    ]
+)(matmul)
 
 
-# ---- what `tkc demo` runs -------------------------------------------------------------------------------------------------
+# ---- what `tkc demo` runs
+# -------------------------------------------------------------------------------------------------
 def case(name, run, out, want, size, k):
-    return {"name": name, "shape": (size, size, k), "dtype": "bfloat16", "tolerance": 4e-3, "flops": 2 * size * size * k, "run": run, "error": lambda: largest_error(out(), want())}
+    return {
+        "name": name,
+        "shape": (size, size, k),
+        "dtype": "bfloat16",
+        "tolerance": 4e-3,
+        "flops": 2 * size * size * k,
+        "run": run,
+        "error": lambda: largest_error(out(), want()),
+    }
 
 
 def cases(device, size=1024, k=None):
     k = k or size
-    hosts = [normal(shape, "bfloat16", seed) for seed, shape in enumerate(((size, k), (k, size), (size,)))]
+    hosts = [
+        normal(shape, "bfloat16", seed)
+        for seed, shape in enumerate(((size, k), (k, size), (size,)))
+    ]
     (a, b, bias), c = (on_device(t, device) for t in hosts), blank((size, size), "bfloat16", device)
     kept = {}
 
     def product():
-        if "want" not in kept: kept["want"] = on_host(hosts[0]).astype(np.float32) @ on_host(hosts[1]).astype(np.float32)
+        if "want" not in kept:
+            kept["want"] = on_host(hosts[0]).astype(np.float32) @ on_host(hosts[1]).astype(
+                np.float32
+            )
         return kept["want"]
 
     def gelu():
         z = product() + hosts[2].astype(np.float32)
-        return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z ** 3)))
+        return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+
     for name, keywords in STEPS.items():
-        if device == "cpu" and keywords: continue                   # the CPU has no schedules to choose from
-        yield case(name, lambda keywords=keywords: matmul[grid](a, b, c, RELU=False, **keywords), lambda: c, product, size, k)
+        if device == "cpu" and keywords:
+            continue  # the CPU has no schedules to choose from
+        yield case(
+            name,
+            lambda keywords=keywords: matmul[grid](a, b, c, RELU=False, **keywords),
+            lambda: c,
+            product,
+            size,
+            k,
+        )
     yield case("autotune", lambda: tuned[grid](a, b, c, RELU=False), lambda: c, product, size, k)
     yield case("tkc.kernels", lambda: library.matmul(a, b, out=c), lambda: c, product, size, k)
-    yield case("bias and GELU", lambda: library.matmul(a, b, bias, "gelu_tanh", out=c), lambda: c, gelu, size, k)
+    yield case(
+        "bias and GELU",
+        lambda: library.matmul(a, b, bias, "gelu_tanh", out=c),
+        lambda: c,
+        gelu,
+        size,
+        k,
+    )
 
 
 def kernels():
     array = "bf16[1024, 1024]"
-    return [(matmul, {"a": array, "b": array, "c": array, "RELU": False, "BM": 128, "BN": 192, "BK": 64}, grid)]
+    return [
+        (
+            matmul,
+            {"a": array, "b": array, "c": array, "RELU": False, "BM": 128, "BN": 192, "BK": 64},
+            grid,
+        )
+    ]
 
 
-if __name__ == "__main__": main(lambda device: cases(device, *map(int, sys.argv[1:])))
+if __name__ == "__main__":
+    main(lambda device: cases(device, *map(int, sys.argv[1:])))

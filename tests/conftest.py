@@ -1,8 +1,11 @@
 """What all tests share: a cache of their own, and the marker `gpu`."""
+
 import os
 import sys
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # the products of tests are small: threads that spin only take each other's time
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # the products of tests are small: threads that spin only take each other's time
 
 import pytest  # noqa: E402
 
@@ -16,23 +19,42 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def share_the_device(request):
-    """What a test on a GPU took of its memory goes back: torch keeps what was freed, and a dozen processes beside this one want some, too."""
+    """What a test on a GPU took of its memory goes back: torch keeps what was freed, and a dozen
+    processes beside this one want some, too.
+    """
     yield
-    if request.node.get_closest_marker("gpu") is None: return
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 28: torch.cuda.empty_cache()
+    if request.node.get_closest_marker("gpu") is None:
+        return
+    if (
+        (torch := sys.modules.get("torch")) is not None
+        and torch.cuda.is_initialized()
+        and torch.cuda.memory_reserved() > 1 << 28
+    ):
+        torch.cuda.empty_cache()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write what the golden tests compare with anew")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write what the golden tests compare with anew"
+    )
 
 
 @pytest.fixture
 def golden(request):
-    """`golden(path, text)`: the text is what the file says; with --update-golden the file is written first."""
+    """`golden(path, text)`: the text is what the file says; with --update-golden the file is
+    written first.
+    """
+
     def compare(path, text):
-        if request.config.getoption("--update-golden"): path.write_text(text)
-        assert path.exists(), f"{path} does not exist: run pytest with --update-golden and look at it"
-        assert text == path.read_text(), f"{path} says otherwise: if the new text is right, run pytest with --update-golden"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text)
+        assert path.exists(), (
+            f"{path} does not exist: run pytest with --update-golden and look at it"
+        )
+        assert text == path.read_text(), (
+            f"{path} says otherwise: if the new text is right, run pytest with --update-golden"
+        )
+
     return compare
 
 
@@ -40,11 +62,15 @@ def _no_gpu() -> str | None:
     """Why tests marked gpu cannot run here."""
     from tkc.errors import DeviceError
     from tkc.runtime import driver
-    try: return None if driver.count() else "no GPU in this machine"
-    except DeviceError as e: return str(e)
+
+    try:
+        return None if driver.count() else "no GPU in this machine"
+    except DeviceError as e:
+        return str(e)
 
 
 def pytest_collection_modifyitems(items):
     marked = [i for i in items if i.get_closest_marker("gpu")]
     if marked and (reason := _no_gpu()):
-        for item in marked: item.add_marker(pytest.mark.skip(reason=reason))
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))

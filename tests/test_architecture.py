@@ -1,4 +1,7 @@
-"""The rules of docs/architecture.md that a machine can check: who imports whom, how long a file is, whether the documents are true."""
+"""The rules of docs/architecture.md that a machine can check: who imports whom, how long a file is,
+whether the documents are true.
+"""
+
 import ast
 import importlib.util
 import re
@@ -16,9 +19,14 @@ from tkc.ir.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "tkc").rglob("*.py"))
-WRITTEN = sorted(p for folder in ("tkc", "examples", "benchmarks", "docs", "tests") for p in (ROOT / folder).rglob("*.py"))
+WRITTEN = sorted(
+    p
+    for folder in ("tkc", "examples", "benchmarks", "docs", "tests")
+    for p in (ROOT / folder).rglob("*.py")
+)
 
-# A room may import itself and the rooms listed with it. `public` is tkc/__init__.py, `errors` tkc/errors.py, which everybody may.
+# A room may import itself and the rooms listed with it. `public` is tkc/__init__.py, `errors`
+# tkc/errors.py, which everybody may.
 BELOW = {
     "errors": set(),
     "ir": {"errors"},
@@ -29,14 +37,41 @@ BELOW = {
     "timing": {"passes", "ir", "errors"},
     "compiler": {"language", "passes", "timing", "codegen", "sim", "ir", "errors"},
     "runtime": {"compiler", "language", "passes", "timing", "codegen", "sim", "ir", "errors"},
-    "fuzz": {"public", "runtime", "compiler", "language", "passes", "codegen", "sim", "ir", "errors"},
-    "tools": {"fuzz", "runtime", "compiler", "language", "passes", "timing", "codegen", "sim", "ir", "errors", "public"},
+    "fuzz": {
+        "public",
+        "runtime",
+        "compiler",
+        "language",
+        "passes",
+        "codegen",
+        "sim",
+        "ir",
+        "errors",
+    },
+    "tools": {
+        "fuzz",
+        "runtime",
+        "compiler",
+        "language",
+        "passes",
+        "timing",
+        "codegen",
+        "sim",
+        "ir",
+        "errors",
+        "public",
+    },
     "kernels": {"public"},
     "public": {"runtime", "language", "errors"},
 }
 # Imports inside a function that run only when it is called, and go upward on purpose: (file, room).
-UPWARD = {("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime",
-          ("tkc/language/values.py", "public"): "the error of an unknown attribute names the public function of that name"}
+UPWARD = {
+    ("tkc/compiler.py", "runtime"): "Compiled.report is laid out by the runtime",
+    (
+        "tkc/language/values.py",
+        "public",
+    ): "the error of an unknown attribute names the public function of that name",
+}
 
 
 def room(path: Path) -> str:
@@ -45,7 +80,8 @@ def room(path: Path) -> str:
 
 
 @cache
-def tree(path: Path) -> ast.Module: return ast.parse(path.read_text())
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 @cache
@@ -53,16 +89,22 @@ def modules(path: Path) -> set[str]:
     """Every module a file imports, in functions and under TYPE_CHECKING too."""
     found = set()
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import): found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative imports hide the room; write tkc.…"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "tkc" else {node.module}
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names}
+                if node.module == "tkc"
+                else {node.module}
+            )
     return found
 
 
 def room_of_module(name: str) -> str | None:
     parts = name.split(".")
-    if parts[0] != "tkc": return None
+    if parts[0] != "tkc":
+        return None
     return parts[1] if len(parts) > 1 and parts[1] in BELOW else "public"
 
 
@@ -72,20 +114,44 @@ def test_imports_run_downward():
         own, name = room(path), str(path.relative_to(ROOT))
         assert own in BELOW, f"{own} is no room; docs/architecture.md and BELOW say which there are"
         reached = {room_of_module(m) for m in modules(path)} - {None, own}
-        wrong += [f"{name} imports {r}; {own} may import {', '.join(sorted(BELOW[own])) or 'nothing'}" for r in reached - BELOW[own] if (name, r) not in UPWARD]
+        wrong += [
+            f"{name} imports {r}; {own} may import {', '.join(sorted(BELOW[own])) or 'nothing'}"
+            for r in reached - BELOW[own]
+            if (name, r) not in UPWARD
+        ]
     assert not wrong, "\n".join(wrong)
 
 
 def private(path: Path) -> list[str]:
-    """Names with an underscore that a file takes from another module of ours: `from tkc.x import _y`, `x._y` of a module x."""
+    """Names with an underscore that a file takes from another module of ours: `from tkc.x import
+    _y`, `x._y` of a module x.
+    """
     ours, found = set(), []
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tkc"): continue
-        found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
-        ours |= {alias.asname or alias.name for alias in node.names if (ROOT / f"{node.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()}
-    named = lambda node: isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ours
-    return found + [f"{node.value.id}.{node.attr}" for node in ast.walk(tree) if named(node) and node.attr.startswith("_") and not node.attr.startswith("__")]
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tkc"):
+            continue
+        found += [
+            f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")
+        ]
+        ours |= {
+            alias.asname or alias.name
+            for alias in node.names
+            if (ROOT / f"{node.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
+        }
+
+    def named(node):
+        return (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ours
+        )
+
+    return found + [
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if named(node) and node.attr.startswith("_") and not node.attr.startswith("__")
+    ]
 
 
 def test_what_is_private_to_a_file_stays_there():
@@ -94,51 +160,92 @@ def test_what_is_private_to_a_file_stays_there():
 
 
 def importers(*packages: str) -> list[str]:
-    return [str(p.relative_to(ROOT / "tkc")) for p in SOURCES if set(packages) & {m.split(".")[0] for m in modules(p)}]
+    return [
+        str(p.relative_to(ROOT / "tkc"))
+        for p in SOURCES
+        if set(packages) & {m.split(".")[0] for m in modules(p)}
+    ]
 
 
-def test_one_file_knows_the_driver(): assert importers("cuda") == ["runtime/driver.py"]
-def test_one_file_knows_torch_and_none_another_framework(): assert importers("torch") == ["kernels/torch_ops.py"] and not importers("cupy", "jax")
-def test_only_commands_parse_command_lines(): assert importers("click", "argparse") == ["fuzz/__main__.py", "tools/cli.py"]
+def test_one_file_knows_the_driver():
+    assert importers("cuda") == ["runtime/driver.py"]
+
+
+def test_one_file_knows_torch_and_none_another_framework():
+    assert importers("torch") == ["kernels/torch_ops.py"] and not importers("cupy", "jax")
+
+
+def test_only_commands_parse_command_lines():
+    assert importers("click", "argparse") == ["fuzz/__main__.py", "tools/cli.py"]
 
 
 def test_examples_speak_the_public_language():
     for path in (ROOT / "examples").glob("[!_]*.py"):
-        assert not [m for m in modules(path) if m.startswith("tkc.") and m != "tkc.kernels"], f"{path.name} reaches behind `import tkc`"
+        assert not [m for m in modules(path) if m.startswith("tkc.") and m != "tkc.kernels"], (
+            f"{path.name} reaches behind `import tkc`"
+        )
 
 
 def kernels_of(path: Path) -> dict[str, int]:
     """Lines of each kernel of a file, its comments, blank lines and decorators left out."""
     lines = path.read_text().splitlines()
-    kernels = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)]
-    return {n.name: sum(bool(line.split("#")[0].strip()) for line in lines[n.lineno - 1:n.end_lineno]) for n in kernels}
+    kernels = [
+        n
+        for n in ast.walk(tree(path))
+        if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)
+    ]
+    return {
+        n.name: sum(bool(line.split("#")[0].strip()) for line in lines[n.lineno - 1 : n.end_lineno])
+        for n in kernels
+    }
 
 
 def test_kernels_are_short():
     """The library's have at most 40 lines, the product of the examples 10 and attention 25."""
-    long = {f"{p.name}: {name}": n for p in (ROOT / "tkc" / "kernels").glob("*.py") for name, n in kernels_of(p).items() if n > 40}
-    assert not long and kernels_of(ROOT / "examples" / "matmul.py")["matmul"] <= 10 and kernels_of(ROOT / "examples" / "attention.py")["attention"] <= 25, long
+    long = {
+        f"{p.name}: {name}": n
+        for p in (ROOT / "tkc" / "kernels").glob("*.py")
+        for name, n in kernels_of(p).items()
+        if n > 40
+    }
+    assert (
+        not long
+        and kernels_of(ROOT / "examples" / "matmul.py")["matmul"] <= 10
+        and kernels_of(ROOT / "examples" / "attention.py")["attention"] <= 25
+    ), long
 
 
 def test_compiling_loads_no_driver():
     """Also not by a detour: tracing and every pass, in a process of its own."""
-    program = ("import tkc, sys, tkc.compiler, tkc.passes.pipeline as p\n"
-               "for name in p.PIPELINE: p.module_of(name)\n"
-               "print([m for m in ('cuda', 'torch', 'cupy') if m in sys.modules])")
+    program = (
+        "import tkc, sys, tkc.compiler, tkc.passes.pipeline as p\n"
+        "for name in p.PIPELINE: p.module_of(name)\n"
+        "print([m for m in ('cuda', 'torch', 'cupy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_no_file_is_over_600_lines():
-    assert not [f"{p.relative_to(ROOT)}: {n} lines" for p in WRITTEN if (n := len(p.read_text().splitlines())) > 600]
+    assert not [
+        f"{p.relative_to(ROOT)}: {n} lines"
+        for p in WRITTEN
+        if (n := len(p.read_text().splitlines())) > 600
+    ]
 
 
 def test_every_module_says_what_it_is():
-    mute = [p for p in WRITTEN if "tests" not in p.relative_to(ROOT).parts and p.read_text() and not ast.get_docstring(tree(p))]
+    mute = [
+        p
+        for p in WRITTEN
+        if "tests" not in p.relative_to(ROOT).parts
+        and p.read_text()
+        and not ast.get_docstring(tree(p))
+    ]
     assert not mute, f"no docstring: {', '.join(map(str, mute))}"
 
 
-# ------------------------------------------------------------------------------------------------------------ documents
+# --------------------------------------------------------------------------------------------------
 def generator():
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     module = importlib.util.module_from_spec(spec)
@@ -149,7 +256,9 @@ def generator():
 @pytest.mark.parametrize("name", ["ir.md", "architecture.md", "language.md"])
 def test_the_tables_are_those_of_the_code(name):
     text = (ROOT / "docs" / name).read_text()
-    assert generator().renewed(text) == text, f"docs/{name} is older than the code; run python docs/generate.py"
+    assert generator().renewed(text) == text, (
+        f"docs/{name} is older than the code; run python docs/generate.py"
+    )
 
 
 def test_every_operation_is_documented():
@@ -162,25 +271,48 @@ def test_every_operation_is_documented():
 def test_every_public_name_and_every_option_is_documented():
     """In the tables of the language, each with what it means."""
     from tkc.runtime.specialize import OPTIONS
+
     text = (ROOT / "docs" / "language.md").read_text()
-    rows = [line.strip("| ").split(" | ") for table in re.findall(r"<!-- table: (?:language-\w+|options) -->\n.*?<!-- end -->", text, re.S) for line in table.splitlines()[3:-1]]
+    rows = [
+        line.strip("| ").split(" | ")
+        for table in re.findall(
+            r"<!-- table: (?:language-\w+|options) -->\n.*?<!-- end -->", text, re.S
+        )
+        for line in table.splitlines()[3:-1]
+    ]
     assert len(rows) > 90 and not [row for row in rows if len(row) < 2 or not row[-1].strip("` ")]
     named = {re.match(r"`(?:tkc\.)?(\w+)", row[0])[1] for row in rows}
     assert set(OPTIONS) <= named
     elsewhere = {name for name in tkc.__all__ if name not in named}
-    assert not [name for name in elsewhere if not re.search(rf"\b{name}\b", "".join(p.read_text() for p in (ROOT / "docs").glob("*.md")) + (ROOT / "README.md").read_text())]
+    assert not [
+        name
+        for name in elsewhere
+        if not re.search(
+            rf"\b{name}\b",
+            "".join(p.read_text() for p in (ROOT / "docs").glob("*.md"))
+            + (ROOT / "README.md").read_text(),
+        )
+    ]
 
 
 def test_every_attribute_of_a_compiled_kernel_is_documented():
     from benchmarks.harness import example
-    text, (kernel, arguments, _) = (ROOT / "docs" / "ir.md").read_text(), example("matmul").kernels()[0]
+
+    text, (kernel, arguments, _) = (
+        (ROOT / "docs" / "ir.md").read_text(),
+        example("matmul").kernels()[0],
+    )
     (compiled,) = parse(kernel.compile(**arguments, target="sm_90a").ir("final")).body.block.ops
     assert not [a for a in compiled.attributes if f"`{a}`" not in text]
 
 
 def test_every_environment_variable_is_documented():
-    read = {v for p in SOURCES for v in re.findall(r'environ\b[^\n]*?"(TKC_[A-Z_]+)"', p.read_text())}
-    assert read and not [v for v in read if f"| `{v}` |" not in (ROOT / "docs" / "architecture.md").read_text()]
+    read = {
+        v for p in SOURCES for v in re.findall(r'environ\b[^\n]*?"(TKC_[A-Z_]+)"', p.read_text())
+    }
+    assert read and not [
+        v for v in read if f"| `{v}` |" not in (ROOT / "docs" / "architecture.md").read_text()
+    ]
 
 
 def test_every_pass_is_written_and_says_what_it_does():
@@ -200,8 +332,14 @@ def test_ir_in_the_documents_parses_verifies_and_prints_back(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
 def test_files_that_the_documents_name_exist(path):
     text = path.read_text()
-    named = set(re.findall(r"`((?:tkc|examples|benchmarks|docs|tests)/[\w/.]+)`", text)) | {f"docs/{m}" for m in re.findall(r"\]\((\w+\.md)\)", text)}
+    named = set(re.findall(r"`((?:tkc|examples|benchmarks|docs|tests)/[\w/.]+)`", text)) | {
+        f"docs/{m}" for m in re.findall(r"\]\((\w+\.md)\)", text)
+    }
     assert not [name for name in named if not (ROOT / name).exists()]
     for module in set(re.findall(r"`(tkc(?:\.[a-z]\w*)+)`", text)):
         file = ROOT / module.replace(".", "/")
-        assert file.is_dir() or file.with_suffix(".py").exists() or module.removeprefix("tkc.") in tkc.__all__, f"{path.name} names {module}"
+        assert (
+            file.is_dir()
+            or file.with_suffix(".py").exists()
+            or module.removeprefix("tkc.") in tkc.__all__
+        ), f"{path.name} names {module}"

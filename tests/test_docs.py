@@ -1,11 +1,16 @@
 """Every Python block of the guides runs, in order, as the module that a reader would write."""
+
 import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-PAGES = sorted(p for p in (Path(__file__).parents[1] / "docs").glob("*.md") if p.name not in ("architecture.md", "ir.md"))
+PAGES = sorted(
+    p
+    for p in (Path(__file__).parents[1] / "docs").glob("*.md")
+    if p.name not in ("architecture.md", "ir.md")
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
@@ -15,10 +20,15 @@ def test_the_blocks_run(page, tmp_path):
     file.write_text("\n\n".join(blocks))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    assert blocks or page.stem in ("extending", "reliability")                # of reliability the commands run: tests/test_reliability.py
+    assert blocks or page.stem in (
+        "extending",
+        "reliability",
+    )  # of reliability the commands run: tests/test_reliability.py
 
 
 def test_links_lead_somewhere():
     for page in PAGES:
-        for target in re.findall(r"\]\(([\w./-]+\.md)\)", page.read_text()): assert (page.parent / target).exists(), f"{page.name}: {target}"
-        for path in re.findall(r"`((?:tkc|tests|docs|examples)/[\w/]+\.py)`", page.read_text()): assert (page.parents[1] / path).exists(), f"{page.name}: {path}"
+        for target in re.findall(r"\]\(([\w./-]+\.md)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for path in re.findall(r"`((?:tkc|tests|docs|examples)/[\w/]+\.py)`", page.read_text()):
+            assert (page.parents[1] / path).exists(), f"{page.name}: {path}"

@@ -1,4 +1,7 @@
-"""docs/extending.md is followed to the letter in a copy of the sources: a new function, a new pass and a new target work everywhere at once."""
+"""docs/extending.md is followed to the letter in a copy of the sources: a new function, a new pass
+and a new target work everywhere at once.
+"""
+
 import os
 import shutil
 import subprocess
@@ -15,11 +18,30 @@ ROOT = Path(__file__).resolve().parents[1]
 FUNCTION = {
     "tkc/ir/elementwise.py": ('trunc reciprocal"', 'trunc reciprocal square"'),
     "tkc/sim/level0.py": ('"sqrt": np.sqrt,', '"sqrt": np.sqrt, "square": np.square,'),
-    "tkc/codegen/ptx/mathematics.py": ('"sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"),', '"sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"), "square": lambda e, t, x: e.w.op("mul.rn.f64" if bits(t) == 64 else "mul.rn.f32", "b64" if bits(t) == 64 else "b32", x, x),'),
-    "tkc/codegen/cpu/functions.py": ('        case "neg": return m.neg(a)\n', '        case "neg": return m.neg(a)\n        case "square": return m.mul(a, a)\n'),
-    "tkc/language/operations.py": ("def isnan(x):", 'def square(x):\n    """x * x, rounded once."""\n    return apply("square", x)\n\n\ndef isnan(x):'),
+    "tkc/codegen/ptx/mathematics.py": (
+        '"sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"),',
+        (
+            '"sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"), "square": lambda e, t, x:'
+            ' e.w.op("mul.rn.f64" if bits(t) == 64 else "mul.rn.f32", "b64" if bits(t) == 64 else'
+            ' "b32", x, x),'
+        ),
+    ),
+    "tkc/codegen/cpu/functions.py": (
+        '        case "neg": return m.neg(a)\n',
+        '        case "neg": return m.neg(a)\n        case "square": return m.mul(a, a)\n',
+    ),
+    "tkc/language/operations.py": (
+        "def isnan(x):",
+        (
+            'def square(x):\n    """x * x, rounded once."""\n    return apply("square", x)\n\n\ndef'
+            " isnan(x):"
+        ),
+    ),
     "tkc/__init__.py": ("isnan isinf", "square isnan isinf"),
-    "tests/operations/elementwise.py": ('"neg": (1, np.negative, 0, 0, None),', '"neg": (1, np.negative, 0, 0, None), "square": (1, np.square, 0, 0, None),'),
+    "tests/operations/elementwise.py": (
+        '"neg": (1, np.negative, 0, 0, None),',
+        '"neg": (1, np.negative, 0, 0, None), "square": (1, np.square, 0, 0, None),',
+    ),
 }
 PASS = '''"""twice-negated: -(-x) is x.
 
@@ -40,10 +62,19 @@ def run(module: ModuleOp, context: PassContext) -> None:
             context.decisions.append("twice-negated: a value is what it was")
 '''
 STEPS = {
-    "tkc/passes/pipeline.py": ('PIPELINE = (\n    "simplify",', 'PIPELINE = (\n    "twice-negated", "simplify",'),
-    "tkc/ir/target.py": ('    Target("sm_89", 89,', '    Target("sm_87", 87, "7.4", 166912, threads=1536, multiprocessors=16),\n    Target("sm_89", 89,'),
+    "tkc/passes/pipeline.py": (
+        'PIPELINE = (\n    "simplify",',
+        'PIPELINE = (\n    "twice-negated", "simplify",',
+    ),
+    "tkc/ir/target.py": (
+        '    Target("sm_89", 89,',
+        (
+            '    Target("sm_87", 87, "7.4", 166912, threads=1536, multiprocessors=16),\n   '
+            ' Target("sm_89", 89,'
+        ),
+    ),
 }
-USER = '''
+USER = """
 import numpy as np, tkc, os
 @tkc.jit
 def k(x, o, N: tkc.constexpr): tkc.store(o, (0,), -(-tkc.square(tkc.load(x, (0,), (N,)))))
@@ -59,13 +90,18 @@ for target in ("sm_80", "sm_87", "sm_90a"):
     c = k.compile("f32[7]", "f32[7]", 7, target=target)
     assert f".target {target}" in c.ptx and "mul.rn.f32" in c.ptx and "neg.f32" not in c.ptx and "twice-negated: a value is what it was" in c.decisions, c.ptx
     if ASSEMBLER: assert c.resources.clean
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("extended")
-    for name in ("tkc", "docs", "tests"): shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tables", "kept"))
+    for name in ("tkc", "docs", "tests"):
+        shutil.copytree(
+            ROOT / name,
+            folder / name,
+            ignore=shutil.ignore_patterns("__pycache__", "tables", "kept"),
+        )
     for path, (old, new) in (FUNCTION | STEPS).items():
         text = (folder / path).read_text()
         assert text.count(old) == 1, f"{path} has {text.count(old)} times {old!r}"
@@ -75,7 +111,15 @@ def copy(tmp_path_factory):
 
 
 def run(folder: Path, *words: str) -> str:
-    done = subprocess.run([sys.executable, *words], cwd=folder, env={k: v for k, v in os.environ.items() if not k.startswith("TKC_")} | {"PYTHONPATH": str(folder), "TKC_CACHE": "0"}, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if not k.startswith("TKC_")}
+        | {"PYTHONPATH": str(folder), "TKC_CACHE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -86,16 +130,36 @@ def test_a_function_a_pass_and_a_target(copy):
 
 
 def test_the_table_of_operations_has_it_for_every_type(copy):
-    said = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operations/test_operations.py", "-k", "functions and (16 or 100) and not 1000 and (float or bfloat)")
+    said = run(
+        copy,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/operations/test_operations.py",
+        "-k",
+        "functions and (16 or 100) and not 1000 and (float or bfloat)",
+    )
     assert " passed" in said and "failed" not in said
 
 
 def test_the_documents_follow(copy):
     run(copy, "docs/generate.py")
-    for page, words in (("ir.md", "`tile.square`"), ("language.md", "`tkc.square(x)` | x * x, rounded once."), ("architecture.md", "| `twice-negated` | -(-x) is x. |")):
+    for page, words in (
+        ("ir.md", "`tile.square`"),
+        ("language.md", "`tkc.square(x)` | x * x, rounded once."),
+        ("architecture.md", "| `twice-negated` | -(-x) is x. |"),
+    ):
         assert words in (copy / "docs" / page).read_text(), page
 
 
 def test_the_guide_names_every_file_that_was_changed():
     text = (ROOT / "docs" / "extending.md").read_text()
-    assert not [path for path in (*FUNCTION, *STEPS) if path not in text and path != "tkc/codegen/cpu/functions.py" or path.rpartition("/")[2] not in text]
+    assert not [
+        path
+        for path in (*FUNCTION, *STEPS)
+        if path not in text
+        and path != "tkc/codegen/cpu/functions.py"
+        or path.rpartition("/")[2] not in text
+    ]

@@ -1,4 +1,5 @@
 """docs/reliability.md: its commands run, and what it says of the code is so."""
+
 import os
 import re
 import subprocess
@@ -22,15 +23,29 @@ def test_commands(number, tmp_path):
     said = ""
     for line in BLOCKS[number].strip().splitlines():
         command = re.sub(r"^((?:\w+=\S+ )*)(python|tkc)\b", lambda m: m[1] + names[m[2]], line)
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         said += done.stdout + done.stderr
-    expected = (("passes change nothing",), ("sm_80: nothing found", "sm_89: nothing found", "sm_90a: nothing found"), ("passes change nothing in ieee and ring arithmetic", "tkc fuzz"))[number]
+    expected = (
+        ("passes change nothing",),
+        ("sm_80: nothing found", "sm_89: nothing found", "sm_90a: nothing found"),
+        ("passes change nothing in ieee and ring arithmetic", "tkc fuzz"),
+    )[number]
     assert all(e in said for e in expected), said
 
 
-def test_what_it_says_of_operators(): assert int(re.search(r"\| (\d+) operators; ", TEXT)[1]) == len(OPERATORS)
+def test_what_it_says_of_operators():
+    assert int(re.search(r"\| (\d+) operators; ", TEXT)[1]) == len(OPERATORS)
 
 
 def test_it_is_linked():
-    for path in ("README.md", "docs/architecture.md"): assert "reliability.md" in (ROOT / path).read_text()
+    for path in ("README.md", "docs/architecture.md"):
+        assert "reliability.md" in (ROOT / path).read_text()

@@ -1,35 +1,53 @@
 """tkc: tile kernels in Python, compiled to PTX. The public names, nothing else.
 
-A name is imported when it is first used, so that importing tkc (and a launch that finds its kernel in the cache) costs nothing.
+A name is imported when it is first used, so that importing tkc (and a launch that finds its kernel
+in the cache) costs nothing.
 """
+
 from __future__ import annotations
 
 from importlib import import_module
 
 inf, nan = float("inf"), float("nan")
 
-# module -> names; `ours=theirs` where the name in the module differs, because it is also a builtin's
+# module -> names; `ours=theirs` where the name in the module differs, because it is also a
+# builtin's
 _WHERE = {
-    "tkc.errors": "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError VerifyError",
+    "tkc.errors": (
+        "CacheError CompileError DeviceError Error ExportError LaunchError TrapError TuningError"
+        " VerifyError"
+    ),
     "tkc.runtime.jit": "handed jit target_of",
     "tkc.runtime.native": "repeated teller",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",
     "tkc.language.names": "constexpr",
-    "tkc.language.dtypes": "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3 float8_e5m2",
+    "tkc.language.dtypes": (
+        "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+        " float8_e4m3 float8_e5m2"
+    ),
     "tkc.language.values": "pointer=Pointer",
     "tkc.language.arrays": "array",
     "tkc.language.control": "range=range_ static_range",
-    "tkc.language.memory": "load store atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas",
-    "tkc.language.operations": """program_id num_programs arange zeros full where maximum minimum fma cdiv div_rn pow=pow_ abs=abs_ exp exp2 expm1 log log2 log1p sqrt rsqrt
+    "tkc.language.memory": (
+        "load store atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg"
+        " atomic_cas"
+    ),
+    "tkc.language.operations": (
+        """program_id num_programs arange zeros full where maximum minimum fma cdiv div_rn pow=pow_ abs=abs_ exp exp2 expm1 log log2 log1p sqrt rsqrt
         sin cos tanh erf floor ceil round=round_ trunc isnan isinf sigmoid softmax dot sum=sum_ max=max_ min=min_ prod argmax argmin any=any_ all=all_ xor_sum reduce
         cumsum cumprod scan sort topk histogram reshape permute broadcast_to join split cat interleave flip assume multiple_of print=print_ device_assert static_assert
-        static_print""",
+        static_print"""
+    ),
     "tkc.language.inline": "inline_ptx",
     "tkc.language.random": "philox rand randint randn",
 }
-_NAMES = {name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _WHERE.items() for name in names.split()}
+_NAMES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2])
+    for module, names in _WHERE.items()
+    for name in names.split()
+}
 __all__ = ["inf", "nan", *_NAMES]
 
 
@@ -38,9 +56,12 @@ def __getattr__(name: str):
         module, attribute = _NAMES[name]
         globals()[name] = found = getattr(import_module(module), attribute)
         return found
-    if name.startswith("__"): raise AttributeError(name)
+    if name.startswith("__"):
+        raise AttributeError(name)
     from tkc.language.names import suggestion
+
     raise AttributeError(f"tkc has no `{name}`{suggestion(name, __all__)}")
 
 
-def __dir__(): return sorted(__all__)
+def __dir__():
+    return sorted(__all__)

@@ -3,8 +3,10 @@
     Python function --trace--> level 0 --the passes of tkc.passes.pipeline--> level 4 --emit--> PTX        (a GPU)
                                       \\--tkc.codegen.cpu--> machine code of the host                      (target "cpu")
 
-The steps are imported inside `compile`: a Compiled that comes from the disk cache needs none of them.
+The steps are imported inside `compile`: a Compiled that comes from the disk cache needs none of
+them.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,173 +27,270 @@ if TYPE_CHECKING:
     from tkc.language.signature import Signature
     from tkc.timing.predict import Prediction
 
-Observer = Callable[[str, "ModuleOp"], None]                                    # called with a step's name and the IR after it
+Observer = Callable[[str, "ModuleOp"], None]  # called with a step's name and the IR after it
 
 
-def compile(fn: Callable, signature: Signature, target: str, observe: Observer | None = None) -> Compiled:
+def compile(
+    fn: Callable, signature: Signature, target: str, observe: Observer | None = None
+) -> Compiled:
     """Compiles one specialization of a Python function for "cpu" or a GPU such as "sm_90a".
 
     Raises CompileError where the kernel is at fault, VerifyError where a pass of ours broke the IR.
     """
     from tkc.language.trace import trace
+
     steps = Steps(fn.__name__, observe)
 
     module = trace(fn, signature)
     steps.done("trace", module)
-    try: return _to_cpu(fn, signature, module, steps) if target == "cpu" else _to_gpu(fn, signature, module, target, steps)
-    except CompileError: raise
-    except Exception as e:                                                      # a step of ours broke
+    try:
+        return (
+            _to_cpu(fn, signature, module, steps)
+            if target == "cpu"
+            else _to_gpu(fn, signature, module, target, steps)
+        )
+    except CompileError:
+        raise
+    except Exception as e:  # a step of ours broke
         from tkc.codegen.report import bug
         from tkc.ir.text import show
+
         raise bug(e, show(trace(fn, signature)), target) from e
 
 
 def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) -> Compiled:
     from tkc.codegen import cpu
-    if inline := [op for op in module.walk() if op.name == "tile.inline_ptx"]: return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
-    program = cpu.compile(module, careful=bool(dict(signature.options.extra).get("overlaps")), checks=signature.options.debug > 0)
+
+    if inline := [op for op in module.walk() if op.name == "tile.inline_ptx"]:
+        return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
+    program = cpu.compile(
+        module,
+        careful=bool(dict(signature.options.extra).get("overlaps")),
+        checks=signature.options.debug > 0,
+    )
     steps.done("machine code")
     return Compiled(fn.__name__, "cpu", program=program, times=steps.times)
 
 
-def _to_gpu(fn: Callable, signature: Signature, module: ModuleOp, target: str, steps: Steps) -> Compiled:
+def _to_gpu(
+    fn: Callable, signature: Signature, module: ModuleOp, target: str, steps: Steps
+) -> Compiled:
     from tkc.codegen.ptx.emit import emit
     from tkc.ir.target import TARGETS
     from tkc.language.trace import trace
     from tkc.passes import PassContext, pipeline
-    if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
+
+    if target not in TARGETS:
+        raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
     machine, options = TARGETS[target], signature.options
 
     def attempt(context: PassContext) -> Compiled:
         given = module
-        if context.lack:                                                        # the passes before changed it, for a plan that found no room
+        if context.lack:  # the passes before changed it, for a plan that found no room
             steps.again()
             given = trace(fn, signature)
             steps.done("trace", given)
         pipeline.run(given, machine, options, steps.done, context=context)
         program = emit(given, machine, options.debug)
         steps.done("emit")
-        return Compiled(fn.__name__, target, program.text, program.interface, decisions=(*context.decisions, *program.notes), times=steps.times + steps.vain)
+        return Compiled(
+            fn.__name__,
+            target,
+            program.text,
+            program.interface,
+            decisions=(*context.decisions, *program.notes),
+            times=steps.times + steps.vain,
+        )
+
     return pipeline.with_room(attempt, machine, options)
 
 
 class Interpreted:
-    """A kernel with inline PTX on the CPU: level 0 in NumPy, the PTX by its meaning. Raises CompileError where one has none."""
+    """A kernel with inline PTX on the CPU: level 0 in NumPy, the PTX by its meaning. Raises
+    CompileError where one has none.
+    """
 
     def __init__(self, module: ModuleOp, inline: list):
         from tkc.ir.text import location_of
+
         self.module = module
         for op in inline:
-            try: op.function
-            except LookupError as e: raise CompileError(str(e), location_of(op)) from None
+            try:
+                op.function
+            except LookupError as e:
+                raise CompileError(str(e), location_of(op)) from None
 
     def run(self, arguments, grid) -> None:
         from tkc.sim.level0 import run
+
         run(self.module, arguments, grid)
 
 
 class Steps:
-    """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP asks for that. Where a plan found no room the steps begin again, and the last ones stand."""
+    """Times every step, shows its IR to an observer, and writes it to NN-<step>.mlir where TKC_DUMP
+    asks for that. Where a plan found no room the steps begin again, and the last ones stand.
+    """
 
     def __init__(self, name: str, observe: Observer | None):
         self.times: list[tuple[str, float]] = []
-        self.vain: list[tuple[str, float]] = []                                 # seconds of what was refused
+        self.vain: list[tuple[str, float]] = []  # seconds of what was refused
         self.observe, self.folder, self.began = observe, dump_folder(name), time.perf_counter()
 
     def again(self) -> None:
         """The steps begin anew."""
         now = time.perf_counter()
-        self.vain = [("plans without room", sum(seconds for _, seconds in self.times + self.vain) + now - self.began)]
+        self.vain = [
+            (
+                "plans without room",
+                sum(seconds for _, seconds in self.times + self.vain) + now - self.began,
+            )
+        ]
         self.times.clear()
         self.began = now
 
     def done(self, step: str, module: ModuleOp | None = None) -> None:
         self.times.append((step, time.perf_counter() - self.began))
-        if module is not None and self.observe: self.observe(step, module)
+        if module is not None and self.observe:
+            self.observe(step, module)
         if module is not None and self.folder:
             from tkc.ir.text import show
+
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / f"{len(self.times) - 1:02}-{step}.mlir").write_text(show(module, locations=True))
-            except OSError as e: raise CompileError(f"TKC_DUMP: cannot write to {self.folder}: {e.strerror}; name another directory, or unset it") from None
+                (self.folder / f"{len(self.times) - 1:02}-{step}.mlir").write_text(
+                    show(module, locations=True)
+                )
+            except OSError as e:
+                raise CompileError(
+                    f"TKC_DUMP: cannot write to {self.folder}: {e.strerror}; name another"
+                    " directory, or unset it"
+                ) from None
         self.began = time.perf_counter()
 
 
 def dump_folder(name: str) -> Path | None:
-    """Where TKC_DUMP sends the IR of a kernel: 1 means ./tkc-dump/<kernel>, anything else is the directory."""
+    """Where TKC_DUMP sends the IR of a kernel: 1 means ./tkc-dump/<kernel>, anything else is the
+    directory.
+    """
     asked = os.environ.get("TKC_DUMP", "0")
     return None if asked in ("", "0") else Path("tkc-dump" if asked == "1" else asked) / name
 
 
 @dataclass(eq=False)
 class Compiled:
-    """One specialization, compiled. `ptx` and `interface` for a GPU, `program` for the CPU; `decisions`: what the compiler chose, a sentence each."""
+    """One specialization, compiled. `ptx` and `interface` for a GPU, `program` for the CPU;
+    `decisions`: what the compiler chose, a sentence each.
+    """
+
     name: str
     target: str
     ptx: str | None = None
     interface: Interface | None = None
     program: Any = None
     decisions: tuple[str, ...] = ()
-    times: list[tuple[str, float]] = field(default_factory=list)                # seconds of each step
-    again: Callable[[Observer], Compiled] | None = None                         # compiles once more, under an observer
-    cached: bool = False                                                        # read from the disk cache
-    image: bytes | None = None                                                  # the cubin, where it was assembled ahead of its launch
+    times: list[tuple[str, float]] = field(default_factory=list)  # seconds of each step
+    again: Callable[[Observer], Compiled] | None = None  # compiles once more, under an observer
+    cached: bool = False  # read from the disk cache
+    image: bytes | None = None  # the cubin, where it was assembled ahead of its launch
 
     @cached_property
     def stages(self) -> dict[str, str]:
         """The IR after every step: "trace", then each pass by name."""
         from tkc.ir.text import show
-        if self.again is None: raise CompileError(f"{self.name} was loaded without its source, so its IR cannot be shown; compile it from the function")
+
+        if self.again is None:
+            raise CompileError(
+                f"{self.name} was loaded without its source, so its IR cannot be shown; compile it"
+                " from the function"
+            )
         found: dict[str, str] = {}
         self.again(lambda step, module: found.update({step: show(module)}))
         return found
 
     def ir(self, stage: str = "trace") -> str:
-        """The IR after a stage ("trace", a pass's name, "final"). Raises CompileError naming the stages there are."""
-        if stage == "final": return list(self.stages.values())[-1]
-        if stage not in self.stages: raise CompileError(f"{self.name} has no stage {stage!r}; there are {', '.join(self.stages)} and final")
+        """The IR after a stage ("trace", a pass's name, "final"). Raises CompileError naming the
+        stages there are.
+        """
+        if stage == "final":
+            return list(self.stages.values())[-1]
+        if stage not in self.stages:
+            raise CompileError(
+                f"{self.name} has no stage {stage!r}; there are {', '.join(self.stages)} and final"
+            )
         return self.stages[stage]
 
     @cached_property
     def resources(self):
-        """Registers, spills, shared memory and complaints of ptxas, with the cubin (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas.
-        Where it spills, texts that let one block fill a multiprocessor, and that keep less alive, are tried, and become `ptx` if they spill less."""
+        """Registers, spills, shared memory and complaints of ptxas, with the cubin
+        (tkc.codegen.ptx.ptxas.Assembled). Raises CompileError without ptxas. Where it spills, texts
+        that let one block fill a multiprocessor, and that keep less alive, are tried, and become
+        `ptx` if they spill less.
+        """
         from tkc.codegen.ptx.ptxas import assemble, roomy
         from tkc.codegen.ptx.sink import afresh, sunk
-        if self.ptx is None: raise CompileError(f"{self.name} was compiled for {self.target}; resources are those of a GPU target such as sm_90a")
+
+        if self.ptx is None:
+            raise CompileError(
+                f"{self.name} was compiled for {self.target}; resources are those of a GPU target"
+                " such as sm_90a"
+            )
         found = assemble(self.ptx, self.target)
-        for leaner in (lambda text: roomy(text, self.interface.threads), sunk, afresh, lambda text: sunk(afresh(text))):
-            if not found.spill_stores: break
-            if (text := leaner(self.ptx)) == self.ptx: continue
+        for leaner in (
+            lambda text: roomy(text, self.interface.threads),
+            sunk,
+            afresh,
+            lambda text: sunk(afresh(text)),
+        ):
+            if not found.spill_stores:
+                break
+            if (text := leaner(self.ptx)) == self.ptx:
+                continue
             other = assemble(text, self.target)
-            if other.spill_stores < found.spill_stores: self.ptx, found = text, other
+            if other.spill_stores < found.spill_stores:
+                self.ptx, found = text, other
         return found
 
     @cached_property
     def sass(self) -> str:
-        """The machine code as nvdisasm shows it. Raises CompileError where nvdisasm or ptxas is missing."""
+        """The machine code as nvdisasm shows it. Raises CompileError where nvdisasm or ptxas is
+        missing.
+        """
         from tkc.codegen.ptx.ptxas import disassemble
+
         return disassemble(self.resources.cubin)
 
     def report(self, prediction: Prediction | None = None) -> str:
-        """A page for people: time of each step, decisions, resources; of a kernel with roles the timeline of one iteration, or with `prediction` (what `kernel.predict` gives) of a launch."""
+        """A page for people: time of each step, decisions, resources; of a kernel with roles the
+        timeline of one iteration, or with `prediction` (what `kernel.predict` gives) of a launch.
+        """
         from tkc.codegen.report import page
+
         return page(self, prediction or self.prediction)
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """Who uses which engine when, in an iteration of a kernel with roles (tkc.timing.predict), without the sizes of a launch; None of other kernels, and without the source."""
-        if self.again is None or self.interface is None or not self.interface.persistent: return None
+        """Who uses which engine when, in an iteration of a kernel with roles (tkc.timing.predict),
+        without the sizes of a launch; None of other kernels, and without the source.
+        """
+        if self.again is None or self.interface is None or not self.interface.persistent:
+            return None
         from tkc.ir.target import TARGETS
         from tkc.passes.plan import kernel_of
         from tkc.passes.planning.cost import Work
         from tkc.timing.predict import predict
-        seen: dict[str, Any] = {}
-        self.again(lambda step, module: seen.update({"work": Work.of(kernel_of(module))} if step == "trace" else {"module": module}))
-        try: return predict(seen["module"], seen["work"], TARGETS[self.target])
-        except CompileError: return None
 
-    # ------------------------------------------------------------------------------------------------ for the disk cache
+        seen: dict[str, Any] = {}
+        self.again(
+            lambda step, module: seen.update(
+                {"work": Work.of(kernel_of(module))} if step == "trace" else {"module": module}
+            )
+        )
+        try:
+            return predict(seen["module"], seen["work"], TARGETS[self.target])
+        except CompileError:
+            return None
+
+    # ----------------------------------------------------------------------------------------------
     @property
     def lasting(self) -> bool:
         """Whether `pack` can hold it: not what runs by functions of this process."""
@@ -199,20 +298,41 @@ class Compiled:
 
     def pack(self) -> dict[str, bytes]:
         """As named bytes; `unpack` reads them."""
-        meta = {"name": self.name, "target": self.target, "decisions": self.decisions, "times": self.times,
-                "interface": self.interface.to_json() if self.interface else None}
+        meta = {
+            "name": self.name,
+            "target": self.target,
+            "decisions": self.decisions,
+            "times": self.times,
+            "interface": self.interface.to_json() if self.interface else None,
+        }
         parts = {"meta": json.dumps(meta).encode()}
-        if self.ptx is not None: parts["ptx"] = self.ptx.encode()
-        if self.program is not None: parts |= {"object": self.program.object, "description": json.dumps(self.program.metadata).encode()}
+        if self.ptx is not None:
+            parts["ptx"] = self.ptx.encode()
+        if self.program is not None:
+            parts |= {
+                "object": self.program.object,
+                "description": json.dumps(self.program.metadata).encode(),
+            }
         return parts
 
     @staticmethod
     def unpack(parts: dict[str, bytes]) -> Compiled:
-        """Raises ValueError, KeyError or CompileError where the parts are not those of a Compiled for this machine."""
+        """Raises ValueError, KeyError or CompileError where the parts are not those of a Compiled
+        for this machine.
+        """
         meta = json.loads(parts["meta"])
         interface, program = meta["interface"] and Interface.from_json(meta["interface"]), None
         if meta["target"] == "cpu":
             from tkc.codegen.cpu import CpuProgram
+
             program = CpuProgram.from_object(parts["object"], parts["description"].decode())
-        return Compiled(meta["name"], meta["target"], parts["ptx"].decode() if "ptx" in parts else None, interface, program, tuple(meta["decisions"]),
-                        [tuple(t) for t in meta["times"]], cached=True)
+        return Compiled(
+            meta["name"],
+            meta["target"],
+            parts["ptx"].decode() if "ptx" in parts else None,
+            interface,
+            program,
+            tuple(meta["decisions"]),
+            [tuple(t) for t in meta["times"]],
+            cached=True,
+        )

@@ -1,4 +1,5 @@
 """Bytes by the counters: what ncu prints, and what is made of it."""
+
 from importlib import import_module
 
 import pytest
@@ -17,9 +18,18 @@ PRINTED = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
 
 
 def test_what_ncu_prints_is_read():
-    assert counted(PRINTED.format(written="530,000,000")) == {counters.READ: 540016640.0, counters.WRITTEN: 530000000.0, counters.TIME: 273664.0}
-    with pytest.raises(ValueError, match="ERR_NVGPUCTRPERM"): counted("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n")
-    with pytest.raises(ValueError, match="no kernel"): counted("")
+    assert counted(PRINTED.format(written="530,000,000")) == {
+        counters.READ: 540016640.0,
+        counters.WRITTEN: 530000000.0,
+        counters.TIME: 273664.0,
+    }
+    with pytest.raises(ValueError, match="ERR_NVGPUCTRPERM"):
+        counted(
+            "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU"
+            " Performance Counters\n"
+        )
+    with pytest.raises(ValueError, match="no kernel"):
+        counted("")
 
 
 def fake(path, text):
@@ -29,7 +39,11 @@ def fake(path, text):
 
 
 def test_a_row_read_twice_fails(tmp_path, monkeypatch):
-    once, twice = (f'"Kernel Name","{counters.READ}","{counters.WRITTEN}","{counters.TIME}"\n"_softmax","{n}","{1 << 29}","1000"' for n in ((1 << 29) + 1000, 1 << 30))
+    once, twice = (
+        '"Kernel'
+        f' Name","{counters.READ}","{counters.WRITTEN}","{counters.TIME}"\n"_softmax","{n}","{1 << 29}","1000"'
+        for n in ((1 << 29) + 1000, 1 << 30)
+    )
     for text, status in (once, 0), (twice, 1), ("==ERROR== ERR_NVGPUCTRPERM", 2):
         monkeypatch.setenv("TKC_NCU", fake(tmp_path / "ncu", text))
         done = CliRunner().invoke(main, ["softmax-131072"])
@@ -38,7 +52,11 @@ def test_a_row_read_twice_fails(tmp_path, monkeypatch):
 
 def test_the_cases_are_operations_and_kernels_that_exist():
     names = {operation for operation, _, _ in memory_bound.OPERATIONS}
-    kernels = {name for module in ("losses", "norms", "scans", "selection", "softmax") for name in vars(import_module(f"tkc.kernels.{module}"))}
+    kernels = {
+        name
+        for module in ("losses", "norms", "scans", "selection", "softmax")
+        for name in vars(import_module(f"tkc.kernels.{module}"))
+    }
     for name, case in CASES.items():
         assert case.operation in names and case.kernel in kernels, name
         assert f"regex:^{case.kernel}$" in CliRunner().invoke(main, ["--show", name]).output

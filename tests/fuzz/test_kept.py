@@ -1,4 +1,7 @@
-"""What random kernels found: reduced modules, run in every way. The first line of each says what was wrong, and with how many warps where that matters."""
+"""What random kernels found: reduced modules, run in every way. The first line of each says what
+was wrong, and with how many warps where that matters.
+"""
+
 import re
 from pathlib import Path
 
@@ -16,5 +19,6 @@ def test_kept(path):
     ways = Ways(module, lambda: invented(module), (2, 1, 1))
     found = [f for f in [ways.cpu()] if f]
     for target in ("sm_80", "sm_90a"):
-        for stages in (1, 3): found += ways.passes(target, int(warps[1]) if warps else 4, stages, stages == 3)
+        for stages in (1, 3):
+            found += ways.passes(target, int(warps[1]) if warps else 4, stages, stages == 3)
     assert not [f for f in found if f.kind != "refused"]

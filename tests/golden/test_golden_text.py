@@ -1,4 +1,7 @@
-"""The golden programs are well formed, and their text says all there is to say: printed and read again they are the same."""
+"""The golden programs are well formed, and their text says all there is to say: printed and read
+again they are the same.
+"""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,7 @@
-"""A C program round an exported kernel: it reads arrays from files, launches, writes them back.  (tests/gpu/test_export.py runs it, tests/runtime/test_export.py only compiles it.)"""
+"""A C program round an exported kernel: it reads arrays from files, launches, writes them back.
+(tests/gpu/test_export.py runs it, tests/runtime/test_export.py only compiles it.)
+"""
+
 from __future__ import annotations
 
 import glob
@@ -17,24 +20,52 @@ CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 def headers() -> str | None:
     """A directory with NVIDIA's cuda.h: of the toolkit, of the wheels, of Triton."""
-    places = [os.path.join(os.environ.get(v, "/nowhere"), "include") for v in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda/include"]
-    for root in sys.path: places += sorted(glob.glob(f"{root}/nvidia/*/include")) + [f"{root}/triton/backends/nvidia/include"]
+    places = [
+        os.path.join(os.environ.get(v, "/nowhere"), "include") for v in ("CUDA_HOME", "CUDA_PATH")
+    ] + ["/usr/local/cuda/include"]
+    for root in sys.path:
+        places += sorted(glob.glob(f"{root}/nvidia/*/include")) + [
+            f"{root}/triton/backends/nvidia/include"
+        ]
     return next((p for p in places if os.path.isfile(f"{p}/cuda.h")), None)
 
 
 def library() -> str | None:
     """The driver's library."""
-    listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout if shutil.which("ldconfig") else ""
+    listed = (
+        subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+        if shutil.which("ldconfig")
+        else ""
+    )
     found = [line.split()[-1] for line in listed.splitlines() if "libcuda.so.1 " in line]
-    return next((p for p in [*found, "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/usr/lib64/libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1"] if os.path.exists(p)), None)
+    return next(
+        (
+            p
+            for p in [
+                *found,
+                "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+                "/usr/lib64/libcuda.so.1",
+                "/usr/local/nvidia/lib64/libcuda.so.1",
+            ]
+            if os.path.exists(p)
+        ),
+        None,
+    )
 
 
 def program(name: str, arguments: dict, grid: tuple[int, int, int]) -> str:
     """The C text. arguments: NumPy arrays, read from and written to <argument>.bin, or numbers."""
     arrays = {n: a for n, a in arguments.items() if isinstance(a, np.ndarray)}
     words = ", ".join(f"&{n}" if n in arrays else repr(v) for n, v in arguments.items())
-    numbers = lambda values: ", ".join(map(str, values))
-    declared = "\n    ".join(f"tkc_array {n} = {{ 0, {{ {numbers(a.shape)} }}, {{ {numbers(contiguous(a.shape))} }} }}; {n}.data = moved(\"{n}.bin\", 0, {a.nbytes});" for n, a in arrays.items())
+
+    def numbers(values):
+        return ", ".join(map(str, values))
+
+    declared = "\n    ".join(
+        f"tkc_array {n} = {{ 0, {{ {numbers(a.shape)} }}, {{ {numbers(contiguous(a.shape))} }} }};"
+        f' {n}.data = moved("{n}.bin", 0, {a.nbytes});'
+        for n, a in arrays.items()
+    )
     written = "\n    ".join(f'moved("{n}.bin", {n}.data, {a.nbytes});' for n, a in arrays.items())
     first = next(iter(arrays))
     return f"""
@@ -78,20 +109,57 @@ int main(void)
 """
 
 
-def build(folder: Path, name: str, arguments: dict, grid: tuple[int, int, int], link: bool = True) -> Path:
-    """Compiles the program beside the exported files; without `link` only to an object. Raises AssertionError with what the compiler said."""
+def build(
+    folder: Path, name: str, arguments: dict, grid: tuple[int, int, int], link: bool = True
+) -> Path:
+    """Compiles the program beside the exported files; without `link` only to an object. Raises
+    AssertionError with what the compiler said.
+    """
     (folder / "main.c").write_text(program(name, arguments, grid))
     made = folder / ("program" if link else "main.o")
-    parts = [str(folder / "main.c"), str(folder / f"{name}.c"), library()] if link else ["-c", str(folder / "main.c")]
-    done = subprocess.run([CC, "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{headers()}", f"-I{folder}", *parts, "-o", str(made)], capture_output=True, text=True)
+    parts = (
+        [str(folder / "main.c"), str(folder / f"{name}.c"), library()]
+        if link
+        else ["-c", str(folder / "main.c")]
+    )
+    done = subprocess.run(
+        [
+            CC,
+            "-std=c11",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{headers()}",
+            f"-I{folder}",
+            *parts,
+            "-o",
+            str(made),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert not done.returncode, done.stderr
     return made
 
 
-def run(folder: Path, name: str, arguments: dict, grid: tuple[int, int, int]) -> tuple[list[str], dict[str, np.ndarray]]:
+def run(
+    folder: Path, name: str, arguments: dict, grid: tuple[int, int, int]
+) -> tuple[list[str], dict[str, np.ndarray]]:
     """Lines that the program printed, and the arrays afterwards."""
     for n, a in arguments.items():
-        if isinstance(a, np.ndarray): (folder / f"{n}.bin").write_bytes(np.ascontiguousarray(a).tobytes())
-    done = subprocess.run([str(build(folder, name, arguments, grid))], cwd=folder, capture_output=True, text=True, timeout=60)
+        if isinstance(a, np.ndarray):
+            (folder / f"{n}.bin").write_bytes(np.ascontiguousarray(a).tobytes())
+    done = subprocess.run(
+        [str(build(folder, name, arguments, grid))],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert not done.returncode, done.stderr
-    return done.stdout.splitlines(), {n: np.frombuffer((folder / f"{n}.bin").read_bytes(), a.dtype).reshape(a.shape) for n, a in arguments.items() if isinstance(a, np.ndarray)}
+    return done.stdout.splitlines(), {
+        n: np.frombuffer((folder / f"{n}.bin").read_bytes(), a.dtype).reshape(a.shape)
+        for n, a in arguments.items()
+        if isinstance(a, np.ndarray)
+    }

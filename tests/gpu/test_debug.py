@@ -1,4 +1,7 @@
-"""TKC_DEBUG=1 on a GPU: what traps is a TrapError that names line, numbers, barrier and phase; what is right runs as it did. Each trap ends a child process of its own."""
+"""TKC_DEBUG=1 on a GPU: what traps is a TrapError that names line, numbers, barrier and phase; what
+is right runs as it did. Each trap ends a child process of its own.
+"""
+
 import os
 import subprocess
 import sys
@@ -15,7 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 def child(*command: str, seconds: int = 60, **environment: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=os.environ | {"TKC_DEBUG": "2", "PYTHONPATH": path} | environment, capture_output=True, text=True, timeout=seconds)
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"TKC_DEBUG": "2", "PYTHONPATH": path} | environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -38,10 +48,13 @@ def test_a_graph_is_captured(monkeypatch):
     """Where a stream is captured a checked launch does not wait."""
     torch = pytest.importorskip("torch")
     from tests.runtime.kernels import add, grid
+
     monkeypatch.setenv("TKC_DEBUG", "1")
     x, out = torch.ones(1000, device="cuda"), torch.zeros(1000, device="cuda")
     add[grid](x, x, out, 1000)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph): add[grid](x, out, out, 1000)
-    graph.replay(); torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        add[grid](x, out, out, 1000)
+    graph.replay()
+    torch.cuda.synchronize()
     np.testing.assert_array_equal(out.cpu().numpy(), 3)

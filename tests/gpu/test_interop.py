@@ -1,4 +1,5 @@
 """Launches among what else runs on a GPU: graphs, streams, threads."""
+
 import threading
 
 import numpy as np
@@ -14,14 +15,16 @@ torch = pytest.importorskip("torch")
 def product(a, b, c, BM: tkc.constexpr = 64, BN: tkc.constexpr = 64, BK: tkc.constexpr = 64):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN))
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 def test_a_graph_of_launches_is_replayed():
     x, y, out = (torch.full((1000,), v, device="cuda") for v in (1.0, 2.0, 0.0))
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side): add[grid](x, y, out, 1000)                     # loaded before the capture
+    with torch.cuda.stream(side):
+        add[grid](x, y, out, 1000)  # loaded before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -39,7 +42,8 @@ def test_a_kernel_with_tensor_maps_is_captured():
     product[4, 4](a, b, c)
     want = c.clone()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph): product[4, 4](a, b, c)
+    with torch.cuda.graph(graph):
+        product[4, 4](a, b, c)
     c.zero_()
     graph.replay()
     assert torch.equal(c, want)
@@ -56,7 +60,9 @@ def test_many_streams_at_once():
         with torch.cuda.stream(s):
             x = torch.full((100_003,), float(i), device="cuda")
             out = torch.empty_like(x)
-            for _ in range(5): add[grid](x, x, out, 100_003); add[grid](out, x, out, 100_003)
+            for _ in range(5):
+                add[grid](x, x, out, 100_003)
+                add[grid](out, x, out, 100_003)
             outs.append(out)
     torch.cuda.synchronize()
     assert all((o == 3 * i).all() for i, o in enumerate(outs))
@@ -72,11 +78,16 @@ def test_sixteen_threads():
                     x = torch.full((n * 37,), float(seed), device="cuda")
                     out = torch.empty_like(x)
                     k[grid](x, x, out, n * 37)
-                    if not (out == 2 * seed).all(): failed.append((seed, n))
-        except Exception as e: failed.append(e)
+                    if not (out == 2 * seed).all():
+                        failed.append((seed, n))
+        except Exception as e:
+            failed.append(e)
+
     threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
-    for t in threads: t.start()
-    for t in threads: t.join()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     assert not failed
 
 

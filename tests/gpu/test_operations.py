@@ -1,4 +1,5 @@
 """Every operation × element type × shape on a GPU, against NumPy."""
+
 import pytest
 
 from tests.operations.case import run
@@ -6,4 +7,5 @@ from tests.operations.table import CASES, MORE
 
 
 @pytest.mark.parametrize("case", CASES + MORE, ids=repr)
-def test_operation(case): run(case, "gpu")
+def test_operation(case):
+    run(case, "gpu")

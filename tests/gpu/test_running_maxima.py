@@ -1,4 +1,7 @@
-"""Kernels with running maxima and carried sums on a GPU: maxima that keep moving, sums in parts, votes of warps and of blocks."""
+"""Kernels with running maxima and carried sums on a GPU: maxima that keep moving, sums in parts,
+votes of warps and of blocks.
+"""
+
 import numpy as np
 import pytest
 
@@ -14,10 +17,25 @@ NEAR = {"attention": 2e-2, "soft-cap": 2e-2, "sinks": 2e-2, "float16": 4e-3}
 def test_maxima_that_keep_moving(name, relax):
     case = maxima.CASES[name]
     near = next((x for part, x in NEAR.items() if part in name), 2e-5)
-    both(case.fn, case.grid, *case.data(np.random.default_rng(11)), **case.constants, rtol=near, atol=near * (2 if near > 1e-3 else 400), relax=relax)
+    both(
+        case.fn,
+        case.grid,
+        *case.data(np.random.default_rng(11)),
+        **case.constants,
+        rtol=near,
+        atol=near * (2 if near > 1e-3 else 400),
+        relax=relax,
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in sums.CASES if name != "read on the way"])
 def test_sums_in_parts(name):
     case = sums.CASES[name]
-    both(case.fn, case.grid, *case.data(np.random.default_rng(12)), **case.constants, rtol=1e-5, atol=1e-2)
+    both(
+        case.fn,
+        case.grid,
+        *case.data(np.random.default_rng(12)),
+        **case.constants,
+        rtol=1e-5,
+        atol=1e-2,
+    )

@@ -1,4 +1,6 @@
-"""Instruction fragments against the manuals' formulas (HOPPER.md 8), and ldmatrix/stmatrix plans by simulation."""
+"""Instruction fragments against the manuals' formulas (HOPPER.md 8), and ldmatrix/stmatrix plans by
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,24 @@ import numpy as np
 import pytest
 
 import tkc.ir.fragments
-from tkc.ir.fragments import MMA_INSTRUCTIONS, instructions_for, matrix_access, mma_a, mma_accumulator, mma_b, permuted_k, wgmma_a, wgmma_a_permuted, wgmma_accumulator
+from tkc.ir.fragments import (
+    MMA_INSTRUCTIONS,
+    instructions_for,
+    matrix_access,
+    mma_a,
+    mma_accumulator,
+    mma_b,
+    permuted_k,
+    wgmma_a,
+    wgmma_a_permuted,
+    wgmma_accumulator,
+)
 from tkc.ir.layout import Layout, LayoutError, blocked, movement, register_map
 from tkc.ir.shared_layout import SharedLayout
 
-THREADS = [(w, lane, lane // 4, lane % 4) for w in range(4) for lane in range(32)]  # warp, lane, g, q
+THREADS = [
+    (w, lane, lane // 4, lane % 4) for w in range(4) for lane in range(32)
+]  # warp, lane, g, q
 
 
 def test_the_docstring():
@@ -20,7 +35,9 @@ def test_the_docstring():
     assert failed == 0 and attempted > 1
 
 
-# ---- formulas, written down independently --------------------------------------------------------------------------
+# ---- formulas, written down independently
+# --------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("n", range(8, 257, 8))
 def test_wgmma_accumulator(n):
@@ -29,7 +46,10 @@ def test_wgmma_accumulator(n):
     table = acc.table()
     for w, lane, g, q in THREADS:
         for i in range(n // 2):
-            assert tuple(table[w, lane, i]) == (16 * w + g + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * q + (i & 1))
+            assert tuple(table[w, lane, i]) == (
+                16 * w + g + 8 * (i >> 1 & 1),
+                8 * (i >> 2) + 2 * q + (i & 1),
+            )
 
 
 # element e of 32-bit register a_j in one instruction: (row, k)
@@ -60,17 +80,26 @@ def test_wgmma_a(bits, groups):
                         for e in range(p):
                             row, col = A[bits](g, q, j, e)
                             register = (block * 4 + step) * per + j * p + e
-                            expected = (64 * (group + block * groups) + 16 * w + row, step * k + col)
+                            expected = (
+                                64 * (group + block * groups) + 16 * w + row,
+                                step * k + col,
+                            )
                             assert layout.coords(register, lane, 4 * group + w) == expected
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
 @pytest.mark.parametrize("wm, wn", [(1, 1), (2, 2), (4, 1), (1, 4)])
 def test_mma_operands(bits, wm, wn):
-    """Instruction (i, j, s) of a warp reads consecutive registers of A and B and updates consecutive ones of C."""
+    """Instruction (i, j, s) of a warp reads consecutive registers of A and B and updates
+    consecutive ones of C.
+    """
     k, p, steps, ms, ns = 256 // bits, 32 // bits, 3, 2, 3
     m, n = 16 * wm * ms, 8 * wn * ns
-    a, b, c = mma_a(m, k * steps, wm, wn, bits), mma_b(k * steps, n, wm, wn, bits), mma_accumulator(m, n, wm, wn)
+    a, b, c = (
+        mma_a(m, k * steps, wm, wn, bits),
+        mma_b(k * steps, n, wm, wn, bits),
+        mma_accumulator(m, n, wm, wn),
+    )
     assert a.warp_replication == wn and b.warp_replication == wm and c.warp_replication == 1
     for warp in range(wm * wn):
         w_m, w_n = warp % wm, warp // wm
@@ -81,19 +110,30 @@ def test_mma_operands(bits, wm, wn):
                 for s in range(steps):
                     for r in range(4 * p):
                         row, col = A[bits](g, q, r // p, r % p)
-                        assert a.coords((i * steps + s) * 4 * p + r, lane, warp) == (top + row, s * k + col)
+                        assert a.coords((i * steps + s) * 4 * p + r, lane, warp) == (
+                            top + row,
+                            s * k + col,
+                        )
                 for j in range(ns):
                     left = 8 * (w_n + j * wn)
                     for r in range(4):
-                        assert c.coords((i * ns + j) * 4 + r, lane, warp) == (top + g + 8 * (r >> 1), left + 2 * q + (r & 1))
+                        assert c.coords((i * ns + j) * 4 + r, lane, warp) == (
+                            top + g + 8 * (r >> 1),
+                            left + 2 * q + (r & 1),
+                        )
                     for s in range(steps):
                         for r in range(2 * p):
                             row, col = B[bits](g, q, r // p, r % p)
-                            assert b.coords((j * steps + s) * 2 * p + r, lane, warp) == (s * k + row, left + col)
+                            assert b.coords((j * steps + s) * 2 * p + r, lane, warp) == (
+                                s * k + row,
+                                left + col,
+                            )
 
 
 def test_mma_by_hand():
-    """A product computed fragment by fragment, each instruction summing over what its lanes hold, is the product."""
+    """A product computed fragment by fragment, each instruction summing over what its lanes hold,
+    is the product.
+    """
     rng = np.random.default_rng(0)
     m, n, k = 32, 32, 48
     x, y = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n))
@@ -102,9 +142,9 @@ def test_mma_by_hand():
     for i in range(m // 16):
         for j in range(n // 8):
             for s in range(k // 16):
-                fa = a[:, (i * 3 + s) * 8:][:, :8].reshape(-1, 2)
-                fb = b[:, (j * 3 + s) * 4:][:, :4].reshape(-1, 2)
-                fc = c[:, (i * 4 + j) * 4:][:, :4].reshape(-1, 2)
+                fa = a[:, (i * 3 + s) * 8 :][:, :8].reshape(-1, 2)
+                fb = b[:, (j * 3 + s) * 4 :][:, :4].reshape(-1, 2)
+                fc = c[:, (i * 4 + j) * 4 :][:, :4].reshape(-1, 2)
                 assert set(fa[:, 1]) == set(fb[:, 0])
                 rows, cols, ks = sorted(set(fa[:, 0])), sorted(set(fb[:, 1])), sorted(set(fa[:, 1]))
                 assert {tuple(at) for at in fc} == {(r, q) for r in rows for q in cols}
@@ -112,7 +152,9 @@ def test_mma_by_hand():
     assert (result == x @ y).all()
 
 
-# ---- chains of products ----------------------------------------------------------------------------------------------
+# ---- chains of products
+# ----------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("n", [16, 64, 128, 176, 256])
 @pytest.mark.parametrize("m, groups", [(64, 1), (128, 2), (128, 1), (192, 3)])
@@ -150,51 +192,75 @@ def test_names():
     assert Layout.parse("mma 64x64 warps 2x2") == mma_accumulator(64, 64, 2, 2)
     assert Layout.parse("mma_a 64x32 warps 2x2 bits 8") == mma_a(64, 32, 2, 2, 8)
     assert Layout.parse("mma_b 32x64 warps 4") == mma_b(32, 64, 4)
-    with pytest.raises(LayoutError, match="tensor-core fragments hold elements of 8, 16 or 32 bits, not 64"):
+    with pytest.raises(
+        LayoutError, match="tensor-core fragments hold elements of 8, 16 or 32 bits, not 64"
+    ):
         mma_a(16, 16, bits=64)
 
 
-# ---- the table of instructions ----------------------------------------------------------------------------------------
+# ---- the table of instructions
+# ----------------------------------------------------------------------------------------
+
 
 def test_instructions():
     names = [i.name for i in instructions_for("bf16", "bf16", "f32", 90)]
     assert names == ["wgmma.m64k16", "mma.m16n8k16"]
     assert [i.name for i in instructions_for("bf16", "bf16", "f32", 80)] == ["mma.m16n8k16"]
-    assert instructions_for("bf16", "f16", "f32", 90) == () == instructions_for("bf16", "bf16", "f16", 90)
+    assert (
+        instructions_for("bf16", "f16", "f32", 90)
+        == ()
+        == instructions_for("bf16", "bf16", "f16", 90)
+    )
     assert instructions_for("f8E4M3FN", "f8E5M2", "f32", 86) == ()
     fp8 = instructions_for("f8E4M3FN", "f8E5M2", "f32", 90)[0]
-    assert fp8.majors == ("k",) and fp8.k == 32 and fp8.bits == 8 and fp8.n == tuple(range(8, 257, 8))
+    assert (
+        fp8.majors == ("k",) and fp8.k == 32 and fp8.bits == 8 and fp8.n == tuple(range(8, 257, 8))
+    )
     for i in MMA_INSTRUCTIONS:
         assert i.k * i.bits == 256 and all(n % 8 == 0 and n <= 256 for n in i.n)
         assert ("mn" in i.majors) == (i.bits == 16 and i.name.startswith("wgmma"))
 
 
-# ---- ldmatrix and stmatrix: run the instruction -----------------------------------------------------------------------
+# ---- ldmatrix and stmatrix: run the instruction
+# -----------------------------------------------------------------------
+
 
 def ldmatrix(memory: np.ndarray, addresses: np.ndarray, count: int, trans: bool) -> np.ndarray:
-    """[lane, count, bytes of a word]: what PTX says ldmatrix.m8n8.x{count}[.trans].b16 gives each lane."""
+    """[lane, count, bytes of a word]: what PTX says ldmatrix.m8n8.x{count}[.trans].b16 gives each
+    lane.
+    """
     words = np.zeros((32, count, 4), memory.dtype)
     for matrix in range(count):
-        rows = np.stack([memory[a:a + 16] for a in addresses[8 * matrix:8 * matrix + 8]]).reshape(8, 8, 2)
+        rows = np.stack(
+            [memory[a : a + 16] for a in addresses[8 * matrix : 8 * matrix + 8]]
+        ).reshape(8, 8, 2)
         if trans:
             rows = rows.transpose(1, 0, 2)
         for lane in range(32):
-            words[lane, matrix] = rows[lane // 4, 2 * (lane % 4):][:2].reshape(4)
+            words[lane, matrix] = rows[lane // 4, 2 * (lane % 4) :][:2].reshape(4)
     return words
 
 
-def stmatrix(memory: np.ndarray, words: np.ndarray, addresses: np.ndarray, count: int, trans: bool) -> None:
+def stmatrix(
+    memory: np.ndarray, words: np.ndarray, addresses: np.ndarray, count: int, trans: bool
+) -> None:
     for matrix in range(count):
         rows = np.zeros((8, 8, 2), memory.dtype)
         for lane in range(32):
-            rows[lane // 4, 2 * (lane % 4):][:2] = words[lane, matrix].reshape(2, 2)
-        for row, address in zip(rows.transpose(1, 0, 2) if trans else rows, addresses[8 * matrix:8 * matrix + 8]):
-            memory[address:address + 16] = row.reshape(16)
+            rows[lane // 4, 2 * (lane % 4) :][:2] = words[lane, matrix].reshape(2, 2)
+        for row, address in zip(
+            rows.transpose(1, 0, 2) if trans else rows,
+            addresses[8 * matrix : 8 * matrix + 8],
+            strict=False,
+        ):
+            memory[address : address + 16] = row.reshape(16)
 
 
 def stored(shared: SharedLayout) -> tuple[np.ndarray, np.ndarray]:
     """A tile of distinct numbers (element, byte) and the memory that holds it."""
-    tile = np.arange(np.prod(shared.shape) * shared.itemsize).reshape(*shared.shape, shared.itemsize)
+    tile = np.arange(np.prod(shared.shape) * shared.itemsize).reshape(
+        *shared.shape, shared.itemsize
+    )
     memory = np.full(shared.bytes, -1)
     for byte in range(shared.itemsize):
         memory[shared.table() + byte] = tile[..., byte]
@@ -214,29 +280,50 @@ CASES = [  # layout, bits, shared memory, trans, count, conflicts
     (wgmma_accumulator(64, 8), 16, SharedLayout((64, 8), 16), False, 2, 1),
     (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16), False, 4, 8),
     (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16, pad=16), False, 4, 1),
-    (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16, 128, (0, 1)), True, 4, 1),      # M-major D
+    (
+        wgmma_accumulator(64, 64),
+        16,
+        SharedLayout((64, 64), 16, 128, (0, 1)),
+        True,
+        4,
+        1,
+    ),  # M-major D
     (mma_a(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128), False, 4, 1),
     (mma_a(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128, (0, 1)), True, 4, 1),
-    (mma_b(64, 32, 2, 2), 16, SharedLayout((64, 32), 16, 128, (0, 1)), False, 4, 1),            # B K-major
-    (mma_b(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128), True, 4, 1),                     # B N-major: .trans
+    (mma_b(64, 32, 2, 2), 16, SharedLayout((64, 32), 16, 128, (0, 1)), False, 4, 1),  # B K-major
+    (mma_b(64, 64, 2, 2), 16, SharedLayout((64, 64), 16, 128), True, 4, 1),  # B N-major: .trans
     (mma_b(16, 8), 16, SharedLayout((16, 8), 16), True, 2, 1),
     (mma_a(32, 128, 2, 1, 8), 8, SharedLayout((32, 128), 8, 128), False, 4, 1),
     (mma_b(128, 16, 1, 2, 8), 8, SharedLayout((128, 16), 8, 128, (0, 1)), False, 4, 1),
     (mma_a(32, 32, 1, 1, 32), 32, SharedLayout((32, 32), 32, 128), False, 4, 1),
     (wgmma_a(64, 64, 1, 32), 32, SharedLayout((64, 64), 32, 128), False, 4, 1),
-    (wgmma_accumulator(64, 64).drop(1), 16, SharedLayout((64,), 16), True, 1, 1),               # row statistics, copied in each quad
+    (
+        wgmma_accumulator(64, 64).drop(1),
+        16,
+        SharedLayout((64,), 16),
+        True,
+        1,
+        1,
+    ),  # row statistics, copied in each quad
 ]
 
 
-@pytest.mark.parametrize("layout, bits, shared, trans, count, conflicts", CASES, ids=lambda v: str(v) if not isinstance(v, int) else "")
+@pytest.mark.parametrize(
+    "layout, bits, shared, trans, count, conflicts",
+    CASES,
+    ids=lambda v: str(v) if not isinstance(v, int) else "",
+)
 def test_matrix_access(layout, bits, shared, trans, count, conflicts):
     plan = matrix_access(layout, shared, bits)
     assert (plan.trans, plan.count, plan.conflicts) == (trans, count, conflicts)
     tile, memory = stored(shared)
-    want, found = in_registers(layout, tile), np.full((*layout.table().shape[:3], shared.itemsize), -1)
+    want, found = (
+        in_registers(layout, tile),
+        np.full((*layout.table().shape[:3], shared.itemsize), -1),
+    )
     assert (plan.addresses() % 16 == 0).all()
     for warp in range(layout.num_warps):
-        for words, addresses in zip(plan.words, plan.addresses()[warp]):
+        for words, addresses in zip(plan.words, plan.addresses()[warp], strict=False):
             values = ldmatrix(memory, addresses, count, plan.trans)
             for matrix, registers in enumerate(words):
                 found[warp][:, list(registers)] = values[:, matrix].reshape(32, len(registers), -1)
@@ -244,31 +331,52 @@ def test_matrix_access(layout, bits, shared, trans, count, conflicts):
     blank = np.full_like(memory, -1)
     plan = matrix_access(layout, shared, bits, store=True)
     for warp in range(layout.num_warps):
-        for words, addresses in zip(plan.words, plan.addresses()[warp]):
-            values = np.stack([want[warp][:, list(registers)].reshape(32, 4) for registers in words], 1)
+        for words, addresses in zip(plan.words, plan.addresses()[warp], strict=False):
+            values = np.stack(
+                [want[warp][:, list(registers)].reshape(32, 4) for registers in words], 1
+            )
             stmatrix(blank, values, addresses, count, plan.trans)
     assert (blank == memory).all()
 
 
 def test_stmatrix_address_of_the_prototype():
-    """row 16 w + l % 16, chunk 2 block + l / 16, byte = row * 128 + ((c ^ (row & 7)) << 4) (HOPPER.md 8)."""
+    """row 16 w + l % 16, chunk 2 block + l / 16, byte = row * 128 + ((c ^ (row & 7)) << 4)
+    (HOPPER.md 8).
+    """
     plan = matrix_access(wgmma_accumulator(64, 64), SharedLayout((64, 64), 16, 128), 16, store=True)
     for w in range(4):
         for block in range(4):
-            assert plan.words[block] == tuple((8 * block + i, 8 * block + i + 1) for i in (0, 2, 4, 6))
+            assert plan.words[block] == tuple(
+                (8 * block + i, 8 * block + i + 1) for i in (0, 2, 4, 6)
+            )
             for lane in range(32):
                 row, chunk = 16 * w + lane % 16, 2 * block + lane // 16
                 assert plan.addresses()[w, block, lane] == row * 128 + ((chunk ^ row & 7) << 4)
 
 
-@pytest.mark.parametrize("layout, bits, shared", [
-    (blocked((64, 64), 8, 4), 16, SharedLayout((64, 64), 16, 128)),                    # eight in a row: plain vectors
-    (wgmma_accumulator(64, 64), 32, SharedLayout((64, 64), 32, 128)),                  # 32-bit pairs: lanes are 8 bytes apart
-    (mma_b(128, 16, bits=8), 8, SharedLayout((128, 16), 8)),                           # no 8-bit transpose
-    (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 16, pad=8)),                # rows not 16-byte aligned
-    (wgmma_accumulator(17, 64), 16, SharedLayout((17, 64), 16, 128)),                  # padding has no address
-    (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 8, 64)),                    # other element
-])
+@pytest.mark.parametrize(
+    "layout, bits, shared",
+    [
+        (
+            blocked((64, 64), 8, 4),
+            16,
+            SharedLayout((64, 64), 16, 128),
+        ),  # eight in a row: plain vectors
+        (
+            wgmma_accumulator(64, 64),
+            32,
+            SharedLayout((64, 64), 32, 128),
+        ),  # 32-bit pairs: lanes are 8 bytes apart
+        (mma_b(128, 16, bits=8), 8, SharedLayout((128, 16), 8)),  # no 8-bit transpose
+        (
+            wgmma_accumulator(64, 64),
+            16,
+            SharedLayout((64, 64), 16, pad=8),
+        ),  # rows not 16-byte aligned
+        (wgmma_accumulator(17, 64), 16, SharedLayout((17, 64), 16, 128)),  # padding has no address
+        (wgmma_accumulator(64, 64), 16, SharedLayout((64, 64), 8, 64)),  # other element
+    ],
+)
 def test_no_matrix_access(layout, bits, shared):
     assert matrix_access(layout, shared, bits) is None
 

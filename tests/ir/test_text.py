@@ -1,4 +1,8 @@
-"""Types and operations as text: everything that prints parses back; malformed text is one located sentence."""
+"""Types and operations as text: everything that prints parses back; malformed text is one located
+sentence.
+"""
+
+import contextlib
 import random
 import time
 
@@ -10,12 +14,28 @@ from tkc.ir.text import location_of, parse, show
 from tkc.ir.tile import Kernel
 from tkc.ir.verify import verify
 
-TYPES = ["!tile.tile<128x64xbf16>", "!tile.tile<1xi1>", "!tile.tile<7x!tile.ptr<f8E4M3FN>>", '!tile.tile<64x256xf32, "wgmma 64x256">', "!tile.ptr<ui32>", "!tile.array<?x?xbf16>",
-         "!tile.array<f64>", '!tile.array<?x?xf16, "shape 16 =4096 strides 8 =1 align 16">', '!tile.shared<4, 128x64xbf16, "128x64xb16 swizzle 128">', "!tile.barriers<4>", "!tile.token",
-         "!tile.pending<!tile.tile<64x64xf32>>", "!tile.map<128x64xbf16, 128>", "!tile.map<1x128x1x128xbf16, 128, panelled>", "!tile.tile<3x5x7xf8E5M2>", "!tile.tile<2xui8>"]
+TYPES = [
+    "!tile.tile<128x64xbf16>",
+    "!tile.tile<1xi1>",
+    "!tile.tile<7x!tile.ptr<f8E4M3FN>>",
+    '!tile.tile<64x256xf32, "wgmma 64x256">',
+    "!tile.ptr<ui32>",
+    "!tile.array<?x?xbf16>",
+    "!tile.array<f64>",
+    '!tile.array<?x?xf16, "shape 16 =4096 strides 8 =1 align 16">',
+    '!tile.shared<4, 128x64xbf16, "128x64xb16 swizzle 128">',
+    "!tile.barriers<4>",
+    "!tile.token",
+    "!tile.pending<!tile.tile<64x64xf32>>",
+    "!tile.map<128x64xbf16, 128>",
+    "!tile.map<1x128x1x128xbf16, 128, panelled>",
+    "!tile.tile<3x5x7xf8E5M2>",
+    "!tile.tile<2xui8>",
+]
 
 
-def around(body: str, arguments: str = "", attributes: str = "") -> str: return f"tile.kernel @k({arguments}) {attributes} {{\n{body}\n  tile.return\n}}"
+def around(body: str, arguments: str = "", attributes: str = "") -> str:
+    return f"tile.kernel @k({arguments}) {attributes} {{\n{body}\n  tile.return\n}}"
 
 
 @pytest.mark.parametrize("t", TYPES)
@@ -25,7 +45,8 @@ def test_types_round_trip(t):
     assert show(parse(text)) == text
     argument = module.body.block.first_op.arguments[0].type
     assert argument == parse(text).body.block.first_op.arguments[0].type
-    if "wgmma" not in t and "facts" not in t and "shape" not in t: assert f"%x: {t}" in text
+    if "wgmma" not in t and "facts" not in t and "shape" not in t:
+        assert f"%x: {t}" in text
 
 
 OPERATIONS = """
@@ -82,40 +103,87 @@ def test_operations_round_trip():
     printed = show(module)
     assert show(parse(printed)) == printed
     body = [line.strip() for line in printed.splitlines()]
-    for line in OPERATIONS.splitlines(): assert any(line.strip().split(" {\n")[0][:60] in other for other in body), line
+    for line in OPERATIONS.splitlines():
+        assert any(line.strip().split(" {\n")[0][:60] in other for other in body), line
 
 
 def test_locations_survive_the_text():
-    text = show(parse(around("  %c = tile.constant 1 : i32", "%x: i32")), locations=True).replace("loc(unknown)", 'loc("kernel.py":3:4)')
+    text = show(parse(around("  %c = tile.constant 1 : i32", "%x: i32")), locations=True).replace(
+        "loc(unknown)", 'loc("kernel.py":3:4)'
+    )
     module = parse(text)
     assert show(module, locations=True) == text
     assert str(location_of(module.body.block.first_op.body.block.first_op)) == "kernel.py:3:5"
 
 
-@pytest.mark.parametrize("body, message", [
-    ("%y = tile.add %x, %z : i32\n%z = tile.constant 1 : i32", "defined|before"),
-    ("%c = tile.constant true : i1\nscf.if %c {\n%z = tile.constant 1 : i32\n}\n%y = tile.add %x, %z : i32", "before|outside|undefined|undeclared|not defined|use"),
-    ("%y = tile.convert %t : (!tile.tile<4xf32>) -> !tile.tile<4xf32>", "not permitted at level 0"),
-    ("%y = tile.sqrt %x : i32", "does not take i32"),
-    ("%y = tile.broadcast %t : (!tile.tile<4xf32>) -> !tile.tile<8xf32>", "does not broadcast"),
-    ("%y = tile.reshape %t : (!tile.tile<4xf32>) -> !tile.tile<8xf32>", "elements"),
-    ("%y = tile.dot %m, %m, %m {precision = \"ieee\"} : (!tile.tile<4x8xf32>, !tile.tile<4x8xf32>, !tile.tile<4x8xf32>) -> !tile.tile<4x8xf32>", "does not give"),
-    ("%y = tile.slice %t {offsets = array<i64: 3>} : (!tile.tile<4xf32>) -> !tile.tile<2xf32>", "leaves an extent"),
-    ("%y = tile.reduce mean[%t] {axis = 0 : i64} : (!tile.tile<4xf32>) -> f32", "unknown reduction"),
-    ("tile.fence everything", "unknown fence"),
-])
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("%y = tile.add %x, %z : i32\n%z = tile.constant 1 : i32", "defined|before"),
+        (
+            (
+                "%c = tile.constant true : i1\nscf.if %c {\n%z = tile.constant 1 : i32\n}\n%y ="
+                " tile.add %x, %z : i32"
+            ),
+            "before|outside|undefined|undeclared|not defined|use",
+        ),
+        (
+            "%y = tile.convert %t : (!tile.tile<4xf32>) -> !tile.tile<4xf32>",
+            "not permitted at level 0",
+        ),
+        ("%y = tile.sqrt %x : i32", "does not take i32"),
+        ("%y = tile.broadcast %t : (!tile.tile<4xf32>) -> !tile.tile<8xf32>", "does not broadcast"),
+        ("%y = tile.reshape %t : (!tile.tile<4xf32>) -> !tile.tile<8xf32>", "elements"),
+        (
+            (
+                '%y = tile.dot %m, %m, %m {precision = "ieee"} : (!tile.tile<4x8xf32>,'
+                " !tile.tile<4x8xf32>, !tile.tile<4x8xf32>) -> !tile.tile<4x8xf32>"
+            ),
+            "does not give",
+        ),
+        (
+            (
+                "%y = tile.slice %t {offsets = array<i64: 3>} : (!tile.tile<4xf32>) ->"
+                " !tile.tile<2xf32>"
+            ),
+            "leaves an extent",
+        ),
+        (
+            "%y = tile.reduce mean[%t] {axis = 0 : i64} : (!tile.tile<4xf32>) -> f32",
+            "unknown reduction",
+        ),
+        ("tile.fence everything", "unknown fence"),
+    ],
+)
 def test_broken_rules_are_named(body, message):
     with pytest.raises(VerifyError, match=message):
         verify(parse(around(body, "%x: i32, %t: !tile.tile<4xf32>, %m: !tile.tile<4x8xf32>")))
 
 
-@pytest.mark.parametrize("text", ['"' + "a" * 40, "{" * 400, "tile.kernel @k(%x: !tile.tile<" + "9" * 40 + "xf32>) {}", "tile.kernel @k(", "", "%", "tile.kernel", "\0", "é" * 100,
-                                  'tile.kernel @k(%x: !tile.tile<4xf32, "64x64: nonsense">) { tile.return }', 'tile.kernel @k(%x: !tile.shared<1, 4xf32, "swizzle">) { tile.return }',
-                                  "func.func @f() { return }", "tile.kernel @k() { tile.return } tile.kernel @k() {"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"' + "a" * 40,
+        "{" * 400,
+        "tile.kernel @k(%x: !tile.tile<" + "9" * 40 + "xf32>) {}",
+        "tile.kernel @k(",
+        "",
+        "%",
+        "tile.kernel",
+        "\0",
+        "é" * 100,
+        'tile.kernel @k(%x: !tile.tile<4xf32, "64x64: nonsense">) { tile.return }',
+        'tile.kernel @k(%x: !tile.shared<1, 4xf32, "swizzle">) { tile.return }',
+        "func.func @f() { return }",
+        "tile.kernel @k() { tile.return } tile.kernel @k() {",
+    ],
+)
 def test_malformed_text_is_one_sentence(text):
     start = time.perf_counter()
-    try: verify(parse(text))
-    except VerifyError as e: assert "Traceback" not in str(e) and "\n" not in str(e)
+    try:
+        verify(parse(text))
+    except VerifyError as e:
+        assert "Traceback" not in str(e) and "\n" not in str(e)
     assert time.perf_counter() - start < 2
 
 
@@ -124,18 +192,32 @@ def test_mutated_text_never_escapes_as_another_error():
     for _ in range(400):
         at = rng.randrange(len(source))
         kind = rng.randrange(3)
-        text = source[:at] + (rng.choice('"{}()<>[]%@#!,:x0-\\') if kind else "") + source[at + (kind < 2) * rng.randrange(1, 6):]
-        try: verify(parse(text))
-        except VerifyError: pass
+        text = (
+            source[:at]
+            + (rng.choice('"{}()<>[]%@#!,:x0-\\') if kind else "")
+            + source[at + (kind < 2) * rng.randrange(1, 6) :]
+        )
+        with contextlib.suppress(VerifyError):
+            verify(parse(text))
 
 
 def test_no_tile_enters_a_role():
-    """It would be spread over other warps than its user's: a causal mask made before the roles was wrong on the GPU alone."""
+    """It would be spread over other warps than its user's: a causal mask made before the roles was
+    wrong on the GPU alone.
+    """
     t = '!tile.tile<64xi32, "blocked 64 vector 1 warps 4">'
     inside = f"%r = tile.arange 0 : {t}\n"
-    text = lambda outer, inner: f"tile.kernel @k() {{level = 4 : i64}} {{\n{outer}tile.roles {{\ntile.role one {{warps = 4 : i64}} {{\n^bb0(%who: i32):\n{inner}%s = tile.add %r, %r : {t}\n}}\n}}\ntile.return\n}}"
+
+    def text(outer, inner):
+        return (
+            f"tile.kernel @k() {{level = 4 : i64}} {{\n{outer}tile.roles {{\ntile.role one {{warps"
+            f" = 4 : i64}} {{\n^bb0(%who: i32):\n{inner}%s = tile.add %r, %r :"
+            f" {t}\n}}\n}}\ntile.return\n}}"
+        )
+
     verify(parse(text("", inside)))
-    with pytest.raises(VerifyError, match="outside the region"): verify(parse(text(inside, "")))
+    with pytest.raises(VerifyError, match="outside the region"):
+        verify(parse(text(inside, "")))
 
 
 def test_kernel_attributes():
@@ -144,10 +226,24 @@ def test_kernel_attributes():
     assert isinstance(kernel, Kernel) and kernel.warps == 8 and kernel.level == 0
 
 
-@pytest.mark.parametrize("text, values, want", [("n is {} of {}!", ["1", "2"], "n is 1 of 2!"), ("the value", ["3"], "the value 3"), ("", ["1", "2"], "1 2"), ("{}", ["1", "2"], "1 2"), ("{{{}}}", ["5"], "{5}"),
-                                                ("a { alone", ["1"], "a { alone 1"), ("{} {}", ["1"], "{} {} 1"), ("none", [], "none"), ("100%", ["7"], "100% 7")])
-def test_the_text_of_a_print(text, values, want): assert filled(text, values) == want
+@pytest.mark.parametrize(
+    "text, values, want",
+    [
+        ("n is {} of {}!", ["1", "2"], "n is 1 of 2!"),
+        ("the value", ["3"], "the value 3"),
+        ("", ["1", "2"], "1 2"),
+        ("{}", ["1", "2"], "1 2"),
+        ("{{{}}}", ["5"], "{5}"),
+        ("a { alone", ["1"], "a { alone 1"),
+        ("{} {}", ["1"], "{} {} 1"),
+        ("none", [], "none"),
+        ("100%", ["7"], "100% 7"),
+    ],
+)
+def test_the_text_of_a_print(text, values, want):
+    assert filled(text, values) == want
 
 
 def test_braces_stay_braces():
-    for text in ("{", "}", "{}", "{{x}}", "a{b"): assert filled(escaped(text) + " {}", ["1"]) == f"{text} 1"
+    for text in ("{", "}", "{}", "{{x}}", "a{b"):
+        assert filled(escaped(text) + " {}", ["1"]) == f"{text} 1"

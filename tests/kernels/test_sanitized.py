@@ -1,4 +1,7 @@
-"""The list that goes through compute-sanitizer has every function of the library; its calls run (on the CPU here); findings are counted where they belong."""
+"""The list that goes through compute-sanitizer has every function of the library; its calls run (on
+the CPU here); findings are counted where they belong.
+"""
+
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -12,47 +15,71 @@ from tkc import kernels
 
 def test_every_function_is_in_the_list():
     covered = {part for name in library() for part in name.split(" + ")}
-    assert covered >= set(kernels.__all__), f"give {sorted(set(kernels.__all__) - covered)} a call in tests/gpu/sanitized.py"
+    assert covered >= set(kernels.__all__), (
+        f"give {sorted(set(kernels.__all__) - covered)} a call in tests/gpu/sanitized.py"
+    )
 
 
 def test_every_example_is_in_the_list():
-    there = {p.stem for p in (Path(__file__).parents[2] / "examples").glob("*.py") if "\ndef cases(" in p.read_text()}
-    assert there == set(examples("cpu")), f"give {sorted(there - set(examples('cpu')))} small sizes in tests/gpu/sanitized.py"
+    there = {
+        p.stem
+        for p in (Path(__file__).parents[2] / "examples").glob("*.py")
+        if "\ndef cases(" in p.read_text()
+    }
+    assert there == set(examples("cpu")), (
+        f"give {sorted(there - set(examples('cpu')))} small sizes in tests/gpu/sanitized.py"
+    )
 
 
 @pytest.mark.parametrize("name", library())
-def test_calls_run(name): assert all(r is not None for r in flat(library()[name](numbers)))
+def test_calls_run(name):
+    assert all(r is not None for r in flat(library()[name](numbers)))
 
 
 @pytest.mark.parametrize("name", library())
 def test_checks_have_nothing_to_report(name, monkeypatch):
-    """TKC_DEBUG=1 on the CPU: no access, promise or assertion of the library is one that a check would end."""
+    """TKC_DEBUG=1 on the CPU: no access, promise or assertion of the library is one that a check
+    would end.
+    """
     monkeypatch.setenv("TKC_DEBUG", "1")
     assert all(r is not None for r in flat(library()[name](numbers)))
 
 
 @pytest.mark.parametrize("name", library())
 def test_nothing_depends_on_what_nobody_wrote(name):
-    """Results are the same whatever their memory held before, and that of what is passed from launch to launch."""
+    """Results are the same whatever their memory held before, and that of what is passed from
+    launch to launch.
+    """
     first, second = (called(name, byte) for byte in (0xFF, 0x5A))
-    assert len(first) == len(second) and all(a.tobytes() == b.tobytes() for a, b in zip(first, second))
+    assert len(first) == len(second) and all(
+        a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=False)
+    )
 
 
 def called(name: str, byte: int) -> list:
-    with unset(byte): return flat(library()[name](numbers))
+    with unset(byte):
+        return flat(library()[name](numbers))
 
 
 def test_what_nobody_wrote_is_noticed(monkeypatch):
     from tkc.kernels import movement
-    monkeypatch.setattr(movement, "_embedding", defaultdict(lambda: lambda *args, **kwargs: None))              # a launch of any grid leaves its result as it was
+
+    monkeypatch.setattr(
+        movement, "_embedding", defaultdict(lambda: lambda *args, **kwargs: None)
+    )  # a launch of any grid leaves its result as it was
     first, second = (called("embedding", byte) for byte in (0xFF, 0x5A))
-    assert not any(a.tobytes() == b.tobytes() for a, b in zip(first, second))
+    assert not any(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=False))
 
 
 def test_each_has_a_name_of_its_own():
     every = cases(numbers, "cpu")
-    assert len(every) == len(examples("cpu")) + len(library()) and "examples/softmax" in every and "kernels.softmax + softmax_backward" in every
-    for name in ("examples/vector_add", "kernels.layer_norm"): every[name]()
+    assert (
+        len(every) == len(examples("cpu")) + len(library())
+        and "examples/softmax" in every
+        and "kernels.softmax + softmax_backward" in every
+    )
+    for name in ("examples/vector_add", "kernels.layer_norm"):
+        every[name]()
 
 
 @pytest.mark.parametrize("name", examples("cpu"))
@@ -84,11 +111,28 @@ def test_a_case_that_hangs_or_dies_loses_itself_alone(monkeypatch, tmp_path, cap
     fake.write_text(FAKE)
     fake.chmod(0o755)
     monkeypatch.setattr(sanitize, "find", lambda: str(fake))
-    names = ["examples/vector_add", "examples/softmax", "examples/dropout", "examples/matmul", "examples/histogram", "examples/attention"]
+    names = [
+        "examples/vector_add",
+        "examples/softmax",
+        "examples/dropout",
+        "examples/matmul",
+        "examples/histogram",
+        "examples/attention",
+    ]
     found = sanitize.watched("memcheck", names, 0.5, time.monotonic() + 60)
-    assert [str(found[n]) for n in names] == ["0", "1", "died", "0", "hung", "0"] and "gone" in found[names[2]].said[-1]
-    assert all(o.became == "not run" for o in sanitize.watched("memcheck", names, 1, time.monotonic()).values())
-    monkeypatch.setattr("sys.executable", str(fake))                            # what runs without a tool, too
+    assert [str(found[n]) for n in names] == [
+        "0",
+        "1",
+        "died",
+        "0",
+        "hung",
+        "0",
+    ] and "gone" in found[names[2]].said[-1]
+    assert all(
+        o.became == "not run"
+        for o in sanitize.watched("memcheck", names, 1, time.monotonic()).values()
+    )
+    monkeypatch.setattr("sys.executable", str(fake))  # what runs without a tool, too
     monkeypatch.setattr("sys.argv", ["sanitize", "--tool", "memcheck", "--jobs", "2", *names[:2]])
     assert sanitize.main() == 1
     assert "memcheck: 1 of 2 are not clean" in capsys.readouterr().out

@@ -1,4 +1,7 @@
-"""The library as custom ops of torch: schemas, fake functions, autograd and torch.compile. Skipped where torch is not installed."""
+"""The library as custom ops of torch: schemas, fake functions, autograd and torch.compile. Skipped
+where torch is not installed.
+"""
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,11 +11,18 @@ from tkc import kernels  # noqa: E402
 from tkc.kernels.operator import OPERATORS  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []                      # so that `pytest -m gpu` runs them where there is one
+pytestmark = (
+    [pytest.mark.gpu] if DEVICE == "cuda" else []
+)  # so that `pytest -m gpu` runs them where there is one
 
 
 def tensors(*shapes, dtype=torch.float32, grad=True):
-    made = [torch.randn(s, device=DEVICE, dtype=dtype, generator=torch.Generator(DEVICE).manual_seed(i)).requires_grad_(grad) for i, s in enumerate(shapes)]
+    made = [
+        torch.randn(
+            s, device=DEVICE, dtype=dtype, generator=torch.Generator(DEVICE).manual_seed(i)
+        ).requires_grad_(grad)
+        for i, s in enumerate(shapes)
+    ]
     return made if len(made) > 1 else made[0]
 
 
@@ -23,13 +33,18 @@ def same_gradients(ours, theirs, *inputs, tolerance=2e-5):
         leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
         result = f(*leaves)
         result = result if isinstance(result, (tuple, list)) else (result,)
-        sum((r.float() * torch.linspace(-1, 1, r.numel(), device=r.device).reshape(r.shape)).sum() for r in result).backward()
+        sum(
+            (r.float() * torch.linspace(-1, 1, r.numel(), device=r.device).reshape(r.shape)).sum()
+            for r in result
+        ).backward()
         found.append([*result, *(x.grad for x in leaves if x.requires_grad)])
-    for a, b in zip(*found, strict=True): torch.testing.assert_close(a, b.to(a.dtype), rtol=tolerance, atol=tolerance)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=tolerance, atol=tolerance)
 
 
 def test_every_operator_is_registered():
-    for name, op in OPERATORS.items(): assert str(getattr(torch.ops.tkc, name).default._schema).startswith(f"tkc::{name}(")
+    for name, _op in OPERATORS.items():
+        assert str(getattr(torch.ops.tkc, name).default._schema).startswith(f"tkc::{name}(")
 
 
 ANGLES = torch.linspace(0, 3, 7 * 8, device=DEVICE).reshape(7, 8)
@@ -45,23 +60,59 @@ def turned(x):
 CASES = {
     "softmax": (kernels.softmax, lambda x: F.softmax(x, -1), (3, 257)),
     "log_softmax": (kernels.log_softmax, lambda x: F.log_softmax(x, -1), (3, 257)),
-    "layer_norm": (kernels.layer_norm, lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), (5, 65), (65,), (65,)),
-    "rms_norm": (kernels.rms_norm, lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6), (5, 65), (65,)),
-    "add_rms_norm": (kernels.add_rms_norm, lambda x, r, w: (F.rms_norm(x + r, x.shape[-1:], w, 1e-6), x + r), (5, 65), (5, 65), (65,)),
-    "add_layer_norm": (kernels.add_layer_norm, lambda x, r, w, b: (F.layer_norm(x + r, x.shape[-1:], w, b), x + r), (5, 65), (5, 65), (65,), (65,)),
+    "layer_norm": (
+        kernels.layer_norm,
+        lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
+        (5, 65),
+        (65,),
+        (65,),
+    ),
+    "rms_norm": (
+        kernels.rms_norm,
+        lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6),
+        (5, 65),
+        (65,),
+    ),
+    "add_rms_norm": (
+        kernels.add_rms_norm,
+        lambda x, r, w: (F.rms_norm(x + r, x.shape[-1:], w, 1e-6), x + r),
+        (5, 65),
+        (5, 65),
+        (65,),
+    ),
+    "add_layer_norm": (
+        kernels.add_layer_norm,
+        lambda x, r, w, b: (F.layer_norm(x + r, x.shape[-1:], w, b), x + r),
+        (5, 65),
+        (5, 65),
+        (65,),
+        (65,),
+    ),
     "gelu": (kernels.gelu, F.gelu, (3, 31)),
-    "gelu_tanh": (lambda x: kernels.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh"), (3, 31)),
+    "gelu_tanh": (
+        lambda x: kernels.gelu(x, "tanh"),
+        lambda x: F.gelu(x, approximate="tanh"),
+        (3, 31),
+    ),
     "silu": (kernels.silu, F.silu, (3, 31)),
     "swiglu": (kernels.swiglu, lambda x, g: F.silu(x) * g, (3, 31), (3, 31)),
     "geglu": (kernels.geglu, lambda x, g: F.gelu(x) * g, (3, 31), (3, 31)),
     "rotary": (lambda x: kernels.rotary(x, ANGLES.cos(), ANGLES.sin()), turned, (2, 5, 3, 16)),
-    "cross_entropy": (lambda x: kernels.cross_entropy(x, TARGET)[0], lambda x: F.cross_entropy(x, TARGET, reduction="none"), (4, 65)),
+    "cross_entropy": (
+        lambda x: kernels.cross_entropy(x, TARGET)[0],
+        lambda x: F.cross_entropy(x, TARGET, reduction="none"),
+        (4, 65),
+    ),
     "cumsum": (kernels.cumsum, lambda x: x.cumsum(-1), (3, 31)),
     "cumsum_long": (kernels.cumsum, lambda x: x.cumsum(-1), (2, 20_011)),
     "sum": (kernels.sum, torch.sum, (3, 31)),
     "topk": (lambda x: kernels.topk(x, 5)[0], lambda x: x.topk(5)[0], (3, 31)),
     "transpose": (kernels.transpose, lambda x: x.mT.contiguous(), (2, 65, 31)),
-    "embedding": (lambda t: kernels.embedding(t, TARGET.clamp(0)), lambda t: F.embedding(TARGET.clamp(0), t), (70, 33)),
+    "embedding": (
+        lambda t: kernels.embedding(t, TARGET.clamp(0)),
+        lambda t: F.embedding(TARGET.clamp(0), t),
+        (70, 33),
+    ),
 }
 
 
@@ -72,16 +123,30 @@ def test_results_and_gradients(name):
     same_gradients(ours, theirs, *inputs, tolerance=2e-3 if "long" in name else 5e-5)
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "swiglu", "cumsum", "transpose"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer_norm", "rms_norm", "swiglu", "cumsum", "transpose"]
+)
 def test_the_registration_is_sound(name):
     _, _, *shapes = CASES[name]
     inputs = tensors(*shapes) if len(shapes) > 1 else [tensors(*shapes)]
-    torch.library.opcheck(getattr(torch.ops.tkc, name), tuple(inputs), test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"))
+    torch.library.opcheck(
+        getattr(torch.ops.tkc, name),
+        tuple(inputs),
+        test_utils=(
+            "test_schema",
+            "test_faketensor",
+            "test_autograd_registration",
+            "test_aot_dispatch_dynamic",
+        ),
+    )
 
 
 def test_compiles():
     x, w = tensors((5, 65), (65,))
-    def f(t, v): return kernels.softmax(kernels.rms_norm(t * 2, v)).sum(0) + kernels.swiglu(t, t).mean()
+
+    def f(t, v):
+        return kernels.softmax(kernels.rms_norm(t * 2, v)).sum(0) + kernels.swiglu(t, t).mean()
+
     same_gradients(torch.compile(f, fullgraph=True), f, x, w)
 
 
@@ -112,38 +177,61 @@ def test_reduced_types():
     torch.testing.assert_close(kernels.softmax(x), F.softmax(x.float(), -1).bfloat16())
     q, scale = kernels.quantize(x)
     assert q.dtype is torch.float8_e4m3fn
-    torch.testing.assert_close(q.float(), (x.float() / scale).to(torch.float8_e4m3fn).float(), rtol=0.13, atol=0.01)
+    torch.testing.assert_close(
+        q.float(), (x.float() / scale).to(torch.float8_e4m3fn).float(), rtol=0.13, atol=0.01
+    )
 
 
 def test_plain_calls_go_past_the_dispatcher(monkeypatch):
-    """And no others: whoever wants gradients, compiles, traces, transforms, fakes or watches sees torch.ops.tkc."""
+    """And no others: whoever wants gradients, compiles, traces, transforms, fakes or watches sees
+    torch.ops.tkc.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     op, went = kernels.softmax, []
     x = tensors((3, 65), grad=False)
     want = op(x)
-    monkeypatch.setattr(op, "torch", lambda *args, **kwargs: went.append(args) or torch.ops.tkc.softmax(*args, **kwargs))
-    past = lambda f: (went.clear(), f(), not went)[2]
+    monkeypatch.setattr(
+        op,
+        "torch",
+        lambda *args, **kwargs: went.append(args) or torch.ops.tkc.softmax(*args, **kwargs),
+    )
+
+    def past(f):
+        return (went.clear(), f(), not went)[2]
+
     assert torch.equal(op(x), want) and past(lambda: op(x)) and past(lambda: op(x=x, axis=1))
-    with torch.inference_mode(): assert past(lambda: op(x)) and past(lambda: op(torch.zeros_like(x)))
+    with torch.inference_mode():
+        assert past(lambda: op(x)) and past(lambda: op(torch.zeros_like(x)))
     wanted = x.clone().requires_grad_()
     assert not past(lambda: op(wanted)) and op(wanted).requires_grad
-    with torch.no_grad(): assert past(lambda: op(wanted)) and past(lambda: op(torch.nn.Parameter(x)))
+    with torch.no_grad():
+        assert past(lambda: op(wanted)) and past(lambda: op(torch.nn.Parameter(x)))
 
     class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None): return func(*args, **(kwargs or {}))
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
 
-    class Other(torch.Tensor): pass
-    with Watching(): assert not past(lambda: op(x))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]): assert not past(lambda: op(x))
-    with FakeTensorMode() as mode: assert not past(lambda: op(mode.from_tensor(x)))
+    class Other(torch.Tensor):
+        pass
+
+    with Watching():
+        assert not past(lambda: op(x))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not past(lambda: op(x))
+    with FakeTensorMode() as mode:
+        assert not past(lambda: op(mode.from_tensor(x)))
     assert not past(lambda: op(x.as_subclass(Other))) or torch.equal(op(x.as_subclass(Other)), want)
     negated = torch._neg_view(x)
-    assert negated.is_neg() and not past(lambda: op(negated)) and torch.allclose(op(negated), op(-x))
+    assert (
+        negated.is_neg() and not past(lambda: op(negated)) and torch.allclose(op(negated), op(-x))
+    )
     seen = []
-    try: torch.func.vmap(lambda row: seen.append(past(lambda: op(row))) or row)(x)
-    except RuntimeError: seen.append(False)                                     # no rule for batches: the dispatcher says so
+    try:
+        torch.func.vmap(lambda row: seen.append(past(lambda: op(row))) or row)(x)
+    except RuntimeError:
+        seen.append(False)  # no rule for batches: the dispatcher says so
     assert not any(seen)
 
 
@@ -151,17 +239,25 @@ def test_whole_numbers_are_taken_for_floats():
     x = tensors((4, 64), grad=False)
     torch.testing.assert_close(kernels.dropout(x, 0, 7), x)
     q = tensors((1, 1, 16, 16), grad=False)
-    torch.testing.assert_close(kernels.attention(q, q, q, scale=1), kernels.attention(q, q, q, scale=1.0))
+    torch.testing.assert_close(
+        kernels.attention(q, q, q, scale=1), kernels.attention(q, q, q, scale=1.0)
+    )
 
 
 @pytest.mark.parametrize("past", [True, False])
 def test_autograd_knows_what_is_changed_in_place(past):
-    """A graph that kept an array refuses to go back once a kernel wrote there, whether the call went through the dispatcher or past it."""
+    """A graph that kept an array refuses to go back once a kernel wrote there, whether the call
+    went through the dispatcher or past it.
+    """
     x, y = tensors((8, 8), (8, 8), grad=False)
     out, w = torch.zeros(8, 8, device=DEVICE), tensors((8, 8))
     loss, before = (w * out).sum(), out._version
-    if past: kernels.matmul(x, y, out=out)
-    else: torch.ops.tkc.matmul_(out, x, y)
+    if past:
+        kernels.matmul(x, y, out=out)
+    else:
+        torch.ops.tkc.matmul_(out, x, y)
     assert out._version > before
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"): loss.backward()
-    with torch.inference_mode(): kernels.matmul(x, y, out=torch.empty(8, 8, device=DEVICE))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        kernels.matmul(x, y, out=torch.empty(8, 8, device=DEVICE))

@@ -1,4 +1,7 @@
-"""Every pass on every kernel of the library and of the examples, before and after, in both arithmetics: launches with TKC_VALIDATE=1. tests/sim/test_validate.py has the kernels of the tests."""
+"""Every pass on every kernel of the library and of the examples, before and after, in both
+arithmetics: launches with TKC_VALIDATE=1. tests/sim/test_validate.py has the kernels of the tests.
+"""
+
 import sys
 
 import pytest
@@ -8,18 +11,32 @@ from tkc.runtime import simulate
 from tkc.runtime.jit import JitFunction, Launcher
 
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
-WITHOUT_RING = {"_cumsum", "_embedding_backward", "cumulative_sum"}                 # kernels with a while loop, which may not end there
+WITHOUT_RING = {
+    "_cumsum",
+    "_embedding_backward",
+    "cumulative_sum",
+}  # kernels with a while loop, which may not end there
 
 
 def unequal(reports: list[str]) -> list[str]:
     """Reports that do not say what they should."""
-    return [r for r in reports if f"passes change nothing in ieee{' and ring' * (r.split()[1] not in WITHOUT_RING)} arithmetic" not in r]
+    return [
+        r
+        for r in reports
+        if f"passes change nothing in ieee{' and ring' * (r.split()[1] not in WITHOUT_RING)} arithmetic"
+        not in r
+    ]
 
 
 def forget() -> None:
     """The launches that were made before: they would not look at the environment again."""
     simulate._validated.clear()
-    for kernel in [v for module in list(sys.modules.values()) for v in list(vars(module).values()) if isinstance(v, JitFunction)]:
+    for kernel in [
+        v
+        for module in list(sys.modules.values())
+        for v in list(vars(module).values())
+        if isinstance(v, JitFunction)
+    ]:
         kernel._ready.clear()
         kernel._launcher.__call__ = Launcher.__call__
 
@@ -27,12 +44,17 @@ def forget() -> None:
 @pytest.fixture
 def validated(monkeypatch, capfd):
     """Calls something for a target; gives the report of each launch."""
+
     def call(target, run):
-        for name, value in (("TKC_VALIDATE", "1"), ("TKC_TARGET", target)): monkeypatch.setenv(name, value)
+        for name, value in (("TKC_VALIDATE", "1"), ("TKC_TARGET", target)):
+            monkeypatch.setenv(name, value)
         capfd.readouterr()
         forget()
         run()
-        return [line for line in capfd.readouterr().err.splitlines() if line.startswith("validated ")]
+        return [
+            line for line in capfd.readouterr().err.splitlines() if line.startswith("validated ")
+        ]
+
     return call
 
 

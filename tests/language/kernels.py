@@ -1,38 +1,70 @@
 """Kernels of the language, for tests: plain functions, which `traced` traces for given arguments."""
+
 import tkc
 from tkc.fuzz.kernels import attention  # noqa: F401 (a kernel like those below)
 from tkc.ir.types import ArrayFacts, Fact
-from tkc.language.signature import ArrayArgument, ConstantArgument, Options, ScalarArgument, Signature
+from tkc.language.signature import (
+    ArrayArgument,
+    ConstantArgument,
+    Options,
+    ScalarArgument,
+    Signature,
+)
 from tkc.language.trace import trace
 
 LOG2E = 1.4426950408889634
 inf = tkc.inf
 
 
-def array(dtype, rank: int = 1, wide: bool = False, shape=None, strides=None, align: int = 16) -> ArrayArgument:
+def array(
+    dtype, rank: int = 1, wide: bool = False, shape=None, strides=None, align: int = 16
+) -> ArrayArgument:
     """A contiguous array whose last stride is known to be 1."""
-    fact = lambda n: Fact(exact=n) if n is not None else Fact()
+
+    def fact(n):
+        return Fact(exact=n) if n is not None else Fact()
+
     shape, strides = shape or (None,) * rank, strides or (None,) * (rank - 1) + (1,)
-    return ArrayArgument(dtype, ArrayFacts(tuple(map(fact, shape)), tuple(map(fact, strides)), align), wide)
+    return ArrayArgument(
+        dtype, ArrayFacts(tuple(map(fact, shape)), tuple(map(fact, strides)), align), wide
+    )
 
 
-def i32(divisor: int = 1) -> ScalarArgument: return ScalarArgument(tkc.int32, divisor)
-def f32() -> ScalarArgument: return ScalarArgument(tkc.float32)
+def i32(divisor: int = 1) -> ScalarArgument:
+    return ScalarArgument(tkc.int32, divisor)
+
+
+def f32() -> ScalarArgument:
+    return ScalarArgument(tkc.float32)
 
 
 def traced(fn, *args, num_warps=None, **named):
     """The module of a function; what is no argument is a constant."""
     import inspect
+
     bound = inspect.signature(fn).bind(*args, **named)
     bound.apply_defaults()
-    as_argument = lambda v: v if isinstance(v, (ArrayArgument, ScalarArgument)) else ConstantArgument(v)
-    return trace(fn, Signature(tuple((n, as_argument(v)) for n, v in bound.arguments.items()), Options(num_warps=num_warps)))
+
+    def as_argument(v):
+        return v if isinstance(v, (ArrayArgument, ScalarArgument)) else ConstantArgument(v)
+
+    return trace(
+        fn,
+        Signature(
+            tuple((n, as_argument(v)) for n, v in bound.arguments.items()),
+            Options(num_warps=num_warps),
+        ),
+    )
 
 
 def add(x, y, out, n, BLOCK: tkc.constexpr = 1024):
     i = tkc.program_id(0) * BLOCK + tkc.arange(BLOCK)
     inside = i < n
-    tkc.store(out.ptr + i, tkc.load(x.ptr + i, mask=inside) + tkc.load(y.ptr + i, mask=inside), mask=inside)
+    tkc.store(
+        out.ptr + i,
+        tkc.load(x.ptr + i, mask=inside) + tkc.load(y.ptr + i, mask=inside),
+        mask=inside,
+    )
 
 
 def matmul(a, b, c, BM: tkc.constexpr = 128, BN: tkc.constexpr = 256, BK: tkc.constexpr = 64):
@@ -43,7 +75,7 @@ def matmul(a, b, c, BM: tkc.constexpr = 128, BN: tkc.constexpr = 256, BK: tkc.co
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-# --------------------------------------------------------------------- harder ones: what else must be expressible
+# --------------------------------------------------------------------- harder ones: what else must
 def layer_norm_bwd(x, w, dy, mean, rstd, dx, pw, pb, N: tkc.constexpr, ROWS: tkc.constexpr = 4):
     cols = tkc.arange(N)
     inside = cols < x.shape[1]
@@ -61,7 +93,15 @@ def layer_norm_bwd(x, w, dy, mean, rstd, dx, pw, pb, N: tkc.constexpr, ROWS: tkc
     tkc.store(pb, (tkc.program_id(0), 0), sb[None, :])
 
 
-def split_k(a, b, c, SPLITS: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 256, BK: tkc.constexpr = 64):
+def split_k(
+    a,
+    b,
+    c,
+    SPLITS: tkc.constexpr,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 256,
+    BK: tkc.constexpr = 64,
+):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     step = tkc.cdiv(tkc.cdiv(a.shape[1], BK), SPLITS) * BK
     k0 = tkc.program_id(2) * step
@@ -71,12 +111,23 @@ def split_k(a, b, c, SPLITS: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.con
     tkc.atomic_add(c, (m, n), acc)
 
 
-def grouped(a_ptrs, b_ptrs, c_ptrs, sizes, G: tkc.constexpr, DTYPE: tkc.constexpr = tkc.bfloat16, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128, BK: tkc.constexpr = 64):
+def grouped(
+    a_ptrs,
+    b_ptrs,
+    c_ptrs,
+    sizes,
+    G: tkc.constexpr,
+    DTYPE: tkc.constexpr = tkc.bfloat16,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 128,
+    BK: tkc.constexpr = 64,
+):
     t, g, seen = tkc.program_id(0), 0, 0
     while g < G and t >= seen:
         seen = seen + tkc.cdiv(sizes[g, 0], BM) * tkc.cdiv(sizes[g, 1], BN)
         g = g + 1
-    if t >= seen: return
+    if t >= seen:
+        return
     g = g - 1
     M, N, K = sizes[g, 0], sizes[g, 1], sizes[g, 2]
     A = tkc.array(a_ptrs[g], DTYPE, (M, K), (K, 1))
@@ -90,7 +141,21 @@ def grouped(a_ptrs, b_ptrs, c_ptrs, sizes, G: tkc.constexpr, DTYPE: tkc.constexp
     tkc.store(C, (m, n), acc.to(C.dtype))
 
 
-def paged_decode(q, kc, vc, table, lengths, part, lse, c, D: tkc.constexpr, R: tkc.constexpr, PAGE: tkc.constexpr, BN: tkc.constexpr = 128, SPAN: tkc.constexpr = 1024):
+def paged_decode(
+    q,
+    kc,
+    vc,
+    table,
+    lengths,
+    part,
+    lse,
+    c,
+    D: tkc.constexpr,
+    R: tkc.constexpr,
+    PAGE: tkc.constexpr,
+    BN: tkc.constexpr = 128,
+    SPAN: tkc.constexpr = 1024,
+):
     b, h, s = tkc.program_id(0), tkc.program_id(1), tkc.program_id(2)
     last = lengths[b]
     qi = tkc.load(q[b], (h * R, 0), (R, D))
@@ -102,7 +167,11 @@ def paged_decode(q, kc, vc, table, lengths, part, lse, c, D: tkc.constexpr, R: t
         sc = tkc.where((n + tkc.arange(BN))[None, :] < last, tkc.dot(qi, kt.T), -inf)
         new = tkc.maximum(top, tkc.max(sc, axis=1) * c)
         p, shrink = tkc.exp2(sc * c - new[:, None]), tkc.exp2(top - new)
-        total, acc, top = total * shrink + tkc.sum(p, 1), tkc.dot(p.to(vt.dtype), vt, acc * shrink[:, None]), new
+        total, acc, top = (
+            total * shrink + tkc.sum(p, 1),
+            tkc.dot(p.to(vt.dtype), vt, acc * shrink[:, None]),
+            new,
+        )
     tkc.store(part, (b, h * R, s, 0), (acc / total[:, None])[:, None, :])
     tkc.store(lse, (b, h * R, s), (top + tkc.log2(total))[:, None])
 
@@ -120,7 +189,9 @@ def mamba2(x, dt, A, B, C, y, L: tkc.constexpr = 64, N: tkc.constexpr = 128, P: 
         w = tkc.dot(Ct, Bt.T) * dec * d[None, :]
         yt = tkc.dot(w.to(xs.dtype), xs, tkc.dot(Ct, state.to(xs.dtype)) * tkc.exp2(cum)[:, None])
         end = cum[L - 1]
-        state = tkc.dot((Bt * (tkc.exp2(end - cum) * d)[:, None]).to(xs.dtype).T, xs, state * tkc.exp2(end))
+        state = tkc.dot(
+            (Bt * (tkc.exp2(end - cum) * d)[:, None]).to(xs.dtype).T, xs, state * tkc.exp2(end)
+        )
         tkc.store(y, (b, t, h, 0), yt.to(y.dtype)[None, :, None, :])
 
 
@@ -143,7 +214,18 @@ def cross_entropy(logits, target, loss, V: tkc.constexpr):
     tkc.store(logits[r], (0,), ((e / total - (tkc.arange(V) == t)) * (t >= 0)).to(logits.dtype))
 
 
-def window_sinks(q, k, v, o, sinks, c, W: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
+def window_sinks(
+    q,
+    k,
+    v,
+    o,
+    sinks,
+    c,
+    W: tkc.constexpr,
+    D: tkc.constexpr,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 128,
+):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     rows, last = m + tkc.arange(BM), k.shape[2]
     qi = tkc.load(q[b, h], (m, 0), (BM, D))
@@ -151,9 +233,17 @@ def window_sinks(q, k, v, o, sinks, c, W: tkc.constexpr, D: tkc.constexpr, BM: t
     first = max(0, m - W + 1) // BN * BN
     for n in range(first, min(m + BM, last), BN):
         cols = n + tkc.arange(BN)
-        keep = (cols[None, :] <= rows[:, None]) & (cols[None, :] > rows[:, None] - W) & (cols[None, :] < last)
+        keep = (
+            (cols[None, :] <= rows[:, None])
+            & (cols[None, :] > rows[:, None] - W)
+            & (cols[None, :] < last)
+        )
         s = tkc.where(keep, tkc.dot(qi, tkc.load(k[b, h], (n, 0), (BN, D)).T), -inf)
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         p, shrink = tkc.exp2(s * c - new[:, None]), tkc.exp2(top - new)
-        total, acc, top = total * shrink + tkc.sum(p, 1), tkc.dot(p.to(v.dtype), tkc.load(v[b, h], (n, 0), (BN, D)), acc * shrink[:, None]), new
+        total, acc, top = (
+            total * shrink + tkc.sum(p, 1),
+            tkc.dot(p.to(v.dtype), tkc.load(v[b, h], (n, 0), (BN, D)), acc * shrink[:, None]),
+            new,
+        )
     tkc.store(o[b, h], (m, 0), (acc / total[:, None]).to(o.dtype))

@@ -1,4 +1,7 @@
-"""Runs a kernel of scalar control flow twice: as plain Python with plain numbers, and traced in the simulator; compares."""
+"""Runs a kernel of scalar control flow twice: as plain Python with plain numbers, and traced in the
+simulator; compares.
+"""
+
 import numpy as np
 
 import tkc
@@ -10,20 +13,24 @@ SIZE = 64
 
 class Plain:
     """Stands for tkc when the kernel runs as plain Python."""
+
     range = staticmethod(range)
     static_range = staticmethod(range)
     constexpr = tkc.constexpr
     minimum, maximum = staticmethod(min), staticmethod(max)
 
     @staticmethod
-    def store(out, place, value): out[place[0]] = int(value)
+    def store(out, place, value):
+        out[place[0]] = int(value)
 
 
 def python(make, *numbers) -> np.ndarray:
     out, kernel = np.full(SIZE, -99, np.int32), make()
-    kernel.__globals__["tkc"] = Plain                     # its helpers see it too
-    try: kernel(out, *numbers)
-    finally: kernel.__globals__["tkc"] = tkc
+    kernel.__globals__["tkc"] = Plain  # its helpers see it too
+    try:
+        kernel(out, *numbers)
+    finally:
+        kernel.__globals__["tkc"] = tkc
     return out
 
 
@@ -34,5 +41,10 @@ def simulated(make, *numbers) -> np.ndarray:
 
 
 def agrees(make, *cases) -> None:
-    """make() gives a fresh kernel (out, *numbers); traced and plain must write the same for every case."""
-    for numbers in cases: np.testing.assert_array_equal(simulated(make, *numbers), python(make, *numbers), err_msg=f"numbers {numbers}")
+    """make() gives a fresh kernel (out, *numbers); traced and plain must write the same for every
+    case.
+    """
+    for numbers in cases:
+        np.testing.assert_array_equal(
+            simulated(make, *numbers), python(make, *numbers), err_msg=f"numbers {numbers}"
+        )

@@ -1,2 +1,3 @@
 """A module whose attribute a kernel under test assigns."""
+
 total = 0

@@ -1,4 +1,7 @@
-"""Tries to make the tracer lose a rebinding: each kernel must do what Python does, for zero, one and more trips, or refuse."""
+"""Tries to make the tracer lose a rebinding: each kernel must do what Python does, for zero, one
+and more trips, or refuse.
+"""
+
 import contextlib
 import copy
 from dataclasses import dataclass, replace
@@ -16,14 +19,20 @@ COUNTER = SimpleNamespace(n=0)
 
 def kernel(f):
     """A test from a kernel of (out, n, c) that runs as plain Python too."""
-    def test(): agrees(lambda: f, *TRIPS)
+
+    def test():
+        agrees(lambda: f, *TRIPS)
+
     test.__name__ = f.__name__
     return test
 
 
 def made(make):
     """As `kernel`, from a function that makes the kernel (for closures)."""
-    def test(): agrees(make, *TRIPS)
+
+    def test():
+        agrees(make, *TRIPS)
+
     test.__name__ = make.__name__
     return test
 
@@ -31,35 +40,46 @@ def made(make):
 @kernel
 def test_a_number_becomes_carried(out, n, c):
     i = 0
-    for k in tkc.range(n): i = i + 1
+    for _k in tkc.range(n):
+        i = i + 1
     tkc.store(out, (0,), i)
 
 
 @kernel
 def test_swap_of_two_carried_variables(out, n, c):
     a, b = n + 1, c + 7
-    for k in tkc.range(n): a, b = b, a
-    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+    for _k in tkc.range(n):
+        a, b = b, a
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), b)
 
 
 @kernel
 def test_rotation_of_three_with_an_invariant(out, n, c):
     a, b, d, e = n + 1, c + 7, n * 3, c + 100
-    for k in tkc.range(n): a, b, d = b, d, a + e
-    tkc.store(out, (0,), a); tkc.store(out, (1,), b); tkc.store(out, (2,), d)
+    for _k in tkc.range(n):
+        a, b, d = b, d, a + e
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), b)
+    tkc.store(out, (2,), d)
 
 
 @kernel
 def test_copy_of_an_invariant(out, n, c):
     a, b = n + 1, c + 7
-    for k in tkc.range(n): a = b
+    for _k in tkc.range(n):
+        a = b
     tkc.store(out, (0,), a)
 
 
 @kernel
 def test_augmented_assignment(out, n, c):
     a = c
-    for k in tkc.range(n): a += k; a *= 2; a -= 1; a ^= 3
+    for k in tkc.range(n):
+        a += k
+        a *= 2
+        a -= 1
+        a ^= 3
     tkc.store(out, (0,), a)
 
 
@@ -70,7 +90,8 @@ def test_nested_loops(out, n, c):
         for j in tkc.range(i, n):
             a, b = a + b, b + j
         b = b - a
-    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), b)
 
 
 @kernel
@@ -78,7 +99,8 @@ def test_inner_initialised_in_the_outer(out, n, c):
     total = 0
     for i in tkc.range(n):
         inner = i
-        for j in tkc.range(i): inner = inner + j
+        for j in tkc.range(i):
+            inner = inner + j
         total = total + inner
     tkc.store(out, (0,), total)
 
@@ -86,7 +108,8 @@ def test_inner_initialised_in_the_outer(out, n, c):
 @kernel
 def test_conditional_assignment(out, n, c):
     a = 5
-    if c > 0: a = n
+    if c > 0:
+        a = n
     tkc.store(out, (0,), a)
 
 
@@ -94,42 +117,59 @@ def test_conditional_assignment(out, n, c):
 def test_conditional_in_a_loop(out, n, c):
     even, odd = 0, 0
     for k in tkc.range(n):
-        if k % 2 == 0: even = even + k
-        elif c == 0: odd = odd + k
-        else: odd = odd - k
-    tkc.store(out, (0,), even); tkc.store(out, (1,), odd)
+        if k % 2 == 0:
+            even = even + k
+        elif c == 0:
+            odd = odd + k
+        else:
+            odd = odd - k
+    tkc.store(out, (0,), even)
+    tkc.store(out, (1,), odd)
 
 
 @kernel
 def test_both_branches_define(out, n, c):
-    if n > 1: x = n; y = 3
-    else: x = c; y = 4
+    if n > 1:
+        x = n
+        y = 3
+    else:
+        x = c
+        y = 4
     tkc.store(out, (0,), x + y)
 
 
 @kernel
 def test_list_elements(out, n, c):
     state = [0, 1, c]
-    for k in tkc.range(n): state[0] = state[0] + state[1]; state[1] = state[1] + state[2] + 1
-    tkc.store(out, (0,), state[0]); tkc.store(out, (1,), state[1]); tkc.store(out, (2,), state[2])
+    for _k in tkc.range(n):
+        state[0] = state[0] + state[1]
+        state[1] = state[1] + state[2] + 1
+    tkc.store(out, (0,), state[0])
+    tkc.store(out, (1,), state[1])
+    tkc.store(out, (2,), state[2])
 
 
 @kernel
 def test_two_names_for_one_list(out, n, c):
     a = [c, 1]
     b = a
-    for k in tkc.range(n):
+    for _k in tkc.range(n):
         a[0] = a[0] + b[1]
         b[1] = b[1] + a[0]
-    tkc.store(out, (0,), a[0]); tkc.store(out, (1,), b[0]); tkc.store(out, (2,), a[1]); tkc.store(out, (3,), b[1])
+    tkc.store(out, (0,), a[0])
+    tkc.store(out, (1,), b[0])
+    tkc.store(out, (2,), a[1])
+    tkc.store(out, (3,), b[1])
 
 
 @kernel
 def test_alias_of_a_scalar(out, n, c):
     a = c + 0
     b = a
-    for k in tkc.range(n): a = a + 1
-    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+    for _k in tkc.range(n):
+        a = a + 1
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), b)
 
 
 @kernel
@@ -138,29 +178,37 @@ def test_nested_containers(out, n, c):
     for k in tkc.range(n):
         s["x"][1][1][0] = s["x"][1][1][0] + s["y"]
         s["y"] = s["y"] + k
-    tkc.store(out, (0,), s["x"][1][1][0]); tkc.store(out, (1,), s["y"])
+    tkc.store(out, (0,), s["x"][1][1][0])
+    tkc.store(out, (1,), s["y"])
 
 
 @kernel
 def test_a_list_in_a_branch(out, n, c):
     s = [1, 2]
-    if c > 0: s[0] = n
-    else: s[1] = n
-    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+    if c > 0:
+        s[0] = n
+    else:
+        s[1] = n
+    tkc.store(out, (0,), s[0])
+    tkc.store(out, (1,), s[1])
 
 
 @kernel
 def test_a_fresh_list_each_time(out, n, c):
     s = [1, c]
-    for k in tkc.range(n): s = [v + k for v in s]
-    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+    for k in tkc.range(n):
+        s = [v + k for v in s]
+    tkc.store(out, (0,), s[0])
+    tkc.store(out, (1,), s[1])
 
 
 @kernel
 def test_a_tuple_each_time(out, n, c):
     s = (1, c)
-    for k in tkc.range(n): s = (s[1], s[0] + k)
-    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+    for k in tkc.range(n):
+        s = (s[1], s[0] + k)
+    tkc.store(out, (0,), s[0])
+    tkc.store(out, (1,), s[1])
 
 
 @kernel
@@ -173,13 +221,15 @@ def test_global_state(out, n, c):
     tkc.store(out, (9,), STATE[0])
 
 
-def bump(by): COUNTER.n = COUNTER.n + by
+def bump(by):
+    COUNTER.n = COUNTER.n + by
 
 
 @kernel
 def test_global_state_of_a_helper(out, n, c):
     COUNTER.n = 0
-    for k in tkc.range(n): bump(k + 1)
+    for k in tkc.range(n):
+        bump(k + 1)
     tkc.store(out, (0,), COUNTER.n)
 
 
@@ -194,8 +244,10 @@ def test_nonlocal_of_an_outer_function():
     def kernel(out, n, c):
         nonlocal total
         total = c
-        for k in tkc.range(n): add(k)
+        for k in tkc.range(n):
+            add(k)
         tkc.store(out, (0,), total)
+
     return kernel
 
 
@@ -207,7 +259,8 @@ def test_closure_not_named_by_the_kernel():
         nonlocal cell
         cell = cell + v
 
-    def get(): return cell
+    def get():
+        return cell
 
     def reset():
         nonlocal cell
@@ -219,6 +272,7 @@ def test_closure_not_named_by_the_kernel():
             add(k + 1)
             tkc.store(out, (k,), get())
         tkc.store(out, (9,), get())
+
     return kernel
 
 
@@ -229,16 +283,23 @@ def test_nonlocal_of_an_inner_function(out, n, c):
     def add(v):
         nonlocal total
         total = total + v
-    for k in tkc.range(n): add(k)
-    if c > 0: add(10)
+
+    for k in tkc.range(n):
+        add(k)
+    if c > 0:
+        add(10)
     tkc.store(out, (0,), total)
 
 
 @kernel
 def test_inner_function_reads_the_carried(out, n, c):
     a = 1
-    read = lambda: a * 2
-    for k in tkc.range(n): a = read() + k
+
+    def read():
+        return a * 2
+
+    for k in tkc.range(n):
+        a = read() + k
     tkc.store(out, (0,), read())
 
 
@@ -266,48 +327,59 @@ class Slotted:
 @kernel
 def test_named_tuple(out, n, c):
     p = Point(0, c)
-    for k in tkc.range(n): p = p._replace(x=p.x + p.y, y=p.y + 1)
-    tkc.store(out, (0,), p.x); tkc.store(out, (1,), p.y)
+    for _k in tkc.range(n):
+        p = p._replace(x=p.x + p.y, y=p.y + 1)
+    tkc.store(out, (0,), p.x)
+    tkc.store(out, (1,), p.y)
 
 
 @kernel
 def test_dataclass_fields(out, n, c):
     p = Box(0, c)
     q = p
-    for k in tkc.range(n): p.x += q.y; q.y += 1
-    tkc.store(out, (0,), q.x); tkc.store(out, (1,), p.y)
+    for _k in tkc.range(n):
+        p.x += q.y
+        q.y += 1
+    tkc.store(out, (0,), q.x)
+    tkc.store(out, (1,), p.y)
 
 
 @kernel
 def test_frozen_dataclass(out, n, c):
     p = Frozen(0, c)
-    for k in tkc.range(n): p = replace(p, x=p.x + p.y, y=p.y + k)
-    tkc.store(out, (0,), p.x); tkc.store(out, (1,), p.y)
+    for k in tkc.range(n):
+        p = replace(p, x=p.x + p.y, y=p.y + k)
+    tkc.store(out, (0,), p.x)
+    tkc.store(out, (1,), p.y)
 
 
 @kernel
 def test_slots(out, n, c):
     p = Slotted()
     p.x = c
-    for k in tkc.range(n): p.x = p.x + k
+    for k in tkc.range(n):
+        p.x = p.x + k
     tkc.store(out, (0,), p.x)
 
 
 def deep(s, k):
     s[0] = s[0] + k
-    if k > 1: s[0] = s[0] + 100
+    if k > 1:
+        s[0] = s[0] + 100
 
 
 @kernel
 def test_helper_changes_its_argument(out, n, c):
     s = [c]
-    for k in tkc.range(n): deep(s, k)
+    for k in tkc.range(n):
+        deep(s, k)
     tkc.store(out, (0,), s[0])
 
 
 def loops_on_something_else(read, n):
     total = 0
-    for k in tkc.range(n): total = total + read(k)
+    for k in tkc.range(n):
+        total = total + read(k)
     return total
 
 
@@ -318,15 +390,20 @@ def test_callers_state_changed_in_a_helpers_loop(out, n, c):
     def read(k):
         s[0] = s[0] + 1
         return s[0] * k
-    tkc.store(out, (0,), loops_on_something_else(read, n)); tkc.store(out, (1,), s[0])
+
+    tkc.store(out, (0,), loops_on_something_else(read, n))
+    tkc.store(out, (1,), s[0])
 
 
 @kernel
 def test_python_loop_inside_a_traced_one(out, n, c):
     a, b = [0, 0, 0], c
     for k in tkc.range(n):
-        for i, step in enumerate([1, 2, 3]): a[i] = a[i] + step * k; b = b + a[i]
-    for i in range(3): tkc.store(out, (i,), a[i])
+        for i, step in enumerate([1, 2, 3]):
+            a[i] = a[i] + step * k
+            b = b + a[i]
+    for i in range(3):
+        tkc.store(out, (i,), a[i])
     tkc.store(out, (3,), b)
 
 
@@ -334,7 +411,8 @@ def test_python_loop_inside_a_traced_one(out, n, c):
 def test_traced_loop_inside_a_python_one(out, n, c):
     a = c
     for i in range(3):
-        for k in tkc.range(n): a = a + i * k
+        for k in tkc.range(n):
+            a = a + i * k
     tkc.store(out, (0,), a)
 
 
@@ -361,14 +439,17 @@ def test_while(out, n, c):
     while i < n:
         total = total + i
         i = i + 1
-    tkc.store(out, (0,), total); tkc.store(out, (1,), i)
+    tkc.store(out, (0,), total)
+    tkc.store(out, (1,), i)
 
 
 @kernel
 def test_while_whose_test_assigns(out, n, c):
     i = 0
-    while (i := i + 1) < n: c = c + i
-    tkc.store(out, (0,), c); tkc.store(out, (1,), i)
+    while (i := i + 1) < n:
+        c = c + i
+    tkc.store(out, (0,), c)
+    tkc.store(out, (1,), i)
 
 
 @kernel
@@ -383,31 +464,36 @@ def test_while_that_starts_in_python(out, n, c):
 @kernel
 def test_while_over_a_list(out, n, c):
     s = [0, n]
-    while s[0] < s[1] and s[0] < 3: s[0] = s[0] + 1; s[1] = s[1] - c
-    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+    while s[0] < s[1] and s[0] < 3:
+        s[0] = s[0] + 1
+        s[1] = s[1] - c
+    tkc.store(out, (0,), s[0])
+    tkc.store(out, (1,), s[1])
 
 
 @kernel
 def test_backwards(out, n, c):
     a = 0
-    for k in tkc.range(n, -2, -2): a = a * 3 + k
+    for k in tkc.range(n, -2, -2):
+        a = a * 3 + k
     tkc.store(out, (0,), a)
 
 
 @kernel
 def test_steps_and_starts(out, n, c):
     a = 0
-    for k in tkc.range(c - 3, n + 4, 3): a = a * 3 + k
-    for k in range(c, n, c + 1): a = a - k
+    for k in tkc.range(c - 3, n + 4, 3):
+        a = a * 3 + k
+    for k in range(c, n, c + 1):
+        a = a - k
     tkc.store(out, (0,), a)
 
 
 @kernel
 def test_flag(out, n, c):
     first, a = True, 0
-    for k in tkc.range(n):
-        if first: a = a + 10
-        else: a = a + 1
+    for _k in tkc.range(n):
+        a = a + 10 if first else a + 1
         first = False
     tkc.store(out, (0,), a)
 
@@ -415,41 +501,53 @@ def test_flag(out, n, c):
 @kernel
 def test_constant_set_again(out, n, c):
     BLOCK, a = 4, 0
-    for k in tkc.range(n): BLOCK = 4; a = a + len([0] * BLOCK)
+    for _k in tkc.range(n):
+        BLOCK = 4
+        a = a + len([0] * BLOCK)
     tkc.store(out, (0,), a + len([0] * BLOCK))
 
 
 @kernel
 def test_early_return(out, n, c):
     tkc.store(out, (0,), 1)
-    if n == 2: return
+    if n == 2:
+        return
     tkc.store(out, (1,), 2)
     if c == 1:
         tkc.store(out, (2,), 3)
         return
-    elif n == 1: return
+    elif n == 1:
+        return
     tkc.store(out, (3,), n)
 
 
 def pick(a, b):
-    if a > b: return a * 2
-    if a == b: return a
+    if a > b:
+        return a * 2
+    if a == b:
+        return a
     return b
 
 
 @kernel
 def test_helper_that_returns_by_branch(out, n, c):
-    tkc.store(out, (0,), pick(n, c)); tkc.store(out, (1,), pick(c, n) + pick(c, c))
+    tkc.store(out, (0,), pick(n, c))
+    tkc.store(out, (1,), pick(c, n) + pick(c, c))
 
 
 @kernel
 def test_boolean_operators(out, n, c):
     a = 0
-    if n > 1 and c > 0: a = a + 1
-    if n > 1 or c > 0: a = a + 2
-    if not c: a = a + 4
-    if 0 < n < 3: a = a + 8
-    if n and not (c and n > 3): a = a + 16
+    if n > 1 and c > 0:
+        a = a + 1
+    if n > 1 or c > 0:
+        a = a + 2
+    if not c:
+        a = a + 4
+    if 0 < n < 3:
+        a = a + 8
+    if n and not (c and n > 3):
+        a = a + 16
     a = a + (32 if n > c else 64) + min(n, 3) * 128 + max(n, c, 1) * 1024
     tkc.store(out, (0,), a)
 
@@ -458,28 +556,38 @@ def test_boolean_operators(out, n, c):
 def test_conditional_inside_conditional(out, n, c):
     a, b = 0, 0
     if n > 0:
-        if c > 0: a = 1
-        else: b = 2
+        if c > 0:
+            a = 1
+        else:
+            b = 2
         a = a + 10
-    else: b = b + 5
-    tkc.store(out, (0,), a); tkc.store(out, (1,), b)
+    else:
+        b = b + 5
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), b)
 
 
 @kernel
 def test_loop_variable_rebound(out, n, c):
     a = 0
-    for k in tkc.range(n): k = k * 2; a = a + k
+    for k in tkc.range(n):
+        k = k * 2
+        a = a + k
     tkc.store(out, (0,), a)
 
 
 @kernel
 def test_loop_else(out, n, c):
     a = 0
-    for k in tkc.range(n): a = a + 1
-    else: a = a + 100
+    for _k in tkc.range(n):
+        a = a + 1
+    else:
+        a = a + 100
     for i in range(3):
-        if i == 1: break
-    else: a = a + 1000
+        if i == 1:
+            break
+    else:
+        a = a + 1000
     tkc.store(out, (0,), a)
 
 
@@ -488,7 +596,10 @@ def test_defaults_and_deletion(out, n, c):
     a = 0
     for k in tkc.range(n):
         t = k + 1
-        f = lambda x, t=t: x + t
+
+        def f(x, t=t):
+            return x + t
+
         a = f(a)
         del t
     tkc.store(out, (0,), a)
@@ -499,9 +610,11 @@ def test_partial_update_in_a_branch_in_a_loop(out, n, c):
     s = [0, 0]
     t = s
     for k in tkc.range(n):
-        if k > c: s[0] = t[1] + k
+        if k > c:
+            s[0] = t[1] + k
         t[1] = s[0] + 1
-    tkc.store(out, (0,), s[0]); tkc.store(out, (1,), s[1])
+    tkc.store(out, (0,), s[0])
+    tkc.store(out, (1,), s[1])
 
 
 class Settings:
@@ -511,30 +624,36 @@ class Settings:
 @kernel
 def test_class_attribute(out, n, c):
     Settings.x = c
-    for k in tkc.range(n): Settings.x = Settings.x + k
+    for k in tkc.range(n):
+        Settings.x = Settings.x + k
     tkc.store(out, (0,), Settings.x)
 
 
 @kernel
 def test_attribute_of_a_module(out, n, c):
     state_of_a_module.total = c
-    for k in tkc.range(n): state_of_a_module.total = state_of_a_module.total + k
+    for k in tkc.range(n):
+        state_of_a_module.total = state_of_a_module.total + k
     tkc.store(out, (0,), state_of_a_module.total)
 
 
-def counting(): counting.calls = counting.calls + 1
+def counting():
+    counting.calls = counting.calls + 1
 
 
 @kernel
 def test_attribute_of_a_function(out, n, c):
     counting.calls = c
-    for k in tkc.range(n): counting()
+    for _k in tkc.range(n):
+        counting()
     tkc.store(out, (0,), counting.calls)
 
 
 @kernel
 def test_inner_function_of_a_name_first_bound_in_the_loop(out, n, c):
-    def read(): return t
+    def read():
+        return t
+
     a = 0
     for k in tkc.range(n):
         t = k + a
@@ -546,8 +665,10 @@ def test_inner_function_of_a_name_first_bound_in_the_loop(out, n, c):
 def test_deep_copies(out, n, c):
     s = {"x": [c, 0]}
     before = copy.deepcopy(s)
-    for k in tkc.range(n): s["x"][0] = s["x"][0] + before["x"][0] + 1
-    tkc.store(out, (0,), s["x"][0]); tkc.store(out, (1,), before["x"][0])
+    for _k in tkc.range(n):
+        s["x"][0] = s["x"][0] + before["x"][0] + 1
+    tkc.store(out, (0,), s["x"][0])
+    tkc.store(out, (1,), before["x"][0])
 
 
 @kernel
@@ -555,8 +676,10 @@ def test_try_and_with(out, n, c):
     a = 0
     for k in tkc.range(n):
         with contextlib.nullcontext(k + 1) as x:
-            try: a = a + x
-            finally: a = a + 1
+            try:
+                a = a + x
+            finally:
+                a = a + 1
     tkc.store(out, (0,), a)
 
 
@@ -566,32 +689,42 @@ def test_match(out, n, c):
     for mode in ("add", "subtract"):
         for k in tkc.range(n):
             match mode:
-                case "add": a = a + k
-                case _: a = a - 2 * k
+                case "add":
+                    a = a + k
+                case _:
+                    a = a - 2 * k
     tkc.store(out, (0,), a)
 
 
 @kernel
 def test_star_unpacking(out, n, c):
     a, *rest = [c, 1, 2]
-    for k in tkc.range(n): a, *rest = [*rest, a + k]
-    tkc.store(out, (0,), a); tkc.store(out, (1,), rest[0]); tkc.store(out, (2,), rest[1])
+    for k in tkc.range(n):
+        a, *rest = [*rest, a + k]
+    tkc.store(out, (0,), a)
+    tkc.store(out, (1,), rest[0])
+    tkc.store(out, (2,), rest[1])
 
 
 class Accumulator:
     """A stateful helper object with a method that branches."""
-    def __init__(self, start): self.total, self.__hidden = start, 0
+
+    def __init__(self, start):
+        self.total, self.__hidden = start, 0
 
     def add(self, v):
-        if v > 1: self.total = self.total + v
+        if v > 1:
+            self.total = self.total + v
         self.__hidden = self.__hidden + 1
         return self
 
-    def __call__(self): return self.total * 100 + self.__hidden
+    def __call__(self):
+        return self.total * 100 + self.__hidden
 
 
 @kernel
 def test_object_with_methods(out, n, c):
     box = Accumulator(c)
-    for k in tkc.range(n): box.add(k).add(k + 1)
+    for k in tkc.range(n):
+        box.add(k).add(k + 1)
     tkc.store(out, (0,), box())

@@ -1,4 +1,7 @@
-"""Random programs of nested control flow over names, aliases, containers, closures and helpers: the trace does what Python does, or refuses."""
+"""Random programs of nested control flow over names, aliases, containers, closures and helpers: the
+trace does what Python does, or refuses.
+"""
+
 import linecache
 import random
 from types import SimpleNamespace
@@ -43,56 +46,120 @@ TAIL = """
         tkc.store(out, (10,), o.y[1]); tkc.store(out, (11,), p[0]); tkc.store(out, (12,), p[1]); tkc.store(out, (13,), outer)
     return kernel
 """
-PLACES = ["a", "b", "d", "s[0]", "s[1]", "t[0]", "t[1]", "u['k']", "u['l'][0]", "o.x", "o.y[0]", "outer"]
+PLACES = [
+    "a",
+    "b",
+    "d",
+    "s[0]",
+    "s[1]",
+    "t[0]",
+    "t[1]",
+    "u['k']",
+    "u['l'][0]",
+    "o.x",
+    "o.y[0]",
+    "outer",
+]
 
 
 class Program:
     def __init__(self, seed: int):
         self.r, self.lines, self.count = random.Random(seed), [], 0
-        for _ in range(self.r.randint(2, 4)): self.statement(2, 0)
+        for _ in range(self.r.randint(2, 4)):
+            self.statement(2, 0)
 
     def value(self, depth: int = 2) -> str:
         r = self.r
-        if depth == 0 or r.random() < 0.3: return r.choice([*PLACES, "p[0]", "p[1]", "n", "c", str(r.randint(0, 5))])
+        if depth == 0 or r.random() < 0.3:
+            return r.choice([*PLACES, "p[0]", "p[1]", "n", "c", str(r.randint(0, 5))])
         x, y = self.value(depth - 1), self.value(depth - 1)
-        return r.choice([f"({x} + {y} & 1023)", f"({x} ^ {y})", f"({x} * 3 + {y}) % 101", f"{r.choice(['min', 'max'])}({x}, {y})", f"({x} if {self.test(0)} else {y})",
-                         f"choose({x}, {y})", f"abs({x} - {y})", f"{x}"])
+        return r.choice(
+            [
+                f"({x} + {y} & 1023)",
+                f"({x} ^ {y})",
+                f"({x} * 3 + {y}) % 101",
+                f"{r.choice(['min', 'max'])}({x}, {y})",
+                f"({x} if {self.test(0)} else {y})",
+                f"choose({x}, {y})",
+                f"abs({x} - {y})",
+                f"{x}",
+            ]
+        )
 
     def test(self, depth: int = 1) -> str:
         r = self.r
         x, y = self.value(1 if depth else 0), self.value(0)
-        simple = r.choice([f"{x} > {y}", f"{x} % 2 == 0", f"{x} != {y}", f"0 < {x} < 5", f"{x} % 3"])
-        if depth == 0: return simple
-        return r.choice([simple, f"{simple} and {self.test(0)}", f"{simple} or {self.test(0)}", f"not ({simple})"])
+        simple = r.choice(
+            [f"{x} > {y}", f"{x} % 2 == 0", f"{x} != {y}", f"0 < {x} < 5", f"{x} % 3"]
+        )
+        if depth == 0:
+            return simple
+        return r.choice(
+            [
+                simple,
+                f"{simple} and {self.test(0)}",
+                f"{simple} or {self.test(0)}",
+                f"not ({simple})",
+            ]
+        )
 
     def statement(self, indent: int, nested: int) -> None:
         r, pad = self.r, "    " * indent
-        def put(line): self.lines.append(pad + line)
+
+        def put(line):
+            self.lines.append(pad + line)
+
         def body():
-            for _ in range(r.randint(1, 3)): self.statement(indent + 1, nested + 1)
+            for _ in range(r.randint(1, 3)):
+                self.statement(indent + 1, nested + 1)
+
         kind = r.random()
         self.count += 1
         name = f"i{self.count}"
         if nested < 3 and kind < 0.2:
-            put(f"for {name} in tkc.range({r.choice(['n', 'c', 'n % 3', '2', 'c + 1'])}):"); body()
-            if r.random() < 0.5: self.lines.append(pad + f"    {r.choice(PLACES)} = ({name} + {self.value(1)}) & 1023")
+            put(f"for {name} in tkc.range({r.choice(['n', 'c', 'n % 3', '2', 'c + 1'])}):")
+            body()
+            if r.random() < 0.5:
+                self.lines.append(
+                    pad + f"    {r.choice(PLACES)} = ({name} + {self.value(1)}) & 1023"
+                )
         elif nested < 3 and kind < 0.27:
-            put(f"{name} = 0"); put(f"while {name} < {r.choice(['n', '3', 'c + 1'])} and {self.test(0)}:"); body()
+            put(f"{name} = 0")
+            put(f"while {name} < {r.choice(['n', '3', 'c + 1'])} and {self.test(0)}:")
+            body()
             self.lines.append(pad + f"    {name} = {name} + 1")
-        elif nested < 3 and kind < 0.32: put(f"for {name} in range({r.randint(1, 2)}):"); body()
+        elif nested < 3 and kind < 0.32:
+            put(f"for {name} in range({r.randint(1, 2)}):")
+            body()
         elif nested < 3 and kind < 0.52:
-            put(f"if {self.test()}:"); body()
-            if r.random() < 0.6: put("else:"); body()
-        elif kind < 0.56: put(f"{', '.join(r.sample(PLACES, 2))} = {self.value()}, {self.value()}")          # two places: CPython 3.11.2 itself has b, b = x, y wrong
-        elif kind < 0.60: put(f"{r.choice(PLACES)} = helper({r.choice(['s', 't', 'o.y'])}, {self.value()})")
-        elif kind < 0.64: put(f"{r.choice(PLACES)} = add({self.value()})")
-        elif kind < 0.68: put(f"p = (p[1], {self.value()})")
-        elif kind < 0.71: put(f"{r.choice(['s', 't', 'o.y'])} = {r.choice(['s', 't', '[v + 1 & 1023 for v in t]'])}")
-        elif kind < 0.75: put(f"{r.choice(PLACES)} += {self.value(1)} & 7")
-        else: put(f"{r.choice(PLACES)} = {self.value()}")
+            put(f"if {self.test()}:")
+            body()
+            if r.random() < 0.6:
+                put("else:")
+                body()
+        elif kind < 0.56:
+            put(
+                f"{', '.join(r.sample(PLACES, 2))} = {self.value()}, {self.value()}"
+            )  # two places: CPython 3.11.2 itself has b, b = x, y wrong
+        elif kind < 0.60:
+            put(f"{r.choice(PLACES)} = helper({r.choice(['s', 't', 'o.y'])}, {self.value()})")
+        elif kind < 0.64:
+            put(f"{r.choice(PLACES)} = add({self.value()})")
+        elif kind < 0.68:
+            put(f"p = (p[1], {self.value()})")
+        elif kind < 0.71:
+            put(
+                f"{r.choice(['s', 't', 'o.y'])} ="
+                f" {r.choice(['s', 't', '[v + 1 & 1023 for v in t]'])}"
+            )
+        elif kind < 0.75:
+            put(f"{r.choice(PLACES)} += {self.value(1)} & 7")
+        else:
+            put(f"{r.choice(PLACES)} = {self.value()}")
 
     @property
-    def text(self) -> str: return HEAD + "\n".join(self.lines) + TAIL
+    def text(self) -> str:
+        return HEAD + "\n".join(self.lines) + TAIL
 
 
 def compiled(seed: int):
@@ -108,9 +175,13 @@ def outcome(seed: int) -> bool:
     """Whether the program compiled; an assertion if it then did something else than Python."""
     make, text = compiled(seed)
     for n, c in ((0, 1), (3, 0), (4, 2)):
-        try: got = simulated(make, n, c)
-        except tkc.CompileError: return False
-        np.testing.assert_array_equal(got, python(make, n, c), err_msg=f"seed {seed}, n={n}, c={c}\n{text}")
+        try:
+            got = simulated(make, n, c)
+        except tkc.CompileError:
+            return False
+        np.testing.assert_array_equal(
+            got, python(make, n, c), err_msg=f"seed {seed}, n={n}, c={c}\n{text}"
+        )
     return True
 
 

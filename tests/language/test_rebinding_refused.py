@@ -1,4 +1,8 @@
-"""Rebindings that cannot be followed are refused by name, and a trace leaves nothing behind. (test_rebinding.py: those that can.)"""
+"""Rebindings that cannot be followed are refused by name, and a trace leaves nothing behind.
+(test_rebinding.py: those that can.)
+"""
+
+import contextlib
 
 import numpy as np
 import pytest
@@ -11,30 +15,37 @@ TRIPS = [(n, c) for n in (0, 1, 2, 5) for c in (0, 1)]
 STATE = [0, 0]
 
 
-# ------------------------------------------------------------------------------------------ refused, never silent
+# ------------------------------------------------------------------------------------------ refused
 def refused(f, match):
-    with pytest.raises(tkc.CompileError, match=match): traced(f, array(tkc.int32), i32(), i32())
+    with pytest.raises(tkc.CompileError, match=match):
+        traced(f, array(tkc.int32), i32(), i32())
 
 
 def test_value_of_one_branch_only():
     def f(out, n, c):
-        if c > 0: x = 1
+        if c > 0:
+            x = 1
         tkc.store(out, (0,), x)
+
     refused(f, "one branch")
 
 
 def test_value_of_the_body_used_after():
     def f(out, n, c):
-        for k in tkc.range(n): x = k
+        for k in tkc.range(n):
+            x = k
         tkc.store(out, (0,), x)
+
     refused(f, "only inside")
 
 
 def test_loop_variable_used_after():
     def f(out, n, c):
         k = 3
-        for k in tkc.range(n): pass
+        for k in tkc.range(n):
+            pass
         tkc.store(out, (0,), k)
+
     refused(f, "variable of the loop")
 
 
@@ -42,8 +53,8 @@ def test_none_before_is_none_inside():
     def f(out, n, c):
         last = None
         for k in tkc.range(n):
-            if last is None: last = k
-            else: last = last + k
+            last = k if last is None else last + k
+
     refused(f, "`last`.*None")
 
 
@@ -51,59 +62,79 @@ def test_none_in_a_container():
     def f(out, n, c):
         last = [None]
         for k in tkc.range(n):
-            if last[0] is None: last[0] = k
-            else: last[0] = last[0] + k
+            if last[0] is None:
+                last[0] = k
+            else:
+                last[0] = last[0] + k
+
     refused(f, r"`last\[0\]`")
 
 
 def test_append():
     def f(out, n, c):
         xs = []
-        for k in tkc.range(n): xs.append(k)
+        for k in tkc.range(n):
+            xs.append(k)
+
     refused(f, "`xs` changes its length")
 
 
 def test_new_key():
     def f(out, n, c):
         d = {}
-        if c > 0: d["x"] = n
+        if c > 0:
+            d["x"] = n
+
     refused(f, "`d` changes its keys")
 
 
 def test_generator_advanced():
     def f(out, n, c):
         g = (i for i in [1, 2, 3])
-        for k in tkc.range(n): tkc.store(out, (k,), next(g))
+        for k in tkc.range(n):
+            tkc.store(out, (k,), next(g))
+
     refused(f, "generator")
 
 
 def test_iterator_advanced():
     def f(out, n, c):
         g = iter([1, 2, 3])
-        for k in tkc.range(n): tkc.store(out, (k,), next(g))
+        for k in tkc.range(n):
+            tkc.store(out, (k,), next(g))
+
     refused(f, "iterator")
 
 
 def test_numpy_array_changed():
     counts = np.zeros(3)
+
     def f(out, n, c):
-        for k in tkc.range(n): counts[0] += 1
+        for _k in tkc.range(n):
+            counts[0] += 1
+
     refused(f, "`.*counts` .ndarray. changes")
 
 
 def test_combination_with_a_side_effect():
     calls = [0]
+
     def combine(a, b):
         calls[0] = calls[0] + 1
         return a + b
-    def f(out, n, c): tkc.reduce(tkc.arange(4), 0, combine)
+
+    def f(out, n, c):
+        tkc.reduce(tkc.arange(4), 0, combine)
+
     refused(f, "combination")
 
 
 def test_set_changed():
     def f(out, n, c):
         s = {1}
-        for k in tkc.range(n): s.add(2)
+        for _k in tkc.range(n):
+            s.add(2)
+
     refused(f, "`s`")
 
 
@@ -111,9 +142,11 @@ def test_alias_of_a_replaced_list():
     def f(out, n, c):
         a = [1, c]
         b = a
-        for k in tkc.range(n): a = [v + 1 for v in a]
+        for _k in tkc.range(n):
+            a = [v + 1 for v in a]
         a[0] = 5
         tkc.store(out, (0,), b[0])
+
     refused(f, "`a`.*also refers")
 
 
@@ -124,67 +157,91 @@ def test_changed_in_place_and_replaced():
             a[0] = k
             a = [v + 1 for v in a]
         tkc.store(out, (0,), a[0])
+
     refused(f, "`a`")
 
 
 def test_changed_in_one_branch_and_replaced_in_the_other():
     def f(out, n, c):
         s = [1, 2]
-        if c > 0: s[0] = n
-        else: s = [5, 6]
+        if c > 0:
+            s[0] = n
+        else:
+            s = [5, 6]
         tkc.store(out, (0,), s[0])
+
     refused(f, "`s`")
 
 
 def test_type_changes():
     def f(out, n, c):
         x = n
-        for k in tkc.range(n): x = x + 0.5
+        for _k in tkc.range(n):
+            x = x + 0.5
         tkc.store(out, (0,), x)
+
     refused(f, "`x`.*int32 against float32")
 
 
 def test_shape_changes():
     def f(out, n, c):
         x = tkc.zeros((4,))
-        for k in tkc.range(n): x = x[None, :]
+        for _k in tkc.range(n):
+            x = x[None, :]
+
     refused(f, r"`x`.*float32\[4\] against float32\[1, 4\]")
 
 
 def test_break_and_continue():
     def f(out, n, c):
         for k in tkc.range(n):
-            if k > 2: break
+            if k > 2:
+                break
+
     refused(f, "`break`")
+
     def g(out, n, c):
         while c < n:
             c = c + 1
-            if c > 2: continue
+            if c > 2:
+                continue
+
     refused(g, "`continue`")
+
     def h(out, n, c):
-        for k in range(3):
-            if n > 2: break
+        for _k in range(3):
+            if n > 2:
+                break
+
     refused(h, "`break` under a traced condition")
 
 
 def test_return_in_a_loop():
     def f(out, n, c):
         for k in tkc.range(n):
-            if k > 2: return
+            if k > 2:
+                return
+
     refused(f, "`return`")
 
 
 def test_escape_through_an_unseen_place():
     class Hidden:
         __slots__ = ("__weakref__",)
+
     kept = {}
     hidden = Hidden()
+
     def f(out, n, c):
         for k in tkc.range(n):
             v = k + 1
-            def g(): return v
+
+            def g():
+                return v
+
             holder = g
         tkc.store(out, (0,), holder())
+
     refused(f, "only inside")
 
 
@@ -192,6 +249,7 @@ def test_global_assigned():
     def f(out, n, c):
         global STATE
         STATE = 3
+
     refused(f, "global STATE")
 
 
@@ -199,13 +257,19 @@ def test_helper_without_source():
     scope = {}
     exec("def hidden(x):\n    if x > 1: return x\n    return 0", scope)
     hidden = scope["hidden"]
-    def f(out, n, c): tkc.store(out, (0,), hidden(n))
+
+    def f(out, n, c):
+        tkc.store(out, (0,), hidden(n))
+
     refused(f, "`hidden`")
 
 
 def test_assignment_in_a_conditional_expression():
     s = [0]
-    def f(out, n, c): tkc.store(out, (0,), s.__setitem__(0, n) or 1 if c > 0 else 2)
+
+    def f(out, n, c):
+        tkc.store(out, (0,), s.__setitem__(0, n) or 1 if c > 0 else 2)
+
     refused(f, "conditional expression")
 
 
@@ -215,24 +279,29 @@ def test_a_lost_slot_that_is_not_read():
         for k in tkc.range(n):
             d["last"] = k
             d["sum"] = d["sum"] + k
-            if k > 1: d["sum"] = d["sum"] + 1
+            if k > 1:
+                d["sum"] = d["sum"] + 1
         tkc.store(out, (0,), d["sum"])
         d["last"] = 3
         tkc.store(out, (1,), d["last"])
+
     agrees(lambda: f, *TRIPS)
 
 
-# -------------------------------------------------------------------------------------- a trace leaves nothing behind
+# -------------------------------------------------------------------------------------- a trace lea
 def test_no_traced_values_stay_in_globals():
     STATE[0], STATE[1] = 3, 4
 
-    def good(out, n, c): STATE[0] = n
+    def good(out, n, c):
+        STATE[0] = n
 
     def bad(out, n, c):
-        for k in tkc.range(n): STATE[1] = k + tkc.arange(4)
+        for k in tkc.range(n):
+            STATE[1] = k + tkc.arange(4)
+
     traced(good, array(tkc.int32), i32(), i32())
-    try: traced(bad, array(tkc.int32), i32(), i32())
-    except tkc.CompileError: pass
+    with contextlib.suppress(tkc.CompileError):
+        traced(bad, array(tkc.int32), i32(), i32())
     assert STATE == [3, 4]
 
 
@@ -242,6 +311,9 @@ def test_threads_do_not_share_a_trace():
     from tkc.ir.text import show
 
     def f(out, n, c):
-        for k in tkc.range(n): tkc.store(out, (k,), k * c)
-    with ThreadPoolExecutor(4) as pool: texts = list(pool.map(lambda _: show(traced(f, array(tkc.int32), i32(), i32())), range(16)))
+        for k in tkc.range(n):
+            tkc.store(out, (k,), k * c)
+
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda _: show(traced(f, array(tkc.int32), i32(), i32())), range(16)))
     assert len(set(texts)) == 1

@@ -1,4 +1,5 @@
 """Rewritten functions: what is rewritten once stays so."""
+
 import gc
 import linecache
 from types import CellType, CodeType, FunctionType
@@ -18,7 +19,9 @@ def made(name: str) -> FunctionType:
 
 
 def test_of_equal_code_the_second_outlives_the_first():
-    """A kernel that random kernels found: `f` was rewritten again, in what was rewritten, once equal code had died (seed 80012721)."""
+    """A kernel that random kernels found: `f` was rewritten again, in what was rewritten, once
+    equal code had died (seed 80012721).
+    """
     name = "<equal code>"
     linecache.cache[name] = len(SOURCE), None, SOURCE.splitlines(True), name
     first = made(name)
@@ -27,9 +30,15 @@ def test_of_equal_code_the_second_outlives_the_first():
     gc.collect()
     second = made(name)
     again = rewritten(second)
-    assert again is not second and again.__code__ == done.__code__ and again.__code__ is not done.__code__
+    assert (
+        again is not second
+        and again.__code__ == done.__code__
+        and again.__code__ is not done.__code__
+    )
     del done
     gc.collect()
-    inner = next(c for c in again.__code__.co_consts if isinstance(c, CodeType) and c.co_name == "<lambda>")
+    inner = next(
+        c for c in again.__code__.co_consts if isinstance(c, CodeType) and c.co_name == "<lambda>"
+    )
     f = FunctionType(inner, {}, "f", None, tuple(CellType(None) for _ in inner.co_freevars))
     assert rewritten(f) is f

@@ -1,4 +1,7 @@
-"""Element by element: every function and operator on every element type it takes, at every extent; every pair of types of a cast."""
+"""Element by element: every function and operator on every element type it takes, at every extent;
+every pair of types of a cast.
+"""
+
 from __future__ import annotations
 
 import math
@@ -7,24 +10,81 @@ import operator
 import numpy as np
 
 import tkc
-from tests.operations.case import BOOL, DTYPES, EXTENTS, F32, F64, FLOATS, INTEGERS, LARGEST, Case, Near, is_float, rubbish, special, values
+from tests.operations.case import (
+    BOOL,
+    DTYPES,
+    EXTENTS,
+    F32,
+    F64,
+    FLOATS,
+    INTEGERS,
+    LARGEST,
+    Case,
+    Near,
+    is_float,
+    rubbish,
+    special,
+    values,
+)
 
-OPERATORS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "div": operator.truediv, "neg": operator.neg,
-             "and": operator.and_, "or": operator.or_, "xor": operator.xor, "invert": operator.invert, "shl": operator.lshift, "shr": operator.rshift,
-             "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+OPERATORS = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "invert": operator.invert,
+    "shl": operator.lshift,
+    "shr": operator.rshift,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-wide = lambda x: x.astype(F64)
 
 
-# name -> (number of operands, NumPy's function of float64, ulps of float32, ulps of float64, the largest argument of float64)
+def wide(x):
+    return x.astype(F64)
+
+
+# name -> (number of operands, NumPy's function of float64, ulps of float32, ulps of float64, the
+# largest argument of float64)
 FLOAT = {
-    "add": (2, np.add, 0, 0, None), "sub": (2, np.subtract, 0, 0, None), "mul": (2, np.multiply, 0, 0, None), "neg": (1, np.negative, 0, 0, None), "abs": (1, np.abs, 0, 0, None),
-    "maximum": (2, np.maximum, 0, 0, None), "minimum": (2, np.minimum, 0, 0, None), "floor": (1, np.floor, 0, 0, None), "ceil": (1, np.ceil, 0, 0, None),
-    "round": (1, np.rint, 0, 0, None), "trunc": (1, np.trunc, 0, 0, None), "sqrt": (1, np.sqrt, 0, 0, None), "div_rn": (2, np.divide, 0, 0, None), "div": (2, np.divide, 2, 0, None),
-    "rsqrt": (1, lambda x: 1 / np.sqrt(x), 2, 4, None), "exp": (1, np.exp, 2, 4, None), "exp2": (1, np.exp2, 2, 4, None), "expm1": (1, np.expm1, 4, 8, None),
-    "log": (1, np.log, 3, 4, None), "log2": (1, np.log2, 3, 4, None), "log1p": (1, np.log1p, 4, 8, None), "sin": (1, np.sin, 2, 4, 1e9), "cos": (1, np.cos, 2, 4, 1e9),
-    "tanh": (1, np.tanh, 4, 8, None), "erf": (1, np.vectorize(math.erf, otypes=[float]), 4, 8, None),
-    "sigmoid": (1, lambda x: 1 / (1 + np.exp(-x)), 4, 8, None), "pow": (2, np.power, 16, 64, None),
+    "add": (2, np.add, 0, 0, None),
+    "sub": (2, np.subtract, 0, 0, None),
+    "mul": (2, np.multiply, 0, 0, None),
+    "neg": (1, np.negative, 0, 0, None),
+    "abs": (1, np.abs, 0, 0, None),
+    "maximum": (2, np.maximum, 0, 0, None),
+    "minimum": (2, np.minimum, 0, 0, None),
+    "floor": (1, np.floor, 0, 0, None),
+    "ceil": (1, np.ceil, 0, 0, None),
+    "round": (1, np.rint, 0, 0, None),
+    "trunc": (1, np.trunc, 0, 0, None),
+    "sqrt": (1, np.sqrt, 0, 0, None),
+    "div_rn": (2, np.divide, 0, 0, None),
+    "div": (2, np.divide, 2, 0, None),
+    "rsqrt": (1, lambda x: 1 / np.sqrt(x), 2, 4, None),
+    "exp": (1, np.exp, 2, 4, None),
+    "exp2": (1, np.exp2, 2, 4, None),
+    "expm1": (1, np.expm1, 4, 8, None),
+    "log": (1, np.log, 3, 4, None),
+    "log2": (1, np.log2, 3, 4, None),
+    "log1p": (1, np.log1p, 4, 8, None),
+    "sin": (1, np.sin, 2, 4, 1e9),
+    "cos": (1, np.cos, 2, 4, 1e9),
+    "tanh": (1, np.tanh, 4, 8, None),
+    "erf": (1, np.vectorize(math.erf, otypes=[float]), 4, 8, None),
+    "sigmoid": (1, lambda x: 1 / (1 + np.exp(-x)), 4, 8, None),
+    "pow": (2, np.power, 16, 64, None),
 }
 
 
@@ -33,13 +93,29 @@ def of(name: str, a, b):
     return f(a, b) if name in BINARY else f(a)
 
 
-BINARY = {n for n, (arity, *_) in FLOAT.items() if arity == 2} | {"floordiv", "mod", "and", "or", "xor", "shl", "shr", "add", "sub", "mul", "maximum", "minimum", *COMPARISONS}
+BINARY = {n for n, (arity, *_) in FLOAT.items() if arity == 2} | {
+    "floordiv",
+    "mod",
+    "and",
+    "or",
+    "xor",
+    "shl",
+    "shr",
+    "add",
+    "sub",
+    "mul",
+    "maximum",
+    "minimum",
+    *COMPARISONS,
+}
 
 
 def rows(x, y, o, t, N: tkc.constexpr, FUNCTIONS: tkc.constexpr, TRUTHS: tkc.constexpr):
     a, b = tkc.load(x, (0,), (N,)), tkc.load(y, (0,), (N,))
-    for i, name in enumerate(FUNCTIONS): tkc.store(o, (i, 0), of(name, a, b).to(o.dtype)[None, :])
-    for i, name in enumerate(TRUTHS): tkc.store(t, (i, 0), of(name, a, b)[None, :])
+    for i, name in enumerate(FUNCTIONS):
+        tkc.store(o, (i, 0), of(name, a, b).to(o.dtype)[None, :])
+    for i, name in enumerate(TRUTHS):
+        tkc.store(t, (i, 0), of(name, a, b)[None, :])
 
 
 def blocks(x, y, o, M: tkc.constexpr, N: tkc.constexpr):
@@ -52,9 +128,14 @@ def float_operands(r, dtype, n):
     x, y = values(r, dtype, n, -4, 4), values(r, dtype, n, -3, 3)
     if n >= 16:
         s = special(dtype)
-        at = r.permutation(n)[:len(s)]
-        x[at], y[np.roll(at, 1)] = s[:len(at)], s[:len(at)]
-    if n >= 96: x[-12:] = np.array([89, -104, 100.25, -88.5, 1e-3, 500, -700, 0.5, 3e4, 1e5, 99999, 7e8]).clip(-LARGEST.get(dtype, np.inf), LARGEST.get(dtype, np.inf)).astype(dtype)
+        at = r.permutation(n)[: len(s)]
+        x[at], y[np.roll(at, 1)] = s[: len(at)], s[: len(at)]
+    if n >= 96:
+        x[-12:] = (
+            np.array([89, -104, 100.25, -88.5, 1e-3, 500, -700, 0.5, 3e4, 1e5, 99999, 7e8])
+            .clip(-LARGEST.get(dtype, np.inf), LARGEST.get(dtype, np.inf))
+            .astype(dtype)
+        )
     return x, y
 
 
@@ -63,7 +144,15 @@ def float_case(dtype: np.dtype, n: int) -> Case:
 
     def arguments(r):
         x, y = float_operands(r, dtype, n)
-        return dict(x=x, y=y, o=rubbish((len(functions), n), dtype), t=rubbish((len(truths), n), BOOL), N=n, FUNCTIONS=functions, TRUTHS=truths)
+        return dict(
+            x=x,
+            y=y,
+            o=rubbish((len(functions), n), dtype),
+            t=rubbish((len(truths), n), BOOL),
+            N=n,
+            FUNCTIONS=functions,
+            TRUTHS=truths,
+        )
 
     def want(a):
         x, y, out, ulps = wide(a["x"]), wide(a["y"]), [], []
@@ -71,23 +160,60 @@ def float_case(dtype: np.dtype, n: int) -> Case:
             found = f(*(x, y)[:arity])
             out.append(found)
             allowed = of64 if dtype == F64 else of32 if dtype == F32 else 0.6 if of32 else 0
-            ulps.append(np.where(np.abs(x) > most, np.inf, allowed) if most and dtype == F64 else np.full(n, float(allowed)))
+            ulps.append(
+                np.where(np.abs(x) > most, np.inf, allowed)
+                if most and dtype == F64
+                else np.full(n, float(allowed))
+            )
         # what lies below the smallest normal number may be flushed by the fast functions
-        tiny = float(np.ldexp(1.0, {F64: -1021}.get(dtype, -125))) * np.array([0.0 if of32 == 0 else 1.0 for _, _, of32, _, _ in FLOAT.values()])[:, None]
+        tiny = (
+            float(np.ldexp(1.0, {F64: -1021}.get(dtype, -125)))
+            * np.array([0.0 if of32 == 0 else 1.0 for _, _, of32, _, _ in FLOAT.values()])[:, None]
+        )
         truth = [OPERATORS[c](x, y) for c in COMPARISONS] + [np.isnan(x), np.isinf(x)]
         return dict(o=Near(np.stack(out), np.stack(ulps), tiny), t=np.stack(truth))
+
     return Case(f"functions of {dtype} {n}", rows, arguments, want)
 
 
-INTEGER = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": lambda x, y: np.negative(x), "abs": lambda x, y: np.abs(x), "maximum": np.maximum, "minimum": np.minimum,
-           "floordiv": np.floor_divide, "mod": np.mod, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "invert": lambda x, y: np.invert(x),
-           "shl": lambda x, y: shifted(x, y, lambda v, s: v << s), "shr": lambda x, y: shifted(x, y, lambda v, s: v >> s)}
+INTEGER = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": lambda x, y: np.negative(x),
+    "abs": lambda x, y: np.abs(x),
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "floordiv": np.floor_divide,
+    "mod": np.mod,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "invert": lambda x, y: np.invert(x),
+    "shl": lambda x, y: shifted(x, y, lambda v, s: v << s),
+    "shr": lambda x, y: shifted(x, y, lambda v, s: v >> s),
+}
 
 
 def shifted(x, y, f):
-    """Python's integers know no width: counts beyond it shift everything out, negative ones (large, read without sign) do too."""
-    width, wrap = x.itemsize * 8, lambda v: (v + (1 << x.itemsize * 8 - 1)) % (1 << x.itemsize * 8) - (1 << x.itemsize * 8 - 1) if x.dtype.kind == "i" else v % (1 << x.itemsize * 8)
-    return np.array([wrap(f(int(v), min(int(s) % (1 << width) if s < 0 else int(s), width))) for v, s in zip(x, y)], dtype=object).astype(x.dtype)
+    """Python's integers know no width: counts beyond it shift everything out, negative ones (large,
+    read without sign) do too.
+    """
+    width, wrap = (
+        x.itemsize * 8,
+        lambda v: (
+            (v + (1 << x.itemsize * 8 - 1)) % (1 << x.itemsize * 8) - (1 << x.itemsize * 8 - 1)
+            if x.dtype.kind == "i"
+            else v % (1 << x.itemsize * 8)
+        ),
+    )
+    return np.array(
+        [
+            wrap(f(int(v), min(int(s) % (1 << width) if s < 0 else int(s), width)))
+            for v, s in zip(x, y, strict=False)
+        ],
+        dtype=object,
+    ).astype(x.dtype)
 
 
 def integer_case(dtype: np.dtype, n: int) -> Case:
@@ -96,61 +222,123 @@ def integer_case(dtype: np.dtype, n: int) -> Case:
     def arguments(r):
         x, y = values(r, dtype, n), values(r, dtype, n)
         y[::2] = values(r, dtype, n, -9 if dtype.kind == "i" else 0, 9)[::2]
-        if n >= 16: x[:4], y[:4] = np.array([np.iinfo(dtype).min] * 2 + [np.iinfo(dtype).max] * 2, dtype), np.array([-1 if dtype.kind == "i" else 1, 0, 0, 1]).astype(dtype)
-        return dict(x=x, y=y, o=rubbish((len(functions), n), dtype), t=rubbish((6, n), BOOL), N=n, FUNCTIONS=functions, TRUTHS=COMPARISONS)
+        if n >= 16:
+            x[:4], y[:4] = (
+                np.array([np.iinfo(dtype).min] * 2 + [np.iinfo(dtype).max] * 2, dtype),
+                np.array([-1 if dtype.kind == "i" else 1, 0, 0, 1]).astype(dtype),
+            )
+        return dict(
+            x=x,
+            y=y,
+            o=rubbish((len(functions), n), dtype),
+            t=rubbish((6, n), BOOL),
+            N=n,
+            FUNCTIONS=functions,
+            TRUTHS=COMPARISONS,
+        )
 
     def want(a):
         x, y = a["x"], a["y"]
-        return dict(o=np.stack([INTEGER[f](x, y).astype(dtype) for f in functions]), t=np.stack([OPERATORS[c](x, y) for c in COMPARISONS]))
+        return dict(
+            o=np.stack([INTEGER[f](x, y).astype(dtype) for f in functions]),
+            t=np.stack([OPERATORS[c](x, y) for c in COMPARISONS]),
+        )
+
     return Case(f"functions of {dtype} {n}", rows, arguments, want)
 
 
 def bool_case(n: int) -> Case:
     functions = ("and", "or", "xor", "invert")
-    arguments = lambda r: dict(x=values(r, BOOL, n), y=values(r, BOOL, n), o=rubbish((4, n), BOOL), t=rubbish((6, n), BOOL), N=n, FUNCTIONS=functions, TRUTHS=COMPARISONS)
-    want = lambda a: dict(o=np.stack([a["x"] & a["y"], a["x"] | a["y"], a["x"] ^ a["y"], ~a["x"]]), t=np.stack([OPERATORS[c](a["x"], a["y"]) for c in COMPARISONS]))
+
+    def arguments(r):
+        return dict(
+            x=values(r, BOOL, n),
+            y=values(r, BOOL, n),
+            o=rubbish((4, n), BOOL),
+            t=rubbish((6, n), BOOL),
+            N=n,
+            FUNCTIONS=functions,
+            TRUTHS=COMPARISONS,
+        )
+
+    def want(a):
+        return dict(
+            o=np.stack([a["x"] & a["y"], a["x"] | a["y"], a["x"] ^ a["y"], ~a["x"]]),
+            t=np.stack([OPERATORS[c](a["x"], a["y"]) for c in COMPARISONS]),
+        )
+
     return Case(f"functions of bool {n}", rows, arguments, want)
 
 
 def broadcast_case(dtype: np.dtype, m: int, n: int) -> Case:
-    arguments = lambda r: dict(x=values(r, dtype, (m, n), -9, 9), y=values(r, dtype, n, -9, 9), o=rubbish((m, n), dtype), M=m, N=n)
+    def arguments(r):
+        return dict(
+            x=values(r, dtype, (m, n), -9, 9),
+            y=values(r, dtype, n, -9, 9),
+            o=rubbish((m, n), dtype),
+            M=m,
+            N=n,
+        )
 
     def want(a):
         x, y = (a[k].astype(F64 if is_float(dtype) else dtype) for k in "xy")
-        low = lambda v: v.astype(dtype).astype(F64) if is_float(dtype) else v
+
+        def low(v):
+            return v.astype(dtype).astype(F64) if is_float(dtype) else v
+
         one = np.array(1, x.dtype)
-        return dict(o=low(low(np.where(y > x, x, y) + np.where(x > 0, x[:1], one)) - x[:, :1]).astype(dtype))
+        return dict(
+            o=low(low(np.where(y > x, x, y) + np.where(x > 0, x[:1], one)) - x[:, :1]).astype(dtype)
+        )
+
     return Case(f"broadcasts of {dtype} {m}x{n}", blocks, arguments, want)
 
 
-# ---------------------------------------------------------------------------------------------------------------- casts
+# --------------------------------------------------------------------------------------------------
 def casts(x, o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, o12, o13, o14, N: tkc.constexpr):
     a = tkc.load(x, (0,), (N,))
-    for o in (o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, o12, o13, o14): tkc.store(o, (0,), a.to(o.dtype))
+    for o in (o0, o1, o2, o3, o4, o5, o6, o7, o8, o9, o10, o11, o12, o13, o14):
+        tkc.store(o, (0,), a.to(o.dtype))
 
 
 def to_type(x: np.ndarray, t: np.dtype) -> np.ndarray:
-    """By value: floats to nearest even (float8 saturates), floats to integers truncate and saturate with NaN as 0, integers wrap, truth is `!= 0`."""
-    if t == x.dtype: return x
-    if t == BOOL: return (x.astype(F64) if is_float(x.dtype) else x) != 0
+    """By value: floats to nearest even (float8 saturates), floats to integers truncate and saturate
+    with NaN as 0, integers wrap, truth is `!= 0`.
+    """
+    if t == x.dtype:
+        return x
+    if t == BOOL:
+        return (x.astype(F64) if is_float(x.dtype) else x) != 0
     if is_float(t):
-        if x.dtype in INTEGERS and t == F64 or x.dtype == BOOL: return x.astype(t)
-        if x.dtype.itemsize == 8 and x.dtype in INTEGERS or x.dtype == F64:               # through float32 would round twice
+        if x.dtype in INTEGERS and t == F64 or x.dtype == BOOL:
+            return x.astype(t)
+        if (
+            x.dtype.itemsize == 8 and x.dtype in INTEGERS or x.dtype == F64
+        ):  # through float32 would round twice
             y = x.astype(F64) if x.dtype == F64 else odd_rounded(x)
-        else: y = x.astype(F64)
+        else:
+            y = x.astype(F64)
         return (np.clip(y, -LARGEST[t], LARGEST[t]) if t in LARGEST else y).astype(t)
-    if not is_float(x.dtype): return x.astype(t)
+    if not is_float(x.dtype):
+        return x.astype(t)
     low, high = int(np.iinfo(t).min), int(np.iinfo(t).max)
-    exact = lambda v: 0 if v != v else high if v >= high else low if v <= low else int(v)
+
+    def exact(v):
+        return 0 if v != v else high if v >= high else low if v <= low else int(v)
+
     return np.array([exact(v) for v in x.astype(F64).tolist()], dtype=object).astype(t)
 
 
 def odd_rounded(x: np.ndarray) -> np.ndarray:
-    """64-bit integers as float64, rounded to odd: a second rounding to a shorter type is then as good as one."""
+    """64-bit integers as float64, rounded to odd: a second rounding to a shorter type is then as
+    good as one.
+    """
+
     def one(v: int) -> float:
         drop = max(0, abs(v).bit_length() - 53)
         kept = abs(v) >> drop
         return float((kept | (kept << drop != abs(v))) << drop) * (-1 if v < 0 else 1)
+
     return np.array([one(int(v)) for v in x])
 
 
@@ -159,13 +347,35 @@ def cast_case(source: np.dtype, n: int) -> Case:
 
     def arguments(r):
         if is_float(source):
-            x = (r.standard_normal(n) * 10.0 ** r.integers(-3, 4, n)).clip(-LARGEST.get(source, 3e4), LARGEST.get(source, 3e4)).astype(source)
-            if n >= 16: s = special(source); x[:len(s)] = s
-        else: x = values(r, source, n); x[::3] = values(r, source, n, 0, 100)[::3]
+            x = (
+                (r.standard_normal(n) * 10.0 ** r.integers(-3, 4, n))
+                .clip(-LARGEST.get(source, 3e4), LARGEST.get(source, 3e4))
+                .astype(source)
+            )
+            if n >= 16:
+                s = special(source)
+                x[: len(s)] = s
+        else:
+            x = values(r, source, n)
+            x[::3] = values(r, source, n, 0, 100)[::3]
         return dict(x=x, **{f"o{i}": rubbish(n, t) for i, t in enumerate(targets)}, N=n)
-    return Case(f"casts of {source} {n}", casts, arguments, lambda a: {f"o{i}": to_type(a["x"], t) for i, t in enumerate(targets)})
+
+    return Case(
+        f"casts of {source} {n}",
+        casts,
+        arguments,
+        lambda a: {f"o{i}": to_type(a["x"], t) for i, t in enumerate(targets)},
+    )
 
 
-CASES = [*(float_case(t, n) for t in FLOATS for n in EXTENTS), *(integer_case(t, n) for t in INTEGERS for n in EXTENTS), *(bool_case(n) for n in EXTENTS),
-         *(broadcast_case(t, m, n) for t in (*INTEGERS, *FLOATS) for m, n in ((1, 7), (7, 16), (16, 1), (16, 96), (7, 100))),
-         *(cast_case(t, n) for t in DTYPES for n in EXTENTS)]
+CASES = [
+    *(float_case(t, n) for t in FLOATS for n in EXTENTS),
+    *(integer_case(t, n) for t in INTEGERS for n in EXTENTS),
+    *(bool_case(n) for n in EXTENTS),
+    *(
+        broadcast_case(t, m, n)
+        for t in (*INTEGERS, *FLOATS)
+        for m, n in ((1, 7), (7, 16), (16, 1), (16, 96), (7, 100))
+    ),
+    *(cast_case(t, n) for t in DTYPES for n in EXTENTS),
+]

@@ -1,4 +1,7 @@
-"""Kernels whose programs talk to one another, and others that the table of operations has no row for."""
+"""Kernels whose programs talk to one another, and others that the table of operations has no row
+for.
+"""
+
 import tkc
 
 
@@ -6,7 +9,8 @@ import tkc
 def chained(flag, out, n):
     """Program i waits until i - 1 has said that it is done, then adds one to what that one left."""
     i = tkc.program_id(0)
-    while tkc.load(flag.ptr, sem="acquire", scope="gpu") < i: pass
+    while tkc.load(flag.ptr, sem="acquire", scope="gpu") < i:
+        pass
     before = tkc.load(out.ptr + tkc.maximum(i - 1, 0))
     tkc.store(out.ptr + i, before + tkc.where(i > 0, 3, 7))
     tkc.store(flag.ptr, i + 1, sem="release", scope="gpu")
@@ -35,7 +39,8 @@ def far(x, out, row, BLOCK: tkc.constexpr = 16):
 def noisy(scale, seed, bits, uniform, normal, N: tkc.constexpr):
     i = tkc.arange(N)
     a, b, c, d = tkc.philox(seed, i)
-    for k, word in enumerate((a, b, c, d)): tkc.store(bits, (k, 0), word[None, :])
+    for k, word in enumerate((a, b, c, d)):
+        tkc.store(bits, (k, 0), word[None, :])
     tkc.store(uniform, (0,), tkc.rand(seed, i))
     tkc.store(normal, (0,), tkc.randn(seed, i) * scale)
 
@@ -49,12 +54,15 @@ def telling(x, n):
 @tkc.jit
 def in_place(x, y, n, BLOCK: tkc.constexpr = 64):
     """y may be a part of x: then each block is read before it is written, and later ones after."""
-    for k in tkc.range(0, n, BLOCK): tkc.store(y, (k,), tkc.load(x, (k,), (BLOCK,)) + 1)
+    for k in tkc.range(0, n, BLOCK):
+        tkc.store(y, (k,), tkc.load(x, (k,), (BLOCK,)) + 1)
 
 
 @tkc.jit
 def beyond(x, out, start):
-    """An axis of more than 2^31 elements: its block at a 64-bit offset, its end, and a view of its last part."""
+    """An axis of more than 2^31 elements: its block at a 64-bit offset, its end, and a view of its
+    last part.
+    """
     v = x[start:]
     tkc.store(out, (0,), tkc.load(x, (start,), (32,)))
     tkc.store(out, (32,), tkc.load(v, (0,), (32,)))

@@ -1,4 +1,7 @@
-"""Shapes: reshape, permute, slices, concatenation, joining, flips, broadcasts; every element type moves through each."""
+"""Shapes: reshape, permute, slices, concatenation, joining, flips, broadcasts; every element type
+moves through each.
+"""
+
 from __future__ import annotations
 
 import numpy as np
@@ -19,9 +22,23 @@ def turned(x, t, r, s, f, g, M: tkc.constexpr, N: tkc.constexpr):
 
 
 def turns(dtype: np.dtype, m: int, n: int) -> Case:
-    arguments = lambda r: dict(x=values(r, dtype, (m, n)), t=rubbish((n, m), dtype), r=rubbish((n, m), dtype), s=rubbish((n, m), dtype), f=rubbish((m, n), dtype),
-                               g=rubbish((m, n), dtype), M=m, N=n)
-    want = lambda a: dict(t=a["x"].T, r=a["x"].reshape(n, m), s=a["x"].T, f=a["x"][:, ::-1], g=a["x"][::-1])
+    def arguments(r):
+        return dict(
+            x=values(r, dtype, (m, n)),
+            t=rubbish((n, m), dtype),
+            r=rubbish((n, m), dtype),
+            s=rubbish((n, m), dtype),
+            f=rubbish((m, n), dtype),
+            g=rubbish((m, n), dtype),
+            M=m,
+            N=n,
+        )
+
+    def want(a):
+        return dict(
+            t=a["x"].T, r=a["x"].reshape(n, m), s=a["x"].T, f=a["x"][:, ::-1], g=a["x"][::-1]
+        )
+
     return Case(f"turns of {dtype} {m}x{n}", turned, arguments, want)
 
 
@@ -33,34 +50,80 @@ def cut(x, y, c, d, j, i, s, e, b, M: tkc.constexpr, N: tkc.constexpr):
     tkc.store(j, (0, 0, 0), both)
     first, second = tkc.split(both)
     tkc.store(i, (0, 0), tkc.interleave(second, first))
-    tkc.store(s, (0, 0), p[M // 2:, ::2])
+    tkc.store(s, (0, 0), p[M // 2 :, ::2])
     tkc.store(e, (0,), p[M - 1, N // 2])
     tkc.store(b, (0, 0, 0), tkc.broadcast_to(p[:, None, :], (M, 3, N)))
 
 
 def cuts(dtype: np.dtype, m: int, n: int) -> Case:
-    shapes = dict(c=(3 * m, n), d=(m, 2 * n), j=(m, n, 2), i=(m, 2 * n), s=(m - m // 2, -(-n // 2)), e=(1,), b=(m, 3, n))
-    arguments = lambda r: dict(x=values(r, dtype, (m, n)), y=values(r, dtype, (m, n)), **{k: rubbish(v, dtype) for k, v in shapes.items()}, M=m, N=n)
+    shapes = dict(
+        c=(3 * m, n),
+        d=(m, 2 * n),
+        j=(m, n, 2),
+        i=(m, 2 * n),
+        s=(m - m // 2, -(-n // 2)),
+        e=(1,),
+        b=(m, 3, n),
+    )
+
+    def arguments(r):
+        return dict(
+            x=values(r, dtype, (m, n)),
+            y=values(r, dtype, (m, n)),
+            **{k: rubbish(v, dtype) for k, v in shapes.items()},
+            M=m,
+            N=n,
+        )
 
     def want(a):
         x, y = a["x"], a["y"]
-        return dict(c=np.concatenate([x, y, x]), d=np.concatenate([x, y], 1), j=np.stack([x, y], -1), i=np.stack([y, x], -1).reshape(m, 2 * n), s=x[m // 2:, ::2],
-                    e=x[m - 1, n // 2].reshape(1), b=np.broadcast_to(x[:, None], (m, 3, n)))
+        return dict(
+            c=np.concatenate([x, y, x]),
+            d=np.concatenate([x, y], 1),
+            j=np.stack([x, y], -1),
+            i=np.stack([y, x], -1).reshape(m, 2 * n),
+            s=x[m // 2 :, ::2],
+            e=x[m - 1, n // 2].reshape(1),
+            b=np.broadcast_to(x[:, None], (m, 3, n)),
+        )
+
     return Case(f"cuts of {dtype} {m}x{n}", cut, arguments, want)
 
 
 def made(o, p, v, N: tkc.constexpr):
     tkc.store(o, (0,), tkc.arange(5, N + 5).to(o.dtype))
     tkc.store(p, (0,), tkc.full((N,), 3, p.dtype))
-    tkc.store(v, (0,), tkc.where(tkc.arange(N) % 3 == 1, tkc.zeros((N,), v.dtype), tkc.full((N,), 1).to(v.dtype)))
+    tkc.store(
+        v,
+        (0,),
+        tkc.where(tkc.arange(N) % 3 == 1, tkc.zeros((N,), v.dtype), tkc.full((N,), 1).to(v.dtype)),
+    )
 
 
 def constants(dtype: np.dtype, n: int) -> Case:
-    arguments = lambda r: dict(o=rubbish(n, dtype), p=rubbish(n, dtype), v=rubbish(n, dtype), N=n)
+    def arguments(r):
+        return dict(o=rubbish(n, dtype), p=rubbish(n, dtype), v=rubbish(n, dtype), N=n)
+
     from tests.operations.elementwise import to_type
-    want = lambda a: dict(o=to_type(np.arange(5, n + 5, dtype=np.int32), dtype), p=np.full(n, 3).astype(dtype), v=np.where(np.arange(n) % 3 == 1, 0, 1).astype(dtype))
+
+    def want(a):
+        return dict(
+            o=to_type(np.arange(5, n + 5, dtype=np.int32), dtype),
+            p=np.full(n, 3).astype(dtype),
+            v=np.where(np.arange(n) % 3 == 1, 0, 1).astype(dtype),
+        )
+
     return Case(f"constants of {dtype} {n}", made, arguments, want)
 
 
-CASES = [*(turns(t, m, n) for t in DTYPES for m, n in PAIRS), *(cuts(t, m, n) for t in DTYPES for m, n in PAIRS), *(constants(t, n) for t in DTYPES for n in (1, 7, 16, 96, 100, 1000))]
-MORE = [make(t, m, n) for make in (turns, cuts) for t in DTYPES for m, n in ((1, 1), (7, 7), (96, 100), (1000, 1))]
+CASES = [
+    *(turns(t, m, n) for t in DTYPES for m, n in PAIRS),
+    *(cuts(t, m, n) for t in DTYPES for m, n in PAIRS),
+    *(constants(t, n) for t in DTYPES for n in (1, 7, 16, 96, 100, 1000)),
+]
+MORE = [
+    make(t, m, n)
+    for make in (turns, cuts)
+    for t in DTYPES
+    for m, n in ((1, 1), (7, 7), (96, 100), (1000, 1))
+]

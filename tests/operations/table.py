@@ -1,4 +1,7 @@
-"""All rows: CASES run everywhere, MORE on a GPU, where the whole product of types, operations and shapes is asked for; one in twelve of them at level 0 and on the CPU too."""
+"""All rows: CASES run everywhere, MORE on a GPU, where the whole product of types, operations and
+shapes is asked for; one in twelve of them at level 0 and on the CPU too.
+"""
+
 from tests.operations import collective, elementwise, memory, products, shapes
 
 CASES = [*elementwise.CASES, *shapes.CASES, *collective.CASES, *memory.CASES, *products.CASES]

@@ -1,4 +1,7 @@
-"""Conversions between every two layouts that can meet in a kernel: level-1 modules, one for each layout that is converted from."""
+"""Conversions between every two layouts that can meet in a kernel: level-1 modules, one for each
+layout that is converted from.
+"""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -27,20 +30,31 @@ WARPS = (1, 4, 8)
 
 @cache
 def layouts(shape: tuple[int, ...], width: int, warps: int) -> dict[str, Layout]:
-    """The layouts that select-layouts gives tiles of a shape: of copies, of the three factors of every instruction, of what is reduced."""
+    """The layouts that select-layouts gives tiles of a shape: of copies, of the three factors of
+    every instruction, of what is reduced.
+    """
     found: dict[str, Layout] = {}
+
     def put(name: str, make) -> None:
-        try: layout = make()
-        except Exception: return                                                    # no such fragment of this shape or these warps
-        if layout.shape == shape and layout.num_warps == warps: found[name] = layout
-    for vector in sorted({1, max(1, 32 // width), 128 // width}): put(f"blocked {vector}", lambda: blocked(shape, vector, warps))
+        try:
+            layout = make()
+        except Exception:
+            return  # no such fragment of this shape or these warps
+        if layout.shape == shape and layout.num_warps == warps:
+            found[name] = layout
+
+    for vector in sorted({1, max(1, 32 // width), 128 // width}):
+        put(f"blocked {vector}", lambda: blocked(shape, vector, warps))
     if len(shape) == 1:
         for extent in (16, 64):
             put(f"row of blocked {extent}", lambda: blocked((*shape, extent), 4, warps).drop(1))
             put(f"column of blocked {extent}", lambda: blocked((extent, *shape), 4, warps).drop(0))
             put(f"row of mma {extent}", lambda: mma_accumulator(*shape, extent, warps, 1).drop(1))
-            put(f"column of mma {extent}", lambda: mma_accumulator(extent, *shape, 1, warps).drop(0))
-        if warps % 4 == 0: put("row of wgmma", lambda: wgmma_accumulator(*shape, 64, warps // 4).drop(1))
+            put(
+                f"column of mma {extent}", lambda: mma_accumulator(extent, *shape, 1, warps).drop(0)
+            )
+        if warps % 4 == 0:
+            put("row of wgmma", lambda: wgmma_accumulator(*shape, 64, warps // 4).drop(1))
         return found
     m, n = shape
     put("blocked columns", lambda: blocked(shape, max(1, 32 // width), warps, (0, 1)))
@@ -54,7 +68,8 @@ def layouts(shape: tuple[int, ...], width: int, warps: int) -> dict[str, Layout]
     put("fma a", lambda: of_fma(fma_accumulator((m, 32), width, (warps, 1)), n)[0])
     if warps % 4 == 0:
         put("wgmma", lambda: wgmma_accumulator(m, n, warps // 4))
-        if width in (8, 16): put("wgmma a", lambda: wgmma_a(m, n, warps // 4, bits=width))
+        if width in (8, 16):
+            put("wgmma a", lambda: wgmma_a(m, n, warps // 4, bits=width))
     return found
 
 
@@ -63,7 +78,8 @@ def cases() -> Iterator[tuple[str, tuple[int, ...], int, str]]:
     for element, t in ELEMENTS.items():
         for shape in (*MATRICES, *VECTORS):
             for warps in WARPS:
-                for source in layouts(shape, bits(t), warps): yield element, shape, warps, source
+                for source in layouts(shape, bits(t), warps):
+                    yield element, shape, warps, source
 
 
 def targets(element: str, shape: tuple[int, ...], warps: int, source: str) -> list[str]:
@@ -72,16 +88,32 @@ def targets(element: str, shape: tuple[int, ...], warps: int, source: str) -> li
 
 def movements(element: str, shape: tuple[int, ...], warps: int, source: str) -> Counter:
     known = layouts(shape, bits(ELEMENTS[element]), warps)
-    return Counter(movement(known[source], known[n]) for n in targets(element, shape, warps, source))
+    return Counter(
+        movement(known[source], known[n]) for n in targets(element, shape, warps, source)
+    )
 
 
 def module(element: str, shape: tuple[int, ...], warps: int, source: str) -> ModuleOp:
-    """Twice a tile in its first layout, converted to each of the others and stored, one after the other."""
+    """Twice a tile in its first layout, converted to each of the others and stored, one after the
+    other.
+    """
     t, known = ELEMENTS[element], layouts(shape, bits(ELEMENTS[element]), warps)
-    facts = lambda *extents: ArrayFacts(tuple(Fact(exact=n) for n in extents), tuple(Fact(exact=int(np.prod(extents[i + 1:]))) for i in range(len(extents))), 16)
+
+    def facts(*extents):
+        return ArrayFacts(
+            tuple(Fact(exact=n) for n in extents),
+            tuple(Fact(exact=int(np.prod(extents[i + 1 :]))) for i in range(len(extents))),
+            16,
+        )
+
     names = targets(element, shape, warps, source)
     whole = TileType(shape, t, known[source])
-    block = Block(arg_types=[ArrayType(len(shape), t, facts(*shape)), ArrayType(len(shape) + 1, t, facts(max(len(names), 1), *shape))])
+    block = Block(
+        arg_types=[
+            ArrayType(len(shape), t, facts(*shape)),
+            ArrayType(len(shape) + 1, t, facts(max(len(names), 1), *shape)),
+        ]
+    )
     with ImplicitBuilder(block):
         zero = tile.Constant(0, i32).result
         x = tile.Load(block.args[0], [zero] * len(shape), shape)
@@ -89,7 +121,12 @@ def module(element: str, shape: tuple[int, ...], warps: int, source: str) -> Mod
         twice = CLASSES["add"](x.result, x.result).result
         for k, name in enumerate(names):
             value = shared.Convert(twice, TileType(shape, t, known[name])).result
-            tile.Store(block.args[1], [tile.Constant(k, i32).result] + [zero] * len(shape), value, [-1, *shape])
+            tile.Store(
+                block.args[1],
+                [tile.Constant(k, i32).result] + [zero] * len(shape),
+                value,
+                [-1, *shape],
+            )
         tile.Return()
     kernel = tile.Kernel("conversions", [], region=Region(block))
     kernel.set_integer("level", 1)
@@ -104,13 +141,21 @@ def compiled(made: ModuleOp, target: str = "sm_90a"):
     from tkc.codegen.ptx.emit import emit
     from tkc.language.signature import Options
     from tkc.passes import pipeline
+
     pipeline.run(made, TARGETS[target], Options(), start="swizzle-shared")
     return emit(made, TARGETS[target])
 
 
-def arrays(element: str, shape: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays(
+    element: str, shape: tuple[int, ...], count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What is converted, where it goes, what must be there."""
     from tkc.sim.level0 import NUMPY
+
     dtype = np.dtype(NUMPY[ELEMENTS[element]])
     x = (np.arange(int(np.prod(shape))) % 61).reshape(shape).astype(dtype)
-    return x, np.full((max(count, 1), *shape), 99).astype(dtype), np.stack([x + x] * max(count, 1)).astype(dtype)
+    return (
+        x,
+        np.full((max(count, 1), *shape), 99).astype(dtype),
+        np.stack([x + x] * max(count, 1)).astype(dtype),
+    )

@@ -1,4 +1,7 @@
-"""A kernel after every pass: run at any level, taken apart, assembled, broken on purpose. What the tests of plans with roles share."""
+"""A kernel after every pass: run at any level, taken apart, assembled, broken on purpose. What the
+tests of plans with roles share.
+"""
+
 import re
 from collections.abc import Callable, Iterable
 
@@ -23,13 +26,22 @@ assembler = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not
 def compiled(module, machine: str = "sm_90a", **options) -> tuple[dict, PassContext]:
     """(the module after every pass by the pass's name, the context)."""
     stages = {}
-    return stages, through(module, LAST, context(machine, **options), lambda name, after: stages.setdefault(name, after.clone()))
+    return stages, through(
+        module,
+        LAST,
+        context(machine, **options),
+        lambda name, after: stages.setdefault(name, after.clone()),
+    )
 
 
 def distinct(stages: dict) -> list:
     """The modules that are not as the one before: what a pass left as it was is tested once."""
     modules = list(stages.values())
-    return modules[:1] + [module for before, module in zip(modules, modules[1:]) if not module.is_structurally_equivalent(before)]
+    return modules[:1] + [
+        module
+        for before, module in zip(modules, modules[1:], strict=False)
+        if not module.is_structurally_equivalent(before)
+    ]
 
 
 def parses_back(module) -> None:
@@ -38,41 +50,72 @@ def parses_back(module) -> None:
     assert show(parse(text)) == text
 
 
-def level(module) -> int: return module.body.block.first_op.level
-def without_threads(stages: dict) -> list: return [module for module in distinct(stages) if level(module) < 4]
-def run(module, arrays, grid, **how) -> None: (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
-RAGGED = pytest.mark.parametrize("shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str)
-STEPS = pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])           # of a loop through rings of three stages: none, one, and around the number of stages
+def level(module) -> int:
+    return module.body.block.first_op.level
+
+
+def without_threads(stages: dict) -> list:
+    return [module for module in distinct(stages) if level(module) < 4]
+
+
+def run(module, arrays, grid, **how) -> None:
+    (dataflow if level(module) < 4 else level4).run(module, arrays, grid, **how)
+
+
+RAGGED = pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (7, 13, 31), (129, 65, 33), (193, 257, 40), (320, 8, 64)], ids=str
+)
+STEPS = pytest.mark.parametrize(
+    "steps", [0, 1, 2, 3, 4, 7]
+)  # of a loop through rings of three stages: none, one, and around the number of stages
 
 
 def at_every_level(modules: dict, form, check: Callable) -> None:
-    """A form's block of BM x BN x BK, after each pass before there are threads and with them, where nothing fits: check(module, form, m, n, k) runs and compares."""
+    """A form's block of BM x BN x BK, after each pass before there are threads and with them, where
+    nothing fits: check(module, form, m, n, k) runs and compares.
+    """
     BM, BN, BK = form.block
-    for module in without_threads(modules): check(module, form, BM + 5, BN - 7, 2 * BK - 7)
+    for module in without_threads(modules):
+        check(module, form, BM + 5, BN - 7, 2 * BK - 7)
     check(modules[LAST], form, BM + 5, BN + 9, 3 * BK - 7, seed=1)
 
 
-def in_steps(compiled: tuple[dict, PassContext], form, check: Callable, steps: int, stages: int | None = 3) -> None:
-    """So many steps through rings of so many stages (None: of any), in programs that follow each other in a block, so that rings go on across them."""
+def in_steps(
+    compiled: tuple[dict, PassContext], form, check: Callable, steps: int, stages: int | None = 3
+) -> None:
+    """So many steps through rings of so many stages (None: of any), in programs that follow each
+    other in a block, so that rings go on across them.
+    """
     (modules, given), (BM, BN, BK) = compiled, form.block
     assert stages in (None, given.plan.stages)
-    for seed in range(3): check(modules[LAST], form, 3 * BM, BN, steps * BK, seed=seed)
+    for seed in range(3):
+        check(modules[LAST], form, 3 * BM, BN, steps * BK, seed=seed)
 
 
 def ragged(module, form, check: Callable, shape: tuple[int, ...]) -> None:
     """Shapes that blocks do not fill, on grids of one block and of several."""
     for resident in (1, 2):
-        for seed in range(2): check(module, form, *shape, seed=seed, resident=resident)
+        for seed in range(2):
+            check(module, form, *shape, seed=seed, resident=resident)
 
 
 def in_text(module, form, check: Callable) -> None:
-    """The PTX itself, on the machine of tkc.sim.ptx: ragged extents, several programs of a block, fewer steps than stages and more."""
+    """The PTX itself, on the machine of tkc.sim.ptx: ragged extents, several programs of a block,
+    fewer steps than stages and more.
+    """
     BM, BN, BK = form.block
-    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(module, form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
+    for seed, k in ((None, 3 * BK - 7), (1, BK)):
+        check(module, form, BM + 5, BN + 9, k, run=machine.run, seed=seed, resident=1)
 
 
-def count(where, *kinds) -> int: return sum(isinstance(op, kinds) for op in where.walk())
-def role(module, name: str) -> threads.Role: return next(op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name)
+def count(where, *kinds) -> int:
+    return sum(isinstance(op, kinds) for op in where.walk())
+
+
+def role(module, name: str) -> threads.Role:
+    return next(
+        op for op in module.walk() if isinstance(op, threads.Role) and op.sym_name.data == name
+    )
 
 
 def assembles_clean(module, machine: str = "sm_90a"):
@@ -84,23 +127,51 @@ def assembles_clean(module, machine: str = "sm_90a"):
 
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?\s*([A-Z][\w.]*)\s*([^;]*);")
-WRITTEN = {".M88.4": 4, ".128": 4, ".64": 2, ".WIDE": 2, ".M88.2": 2}                     # registers of an instruction's result, where they are several
+WRITTEN = {
+    ".M88.4": 4,
+    ".128": 4,
+    ".64": 2,
+    ".WIDE": 2,
+    ".M88.2": 2,
+}  # registers of an instruction's result, where they are several
 
 
 def overwritten(module, machine: str = "sm_90a") -> list[str]:
-    """Instructions of the machine code that write registers from which a dot under way still takes its left factor. Each loop is gone through twice, straight on."""
+    """Instructions of the machine code that write registers from which a dot under way still takes
+    its left factor. Each loop is gone through twice, straight on.
+    """
     ops, labels, found = [], {}, {}
-    for line in ptxas.disassemble(ptxas.assemble(emit(module, target(machine)).text, machine).cubin).splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line): labels[label[1]] = len(ops)
-        elif op := INSTRUCTION.search(line): ops.append((op[1], op[2]))
+    for line in ptxas.disassemble(
+        ptxas.assemble(emit(module, target(machine)).text, machine).cubin
+    ).splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(ops)
+        elif op := INSTRUCTION.search(line):
+            ops.append((op[1], op[2]))
     for last, (name, operands) in enumerate(ops):
-        if name != "BRA" or not (to := re.search(r"\.L_x_\d+", operands)) or labels.get(to[0], last) >= last: continue
-        body, busy = ops[labels[to[0]]:last], set()
+        if (
+            name != "BRA"
+            or not (to := re.search(r"\.L_x_\d+", operands))
+            or labels.get(to[0], last) >= last
+        ):
+            continue
+        body, busy = ops[labels[to[0]] : last], set()
         for name, operands in body * 2 if any("GMMA" in name for name, _ in body) else ():
             result = re.match(r"R(\d+)\b", operands)
-            if re.match("[A-Z]GMMA", name): busy |= {int(left[1]) + i for left in [re.match(r"[^,]*, R(\d+),", operands)] if left for i in range(4)}
-            elif name.startswith("WARPGROUP.DEPBAR"): busy.clear()
-            elif result and busy & {int(result[1]) + i for i in range(next((n for mark, n in WRITTEN.items() if mark in name), 1))}: found[f"{name} {operands}"] = None
+            if re.match("[A-Z]GMMA", name):
+                busy |= {
+                    int(left[1]) + i
+                    for left in [re.match(r"[^,]*, R(\d+),", operands)]
+                    if left
+                    for i in range(4)
+                }
+            elif name.startswith("WARPGROUP.DEPBAR"):
+                busy.clear()
+            elif result and busy & {
+                int(result[1]) + i
+                for i in range(next((n for mark, n in WRITTEN.items() if mark in name), 1))
+            }:
+                found[f"{name} {operands}"] = None
     return list(found)
 
 
@@ -110,7 +181,10 @@ def survivors(mutants: Iterable[tuple[str, object]], *runs: Callable) -> tuple[i
     for label, mutant in mutants:
         number += 1
         for run_ in runs:
-            try: run_(mutant)
-            except (Violation, AssertionError): break
-        else: missed.add(label)
+            try:
+                run_(mutant)
+            except (Violation, AssertionError):
+                break
+        else:
+            missed.add(label)
     return number, missed

@@ -1,4 +1,7 @@
-"""What keeps the tensor cores busy between two iterations and between two programs: stages asked for ahead, iterations written once for each way through a mask, late claims, sections."""
+"""What keeps the tensor cores busy between two iterations and between two programs: stages asked
+for ahead, iterations written once for each way through a mask, late claims, sections.
+"""
+
 import numpy as np
 import pytest
 from xdsl.dialects import scf
@@ -18,17 +21,29 @@ from tkc.passes.programs import order
 
 def loop_of(module) -> scf.ForOp:
     """A consumer's loop over K and V."""
-    return next(op for op in role(module, "consumer").walk() if isinstance(op, scf.ForOp) and count(op, threads.DotAsync) > 1)
+    return next(
+        op
+        for op in role(module, "consumer").walk()
+        if isinstance(op, scf.ForOp) and count(op, threads.DotAsync) > 1
+    )
 
 
-@pytest.mark.parametrize("form", [Form(128), Form(128, True), Form(block=(128, 64), causal=True)], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [Form(128), Form(128, True), Form(block=(128, 64), causal=True)], ids=lambda f: f.name
+)
 def test_a_loop_asks_for_its_next_stage(form):
     loop = loop_of(last(form))
     wait = next(op for op in loop.body.block.ops if isinstance(op, threads.MbarrierWait))
-    assert "ahead" in loop.attributes and wait.unless is loop.body.block.args[-1] and count(loop, threads.MbarrierTest) >= 1
+    assert (
+        "ahead" in loop.attributes
+        and wait.unless is loop.body.block.args[-1]
+        and count(loop, threads.MbarrierTest) >= 1
+    )
     text = emit(last(form), attention(form)[1].target).text
     body = next(body for body in loops(text) if "mbarrier.test_wait" in body)
-    assert body.index("setp.lt.s32") < body.index("wgmma.mma_async")                                                 # whether there is another iteration is known before its dots
+    assert body.index("setp.lt.s32") < body.index(
+        "wgmma.mma_async"
+    )  # whether there is another iteration is known before its dots
 
 
 @pytest.mark.parametrize("form", [Form(128), Form(128, True)], ids=lambda f: f.name)
@@ -36,10 +51,21 @@ def test_each_way_through_a_mask_is_written_once(form):
     loop = loop_of(last(form))
     branch = next(op for op in loop.body.block.ops if isinstance(op, scf.IfOp))
     for region in branch.regions:
-        waits = [op.pending.value.data for op in region.block.ops if isinstance(op, threads.DotWait)]
-        assert waits == [1, 0] and count(region.block.parent_op(), threads.DotAsync) == 2 and sum(isinstance(op, threads.DotAsync) for op in region.block.ops) == 1
-    assert isinstance(loop.body.block.last_op.operands[-1].owner, scf.IfOp) and branch.next_op is loop.body.block.last_op
-    assert not any("copied" in note for note in emit(last(form), attention(form)[1].target).notes)                    # both ways leave the sums where they were
+        waits = [
+            op.pending.value.data for op in region.block.ops if isinstance(op, threads.DotWait)
+        ]
+        assert (
+            waits == [1, 0]
+            and count(region.block.parent_op(), threads.DotAsync) == 2
+            and sum(isinstance(op, threads.DotAsync) for op in region.block.ops) == 1
+        )
+    assert (
+        isinstance(loop.body.block.last_op.operands[-1].owner, scf.IfOp)
+        and branch.next_op is loop.body.block.last_op
+    )
+    assert not any(
+        "copied" in note for note in emit(last(form), attention(form)[1].target).notes
+    )  # both ways leave the sums where they were
 
 
 def test_few_registers_have_no_room_for_it():
@@ -48,26 +74,32 @@ def test_few_registers_have_no_room_for_it():
 
 
 def test_programs_are_claimed_late_and_told_briefly():
-    """Behind the program's loop, before it waits for the last stage; the consumers hear its number and place, and fetch them before results leave."""
+    """Behind the program's loop, before it waits for the last stage; the consumers hear its number
+    and place, and fetch them before results leave.
+    """
     module = last(Form(128, True, options=(("fuse", False),)))
     producer, consumer = role(module, "producer"), role(module, "consumer")
     claims = [op for op in producer.walk() if isinstance(op, threads.NextProgram)]
     branch = claims[0].parent_op()
     assert [op.parent for op in claims] == [region.block for region in branch.regions]
     kinds = (scf.ForOp, threads.NextProgram, threads.MbarrierArrive, threads.TmaLoad)
-    loads, nothing = ([type(op) for op in region.block.ops if isinstance(op, kinds)] for region in branch.regions)
+    loads, nothing = (
+        [type(op) for op in region.block.ops if isinstance(op, kinds)] for region in branch.regions
+    )
     assert loads == [threads.TmaLoad, *kinds] and nothing == [*kinds[1:3]]
     assert count(producer, threads.Post) == 2 * count(consumer, threads.Fetch) == 2 * 4
     fetch = next(op for op in consumer.walk() if isinstance(op, threads.Fetch))
     ops = list(fetch.parent.ops)
-    assert not any(isinstance(op, shared.Write) for op in ops[:ops.index(fetch)]) and any(isinstance(op, shared.Write) for op in ops[ops.index(fetch):])
+    assert not any(isinstance(op, shared.Write) for op in ops[: ops.index(fetch)]) and any(
+        isinstance(op, shared.Write) for op in ops[ops.index(fetch) :]
+    )
 
 
 @pytest.mark.parametrize("heads, fit", [(5, 2), (7, 3), (4, 4), (3, 2), (1, 2)])
 def test_the_last_section_takes_what_is_left(monkeypatch, heads, fit):
     """Sections of `fit` heads, the last of up to twice as many: every program still runs once."""
     form, keys = Form(block=(64, 64), causal=True), 192
-    room = fit * 2 * keys * form.d * 2 + 1                                                                             # K and V
+    room = fit * 2 * keys * form.d * 2 + 1  # K and V
     monkeypatch.setattr(order, "SECTION", target("sm_90a").cache // room)
     module = compiled(attention(form)[0]["simplify"].clone())[0][LAST]
     check(module, form, 192, keys, heads, seed=heads, resident=3)
@@ -75,16 +107,25 @@ def test_the_last_section_takes_what_is_left(monkeypatch, heads, fit):
 
 def compare(x, o, n, limit, N: tkc.constexpr):
     index = n + tkc.arange(N)
-    below = tkc.where(index[None, :] < limit, 1, 0) + tkc.where(index[None, :] >= tkc.load(x, (0,), (4,))[:, None], 2, 0)
+    below = tkc.where(index[None, :] < limit, 1, 0) + tkc.where(
+        index[None, :] >= tkc.load(x, (0,), (4,))[:, None], 2, 0
+    )
     tkc.store(o, (0, 0), below)
 
 
 @pytest.mark.parametrize("limit", [-1 << 31, -1, 0, 1, 37, 64, (1 << 31) - 1])
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_indices_are_compared_by_their_distance(limit, name):
-    """One difference, saturated, against constants: also where the true one would not fit in 32 bits."""
-    def at_zero(x, o, limit, N: tkc.constexpr): compare(x, o, 0, limit, N)
-    module = compiled(traced(at_zero, array(tkc.int32, 1), array(tkc.int32, 2), i32(), N=64), name)[0][LAST]
+    """One difference, saturated, against constants: also where the true one would not fit in 32
+    bits.
+    """
+
+    def at_zero(x, o, limit, N: tkc.constexpr):
+        compare(x, o, 0, limit, N)
+
+    module = compiled(traced(at_zero, array(tkc.int32, 1), array(tkc.int32, 2), i32(), N=64), name)[
+        0
+    ][LAST]
     x, o = np.array([limit, 5, (1 << 31) - 1, -1 << 31], np.int32), np.zeros((4, 64), np.int32)
     machine.run(module, [x, o, limit], (1, 1, 1))
     index = np.arange(64)
@@ -94,10 +135,19 @@ def test_indices_are_compared_by_their_distance(limit, name):
 
 @pytest.mark.parametrize("limit", [-1 << 31, -64, -1, 0, 1, 17, 63, (1 << 31) - 1])
 def test_differences_of_indices_are_compared_by_theirs(limit):
-    """What a window asks of rows and columns: one difference for all elements of a row, and no subtraction for each."""
+    """What a window asks of rows and columns: one difference for all elements of a row, and no
+    subtraction for each.
+    """
+
     def window(o, limit, N: tkc.constexpr):
         rows, columns = tkc.program_id(0) * N + tkc.arange(N), tkc.arange(N)
-        tkc.store(o, (tkc.program_id(0) * N, 0), tkc.where(rows[:, None] - columns[None, :] < limit, 1, 0) + tkc.where(rows[:, None] - columns[None, :] >= limit, 2, 0))
+        tkc.store(
+            o,
+            (tkc.program_id(0) * N, 0),
+            tkc.where(rows[:, None] - columns[None, :] < limit, 1, 0)
+            + tkc.where(rows[:, None] - columns[None, :] >= limit, 2, 0),
+        )
+
     module = compiled(traced(window, array(tkc.int32, 2), i32(), N=64), "sm_90a")[0][LAST]
     o = np.zeros((128, 64), np.int32)
     machine.run(module, [o, limit], (2, 1, 1))

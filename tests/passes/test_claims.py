@@ -1,4 +1,7 @@
-"""Programs that differ in length are claimed one by one: a product with a lower triangular matrix, whose rows end at the diagonal."""
+"""Programs that differ in length are claimed one by one: a product with a lower triangular matrix,
+whose rows end at the diagonal.
+"""
+
 from functools import cache
 
 import numpy as np
@@ -8,7 +11,19 @@ import tkc
 from tests.language.kernels import i32, traced
 from tests.passes import stages
 from tests.passes.kernels import BF16
-from tests.passes.stages import LAST, assembler, assembles_clean, count, distinct, level, parses_back, role, run, survivors, without_threads
+from tests.passes.stages import (
+    LAST,
+    assembler,
+    assembles_clean,
+    count,
+    distinct,
+    level,
+    parses_back,
+    role,
+    run,
+    survivors,
+    without_threads,
+)
 from tkc.ir import threads
 from tkc.ir.text import show
 from tkc.ir.types import ArrayFacts, Fact
@@ -28,16 +43,24 @@ def triangular(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr)
 @cache
 def compiled(block=(64, 64, 32), **options):
     array = ArrayArgument(tkc.bfloat16, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
-    module = traced(triangular, array, array, array, **dict(zip(("BM", "BN", "BK"), block)))
+    module = traced(
+        triangular, array, array, array, **dict(zip(("BM", "BN", "BK"), block, strict=False))
+    )
     return stages.compiled(module, cluster=(1, 1), **options)
 
 
 def check(module, m: int, n: int, run=run, block=(64, 64, 32), **how) -> None:
     rng = np.random.default_rng(m + n)
-    a, b = np.tril(rng.integers(-3, 4, (m, m))).astype(BF16), rng.integers(-3, 4, (m, n)).astype(BF16)
+    a, b = (
+        np.tril(rng.integers(-3, 4, (m, m))).astype(BF16),
+        rng.integers(-3, 4, (m, n)).astype(BF16),
+    )
     c = np.full((m, n), np.nan, BF16)
     run(module, [a, b, c], (-(-m // block[0]), -(-n // block[1]), 1), **how)
-    np.testing.assert_array_equal(c.astype(np.float32), (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16).astype(np.float32))
+    np.testing.assert_array_equal(
+        c.astype(np.float32),
+        (a.astype(np.float32) @ b.astype(np.float32)).astype(BF16).astype(np.float32),
+    )
 
 
 SHAPES = (8, 8), (64, 64), (72, 200), (264, 136), (328, 64)
@@ -45,56 +68,109 @@ SHAPES = (8, 8), (64, 64), (72, 200), (264, 136), (328, 64)
 
 def test_it_is_planned():
     modules, given = compiled()
-    assert given.plan.queue and given.plan.roles == "cooperative" and any("claim" in d for d in given.decisions)
+    assert (
+        given.plan.queue
+        and given.plan.roles == "cooperative"
+        and any("claim" in d for d in given.decisions)
+    )
     producer, consumer = (role(modules[LAST], name) for name in ("producer", "consumer"))
     assert count(producer, threads.NextProgram) == 1 and not count(consumer, threads.NextProgram)
-    assert count(producer, threads.Post) == count(consumer, threads.Fetch) >= 3, "the number and the two ids"
+    assert count(producer, threads.Post) == count(consumer, threads.Fetch) >= 3, (
+        "the number and the two ids"
+    )
 
 
 @pytest.mark.parametrize("m, n", SHAPES)
 def test_every_level(m, n):
     modules, _ = compiled()
-    for module in distinct(modules): parses_back(module)
-    for module in without_threads(modules): check(module, m, n, level0.run if level(module) == 0 else run)
-    for seed, resident in enumerate((1, 2, 3)): check(modules[LAST], m, n, seed=seed, resident=resident)
+    for module in distinct(modules):
+        parses_back(module)
+    for module in without_threads(modules):
+        check(module, m, n, level0.run if level(module) == 0 else run)
+    for seed, resident in enumerate((1, 2, 3)):
+        check(modules[LAST], m, n, seed=seed, resident=resident)
 
 
 @pytest.mark.parametrize("deep", [2, 3, 5])
 def test_stages(deep):
-    for seed in range(3): check(compiled(num_stages=deep)[0][LAST], 264, 136, seed=seed, resident=2)
+    for seed in range(3):
+        check(compiled(num_stages=deep)[0][LAST], 264, 136, seed=seed, resident=2)
 
 
-def test_two_warpgroups(): check(compiled((128, 64, 32))[0][LAST], 264, 72, block=(128, 64, 32), resident=2)
+def test_two_warpgroups():
+    check(compiled((128, 64, 32))[0][LAST], 264, 72, block=(128, 64, 32), resident=2)
 
 
-def looking(a, b, c, s, w, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, N: tkc.constexpr):
+def looking(
+    a, b, c, s, w, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, N: tkc.constexpr
+):
     """What a program needs in its loop, and behind it, takes many operations of its place."""
     i, j = tkc.program_id(0), tkc.program_id(1)
     m, n, acc = i * BM, j * BN, tkc.zeros((BM, BN))
-    for k in tkc.range(((i + w) // 3 * 7 + (j * 5 + w) % 3 + (i * j + w) % 5) % 2 * BK, tkc.minimum(a.shape[1], m + BM), BK):
+    for k in tkc.range(
+        ((i + w) // 3 * 7 + (j * 5 + w) % 3 + (i * j + w) % 5) % 2 * BK,
+        tkc.minimum(a.shape[1], m + BM),
+        BK,
+    ):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
-        for t in tkc.static_range(N): acc = acc + s[((i * (t + 3) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
-    for t in tkc.static_range(N): acc = acc + s[((i * (t + 4) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
+        for t in tkc.static_range(N):
+            acc = (
+                acc + s[((i * (t + 3) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
+            )
+    for t in tkc.static_range(N):
+        acc = acc + s[((i * (t + 4) + j * w) % 7 + (i + w + t) // 3 * (t + 1)) % 5 + (j + t) % 3]
     tkc.store(c, (m, n), acc)
 
 
 @pytest.mark.parametrize("number, posted", [(0, 3 + 1), (2, 3 + 1 + 2 + 2), (30, 3 + 8)])
 def test_what_is_foreseen(number, posted):
-    """With the number and the two ids what the loop waits for and takes many operations, as many as a producer has registers and the plan has left room for: the ring fills shared memory. Not what is computed behind it. With each step go the numbers that the loop looks up, up to eight, which have their room first."""
-    arrays = [ArrayArgument(dtype, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16)) for dtype in (tkc.bfloat16, tkc.bfloat16, tkc.float32)]
+    """With the number and the two ids what the loop waits for and takes many operations, as many as
+    a producer has registers and the plan has left room for: the ring fills shared memory. Not what
+    is computed behind it. With each step go the numbers that the loop looks up, up to eight, which
+    have their room first.
+    """
+    arrays = [
+        ArrayArgument(dtype, ArrayFacts((Fact(), Fact(8)), (Fact(8), Fact(exact=1)), 16))
+        for dtype in (tkc.bfloat16, tkc.bfloat16, tkc.float32)
+    ]
     table = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
-    modules, given = stages.compiled(traced(looking, *arrays, table, i32(), BM=64, BN=64, BK=64, N=number), cluster=(1, 1))
+    modules, given = stages.compiled(
+        traced(looking, *arrays, table, i32(), BM=64, BN=64, BK=64, N=number), cluster=(1, 1)
+    )
     assert given.plan.queue and given.plan.roles == "cooperative"
     assert count(role(modules[LAST], "producer"), threads.Post) == posted
     rng = np.random.default_rng(number)
-    a, b, s, c = rng.integers(-3, 4, (200, 200)).astype(BF16), rng.integers(-3, 4, (200, 72)).astype(BF16), rng.integers(-9, 9, 8).astype(np.float32), np.full((200, 72), np.nan, np.float32)
+    a, b, s, c = (
+        rng.integers(-3, 4, (200, 200)).astype(BF16),
+        rng.integers(-3, 4, (200, 72)).astype(BF16),
+        rng.integers(-9, 9, 8).astype(np.float32),
+        np.full((200, 72), np.nan, np.float32),
+    )
     run(modules[LAST], [a, b, c, s, 4], (4, 2, 1), seed=1, resident=2)
     for i in range(4):
         for j in range(2):
-            first, end = ((i + 4) // 3 * 7 + (j * 5 + 4) % 3 + (i * j + 4) % 5) % 2 * 64, min(200, 64 * i + 64)
-            look = lambda by: sum(float(s[((i * (t + by) + j * 4) % 7 + (i + 4 + t) // 3 * (t + 1)) % 5 + (j + t) % 3]) for t in range(number))
+            first, end = (
+                ((i + 4) // 3 * 7 + (j * 5 + 4) % 3 + (i * j + 4) % 5) % 2 * 64,
+                min(200, 64 * i + 64),
+            )
+
+            def look(by):
+                return sum(
+                    float(
+                        s[
+                            ((i * (t + by) + j * 4) % 7 + (i + 4 + t) // 3 * (t + 1)) % 5
+                            + (j + t) % 3
+                        ]
+                    )
+                    for t in range(number)
+                )
+
             rows, columns = slice(64 * i, 64 * i + 64), slice(64 * j, 64 * j + 64)
-            want = np.float64(a[rows, first:end]) @ np.float64(b[first:end, columns]) + len(range(first, end, 64)) * look(3) + look(4)
+            want = (
+                np.float64(a[rows, first:end]) @ np.float64(b[first:end, columns])
+                + len(range(first, end, 64)) * look(3)
+                + look(4)
+            )
             np.testing.assert_array_equal(c[rows, columns], want)
 
 
@@ -105,41 +181,64 @@ def test_it_assembles_clean():
 
 
 def test_the_counter_is_zero_again():
-    """Blocks claim each program once, whatever the order: as often as there are programs, and then the counter starts over."""
+    """Blocks claim each program once, whatever the order: as often as there are programs, and then
+    the counter starts over.
+    """
     kernel = compiled()[0][LAST]
     for m, n, resident in ((264, 136, 2), (64, 64, 3), (200, 200, 7)):
         launches = []
-        start, level4.Launch.fill = level4.Launch.fill, lambda self: (launches.append(self), start(self))[1]
-        try: check(kernel, m, n, resident=resident)
-        finally: level4.Launch.fill = start
+        start, level4.Launch.fill = (
+            level4.Launch.fill,
+            lambda self: (launches.append(self), start(self))[1],
+        )
+        try:
+            check(kernel, m, n, resident=resident)
+        finally:
+            level4.Launch.fill = start
         assert launches[0].counter == 0
 
 
 def test_every_mutant_of_the_claims_is_found():
-    """With programs of one step and more stages than programs in flight nothing but the ring of the claims holds the producer back."""
+    """With programs of one step and more stages than programs in flight nothing but the ring of the
+    claims holds the producer back.
+    """
     module, block = compiled((64, 64, 64), num_stages=5)[0][LAST], (64, 64, 64)
-    number, missed = survivors(claims_of(module), *(lambda m, seed=seed: check(m, 64, 392, block=block, seed=seed) for seed in range(16)))
+    number, missed = survivors(
+        claims_of(module),
+        *(lambda m, seed=seed: check(m, 64, 392, block=block, seed=seed) for seed in range(16)),
+    )
     assert number >= 8 and not missed, missed
 
 
 def claims_of(module):
-    """The mutants that touch the ring of the claims: of its barriers, its stages, and of what waits for them."""
+    """The mutants that touch the ring of the claims: of its barriers, its stages, and of what waits
+    for them.
+    """
     original = show(module)
     lines, barriers = original.splitlines(), _barriers_of_claims(module)
     for label, mutant in mutants(module):
         changed = set(lines) ^ set(show(mutant).splitlines())
-        if changed and any(f"{name}[" in line or f"{name} " in line for line in changed for name in barriers): yield label, mutant
+        if changed and any(
+            f"{name}[" in line or f"{name} " in line for line in changed for name in barriers
+        ):
+            yield label, mutant
 
 
 def _barriers_of_claims(module) -> set[str]:
-    """How the text names the two barriers of the claims: the wait before the posts, the arrival after them."""
+    """How the text names the two barriers of the claims: the wait before the posts, the arrival
+    after them.
+    """
     posts = [op for op in module.walk() if isinstance(op, threads.Post)]
     before, after = posts[0].prev_op, posts[-1].next_op
-    while not isinstance(before, threads.MbarrierWait): before = before.prev_op
-    while not isinstance(after, threads.MbarrierArrive): after = after.next_op
+    while not isinstance(before, threads.MbarrierWait):
+        before = before.prev_op
+    while not isinstance(after, threads.MbarrierArrive):
+        after = after.next_op
     text, names = show(module), set()
     for op in (before, after):
-        number = sum(isinstance(o, type(op)) for o in list(module.walk())[:list(module.walk()).index(op)])
+        number = sum(
+            isinstance(o, type(op)) for o in list(module.walk())[: list(module.walk()).index(op)]
+        )
         line = [line for line in text.splitlines() if op.name + " " in line][number]
         names.add(line.split(op.name + " ")[1].split("[")[0])
     return names

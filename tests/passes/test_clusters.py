@@ -1,7 +1,10 @@
-"""Clusters of blocks that share what they copy, along one axis of the programs or both: what their programs mean at every level, and that they are free of races.
+"""Clusters of blocks that share what they copy, along one axis of the programs or both: what their
+programs mean at every level, and that they are free of races.
 
-All numbers are small integers, so that sums are exact in float32 and every result has one right value.
+All numbers are small integers, so that sums are exact in float32 and every result has one right
+value.
 """
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +17,19 @@ from tests.codegen.ptx import machine
 from tests.language.kernels import traced
 from tests.passes import stages
 from tests.passes.kernels import context
-from tests.passes.stages import LAST, STEPS, assembler, assembles_clean, at_every_level, count, distinct, parses_back, role, run, survivors
+from tests.passes.stages import (
+    LAST,
+    STEPS,
+    assembler,
+    assembles_clean,
+    at_every_level,
+    count,
+    distinct,
+    parses_back,
+    role,
+    run,
+    survivors,
+)
 from tests.passes.test_roles import array, integers
 from tests.passes.test_roles_sums import gated
 from tkc.ir import threads, tile
@@ -29,12 +44,15 @@ from tkc.timing.predict import predict
 def plain(a, b, _, c, __, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 def projected(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """The difference of a product and of that with a matrix which all programs read whole: every block of a cluster shares it."""
+    """The difference of a product and of that with a matrix which all programs read whole: every
+    block of a cluster shares it.
+    """
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     one = two = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
@@ -45,10 +63,13 @@ def projected(a, b, w, c, _, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.const
 
 
 def triangular(a, b, _, c, __, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """As many steps as the rows' number says: blocks of other rows, whose loops are longer, share nothing with these."""
+    """As many steps as the rows' number says: blocks of other rows, whose loops are longer, share
+    nothing with these.
+    """
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, tkc.minimum(a.shape[1], m + BM), BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    for k in tkc.range(0, tkc.minimum(a.shape[1], m + BM), BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
@@ -61,44 +82,95 @@ class Form:
     stages: int = 3
 
     @property
-    def name(self) -> str: return " ".join([self.kernel.__name__, "x".join(map(str, self.cluster)), "x".join(map(str, self.block)), self.roles, str(self.stages)])
+    def name(self) -> str:
+        return " ".join(
+            [
+                self.kernel.__name__,
+                "x".join(map(str, self.cluster)),
+                "x".join(map(str, self.block)),
+                self.roles,
+                str(self.stages),
+            ]
+        )
 
 
 SHAPES = (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)
-FORMS = [*(Form(plain, shape) for shape in SHAPES), *(Form(plain, shape, roles="pingpong") for shape in SHAPES[1:5]), Form(plain, (8, 1), (64, 64, 64)), Form(plain, (3, 2), (192, 96, 48)), Form(plain, (2, 2), (128, 256, 64), stages=4), Form(plain, (2, 2), (256, 192, 64), stages=2),
-         Form(gated, (2, 2)), Form(gated, (1, 2), (128, 64, 32)), Form(projected, (2, 2)), Form(projected, (1, 4)), Form(triangular, (2, 2)), Form(triangular, (1, 2))]
+FORMS = [
+    *(Form(plain, shape) for shape in SHAPES),
+    *(Form(plain, shape, roles="pingpong") for shape in SHAPES[1:5]),
+    Form(plain, (8, 1), (64, 64, 64)),
+    Form(plain, (3, 2), (192, 96, 48)),
+    Form(plain, (2, 2), (128, 256, 64), stages=4),
+    Form(plain, (2, 2), (256, 192, 64), stages=2),
+    Form(gated, (2, 2)),
+    Form(gated, (1, 2), (128, 64, 32)),
+    Form(projected, (2, 2)),
+    Form(projected, (1, 4)),
+    Form(triangular, (2, 2)),
+    Form(triangular, (1, 2)),
+]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
-SMALL = {form.name: form for form in (Form(plain, (2, 2)), Form(plain, (1, 2)), Form(plain, (2, 2), roles="pingpong"), Form(gated, (2, 2)), Form(projected, (2, 2)), Form(triangular, (2, 2)))}
+SMALL = {
+    form.name: form
+    for form in (
+        Form(plain, (2, 2)),
+        Form(plain, (1, 2)),
+        Form(plain, (2, 2), roles="pingpong"),
+        Form(gated, (2, 2)),
+        Form(projected, (2, 2)),
+        Form(triangular, (2, 2)),
+    )
+}
 EACH = pytest.mark.parametrize("form", SMALL.values(), ids=SMALL.keys())
 
 
 @cache
 def compiled(form: Form):
-    (BM, BN, BK) = form.block
-    return stages.compiled(traced(form.kernel, *(array(tkc.bfloat16) for _ in range(5)), BM=BM, BN=BN, BK=BK), cluster=form.cluster, roles=form.roles, num_stages=form.stages)
+    BM, BN, BK = form.block
+    return stages.compiled(
+        traced(form.kernel, *(array(tkc.bfloat16) for _ in range(5)), BM=BM, BN=BN, BK=BK),
+        cluster=form.cluster,
+        roles=form.roles,
+        num_stages=form.stages,
+    )
 
 
-def last(form: Form): return compiled(form)[0][LAST]
+def last(form: Form):
+    return compiled(form)[0][LAST]
 
 
 def check(module, form: Form, m: int, n: int, k: int, run=run, **how) -> None:
     BM, BN, BK = form.block
-    a, b, w = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, k), (k, n), (k, n if form.kernel is gated else BN))))
+    a, b, w = (
+        integers(*shape, dtype=tkc.bfloat16, seed=i)
+        for i, shape in enumerate(((m, k), (k, n), (k, n if form.kernel is gated else BN)))
+    )
     c, d = (integers(m, n, dtype=tkc.bfloat16, seed=3) for _ in "cd")
     c[...] = d[...] = np.nan
     run(module, [a, b, w, c, d], (-(-m // BM), -(-n // BN), 1), **how)
     x, y, z = map(np.float64, (a, b, w))
-    if form.kernel is gated: one, two = np.maximum(x @ y, x @ z), x @ y - x @ z
-    else: one, two = x @ y, None
-    if form.kernel is projected: one = one - np.tile(x @ z, (1, -(-n // BN)))[:, :n]
-    if form.kernel is triangular: one = np.concatenate([x[i:i + BM, :-(-(i + BM) // BK) * BK] @ y[:-(-(i + BM) // BK) * BK] for i in range(0, m, BM)])
+    if form.kernel is gated:
+        one, two = np.maximum(x @ y, x @ z), x @ y - x @ z
+    else:
+        one, two = x @ y, None
+    if form.kernel is projected:
+        one = one - np.tile(x @ z, (1, -(-n // BN)))[:, :n]
+    if form.kernel is triangular:
+        one = np.concatenate(
+            [
+                x[i : i + BM, : -(-(i + BM) // BK) * BK] @ y[: -(-(i + BM) // BK) * BK]
+                for i in range(0, m, BM)
+            ]
+        )
     np.testing.assert_array_equal(c, one.astype(c.dtype))
-    if two is not None: np.testing.assert_array_equal(d, two.astype(d.dtype))
+    if two is not None:
+        np.testing.assert_array_equal(d, two.astype(d.dtype))
 
 
-# ------------------------------------------------------------------------------------------------------ values
+# --------------------------------------------------------------------------------------------------
 @EVERY
-def test_every_level(form): at_every_level(compiled(form)[0], form, check)
+def test_every_level(form):
+    at_every_level(compiled(form)[0], form, check)
 
 
 @EACH
@@ -106,103 +178,217 @@ def test_every_level(form): at_every_level(compiled(form)[0], form, check)
 def test_trip_counts(form, steps):
     BM, BN, BK = form.block
     assert compiled(form)[1].plan.stages == 3
-    for seed, (rows, columns) in enumerate(((3, 1), (1, 3), (3, 3))): check(last(form), form, rows * BM, columns * BN, steps * BK, seed=seed)
+    for seed, (rows, columns) in enumerate(((3, 1), (1, 3), (3, 3))):
+        check(last(form), form, rows * BM, columns * BN, steps * BK, seed=seed)
 
 
 @EVERY
 @pytest.mark.parametrize("resident", [1, 2])
 def test_grids_that_end_inside_a_cluster(form, resident):
-    """Blocks beyond the grid's end on either axis load, multiply, give stages back, and store nothing."""
+    """Blocks beyond the grid's end on either axis load, multiply, give stages back, and store
+    nothing.
+    """
     BM, BN, BK = form.block
-    for seed, (m, n, k) in enumerate(((1, 1, 1), (BM + 1, 2 * BN + 1, BK + 7), (3 * BM - 5, BN - 3, 3 * BK - 9))): check(last(form), form, m, n, k, seed=seed, resident=resident)
+    for seed, (m, n, k) in enumerate(
+        ((1, 1, 1), (BM + 1, 2 * BN + 1, BK + 7), (3 * BM - 5, BN - 3, 3 * BK - 9))
+    ):
+        check(last(form), form, m, n, k, seed=seed, resident=resident)
 
 
-@pytest.mark.parametrize("form", [*SMALL.values(), Form(plain, (4, 2)), Form(plain, (3, 2), (192, 96, 48))], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form",
+    [*SMALL.values(), Form(plain, (4, 2)), Form(plain, (3, 2), (192, 96, 48))],
+    ids=lambda f: f.name,
+)
 def test_what_the_text_computes(form):
     BM, BN, BK = form.block
-    for seed, k in ((None, 3 * BK - 7), (1, BK)): check(last(form), form, BM + 5, 2 * BN + 9, k, run=machine.run, seed=seed, resident=1)
+    for seed, k in ((None, 3 * BK - 7), (1, BK)):
+        check(last(form), form, BM + 5, 2 * BN + 9, k, run=machine.run, seed=seed, resident=1)
 
 
 def test_addresses_of_programs_beyond_the_grid():
     """They lead outside of the arrays, and nothing is loaded from them."""
+
     def scaled(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
         m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
         factor, first = tkc.load(s.ptr + m + tkc.arange(BM)), tkc.load(s.ptr + m)
         acc = tkc.zeros((BM, BN), tkc.float32)
-        for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+        for k in tkc.range(0, a.shape[1], BK):
+            acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
         tkc.store(c, (m, n), acc * factor[:, None] + first)
-    modules, given = stages.compiled(traced(scaled, *(array(tkc.bfloat16) for _ in "ab"), array(tkc.float32, 1), array(tkc.float32), BM=64, BN=64, BK=32), cluster=(2, 1), roles="cooperative")
+
+    modules, given = stages.compiled(
+        traced(
+            scaled,
+            *(array(tkc.bfloat16) for _ in "ab"),
+            array(tkc.float32, 1),
+            array(tkc.float32),
+            BM=64,
+            BN=64,
+            BK=32,
+        ),
+        cluster=(2, 1),
+        roles="cooperative",
+    )
     assert given.plan.cluster == (2, 1)
-    a, b, s, c = integers(192, 64, dtype=tkc.bfloat16, seed=0), integers(64, 64, dtype=tkc.bfloat16, seed=1), np.float32(np.arange(192) % 7), np.full((192, 64), np.nan, np.float32)
-    for module in distinct(modules): run(module, [a, b, s, c], (3, 1, 1))
-    np.testing.assert_array_equal(c, np.float64(a) @ np.float64(b) * s[:, None] + s[::64].repeat(64)[:, None])
+    a, b, s, c = (
+        integers(192, 64, dtype=tkc.bfloat16, seed=0),
+        integers(64, 64, dtype=tkc.bfloat16, seed=1),
+        np.float32(np.arange(192) % 7),
+        np.full((192, 64), np.nan, np.float32),
+    )
+    for module in distinct(modules):
+        run(module, [a, b, s, c], (3, 1, 1))
+    np.testing.assert_array_equal(
+        c, np.float64(a) @ np.float64(b) * s[:, None] + s[::64].repeat(64)[:, None]
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ structure
+# --------------------------------------------------------------------------------------------------
 @EVERY
 def test_who_shares_what(form):
-    plan, kernel, (across, down) = compiled(form)[1].plan, last(form).body.block.first_op, form.cluster
-    along = {plain: [(1,), (0,)], gated: [(1,), (0,), (0,)], projected: [(1,), (0,), (0, 1)], triangular: [(1,), ()]}[form.kernel]
+    plan, kernel, (across, down) = (
+        compiled(form)[1].plan,
+        last(form).body.block.first_op,
+        form.cluster,
+    )
+    along = {
+        plain: [(1,), (0,)],
+        gated: [(1,), (0,), (0,)],
+        projected: [(1,), (0,), (0, 1)],
+        triangular: [(1,), ()],
+    }[form.kernel]
     along = [tuple(axis for axis in axes if form.cluster[axis] > 1) for axes in along]
     assert [load.among if load.multicast >= 0 else () for load in plan.loads] == along
     assert plan.cluster == ((1, down) if form.kernel is triangular else form.cluster)
-    sharers = across * down if (0, 1) in along else 1 + (across - 1) * ((0,) in along) + (down - 1) * ((1,) in along)
-    assert [op.count.value.data for op in kernel.walk() if isinstance(op, threads.MbarrierInit)] == [1, plan.warps * sharers]       # a stage is free when the consumers of all who get a part of it have said so
-    assert {op.to is not None for op in kernel.walk() if isinstance(op, threads.MbarrierArrive)} == {True}
-    assert [a.value.data for a in kernel.attributes["cluster"].data] == [plan.cluster[0] * plan.cluster[1], 1]                       # the launch is flat
-    loads = [op.to is not None for op in role(kernel, "producer").walk() if isinstance(op, threads.TmaLoad)]
+    sharers = (
+        across * down
+        if (0, 1) in along
+        else 1 + (across - 1) * ((0,) in along) + (down - 1) * ((1,) in along)
+    )
+    assert [
+        op.count.value.data for op in kernel.walk() if isinstance(op, threads.MbarrierInit)
+    ] == [
+        1,
+        plan.warps * sharers,
+    ]  # a stage is free when the consumers of all who get a part of it have said so
+    assert {
+        op.to is not None for op in kernel.walk() if isinstance(op, threads.MbarrierArrive)
+    } == {True}
+    assert [a.value.data for a in kernel.attributes["cluster"].data] == [
+        plan.cluster[0] * plan.cluster[1],
+        1,
+    ]  # the launch is flat
+    loads = [
+        op.to is not None
+        for op in role(kernel, "producer").walk()
+        if isinstance(op, threads.TmaLoad)
+    ]
     assert all(loads) == all(along) and count(role(kernel, "consumer"), tile.Load) == 0
 
 
 @EVERY
 def test_the_text_parses_back(form):
-    for module in distinct(compiled(form)[0]): parses_back(module)
+    for module in distinct(compiled(form)[0]):
+        parses_back(module)
 
 
 @assembler
 @EVERY
-def test_it_assembles_clean(form): assembles_clean(last(form))
+def test_it_assembles_clean(form):
+    assembles_clean(last(form))
 
 
 def test_a_cluster_shrinks_to_the_axes_along_which_something_is_shared():
     """What nobody shares is said, and so is a cluster that not every device has room for."""
     form = Form(triangular, (2, 2))
     assert any("cluster = (2, 2) is not used" in line for line in compiled(form)[1].decisions)
-    wide = planning.plan(traced(plain, *(array(tkc.bfloat16) for _ in range(5)), BM=128, BN=128, BK=64), context("sm_90a", cluster=(4, 4)))
-    assert wide.cluster == (1, 1) and any("cluster = (4, 4) is not used" in line for line in wide.decisions)
+    wide = planning.plan(
+        traced(plain, *(array(tkc.bfloat16) for _ in range(5)), BM=128, BN=128, BK=64),
+        context("sm_90a", cluster=(4, 4)),
+    )
+    assert wide.cluster == (1, 1) and any(
+        "cluster = (4, 4) is not used" in line for line in wide.decisions
+    )
 
 
 def test_small_blocks_share_copies_as_asked_alone():
-    free = planning.plan(traced(plain, *(array(tkc.bfloat16) for _ in range(5)), BM=64, BN=64, BK=64), context("sm_90a"))
+    free = planning.plan(
+        traced(plain, *(array(tkc.bfloat16) for _ in range(5)), BM=64, BN=64, BK=64),
+        context("sm_90a"),
+    )
     assert free.cluster == (1, 1) and compiled(Form(plain, (2, 1)))[1].plan.cluster == (2, 1)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)], ids=str)
 def test_the_time_of_a_launch(shape):
-    """Copies that more blocks share are fewer; programs of ghosts, and multiprocessors that clusters leave idle, are counted."""
+    """Copies that more blocks share are fewer; programs of ghosts, and multiprocessors that
+    clusters leave idle, are counted.
+    """
     form = Form(plain, shape, (128, 256, 64), stages=4)
-    sizes = Sizes((23, 19, 1), ((2944, 4096), (4096, 4864), (4096, 256), (2944, 4864), (2944, 4864)))
-    found = predict(last(form), Work.of(kernel_of(compiled(form)[0]["plan"]), sizes), TARGETS["sm_90a"], sizes)
+    sizes = Sizes(
+        (23, 19, 1), ((2944, 4096), (4096, 4864), (4096, 256), (2944, 4864), (2944, 4864))
+    )
+    found = predict(
+        last(form), Work.of(kernel_of(compiled(form)[0]["plan"]), sizes), TARGETS["sm_90a"], sizes
+    )
     assert found.programs == -(-23 // shape[0]) * shape[0] * -(-19 // shape[1]) * shape[1]
-    assert 0.8 < found.seconds / predict(last(Form(plain, (2, 1), (128, 256, 64), stages=4)), Work.of(kernel_of(compiled(form)[0]["plan"]), sizes), TARGETS["sm_90a"], sizes).seconds < 1.25
+    assert (
+        0.8
+        < found.seconds
+        / predict(
+            last(Form(plain, (2, 1), (128, 256, 64), stages=4)),
+            Work.of(kernel_of(compiled(form)[0]["plan"]), sizes),
+            TARGETS["sm_90a"],
+            sizes,
+        ).seconds
+        < 1.25
+    )
 
 
 def test_multiprocessors_of_clusters():
     """Blocks of a cluster are neighbours: what a group of multiprocessors leaves over is idle."""
-    assert [TARGETS["sm_90a"].clustered(n) for n in (1, 2)] == [132, 132] and TARGETS["sm_90a"].clustered(4) == TARGETS["sm_90a"].clustered(8) == 120          # as an H200's driver says
+    assert [TARGETS["sm_90a"].clustered(n) for n in (1, 2)] == [132, 132] and TARGETS[
+        "sm_90a"
+    ].clustered(4) == TARGETS["sm_90a"].clustered(8) == 120  # as an H200's driver says
     assert [TARGETS["sm_89"].clustered(n) for n in (1, 2, 3)] == [128, 128, 126]
 
 
-# ------------------------------------------------------------------------------------------------------ mutants
-RELEASED = {f"leader alone: mbarrier_arrive empty in consumer{nth}" for nth in ("", ", 2")}      # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for them
-# The producer sees every stage come back before it ends. Consumers give stages back in order, so the last of these waits is enough.
-DRAIN = {f"{change}: mbarrier_wait empty in producer, {n}" for change in ("drop", "first parity") for n in (2, 3)} | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
-SWAPPED = {f"stage: stage {slab} in consumer" for slab in ("ring", "unnamed", "unnamed 2")}             # each of two consumers has the other's slab
+# --------------------------------------------------------------------------------------------------
+RELEASED = {
+    f"leader alone: mbarrier_arrive empty in consumer{nth}"
+    for nth in ("", ", 2")
+    # the dots that read a stage are the work of the whole warpgroup, and the leader has waited for
+    # them
+}
+# The producer sees every stage come back before it ends. Consumers give stages back in order, so
+# the last of these waits is enough.
+DRAIN = {
+    f"{change}: mbarrier_wait empty in producer, {n}"
+    for change in ("drop", "first parity")
+    for n in (2, 3)
+} | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
+SWAPPED = {
+    f"stage: stage {slab} in consumer" for slab in ("ring", "unnamed", "unnamed 2")
+}  # each of two consumers has the other's slab
 
 
-@pytest.mark.parametrize("form", [f for f in SMALL.values() if f.kernel is not gated], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [f for f in SMALL.values() if f.kernel is not gated], ids=lambda f: f.name
+)
 def test_every_mutant_is_found(form):
-    (BM, BN, BK), programs = form.block, 7 * form.cluster[0]                # three each in ping-pong, and one more; enough to write to a slab that has left
-    number, missed = survivors(mutants(last(form)), *(lambda m, seed=seed, steps=steps: check(m, form, programs * BM, 2 * BN, steps * BK, seed=seed) for seed, steps in enumerate((4, 5, 7, 8))))
+    (BM, BN, BK), programs = (
+        form.block,
+        7 * form.cluster[0],
+    )  # three each in ping-pong, and one more; enough to write to a slab that has left
+    number, missed = survivors(
+        mutants(last(form)),
+        *(
+            lambda m, seed=seed, steps=steps: check(
+                m, form, programs * BM, 2 * BN, steps * BK, seed=seed
+            )
+            for seed, steps in enumerate((4, 5, 7, 8))
+        ),
+    )
     allowed = RELEASED | DRAIN | (SWAPPED if form.roles == "pingpong" else set())
     assert number > 50 and missed <= allowed, missed - allowed

@@ -1,4 +1,7 @@
-"""The cost model: what it reads off a kernel, what it holds better than what, and that it ranks measured plans as they were measured."""
+"""The cost model: what it reads off a kernel, what it holds better than what, and that it ranks
+measured plans as they were measured.
+"""
+
 import pytest
 
 import tkc
@@ -10,23 +13,42 @@ from tkc.passes.plan import candidates, kernel_of, keywords
 from tkc.passes.planning.cost import Numbers, Sizes, Work, cost
 
 
-def product(BM, BN, BK=64, kind=aligned(tkc.bfloat16, 2)): return traced(matmul, kind, kind, kind, BM=BM, BN=BN, BK=BK)
-def sizes(m, n, k, BM, BN): return Sizes((-(-m // BM), -(-n // BN), 1), ((m, k), (k, n), (m, n)))
+def product(BM, BN, BK=64, kind=aligned(tkc.bfloat16, 2)):
+    return traced(matmul, kind, kind, kind, BM=BM, BN=BN, BK=BK)
+
+
+def sizes(m, n, k, BM, BN):
+    return Sizes((-(-m // BM), -(-n // BN), 1), ((m, k), (k, n), (m, n)))
 
 
 def estimate(shape, block, name="sm_90a", kind=aligned(tkc.bfloat16, 2), **options) -> float:
     module, (m, n, k) = product(*block, kind=kind), shape
     given = context(name, **options)
-    return cost(Work.of(kernel_of(module), sizes(m, n, k, *block[:2])), planning.plan(module, given), given.target).seconds
+    return cost(
+        Work.of(kernel_of(module), sizes(m, n, k, *block[:2])),
+        planning.plan(module, given),
+        given.target,
+    ).seconds
 
 
 def test_what_a_product_does():
     kernel = kernel_of(product(128, 256))
     work = Work.of(kernel, sizes(1000, 2000, 4000, 128, 256))
     loop, rest = sorted(work.parts, key=lambda p: -p.trips)
-    assert loop.trips == 63 and loop.dots[0].shape == (128, 256, 64) and [m.bytes for m in loop.moved] == [128 * 64 * 2, 64 * 256 * 2] and all(m.fed for m in loop.moved)
-    assert [m.axes for m in loop.moved] == [frozenset({0}), frozenset({1})] and rest.trips == 1 and work.stored == 128 * 256 * 2
-    assert work.footprint == 2 * (1000 * 4000 + 4000 * 2000) and Work.of(kernel).parts[0].trips == 64
+    assert (
+        loop.trips == 63
+        and loop.dots[0].shape == (128, 256, 64)
+        and [m.bytes for m in loop.moved] == [128 * 64 * 2, 64 * 256 * 2]
+        and all(m.fed for m in loop.moved)
+    )
+    assert (
+        [m.axes for m in loop.moved] == [frozenset({0}), frozenset({1})]
+        and rest.trips == 1
+        and work.stored == 128 * 256 * 2
+    )
+    assert (
+        work.footprint == 2 * (1000 * 4000 + 4000 * 2000) and Work.of(kernel).parts[0].trips == 64
+    )
 
 
 def test_blocks_larger_than_their_array():
@@ -38,35 +60,54 @@ def test_trips_of_a_causal_loop_are_those_of_the_middle():
     module = attended(1024, 64, 128, 128, True).module()
     shape = (1, 2, 1024, 64)
     known = Numbers(kernel_of(module), Sizes((8, 2, 1), (shape,) * 4 + (0.25,)))
-    assert {known.trips(op.parent_op()) for op in kernel_of(module).walk() if isinstance(op, LOADS) and op.parent_op() is not kernel_of(module)} == {5}
+    assert {
+        known.trips(op.parent_op())
+        for op in kernel_of(module).walk()
+        if isinstance(op, LOADS) and op.parent_op() is not kernel_of(module)
+    } == {5}
 
 
-@pytest.mark.parametrize("shape, better, worse", [                              # each pair measured on an H200, 2026-11-21
-    ((4096, 4096, 4096), (128, 256, 64), (128, 192, 64)),                       # 189 us and 204: waves
-    ((4096, 4096, 4096), (128, 256, 64), (128, 64, 64)),                        # shared memory
-    ((1024, 1024, 1024), (64, 128, 64), (128, 256, 64)),                        # multiprocessors with nothing to do
-    ((64, 8192, 8192), (64, 64, 64), (128, 64, 64)),                            # 44 us and 62: rows outside the array
-    ((8192, 8192, 64), (128, 256, 64), (128, 224, 64)),                         # 42 us and 135: results stored from registers
-    ((16, 14336, 4096), (64, 128, 64), (64, 64, 64)),                           # 42 us and 55
-])
-def test_measured_pairs(shape, better, worse): assert estimate(shape, better) < estimate(shape, worse)
+@pytest.mark.parametrize(
+    "shape, better, worse",
+    [  # each pair measured on an H200, 2026-11-21
+        ((4096, 4096, 4096), (128, 256, 64), (128, 192, 64)),  # 189 us and 204: waves
+        ((4096, 4096, 4096), (128, 256, 64), (128, 64, 64)),  # shared memory
+        ((1024, 1024, 1024), (64, 128, 64), (128, 256, 64)),  # multiprocessors with nothing to do
+        ((64, 8192, 8192), (64, 64, 64), (128, 64, 64)),  # 44 us and 62: rows outside the array
+        (
+            (8192, 8192, 64),
+            (128, 256, 64),
+            (128, 224, 64),
+        ),  # 42 us and 135: results stored from registers
+        ((16, 14336, 4096), (64, 128, 64), (64, 64, 64)),  # 42 us and 55
+    ],
+)
+def test_measured_pairs(shape, better, worse):
+    assert estimate(shape, better) < estimate(shape, worse)
 
 
 def test_unaligned_rows_cost_more():
     odd = array(tkc.bfloat16, 2, strides=(None, 1))
-    assert estimate((4096, 4096, 4097), (128, 128, 64), kind=odd) > 2 * estimate((4096, 4096, 4096), (128, 128, 64))
+    assert estimate((4096, 4096, 4097), (128, 128, 64), kind=odd) > 2 * estimate(
+        (4096, 4096, 4096), (128, 128, 64)
+    )
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_candidates_with_sizes_are_the_cheapest_first(name):
     module, given = product(128, 128), context(name)
-    work, asked = Work.of(kernel_of(module), sizes(4096, 4096, 4096, 128, 128)), sizes(4096, 4096, 4096, 128, 128)
+    work, asked = (
+        Work.of(kernel_of(module), sizes(4096, 4096, 4096, 128, 128)),
+        sizes(4096, 4096, 4096, 128, 128),
+    )
     found = list(candidates(module, given, asked))
     assert set(found) == set(candidates(module, given)) and len(found) > 1
-    assert [cost(work, p, given.target).seconds for p in found] == sorted(cost(work, p, given.target).seconds for p in found)
+    assert [cost(work, p, given.target).seconds for p in found] == sorted(
+        cost(work, p, given.target).seconds for p in found
+    )
     for p in found[:3]:
         forced = planning.plan(product(128, 128), context(name, **keywords(p)))
-        assert keywords(forced) == keywords(p)                                  # each choice can be forced by keyword
+        assert keywords(forced) == keywords(p)  # each choice can be forced by keyword
 
 
 def test_decisions_say_what_was_rejected_and_why():
@@ -80,7 +121,12 @@ def test_decisions_say_what_was_rejected_and_why():
 
 def test_what_is_asked_for_in_vain_is_said_or_refused():
     from tkc.errors import CompileError
+
     said = planning.plan(product(128, 256), context("sm_90a", programs=2)).decisions
     assert any("programs = 2 is not used" in line for line in said)
-    assert any("cluster = (2, 1) is not used" in line for line in planning.plan(product(128, 128), context("sm_80", cluster=(2, 1))).decisions)
-    with pytest.raises(CompileError, match="num_stages = 9 does not fit .* at most 4 stages do"): planning.plan(product(128, 256), context("sm_90a", num_stages=9))
+    assert any(
+        "cluster = (2, 1) is not used" in line
+        for line in planning.plan(product(128, 128), context("sm_80", cluster=(2, 1))).decisions
+    )
+    with pytest.raises(CompileError, match="num_stages = 9 does not fit .* at most 4 stages do"):
+        planning.plan(product(128, 256), context("sm_90a", num_stages=9))

@@ -1,6 +1,7 @@
 """defer-reductions: which carried sums stay in parts, and that the finished sum is the sum."""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import pytest
@@ -51,10 +52,7 @@ def now_and_then(x, o, n, ROWS: tkc.constexpr, BN: tkc.constexpr):
     total, some = tkc.zeros((ROWS,)), tkc.arange(ROWS) % 3 > 0
     for k in tkc.range(0, x.shape[1], BN):
         v = tkc.load(x, (0, k), (ROWS, BN))
-        if k % n == 0:
-            total = total + tkc.sum(v, axis=1)
-        else:
-            total = total * 2
+        total = total + tkc.sum(v, axis=1) if k % n == 0 else total * 2
         total = tkc.where(some, total + tkc.sum(v, axis=1), total)
     tkc.store(o, (0,), total)
 
@@ -63,7 +61,12 @@ def two_axes(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
     """Sums of sums: the inner one belongs to the outer one's term."""
     total = tkc.zeros((ROWS,))
     for n in tkc.range(0, x.shape[1], BN):
-        total = total + tkc.sum(tkc.load(x, (0, n), (ROWS, BN)).reshape(ROWS, 4, BN // 4).permute(0, 2, 1), axis=1)[:, 1]
+        total = (
+            total
+            + tkc.sum(
+                tkc.load(x, (0, n), (ROWS, BN)).reshape(ROWS, 4, BN // 4).permute(0, 2, 1), axis=1
+            )[:, 1]
+        )
     tkc.store(o, (0,), total)
 
 
@@ -89,9 +92,17 @@ def plus_one(x, o, ROWS: tkc.constexpr, BN: tkc.constexpr):
 
 
 def one_before(x, f, o, BN: tkc.constexpr):
-    """An iteration that stands before its loop, with a factor for each row, and rows that take nothing of it."""
-    total = tkc.where(tkc.arange(8) % 3 > 0, tkc.sum(tkc.load(x, (0, 0), (8, BN)), axis=1) * tkc.load(f, (0,), (8,)) - tkc.sum(tkc.load(x, (0, BN), (8, BN)), axis=1), 0)
-    for n in tkc.range(2 * BN, x.shape[1], BN): total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
+    """An iteration that stands before its loop, with a factor for each row, and rows that take
+    nothing of it.
+    """
+    total = tkc.where(
+        tkc.arange(8) % 3 > 0,
+        tkc.sum(tkc.load(x, (0, 0), (8, BN)), axis=1) * tkc.load(f, (0,), (8,))
+        - tkc.sum(tkc.load(x, (0, BN), (8, BN)), axis=1),
+        0,
+    )
+    for n in tkc.range(2 * BN, x.shape[1], BN):
+        total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
     tkc.store(o, (0,), total)
 
 
@@ -99,7 +110,8 @@ def wanted_twice(x, f, o, BN: tkc.constexpr):
     """What the sum was before is stored as well."""
     total = tkc.sum(tkc.load(x, (0, 0), (8, BN)), axis=1)
     tkc.store(f, (0,), total)
-    for n in tkc.range(BN, x.shape[1], BN): total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
+    for n in tkc.range(BN, x.shape[1], BN):
+        total = total + tkc.sum(tkc.load(x, (0, n), (8, BN)), axis=1)
     tkc.store(o, (0,), total)
 
 
@@ -114,19 +126,24 @@ class Case:
     deferred: int = 1
 
 
-def wide(rows, columns): return lambda rng: [rng.standard_normal((rows, columns)).astype(np.float32), np.zeros(rows, np.float32)]
+def wide(rows, columns):
+    return lambda rng: [
+        rng.standard_normal((rows, columns)).astype(np.float32),
+        np.zeros(rows, np.float32),
+    ]
 
 
 def decayed(x, f, o):
     total = f[:24]
-    for k in range(-(-len(x) // 16)): total = f[k:k + 24] * total * 0.5 + x[16 * k:16 * k + 16].sum(0)
+    for k in range(-(-len(x) // 16)):
+        total = f[k : k + 24] * total * 0.5 + x[16 * k : 16 * k + 16].sum(0)
     return total
 
 
 def branched(x, o, n):
     total, some = np.zeros(len(o)), np.arange(len(o)) % 3 > 0
     for k in range(0, x.shape[1], 64):
-        part = x[:, k:k + 64].sum(1)
+        part = x[:, k : k + 64].sum(1)
         total = total + part if k % n == 0 else total * 2
         total = np.where(some, total + part, total)
     return total
@@ -135,22 +152,92 @@ def branched(x, o, n):
 def iterated(step, start=0.0):
     def want(x, o):
         total = np.full(len(o), start)
-        for k in range(0, x.shape[1], 64): total = step(total, x[:, k:k + 64].sum(1))
+        for k in range(0, x.shape[1], 64):
+            total = step(total, x[:, k : k + 64].sum(1))
         return total
+
     return want
 
 
 CASES = {
-    "rows": Case(squares, (f2, f1), dict(ROWS=8, BN=128), wide(13, 500), lambda x, o: (x ** 2).sum(1), (2,)),
-    "a long row": Case(squares, (f2, f1), dict(ROWS=1, BN=2048), wide(2, 7000), lambda x, o: (x ** 2).sum(1), (2,)),
-    "scalars": Case(scalar, (f2, f1), dict(BN=1024), wide(3, 3000), lambda x, o: -(3 + x.sum(1)) * abs(x).sum(1), (3,), 2),
-    "columns": Case(decaying, (f2, f1, f1), dict(ROWS=16, BN=24), lambda rng: [rng.standard_normal((64, 24)).astype(np.float32), rng.standard_normal(40).astype(np.float32), np.zeros(24, np.float32)], decayed),
-    "a branch": Case(now_and_then, (f2, f1, i32()), dict(ROWS=8, BN=64), lambda rng: [*wide(8, 300)(rng), 128], branched),
-    "one before": Case(one_before, (f2, f1, f1), dict(BN=64), lambda rng: [*wide(8, 300)(rng)[:1], rng.standard_normal(8).astype(np.float32), np.zeros(8, np.float32)], lambda x, f, o: np.where(np.arange(8) % 3 > 0, x[:, :64].sum(1) * f - x[:, 64:128].sum(1), 0) + x[:, 128:].sum(1)),
-    "wanted twice": Case(wanted_twice, (f2, f1, f1), dict(BN=64), lambda rng: [*wide(8, 300)(rng)[:1], *np.zeros((2, 8), np.float32)], lambda x, f, o: x.sum(1)),
-    "read on the way": Case(read_on_the_way, (f2, f1), dict(ROWS=8, BN=64), wide(8, 200), lambda x, o: x.sum(1), deferred=0),
-    "squared": Case(squared, (f2, f1), dict(ROWS=8, BN=64), lambda rng: [0.1 * a for a in wide(8, 200)(rng)], iterated(lambda t, s: t * t + s, 0.5), deferred=0),
-    "plus one": Case(plus_one, (f2, f1), dict(ROWS=8, BN=64), wide(8, 200), iterated(lambda t, s: t + s + 1), deferred=0),
+    "rows": Case(
+        squares, (f2, f1), dict(ROWS=8, BN=128), wide(13, 500), lambda x, o: (x**2).sum(1), (2,)
+    ),
+    "a long row": Case(
+        squares, (f2, f1), dict(ROWS=1, BN=2048), wide(2, 7000), lambda x, o: (x**2).sum(1), (2,)
+    ),
+    "scalars": Case(
+        scalar,
+        (f2, f1),
+        dict(BN=1024),
+        wide(3, 3000),
+        lambda x, o: -(3 + x.sum(1)) * abs(x).sum(1),
+        (3,),
+        2,
+    ),
+    "columns": Case(
+        decaying,
+        (f2, f1, f1),
+        dict(ROWS=16, BN=24),
+        lambda rng: [
+            rng.standard_normal((64, 24)).astype(np.float32),
+            rng.standard_normal(40).astype(np.float32),
+            np.zeros(24, np.float32),
+        ],
+        decayed,
+    ),
+    "a branch": Case(
+        now_and_then,
+        (f2, f1, i32()),
+        dict(ROWS=8, BN=64),
+        lambda rng: [*wide(8, 300)(rng), 128],
+        branched,
+    ),
+    "one before": Case(
+        one_before,
+        (f2, f1, f1),
+        dict(BN=64),
+        lambda rng: [
+            *wide(8, 300)(rng)[:1],
+            rng.standard_normal(8).astype(np.float32),
+            np.zeros(8, np.float32),
+        ],
+        lambda x, f, o: (
+            np.where(np.arange(8) % 3 > 0, x[:, :64].sum(1) * f - x[:, 64:128].sum(1), 0)
+            + x[:, 128:].sum(1)
+        ),
+    ),
+    "wanted twice": Case(
+        wanted_twice,
+        (f2, f1, f1),
+        dict(BN=64),
+        lambda rng: [*wide(8, 300)(rng)[:1], *np.zeros((2, 8), np.float32)],
+        lambda x, f, o: x.sum(1),
+    ),
+    "read on the way": Case(
+        read_on_the_way,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        wide(8, 200),
+        lambda x, o: x.sum(1),
+        deferred=0,
+    ),
+    "squared": Case(
+        squared,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        lambda rng: [0.1 * a for a in wide(8, 200)(rng)],
+        iterated(lambda t, s: t * t + s, 0.5),
+        deferred=0,
+    ),
+    "plus one": Case(
+        plus_one,
+        (f2, f1),
+        dict(ROWS=8, BN=64),
+        wide(8, 200),
+        iterated(lambda t, s: t + s + 1),
+        deferred=0,
+    ),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
 TARGETS = pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
@@ -177,7 +264,8 @@ def check(name, module) -> None:
 def test_what_is_deferred(name, target):
     module, said = compiled(name, "defer-reductions", target)
     assert len(said) == CASES[name].deferred
-    if CASES[name].deferred: assert not crossing(module)
+    if CASES[name].deferred:
+        assert not crossing(module)
     check(name, module)
 
 
@@ -186,7 +274,13 @@ def test_what_is_deferred(name, target):
 def test_what_the_sum_was_before_is_parts_too(name, meetings, target):
     """Threads meet once, behind the loop; once more where somebody else wants what it was before."""
     module, _ = compiled(name, "defer-reductions", target)
-    meet = [op for op in module.walk() if isinstance(op, tile.Reduce) and op.results[0].first_use and op.args[0].type.register_layout.digits(op.axis.value.data, ("lanes", "warps"))]
+    meet = [
+        op
+        for op in module.walk()
+        if isinstance(op, tile.Reduce)
+        and op.results[0].first_use
+        and op.args[0].type.register_layout.digits(op.axis.value.data, ("lanes", "warps"))
+    ]
     assert len(meet) == meetings
 
 
@@ -197,27 +291,35 @@ def crossing(module) -> list:
         for op in loop.walk():
             if isinstance(op, tile.Reduce):
                 layout, axis = op.args[0].type.register_layout, op.axis.value.data
-                if layout.digits(axis, ("lanes", "warps")): found.append(op)
+                if layout.digits(axis, ("lanes", "warps")):
+                    found.append(op)
     return found
 
 
 @EVERY
 @TARGETS
-def test_with_threads(name, target): check(name, compiled(name, PIPELINE[-1], target)[0])
+def test_with_threads(name, target):
+    check(name, compiled(name, PIPELINE[-1], target)[0])
 
 
 def test_no_barrier_in_the_loop_of_a_long_row():
     """Its warps meet once, after the loop."""
     module, _ = compiled("a long row", PIPELINE[-1], "sm_90a")
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
-    assert not any(isinstance(op, (shared.Write, shared.Read)) or op.name == "tile.block_barrier" for op in loop.walk())
+    assert not any(
+        isinstance(op, (shared.Write, shared.Read)) or op.name == "tile.block_barrier"
+        for op in loop.walk()
+    )
     assert any(isinstance(v.type, TileType) and v.type.extents[-1] == 128 for v in loop.results)
 
 
 def test_sums_of_two_axes_are_told_apart():
     given, module = context("sm_80"), traced(two_axes, f2, f1, ROWS=8, BN=64)
     through(module, PIPELINE[-1], given)
-    x, o = np.random.default_rng(1).standard_normal((8, 200)).astype(np.float32), np.zeros(8, np.float32)
+    x, o = (
+        np.random.default_rng(1).standard_normal((8, 200)).astype(np.float32),
+        np.zeros(8, np.float32),
+    )
     level4.run(module, [x, o], (1,))
     padded = np.pad(x, ((0, 0), (0, 56))).reshape(8, 4, 4, 16)
     assert np.abs(o - padded[:, :, 1].sum((1, 2))).max() < 1e-4

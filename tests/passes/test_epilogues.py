@@ -1,4 +1,7 @@
-"""What a kernel computes between its loop and its stores, on the way of Hopper's engines: right, free of races, and without a register spilled."""
+"""What a kernel computes between its loop and its stores, on the way of Hopper's engines: right,
+free of races, and without a register spilled.
+"""
+
 from functools import cache
 from math import erf, pi, sqrt
 
@@ -16,67 +19,165 @@ from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
 
 
-def fused(a, b, bias, scale, r, c, d, sums, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, EPILOGUE: tkc.constexpr):
+def fused(
+    a,
+    b,
+    bias,
+    scale,
+    r,
+    c,
+    d,
+    sums,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+    EPILOGUE: tkc.constexpr,
+):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
-    if "scale" in EPILOGUE: acc = acc * tkc.load(scale, (m,), (BM,))[:, None]
-    if "bias" in EPILOGUE: acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
-    if "second" in EPILOGUE: tkc.store(d, (m, n), acc.to(d.dtype))
-    if "tanh" in EPILOGUE: acc = 0.5 * acc * (1 + tkc.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc * acc * acc)))
-    if "erf" in EPILOGUE: acc = 0.5 * acc * (1 + tkc.erf(sqrt(0.5) * acc))
-    if "silu" in EPILOGUE: acc = acc * tkc.sigmoid(acc)
-    if "gate" in EPILOGUE: acc = acc * tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
-    if "residual" in EPILOGUE: acc = acc + tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
-    if "in place" in EPILOGUE: acc = acc + tkc.load(c, (m, n), (BM, BN)).to(tkc.float32)
-    if "columns" in EPILOGUE: tkc.store(sums, (tkc.program_id(0), n), tkc.sum(acc, axis=0)[None, :])
-    if "rows" in EPILOGUE: tkc.store(sums, (m, tkc.program_id(1)), tkc.sum(acc, axis=1)[:, None])
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    if "scale" in EPILOGUE:
+        acc = acc * tkc.load(scale, (m,), (BM,))[:, None]
+    if "bias" in EPILOGUE:
+        acc = acc + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
+    if "second" in EPILOGUE:
+        tkc.store(d, (m, n), acc.to(d.dtype))
+    if "tanh" in EPILOGUE:
+        acc = 0.5 * acc * (1 + tkc.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc * acc * acc)))
+    if "erf" in EPILOGUE:
+        acc = 0.5 * acc * (1 + tkc.erf(sqrt(0.5) * acc))
+    if "silu" in EPILOGUE:
+        acc = acc * tkc.sigmoid(acc)
+    if "gate" in EPILOGUE:
+        acc = acc * tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
+    if "residual" in EPILOGUE:
+        acc = acc + tkc.load(r, (m, n), (BM, BN)).to(tkc.float32)
+    if "in place" in EPILOGUE:
+        acc = acc + tkc.load(c, (m, n), (BM, BN)).to(tkc.float32)
+    if "columns" in EPILOGUE:
+        tkc.store(sums, (tkc.program_id(0), n), tkc.sum(acc, axis=0)[None, :])
+    if "rows" in EPILOGUE:
+        tkc.store(sums, (m, tkc.program_id(1)), tkc.sum(acc, axis=1)[:, None])
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 def expected(a, b, bias, scale, r, c, block, epilogue):
     """(c, d, sums) in float64."""
     acc, d = np.float64(a) @ np.float64(b), None
-    if "scale" in epilogue: acc = acc * scale[:, None]
-    if "bias" in epilogue: acc = acc + np.float64(bias)
-    if "second" in epilogue: d = acc
-    if "tanh" in epilogue: acc = 0.5 * acc * (1 + np.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc ** 3)))
-    if "erf" in epilogue: acc = 0.5 * acc * (1 + np.vectorize(erf)(sqrt(0.5) * acc))
-    if "silu" in epilogue: acc = acc / (1 + np.exp(-acc))
-    if "gate" in epilogue: acc = acc * np.float64(r)
-    if "residual" in epilogue: acc = acc + np.float64(r)
-    if "in place" in epilogue: acc = acc + np.float64(c)
+    if "scale" in epilogue:
+        acc = acc * scale[:, None]
+    if "bias" in epilogue:
+        acc = acc + np.float64(bias)
+    if "second" in epilogue:
+        d = acc
+    if "tanh" in epilogue:
+        acc = 0.5 * acc * (1 + np.tanh(sqrt(2 / pi) * (acc + 0.044715 * acc**3)))
+    if "erf" in epilogue:
+        acc = 0.5 * acc * (1 + np.vectorize(erf)(sqrt(0.5) * acc))
+    if "silu" in epilogue:
+        acc = acc / (1 + np.exp(-acc))
+    if "gate" in epilogue:
+        acc = acc * np.float64(r)
+    if "residual" in epilogue:
+        acc = acc + np.float64(r)
+    if "in place" in epilogue:
+        acc = acc + np.float64(c)
     (BM, BN, _), (m, n) = block, acc.shape
-    columns = np.stack([acc[i:i + BM].sum(0) for i in range(0, m, BM)]) if "columns" in epilogue else None
-    return acc, d, np.stack([acc[:, j:j + BN].sum(1) for j in range(0, n, BN)], 1) if "rows" in epilogue else columns
+    columns = (
+        np.stack([acc[i : i + BM].sum(0) for i in range(0, m, BM)])
+        if "columns" in epilogue
+        else None
+    )
+    return (
+        acc,
+        d,
+        (
+            np.stack([acc[:, j : j + BN].sum(1) for j in range(0, n, BN)], 1)
+            if "rows" in epilogue
+            else columns
+        ),
+    )
 
 
-EPILOGUES = ("bias", "residual", "in place", "bias tanh", "bias erf", "bias silu gate", "scale bias residual second", "columns", "rows", "columns residual")
-PLANS = {"ping-pong": ((64, 64, 32), dict(cluster=(1, 1))), "ping-pong in a cluster": ((128, 128, 32), {}), "cooperative": ((128, 64, 32), dict(roles="cooperative", cluster=(1, 1)))}
+EPILOGUES = (
+    "bias",
+    "residual",
+    "in place",
+    "bias tanh",
+    "bias erf",
+    "bias silu gate",
+    "scale bias residual second",
+    "columns",
+    "rows",
+    "columns residual",
+)
+PLANS = {
+    "ping-pong": ((64, 64, 32), dict(cluster=(1, 1))),
+    "ping-pong in a cluster": ((128, 128, 32), {}),
+    "cooperative": ((128, 64, 32), dict(roles="cooperative", cluster=(1, 1))),
+}
 EVERY = pytest.mark.parametrize("epilogue", EPILOGUES)
 
 
 @cache
 def compiled(block, epilogue, options: tuple = (), known: bool = False):
     BM, BN, BK = block
-    make = (lambda t, rank=2: ArrayArgument(t, ArrayFacts((Fact(16),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16))) if known else array
-    kinds = [(tkc.bfloat16, 2), (tkc.bfloat16, 2), (tkc.bfloat16, 1), (tkc.float32, 1), *[(tkc.bfloat16, 2)] * 3, (tkc.float32, 2)]
-    return stages.compiled(traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue), **dict(options))
+    make = (
+        (
+            lambda t, rank=2: ArrayArgument(
+                t, ArrayFacts((Fact(16),) * rank, (Fact(8),) * (rank - 1) + (Fact(exact=1),), 16)
+            )
+        )
+        if known
+        else array
+    )
+    kinds = [
+        (tkc.bfloat16, 2),
+        (tkc.bfloat16, 2),
+        (tkc.bfloat16, 1),
+        (tkc.float32, 1),
+        *[(tkc.bfloat16, 2)] * 3,
+        (tkc.float32, 2),
+    ]
+    return stages.compiled(
+        traced(fused, *(make(*kind) for kind in kinds), BM=BM, BN=BN, BK=BK, EPILOGUE=epilogue),
+        **dict(options),
+    )
 
 
 def check(module, block, epilogue, m, n, k, run=run, **how) -> None:
-    a, b, r, c, d = (integers(*shape, dtype=tkc.bfloat16, seed=i) for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n))))
+    a, b, r, c, d = (
+        integers(*shape, dtype=tkc.bfloat16, seed=i)
+        for i, shape in enumerate(((m, k), (k, n), (m, n), (m, n), (m, n)))
+    )
     bias, scale = integers(n, dtype=tkc.bfloat16, seed=7), integers(m, dtype=tkc.float32, seed=8)
-    if any(word in epilogue for word in ("tanh", "erf", "silu")): a[...] = (np.float32(a) / 8).astype(a.dtype)
+    if any(word in epilogue for word in ("tanh", "erf", "silu")):
+        a[...] = (np.float32(a) / 8).astype(a.dtype)
     BM, BN, _ = block
     grid = -(-m // BM), -(-n // BN), 1
-    sums = np.full((grid[0], -(-n // 8) * 8) if "columns" in epilogue else (-(-m // 8) * 8, -(-grid[1] // 8) * 8), np.nan, np.float32)
+    sums = np.full(
+        (
+            (grid[0], -(-n // 8) * 8)
+            if "columns" in epilogue
+            else (-(-m // 8) * 8, -(-grid[1] // 8) * 8)
+        ),
+        np.nan,
+        np.float32,
+    )
     wanted = expected(a, b, bias, scale, r, c, block, epilogue)
-    sums = sums[:, :n] if "columns" in epilogue else sums[:m, :grid[1]]
-    if "in place" not in epilogue: c[...] = np.nan
+    sums = sums[:, :n] if "columns" in epilogue else sums[:m, : grid[1]]
+    if "in place" not in epilogue:
+        c[...] = np.nan
     run(module, [a, b, bias, scale, r, c, d, sums], grid, **how)
-    for got, want in zip((c, d, sums), wanted):
-        if want is not None: np.testing.assert_allclose(np.float64(got), want, rtol=2 ** -8 if got.dtype == NUMPY[tkc.bfloat16] else 1e-5, atol=1e-3 if got.dtype == NUMPY[tkc.bfloat16] else 1e-2)
+    for got, want in zip((c, d, sums), wanted, strict=False):
+        if want is not None:
+            np.testing.assert_allclose(
+                np.float64(got),
+                want,
+                rtol=2**-8 if got.dtype == NUMPY[tkc.bfloat16] else 1e-5,
+                atol=1e-3 if got.dtype == NUMPY[tkc.bfloat16] else 1e-2,
+            )
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -84,15 +185,46 @@ def check(module, block, epilogue, m, n, k, run=run, **how) -> None:
 def test_every_level(epilogue, plan):
     block, options = PLANS[plan]
     modules, given = compiled(block, epilogue, tuple(options.items()))
-    assert given.plan.roles == "pingpong" if "ping" in plan and epilogue != "columns residual" else given.plan.roles in ("pingpong", "cooperative")
-    for module in without_threads(modules): check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
-    for seed in range(2): check(modules[LAST], block, epilogue, 4 * block[0] - 5, block[1] + 9, 3 * block[2] - 7, seed=seed)
+    assert (
+        given.plan.roles == "pingpong"
+        if "ping" in plan and epilogue != "columns residual"
+        else given.plan.roles in ("pingpong", "cooperative")
+    )
+    for module in without_threads(modules):
+        check(module, block, epilogue, block[0] + 5, block[1] - 7, 2 * block[2] - 7)
+    for seed in range(2):
+        check(
+            modules[LAST],
+            block,
+            epilogue,
+            4 * block[0] - 5,
+            block[1] + 9,
+            3 * block[2] - 7,
+            seed=seed,
+        )
 
 
-@pytest.mark.parametrize("plan, epilogue", [("ping-pong", "scale bias residual second"), ("ping-pong in a cluster", "bias tanh"), ("cooperative", "rows"), ("cooperative", "columns residual")])
+@pytest.mark.parametrize(
+    "plan, epilogue",
+    [
+        ("ping-pong", "scale bias residual second"),
+        ("ping-pong in a cluster", "bias tanh"),
+        ("cooperative", "rows"),
+        ("cooperative", "columns residual"),
+    ],
+)
 def test_what_the_text_computes(plan, epilogue):
     block, options = PLANS[plan]
-    check(compiled(block, epilogue, tuple(options.items()))[0][LAST], block, epilogue, block[0] + 5, block[1] + 9, 3 * block[2] - 7, run=machine.run, resident=1)
+    check(
+        compiled(block, epilogue, tuple(options.items()))[0][LAST],
+        block,
+        epilogue,
+        block[0] + 5,
+        block[1] + 9,
+        3 * block[2] - 7,
+        run=machine.run,
+        resident=1,
+    )
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -101,33 +233,62 @@ def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan)
     block, options = PLANS[plan]
     modules, given = compiled(block, epilogue, tuple(options.items()))
     consumer = role(modules[LAST], "consumer")
-    assert count(consumer, threads.TmaStore) >= 1 + ("second" in epilogue) and not any(isinstance(op, tile.Store) and op.value.type.extents[0] > 1 and op.value.type.extents[1] > 1 for op in consumer.walk())
-    if "columns" in epilogue: return                                  # a tile that is reduced is whole
+    assert count(consumer, threads.TmaStore) >= 1 + ("second" in epilogue) and not any(
+        isinstance(op, tile.Store) and op.value.type.extents[0] > 1 and op.value.type.extents[1] > 1
+        for op in consumer.walk()
+    )
+    if "columns" in epilogue:
+        return  # a tile that is reduced is whole
     slab = given.plan.columns
-    assert all(max(op.result.type.extents) <= max(slab, 64 * given.plan.warps // 4) for op in consumer.walk() if isinstance(op, tile.Load) and isinstance(op.result.type, tile.TileType))
+    assert all(
+        max(op.result.type.extents) <= max(slab, 64 * given.plan.warps // 4)
+        for op in consumer.walk()
+        if isinstance(op, tile.Load) and isinstance(op.result.type, tile.TileType)
+    )
     assert count(consumer, (shared.Read,)) == 0
 
 
 @assembler
 @pytest.mark.parametrize("block", [(128, 192, 64), (128, 256, 64), (128, 128, 64)], ids=str)
-@pytest.mark.parametrize("epilogue", ["bias", "residual", "bias tanh", "bias erf", "bias silu gate", "scale bias residual second", "rows"])
-def test_no_register_is_spilled(epilogue, block): assembles_clean(compiled(block, epilogue, (), True)[0][LAST])
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        "bias",
+        "residual",
+        "bias tanh",
+        "bias erf",
+        "bias silu gate",
+        "scale bias residual second",
+        "rows",
+    ],
+)
+def test_no_register_is_spilled(epilogue, block):
+    assembles_clean(compiled(block, epilogue, (), True)[0][LAST])
 
 
 def cleared(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     tkc.store(c, (m, n), tkc.zeros((BM, BN), c.dtype))
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 @pytest.mark.parametrize("k", [0, 96])
 def test_an_array_that_is_stored_twice(k):
-    """Another warpgroup's threads may have stored where one sends its rows, and where there is nothing to multiply nobody has waited: the results leave from registers, in order."""
+    """Another warpgroup's threads may have stored where one sends its rows, and where there is
+    nothing to multiply nobody has waited: the results leave from registers, in order.
+    """
     given = ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), 16)
-    modules, _ = stages.compiled(traced(cleared, *(ArrayArgument(tkc.bfloat16, given),) * 3, BM=128, BN=128, BK=64), roles="cooperative")
-    a, b = integers(144, k, dtype=tkc.bfloat16, seed=0), integers(k, 128, dtype=tkc.bfloat16, seed=1)
+    modules, _ = stages.compiled(
+        traced(cleared, *(ArrayArgument(tkc.bfloat16, given),) * 3, BM=128, BN=128, BK=64),
+        roles="cooperative",
+    )
+    a, b = (
+        integers(144, k, dtype=tkc.bfloat16, seed=0),
+        integers(k, 128, dtype=tkc.bfloat16, seed=1),
+    )
     for seed in range(12):
         c = np.full((144, 128), np.nan, NUMPY[tkc.bfloat16])
         run(modules[LAST], [a, b, c], (2, 1, 1), seed=seed, resident=1 + seed % 2)
@@ -139,15 +300,22 @@ def sum_and_transpose(first: bool):
     def both(a, b, c, d):
         m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 96
         acc = tkc.zeros((64, 96), tkc.float32)
-        for k in tkc.range(0, a.shape[1], 32): acc = tkc.dot(tkc.load(a, (m, k), (64, 32)), tkc.load(b, (k, n), (32, 96)), acc)
-        if first: tkc.store(d, (n, m), acc.T.to(d.dtype))
+        for k in tkc.range(0, a.shape[1], 32):
+            acc = tkc.dot(tkc.load(a, (m, k), (64, 32)), tkc.load(b, (k, n), (32, 96)), acc)
+        if first:
+            tkc.store(d, (n, m), acc.T.to(d.dtype))
         tkc.store(c, (m, n), acc.to(c.dtype))
-        if not first: tkc.store(d, (n, m), acc.T.to(d.dtype))
+        if not first:
+            tkc.store(d, (n, m), acc.T.to(d.dtype))
+
     return both
 
 
 def check_sum_and_transpose(module, out, run=run) -> None:
-    x, y = integers(70, 64, dtype=tkc.bfloat16, seed=0), integers(64, 104, dtype=tkc.bfloat16, seed=1)
+    x, y = (
+        integers(70, 64, dtype=tkc.bfloat16, seed=0),
+        integers(64, 104, dtype=tkc.bfloat16, seed=1),
+    )
     c, d = (np.full(shape, np.nan, NUMPY.get(out, np.float32)) for shape in ((72, 104), (104, 72)))
     run(module, [x, y, c[:70], d[:, :70]], (2, 2, 1))
     want = np.float64(x) @ np.float64(y)
@@ -155,41 +323,70 @@ def check_sum_and_transpose(module, out, run=run) -> None:
     np.testing.assert_array_equal(d[:, :70], want.T.astype(d.dtype))
 
 
-SUM_AND_TRANSPOSE = lambda test: pytest.mark.parametrize("first", [True, False], ids=["transpose first", "transpose last"])(pytest.mark.parametrize("out", [tkc.float32, tkc.bfloat16], ids=str)(test))
+def SUM_AND_TRANSPOSE(test):
+    return pytest.mark.parametrize(
+        "first", [True, False], ids=["transpose first", "transpose last"]
+    )(pytest.mark.parametrize("out", [tkc.float32, tkc.bfloat16], ids=str)(test))
 
 
 @SUM_AND_TRANSPOSE
 def test_a_sum_and_its_transpose(first, out):
     """Both leave part by part, whichever is stored first."""
-    modules, given = stages.compiled(traced(sum_and_transpose(first), *(array(tkc.bfloat16),) * 2, *(array(out),) * 2))
+    modules, given = stages.compiled(
+        traced(sum_and_transpose(first), *(array(tkc.bfloat16),) * 2, *(array(out),) * 2)
+    )
     assert given.plan.roles != "one"
-    for module in [*without_threads(modules), modules[LAST]]: check_sum_and_transpose(module, out)
+    for module in [*without_threads(modules), modules[LAST]]:
+        check_sum_and_transpose(module, out)
 
 
 def stored_again(a, b, c, shift, APART: tkc.constexpr):
-    """Two results for one array: at one place, where the later one counts, side by side, or nobody knows how far apart."""
+    """Two results for one array: at one place, where the later one counts, side by side, or nobody
+    knows how far apart.
+    """
     m, n = tkc.program_id(0) * 64, tkc.program_id(1) * 64
     acc = tkc.zeros((64, 64), tkc.float32)
-    for k in tkc.range(0, a.shape[1], 32): acc = tkc.dot(tkc.load(a, (m, k), (64, 32)), tkc.load(b, (k, n), (32, 64)), acc)
+    for k in tkc.range(0, a.shape[1], 32):
+        acc = tkc.dot(tkc.load(a, (m, k), (64, 32)), tkc.load(b, (k, n), (32, 64)), acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
     tkc.store(c, (m, n + (APART if APART < 128 else shift)), (acc * 2).to(c.dtype))
 
 
 def check_stored_again(module, apart: int, shift: int = 0, run=run, **how) -> None:
-    x, y = integers(140, 64, dtype=tkc.bfloat16, seed=0), integers(64, 64, dtype=tkc.bfloat16, seed=1)
+    x, y = (
+        integers(140, 64, dtype=tkc.bfloat16, seed=0),
+        integers(64, 64, dtype=tkc.bfloat16, seed=1),
+    )
     c = np.full((144, 192), np.nan, NUMPY[tkc.bfloat16])
     run(module, [x, y, c[:140], shift], (3, 1, 1), **how)
     want, at = np.float64(x) @ np.float64(y), apart if apart < 128 else shift
-    if at >= 64: np.testing.assert_array_equal(c[:140, :64], want.astype(c.dtype))
-    np.testing.assert_array_equal(c[:140, at:at + 64], (2 * want).astype(c.dtype))
+    if at >= 64:
+        np.testing.assert_array_equal(c[:140, :64], want.astype(c.dtype))
+    np.testing.assert_array_equal(c[:140, at : at + 64], (2 * want).astype(c.dtype))
 
 
-@pytest.mark.parametrize("options", [dict(num_warps=4, roles="cooperative"), dict(roles="pingpong"), dict(num_warps=4, roles="cooperative", slabs=1, store_columns=16), dict(num_warps=4, roles="cooperative", slabs=4, store_columns=16)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(num_warps=4, roles="cooperative"),
+        dict(roles="pingpong"),
+        dict(num_warps=4, roles="cooperative", slabs=1, store_columns=16),
+        dict(num_warps=4, roles="cooperative", slabs=4, store_columns=16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("apart, waits", [(0, True), (32, True), (64, False), (128, True)])
 def test_two_results_for_one_array(apart, waits, options):
     """What two copies write nothing orders but a wait for the first one's end."""
-    module, given = stages.compiled(traced(stored_again, *(array(tkc.bfloat16),) * 3, i32(), APART=apart), **options)
+    module, given = stages.compiled(
+        traced(stored_again, *(array(tkc.bfloat16),) * 3, i32(), APART=apart), **options
+    )
     assert given.plan.roles == options["roles"] and given.plan.epilogue == "tma", given.decisions
-    found = [op for op in role(module[LAST], "consumer").walk() if isinstance(op, threads.BulkWait) and not op.read]
+    found = [
+        op
+        for op in role(module[LAST], "consumer").walk()
+        if isinstance(op, threads.BulkWait) and not op.read
+    ]
     assert bool(found) is waits
-    for seed in range(3): check_stored_again(module[LAST], apart, 16, seed=seed)
+    for seed in range(3):
+        check_stored_again(module[LAST], apart, 16, seed=seed)

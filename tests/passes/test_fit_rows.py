@@ -1,4 +1,7 @@
-"""Rows that no registers hold, read in parts: the same at level 0, with threads and as PTX; what is read again, what is written last, and what is left as it is."""
+"""Rows that no registers hold, read in parts: the same at level 0, with threads and as PTX; what is
+read again, what is written last, and what is left as it is.
+"""
+
 import numpy as np
 import pytest
 
@@ -15,19 +18,25 @@ from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0, level4
 
-N = 2500                                                                     # two parts of 1024, and 452
-CRAMPED = dict(num_warps=1, maxnreg=64)                                      # 48 registers of tiles for 79 elements of each thread
+N = 2500  # two parts of 1024, and 452
+CRAMPED = dict(num_warps=1, maxnreg=64)  # 48 registers of tiles for 79 elements of each thread
 
 
 def centred(x, r, w, o, s, N: tkc.constexpr):
     """Two reductions that wait for one another, an array that ends inside the block."""
     v = tkc.load(x, (tkc.program_id(0), 0), (1, N), other=-100).to(tkc.float32)
     d = v - tkc.max(v, axis=1)[:, None]
-    tkc.store(o, (tkc.program_id(0), 0), (d * tkc.sum(tkc.where(d > -50, d, 0), axis=1)[:, None]).to(o.dtype))
+    tkc.store(
+        o,
+        (tkc.program_id(0), 0),
+        (d * tkc.sum(tkc.where(d > -50, d, 0), axis=1)[:, None]).to(o.dtype),
+    )
 
 
 def residual(x, r, w, o, s, N: tkc.constexpr):
-    """In place: what is stored first is what everything else is made of. Weights of all rows, a whole number and a truth value of each."""
+    """In place: what is stored first is what everything else is made of. Weights of all rows, a
+    whole number and a truth value of each.
+    """
     i = tkc.program_id(0)
     total = tkc.load(x, (i, 0), (1, N)).to(tkc.float32) + tkc.load(r, (i, 0), (1, N))
     tkc.store(r, (i, 0), total)
@@ -43,7 +52,9 @@ def columns(x, r, w, o, s, N: tkc.constexpr):
 
 
 def rows_in_turn(x, r, w, o, s, N: tkc.constexpr):
-    """A loop over rows: what it does not change is read in it; sums that need not wait for one another share a loop, and what one row gives is stored between them."""
+    """A loop over rows: what it does not change is read in it; sums that need not wait for one
+    another share a loop, and what one row gives is stored between them.
+    """
     scale = tkc.load(w, (0,), (N,)).to(tkc.float32)[None, :]
     for i in tkc.range(tkc.program_id(0), x.shape[0], tkc.num_programs(0)):
         v, g = tkc.load(x, (i, 0), (1, N)).to(tkc.float32), tkc.load(r, (i, 0), (1, N)) * scale
@@ -53,15 +64,30 @@ def rows_in_turn(x, r, w, o, s, N: tkc.constexpr):
         tkc.store(o, (i, 0), v * first[:, None] + g * (second + tkc.sum(v * g, axis=1))[:, None])
 
 
-KERNELS = {centred: 3, residual: 2, columns: 2, rows_in_turn: 2}                 # and how often a row is read
+KERNELS = {centred: 3, residual: 2, columns: 2, rows_in_turn: 2}  # and how often a row is read
 
 
 def arrays(dtype=np.float32, n=N - 100):
     rng = np.random.default_rng(0)
-    return [rng.integers(-2, 3, (3, n)).astype(dtype), rng.integers(-2, 3, (3, n)).astype(np.float32), rng.integers(-2, 3, N + 3).astype(np.float32), np.full((3, n), np.nan, np.float32), np.full(3, np.nan, np.float32)]
+    return [
+        rng.integers(-2, 3, (3, n)).astype(dtype),
+        rng.integers(-2, 3, (3, n)).astype(np.float32),
+        rng.integers(-2, 3, N + 3).astype(np.float32),
+        np.full((3, n), np.nan, np.float32),
+        np.full(3, np.nan, np.float32),
+    ]
 
 
-def module_of(fn): return traced(fn, array(tkc.float32, 2), array(tkc.float32, 2), array(tkc.float32, 1), array(tkc.float32, 2), array(tkc.float32, 1), N=N)
+def module_of(fn):
+    return traced(
+        fn,
+        array(tkc.float32, 2),
+        array(tkc.float32, 2),
+        array(tkc.float32, 1),
+        array(tkc.float32, 2),
+        array(tkc.float32, 1),
+        N=N,
+    )
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
@@ -71,17 +97,30 @@ def test_rows(fn, name):
     module, grid = module_of(fn), (1 if fn is columns else 2 if fn is rows_in_turn else 3, 1, 1)
     level0.run(module, want := arrays(), grid)
     found = through(module, PIPELINE[-1], context(name, **CRAMPED))
-    assert any(line.startswith("fit-rows:") and line.endswith(f", {KERNELS[fn]} times") for line in found.decisions), found.decisions
-    for run in (lambda data: level4.run(module, data, grid, 1)), (lambda data: machine.run(module, data, grid)):
+    assert any(
+        line.startswith("fit-rows:") and line.endswith(f", {KERNELS[fn]} times")
+        for line in found.decisions
+    ), found.decisions
+    for run in (
+        (lambda data: level4.run(module, data, grid, 1)),
+        (lambda data: machine.run(module, data, grid)),
+    ):
         run(data := arrays())
-        for got, right in zip(data, want): np.testing.assert_array_equal(got, right)
-    if ptxas.find("ptxas"): assert ptxas.assemble(emit(module, target(name)).text, name).clean
+        for got, right in zip(data, want, strict=False):
+            np.testing.assert_array_equal(got, right)
+    if ptxas.find("ptxas"):
+        assert ptxas.assemble(emit(module, target(name)).text, name).clean
 
 
 def stored_too(x, r, w, o, s, N: tkc.constexpr):
     v = tkc.load(w, (0,), (N,))
     tkc.store(r[2], (0,), v)
-    for i in tkc.range(0, 2): tkc.store(o, (i, 0), (row := tkc.load(x, (i, 0), (1, N)) * v[None, :]) * tkc.sum(row, axis=1)[:, None])
+    for i in tkc.range(0, 2):
+        tkc.store(
+            o,
+            (i, 0),
+            (row := tkc.load(x, (i, 0), (1, N)) * v[None, :]) * tkc.sum(row, axis=1)[:, None],
+        )
 
 
 def test_a_row_that_a_loop_reads_and_something_before_it_stores():
@@ -89,11 +128,22 @@ def test_a_row_that_a_loop_reads_and_something_before_it_stores():
     level0.run(module, want := arrays(), (1, 1, 1))
     through(module, "fit-rows", context("sm_80", **CRAMPED))
     level0.run(module, data := arrays(), (1, 1, 1))
-    for got, right in zip(data, want): np.testing.assert_array_equal(got, right)
+    for got, right in zip(data, want, strict=False):
+        np.testing.assert_array_equal(got, right)
 
 
-def scanned(x, r, w, o, s, N: tkc.constexpr): tkc.store(o, (0, 0), tkc.cumsum(v := tkc.load(x, (0, 0), (1, N)), axis=1) + tkc.sum(v, axis=1)[:, None])
-def shifted(x, r, w, o, s, N: tkc.constexpr): tkc.store(x, (0, 1), (v := tkc.load(x, (0, 0), (1, N))) + tkc.sum(v, axis=1)[:, None])
+def scanned(x, r, w, o, s, N: tkc.constexpr):
+    tkc.store(
+        o,
+        (0, 0),
+        tkc.cumsum(v := tkc.load(x, (0, 0), (1, N)), axis=1) + tkc.sum(v, axis=1)[:, None],
+    )
+
+
+def shifted(x, r, w, o, s, N: tkc.constexpr):
+    tkc.store(x, (0, 1), (v := tkc.load(x, (0, 0), (1, N))) + tkc.sum(v, axis=1)[:, None])
+
+
 def seen(x, r, w, o, s, N: tkc.constexpr):
     v = tkc.load(x, (0, 0), (1, N))
     tkc.store(o, (0, 0), v + tkc.sum(v, axis=1)[:, None])
@@ -101,9 +151,23 @@ def seen(x, r, w, o, s, N: tkc.constexpr):
     tkc.store(r, (0, 0), v * tkc.max(v, axis=1)[:, None])
 
 
-@pytest.mark.parametrize("fn, overlaps", [(scanned, ()), (shifted, ()), (centred, ((0, 3),)), (seen, ())])
+@pytest.mark.parametrize(
+    "fn, overlaps", [(scanned, ()), (shifted, ()), (centred, ((0, 3),)), (seen, ())]
+)
 def test_what_is_left_whole(fn, overlaps):
-    """Who looks along the row; who writes where a later part would read; two arrays that may be one; who reads what would be written later."""
+    """Who looks along the row; who writes where a later part would read; two arrays that may be
+    one; who reads what would be written later.
+    """
     module = module_of(fn)
-    through(module, "fit-rows", PassContext(target("sm_80"), Options(**CRAMPED, extra=(("overlaps", overlaps),) if overlaps else ())))
-    assert not any(isinstance(op, tile.Load) and 1024 in op.result.type.extents for op in module.walk() if isinstance(op, tile.Load) and hasattr(op.result.type, "extents"))
+    through(
+        module,
+        "fit-rows",
+        PassContext(
+            target("sm_80"), Options(**CRAMPED, extra=(("overlaps", overlaps),) if overlaps else ())
+        ),
+    )
+    assert not any(
+        isinstance(op, tile.Load) and 1024 in op.result.type.extents
+        for op in module.walk()
+        if isinstance(op, tile.Load) and hasattr(op.result.type, "extents")
+    )

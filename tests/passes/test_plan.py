@@ -1,4 +1,7 @@
-"""plan and schedule-programs: what is chosen for what, limits that hold, a raster that visits every program once."""
+"""plan and schedule-programs: what is chosen for what, limits that hold, a raster that visits every
+program once.
+"""
+
 import itertools
 
 import numpy as np
@@ -20,7 +23,9 @@ from tkc.sim import level0
 def planned(module, name="sm_80", **options) -> Plan:
     given = context(name, **options)
     through(module, "plan", given)
-    assert list(given.plan.decisions) == [line for line in given.decisions if line.startswith("plan:")]
+    assert list(given.plan.decisions) == [
+        line for line in given.decisions if line.startswith("plan:")
+    ]
     return given.plan
 
 
@@ -30,11 +35,22 @@ def product_plan(BM, BN, BK, dtype=tkc.bfloat16, name="sm_80", **options):
 
 
 def test_products_of_the_usual_sizes():
-    small, middle, large = product_plan(64, 64, 32), product_plan(128, 128, 32), product_plan(128, 256, 64)
+    small, middle, large = (
+        product_plan(64, 64, 32),
+        product_plan(128, 128, 32),
+        product_plan(128, 256, 64),
+    )
     assert (small.warps, middle.warps, large.warps) == (4, 4, 8)
     assert large.dots == (DotPlan("mma", (2, 4)),) and middle.dots == (DotPlan("mma", (2, 2)),)
-    assert middle.loads == (LoadPlan("async", 16), LoadPlan("async", 16)) and middle.stages == 4 and middle.raster == 8
-    assert all(any(word in line for line in middle.decisions) for word in ("warps", "mma.m16n8k16", "stages", "axis 0"))
+    assert (
+        middle.loads == (LoadPlan("async", 16), LoadPlan("async", 16))
+        and middle.stages == 4
+        and middle.raster == 8
+    )
+    assert all(
+        any(word in line for line in middle.decisions)
+        for word in ("warps", "mma.m16n8k16", "stages", "axis 0")
+    )
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -43,27 +59,49 @@ def test_rings_fit_every_target(name):
     assert plan.stages >= 2 and plan.stages * (128 * 64 + 64 * 256) * 2 <= target(name).shared_bytes
 
 
-@pytest.mark.parametrize("dtype, precision, name, want", [
-    (tkc.bfloat16, "ieee", "sm_80", "mma"), (tkc.float16, "ieee", "sm_80", "mma"), (tkc.float32, "ieee", "sm_90a", "fma"), (tkc.float32, "tf32", "sm_80", "mma"),
-    (tkc.float32, "tf32x3", "sm_80", "mma"), (tkc.float64, "ieee", "sm_90a", "fma"), (tkc.float8_e4m3, "ieee", "sm_89", "mma"), (tkc.float8_e4m3, "ieee", "sm_80", "mma"), (tkc.int8, "ieee", "sm_80", "mma")])
+@pytest.mark.parametrize(
+    "dtype, precision, name, want",
+    [
+        (tkc.bfloat16, "ieee", "sm_80", "mma"),
+        (tkc.float16, "ieee", "sm_80", "mma"),
+        (tkc.float32, "ieee", "sm_90a", "fma"),
+        (tkc.float32, "tf32", "sm_80", "mma"),
+        (tkc.float32, "tf32x3", "sm_80", "mma"),
+        (tkc.float64, "ieee", "sm_90a", "fma"),
+        (tkc.float8_e4m3, "ieee", "sm_89", "mma"),
+        (tkc.float8_e4m3, "ieee", "sm_80", "mma"),
+        (tkc.int8, "ieee", "sm_80", "mma"),
+    ],
+)
 def test_the_instruction_follows_types_and_target(dtype, precision, name, want):
     def f(a, b, o):
-        d = tkc.dot(tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64)), precision=precision)
+        d = tkc.dot(
+            tkc.load(a, (0, 0), (64, 64)), tkc.load(b, (0, 0), (64, 64)), precision=precision
+        )
         tkc.store(o, (0, 0), d.to(o.dtype))
+
     plan = planned(traced(f, array(dtype, 2), array(dtype, 2), array(tkc.float32, 2)), name)
     assert plan.dots[0].instruction == want
-    assert want == "mma" or any("multiply-adds" in line and "no tensor-core instruction" in line for line in plan.decisions)
+    assert want == "mma" or any(
+        "multiply-adds" in line and "no tensor-core instruction" in line for line in plan.decisions
+    )
 
 
 def test_odd_depths_are_multiplied_one_by_one():
     plan = planned(product(33, 20, 21, 16, 16, 7).module())
-    assert plan.dots[0].instruction == "fma" and any("k = 7 is not a multiple of 16" in line for line in plan.decisions)
+    assert plan.dots[0].instruction == "fma" and any(
+        "k = 7 is not a multiple of 16" in line for line in plan.decisions
+    )
 
 
 def test_rows_of_attention_stay_in_one_warp():
     for d, warps in ((64, 8), (128, 8)):
         plan = planned(attended(256, d, 128, 128, True).module())
-        assert plan.warps == warps and [dot.warps for dot in plan.dots] == [(warps, 1)] * 2 and plan.raster == 1
+        assert (
+            plan.warps == warps
+            and [dot.warps for dot in plan.dots] == [(warps, 1)] * 2
+            and plan.raster == 1
+        )
 
 
 @pytest.mark.parametrize("columns, warps", [(64, 4), (1024, 4), (4096, 4), (8192, 8), (32768, 32)])
@@ -79,11 +117,20 @@ def test_the_users_options_are_taken():
     assert any("num_ctas" in line for line in product_plan(64, 64, 32, num_ctas=2).decisions)
 
 
-@pytest.mark.parametrize("options, words", [({"num_stages": 40}, "at most 10 stages do"), ({"num_warps": 3}, "num_warps = 3"), ({"num_warps": 1}, "512 registers"), ({"maxnreg": 64}, "there are 64")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_stages": 40}, "at most 10 stages do"),
+        ({"num_warps": 3}, "num_warps = 3"),
+        ({"num_warps": 1}, "512 registers"),
+        ({"maxnreg": 64}, "there are 64"),
+    ],
+)
 def test_what_cannot_be_is_refused_with_a_way_out(options, words):
     """What fit-results would cut is refused where that does not run."""
     kind = aligned(tkc.bfloat16, 2)
-    with pytest.raises(CompileError, match=words) as caught: planning.plan(traced(matmul, kind, kind, kind, BM=128, BN=128, BK=32), context(**options))
+    with pytest.raises(CompileError, match=words) as caught:
+        planning.plan(traced(matmul, kind, kind, kind, BM=128, BN=128, BK=32), context(**options))
     assert caught.value.location is not None and caught.value.location.file.endswith("kernels.py")
 
 
@@ -92,7 +139,11 @@ def test_candidates_are_legal_and_different():
     module, given = traced(matmul, kind, kind, kind, BM=128, BN=128, BK=32), context()
     program = planning.Program.of(planning.kernel_of(module))
     found = list(planning.candidates(module, given))
-    assert len(found) > 4 and len(set(found)) == len(found) and not any(planning.legal(p, program, given) for p in found)
+    assert (
+        len(found) > 4
+        and len(set(found)) == len(found)
+        and not any(planning.legal(p, program, given) for p in found)
+    )
     assert found[0] == planning.plan(module, given)
     assert {p.warps for p in planning.candidates(module, context(num_warps=8))} == {8}
 
@@ -100,32 +151,44 @@ def test_candidates_are_legal_and_different():
 def test_loads_that_a_ring_cannot_take_go_through_registers():
     """Unaligned rows of 2 bytes; a load with other uses; a load with a fill."""
     kind, odd = aligned(tkc.bfloat16, 2), array(tkc.bfloat16, 2, strides=(None, 1))
-    assert {x.path for x in planned(traced(matmul, odd, odd, odd, BM=64, BN=64, BK=32)).loads} == {"shared"}
+    assert {x.path for x in planned(traced(matmul, odd, odd, odd, BM=64, BN=64, BK=32)).loads} == {
+        "shared"
+    }
 
     def used_twice(a, b, o):
         acc, total = tkc.zeros((64, 64)), tkc.zeros((64,))
         for k in tkc.range(0, a.shape[1], 32):
             x = tkc.load(a, (0, k), (64, 32))
-            acc, total = tkc.dot(x, tkc.load(b, (k, 0), (32, 64), other=1), acc), total + tkc.sum(x.to(tkc.float32), axis=1)
+            acc, total = (
+                tkc.dot(x, tkc.load(b, (k, 0), (32, 64), other=1), acc),
+                total + tkc.sum(x.to(tkc.float32), axis=1),
+            )
         tkc.store(o, (0, 0), acc + total[:, None])
-    assert [x.path for x in planned(traced(used_twice, kind, kind, array(tkc.float32, 2))).loads] == ["registers", "shared"]
+
+    assert [
+        x.path for x in planned(traced(used_twice, kind, kind, array(tkc.float32, 2))).loads
+    ] == ["registers", "shared"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_text_too(name):
     plan = planned(CASES[name].module())
     assert Plan.from_text(plan.to_text()) == plan
-    with pytest.raises(ValueError): Plan.from_text(plan.to_text() + ")")
+    with pytest.raises(ValueError):
+        Plan.from_text(plan.to_text() + ")")
 
 
-# ---- schedule-programs -------------------------------------------------------------------------------------------------------
+# ---- schedule-programs
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rows, columns", [(1, 1), (8, 3), (9, 5), (3, 7), (17, 2), (16, 1)])
 def test_the_raster_visits_every_program_once(rows, columns):
     def who(o, n):
         x, y = tkc.program_id(0), tkc.program_id(1)
         tkc.atomic_add(o.ptr + x * n + y, 1)
+
     from tests.language.kernels import i32
     from tkc.passes import schedule_programs
+
     module, given = traced(who, array(tkc.int32, 2), i32()), context()
     given.plan = Plan(raster=8)
     schedule_programs.run(module, given)
@@ -135,7 +198,7 @@ def test_the_raster_visits_every_program_once(rows, columns):
         level0.run(module, [seen, columns], (rows, columns), [program[::-1]])
         order.append(tuple(np.argwhere(seen != before)[0]))
     assert (seen == 1).all()
-    first = order[:min(16, rows * columns)]                # what runs together shares rows and columns
+    first = order[: min(16, rows * columns)]  # what runs together shares rows and columns
     assert len({r for r, _ in first}) <= max(8, min(rows, 16 // min(columns, 2)))
 
 
@@ -150,23 +213,30 @@ def test_the_raster_changes_no_result():
 
 def chained(x, o, N: tkc.constexpr):
     s = tkc.load(x.ptr + tkc.program_id(0) * 1024 + tkc.arange(1024))
-    for t in tkc.static_range(N): s = s * tkc.where(s > t, 1.0, -1.0)
+    for t in tkc.static_range(N):
+        s = s * tkc.where(s > t, 1.0, -1.0)
     tkc.store(o.ptr + tkc.program_id(0) * 1024 + tkc.arange(1024), s)
 
 
 def indexed(x, o, N: tkc.constexpr):
     s = tkc.arange(1024) + tkc.program_id(0)
-    for t in tkc.static_range(N): s = tkc.where(s > t, s, s + 1)
+    for t in tkc.static_range(N):
+        s = tkc.where(s > t, s, s + 1)
     tkc.store(o.ptr + s, tkc.load(x.ptr + s))
 
 
 def masked(x, o, N: tkc.constexpr):
     s = tkc.load(x, (tkc.program_id(0) * 64, 0), (64, 64))
-    for t in tkc.static_range(N): s = s * tkc.where(s > t, 1.0, -1.0)
+    for t in tkc.static_range(N):
+        s = s * tkc.where(s > t, 1.0, -1.0)
     tkc.store(o, (tkc.program_id(0) * 64, 0), s)
 
 
-@pytest.mark.parametrize("kernel, rank", [(chained, 1), (indexed, 1), (masked, 2)], ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    "kernel, rank",
+    [(chained, 1), (indexed, 1), (masked, 2)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
 def test_values_that_take_the_one_before_twice(kernel, rank):
     """Sixty of them, one behind the other: there are 2⁶⁰ ways from the first to the last."""
     module, given = traced(kernel, *(array(tkc.float32, rank),) * 2, N=60), context("sm_90a")

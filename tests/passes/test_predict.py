@@ -1,4 +1,7 @@
-"""The timeline and the time that it predicts: against what was measured on an H200 (benchmarks/results), and against what a few clocks must be."""
+"""The timeline and the time that it predicts: against what was measured on an H200
+(benchmarks/results), and against what a few clocks must be.
+"""
+
 import csv
 import re
 from functools import cache
@@ -28,7 +31,13 @@ def compiled(kernel, options: tuple, *arguments):
     """(level 4, level 0) of a kernel; sizes are not in its code."""
     values, _ = kernel._bind(**dict(arguments))
     seen = {}
-    module = level4_of(kernel, kernel._describe(values), options, H200, lambda step, m: seen.setdefault(step, m.clone() if step == "trace" else None))
+    module = level4_of(
+        kernel,
+        kernel._describe(values),
+        options,
+        H200,
+        lambda step, m: seen.setdefault(step, m.clone() if step == "trace" else None),
+    )
     return module, seen["trace"]
 
 
@@ -38,83 +47,198 @@ def predicted(kernel, options: dict, grid, shapes, **arguments):
     return predict(module, Work.of(kernel_of(traced), sizes), H200, sizes)
 
 
-# ---------------------------------------------------------------------------------------------------- against an H200
+# --------------------------------------------------------------------------------------------------
 def attention(d: int, causal: bool, s: int, rows: int = 128, columns: int = 0):
-    """A row of RIVALS: bfloat16, B·S = 16384, heads · D = 2048; in blocks of so many rows of Q and of K."""
+    """A row of RIVALS: bfloat16, B·S = 16384, heads · D = 2048; in blocks of so many rows of Q and
+    of K.
+    """
     heads = 2048 // d
     q, any_ = (16384 // s, heads, s, d), f"bf16[8, {heads}, 2048, {d}]"
-    return predicted(_attention, {"num_warps": rows // 16} if rows > 128 else {}, (tkc.cdiv(s, rows), heads, 16384 // s), (q, q, q, q, 0.1, 0.0, 0), q=any_, k=any_, v=any_, o=any_, lse=None, begins=None, qs=None, ks=None, vs=None, scale=0.1, cap=0.0, window=0,
-                     GROUP=1, CAUSAL=causal, WINDOW=False, CAP=False, D=d, DV=d, BM=rows, BN=columns or (128 if d <= 128 else 64))
+    return predicted(
+        _attention,
+        {"num_warps": rows // 16} if rows > 128 else {},
+        (tkc.cdiv(s, rows), heads, 16384 // s),
+        (q, q, q, q, 0.1, 0.0, 0),
+        q=any_,
+        k=any_,
+        v=any_,
+        o=any_,
+        lse=None,
+        begins=None,
+        qs=None,
+        ks=None,
+        vs=None,
+        scale=0.1,
+        cap=0.0,
+        window=0,
+        GROUP=1,
+        CAUSAL=causal,
+        WINDOW=False,
+        CAP=False,
+        D=d,
+        DV=d,
+        BM=rows,
+        BN=columns or (128 if d <= 128 else 64),
+    )
 
 
 @cache
 def measured() -> dict[tuple[int, bool, int, int, int], tuple[float, bool]]:
-    """(D, causal, S, rows and columns of a block) to seconds, by the newest races' medians, and whether the library takes that block."""
+    """(D, causal, S, rows and columns of a block) to seconds, by the newest races' medians, and
+    whether the library takes that block.
+    """
     found = {}
     for race in newest([RESULTS]):
-        if (name := re.fullmatch(r"attention-(blocks-)?(?:d(\d+)-)?(full|causal)-(\d+)", race["name"])) is None: continue
-        row, said = (int(name[2] or 128), name[3] == "causal", int(name[4])), re.search(r"by default blocks of (\d+) x (\d+)", race["title"])
-        own = tuple(map(int, said.groups())) if said else {128: (128, 128), 192: (128, 64), 256: (128, 64)}.get(row[0])
+        if (
+            name := re.fullmatch(
+                r"attention-(blocks-)?(?:d(\d+)-)?(full|causal)-(\d+)", race["name"]
+            )
+        ) is None:
+            continue
+        row, said = (
+            (int(name[2] or 128), name[3] == "causal", int(name[4])),
+            re.search(r"by default blocks of (\d+) x (\d+)", race["title"]),
+        )
+        own = (
+            tuple(map(int, said.groups()))
+            if said
+            else {128: (128, 128), 192: (128, 64), 256: (128, 64)}.get(row[0])
+        )
         for contestant, seconds in race["seconds"].items():
             given = re.fullmatch(r"tkc(?: (\d+) x (\d+))?", contestant)
-            if given and (block := tuple(map(int, given.groups())) if given[1] else own): found[*row, *block] = median(seconds), block == own
+            if given and (block := tuple(map(int, given.groups())) if given[1] else own):
+                found[*row, *block] = median(seconds), block == own
     return found
 
 
 def test_all_rows_were_measured():
     """RIVALS' rows of D = 128, the other D, and blocks of two, three and four warpgroups."""
-    assert {(d, c) for d, c, *_ in measured()} == {(d, c) for d in (32, 64, 96, 128, 192, 256) for c in (False, True)}
-    assert {(128, c, s) for c in (False, True) for s in (768, 1024, 2048, 3072, 4096, 8192, 12288, 16384)} <= {row[:3] for row in measured()} and len({row[3:] for row in measured()}) >= 5
+    assert {(d, c) for d, c, *_ in measured()} == {
+        (d, c) for d in (32, 64, 96, 128, 192, 256) for c in (False, True)
+    }
+    assert {
+        (128, c, s)
+        for c in (False, True)
+        for s in (768, 1024, 2048, 3072, 4096, 8192, 12288, 16384)
+    } <= {row[:3] for row in measured()} and len({row[3:] for row in measured()}) >= 5
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128, 192, 256])
 def test_attention_is_predicted_within_15_percent(d):
-    """In the blocks that the library takes, and in those of as many warpgroups that it does not within a quarter: they leave more to what is not modelled."""
-    rows = {row: attention(*row).seconds / seconds for row, (seconds, _) in sorted(measured().items()) if row[0] == d}
-    wrong = {row: round(ratio, 3) for row, ratio in rows.items() if abs(ratio - 1) > (0.15 if measured()[row][1] else 0.25)}
+    """In the blocks that the library takes, and in those of as many warpgroups that it does not
+    within a quarter: they leave more to what is not modelled.
+    """
+    rows = {
+        row: attention(*row).seconds / seconds
+        for row, (seconds, _) in sorted(measured().items())
+        if row[0] == d
+    }
+    wrong = {
+        row: round(ratio, 3)
+        for row, ratio in rows.items()
+        if abs(ratio - 1) > (0.15 if measured()[row][1] else 0.25)
+    }
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("plan", ["128x128x64:programs=2:cluster=1x1", "128x256x64:programs=1:cluster=1x1"])
+@pytest.mark.parametrize(
+    "plan", ["128x128x64:programs=2:cluster=1x1", "128x256x64:programs=1:cluster=1x1"]
+)
 def test_long_products_are_predicted_within_15_percent(plan):
     """By the same model, which has no number for products."""
     from benchmarks.sweep import read
+
     bm, bn, bk = read(plan)["block"]
     options = {name: value for name, value in read(plan).items() if name != "block"}
-    with open(RESULTS / "2026-11-21-product-plans.csv") as file: rows = {r["shape"]: float(r["us"]) for r in csv.DictReader(file) if r["plan"] == plan}
-    for shape in ("16384x16384x16384", "8192x8192x8192", "4096x4096x4096", "8192x14336x4096", "8192x4096x14336"):
+    with open(RESULTS / "2026-11-21-product-plans.csv") as file:
+        rows = {r["shape"]: float(r["us"]) for r in csv.DictReader(file) if r["plan"] == plan}
+    for shape in (
+        "16384x16384x16384",
+        "8192x8192x8192",
+        "4096x4096x4096",
+        "8192x14336x4096",
+        "8192x4096x14336",
+    ):
         m, n, k = map(int, shape.split("x"))
-        found = predicted(harness.example("matmul").matmul, options, (-(-m // bm), -(-n // bn), 1), ((m, k), (k, n), (m, n)), a="bf16[4096, 4096]", b="bf16[4096, 4096]", c="bf16[4096, 4096]", RELU=False, BM=bm, BN=bn, BK=bk)
-        assert 0.85 <= found.seconds * 1e6 / rows[shape] <= 1.15, (shape, found.seconds * 1e6, rows[shape])
-        assert abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step                    # the tensor cores never wait
+        found = predicted(
+            harness.example("matmul").matmul,
+            options,
+            (-(-m // bm), -(-n // bn), 1),
+            ((m, k), (k, n), (m, n)),
+            a="bf16[4096, 4096]",
+            b="bf16[4096, 4096]",
+            c="bf16[4096, 4096]",
+            RELU=False,
+            BM=bm,
+            BN=bn,
+            BK=bk,
+        )
+        assert 0.85 <= found.seconds * 1e6 / rows[shape] <= 1.15, (
+            shape,
+            found.seconds * 1e6,
+            rows[shape],
+        )
+        assert (
+            abs(found.step - bm * bn * bk * 2 / H200.tensor) < 0.05 * found.step
+        )  # the tensor cores never wait
 
 
 def test_shared_last_waves_are_shorter():
     """Products of 3.9 waves: with stream-K no block has more steps than another."""
-    call = lambda **options: predicted(harness.example("matmul").matmul, options, (32, 16, 1), ((4096, 4096),) * 3, a="bf16[4096, 4096]", b="bf16[4096, 4096]", c="bf16[4096, 4096]", RELU=False, BM=128, BN=256, BK=64)
+
+    def call(**options):
+        return predicted(
+            harness.example("matmul").matmul,
+            options,
+            (32, 16, 1),
+            ((4096, 4096),) * 3,
+            a="bf16[4096, 4096]",
+            b="bf16[4096, 4096]",
+            c="bf16[4096, 4096]",
+            RELU=False,
+            BM=128,
+            BN=256,
+            BK=64,
+        )
+
     whole, shared = call(programs=1, cluster=(1, 1)), call(programs=1, cluster=(1, 1), stream_k=4)
-    assert whole.programs == shared.programs == 512 and 0.93 * whole.seconds < shared.seconds < whole.seconds
+    assert (
+        whole.programs == shared.programs == 512
+        and 0.93 * whole.seconds < shared.seconds < whole.seconds
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- the timeline
+# --------------------------------------------------------------------------------------------------
 def test_a_steady_iteration_of_attention():
     p = attention(64, False, 4096)
     t, period = p.timeline, p.timeline.steady[1] - p.timeline.steady[0]
-    assert t.agents == ["producer", "consumer 0", "consumer 1"] and period == pytest.approx(p.step, rel=0.01) and p.programs == 4096
+    assert (
+        t.agents == ["producer", "consumer 0", "consumer 1"]
+        and period == pytest.approx(p.step, rel=0.01)
+        and p.programs == 4096
+    )
     dots = {a: [s for s in t.window(2) if s.agent == a and s.engine == "tensor"] for a in t.agents}
     assert not dots["producer"] and all(len(d) >= 4 for a, d in dots.items() if a != "producer")
     spans = sorted((s.begin, s.end) for found in dots.values() for s in found)
-    assert all(b[0] >= a[1] - 1e-3 for a, b in zip(spans, spans[1:]))                           # one dot at a time
+    assert all(
+        b[0] >= a[1] - 1e-3 for a, b in zip(spans, spans[1:], strict=False)
+    )  # one dot at a time
     shares = t.shares()
-    assert shares["tensor"] == pytest.approx(1024 / period, rel=0.02)                           # two warpgroups, two dots of 256 clocks each
+    assert shares["tensor"] == pytest.approx(
+        1024 / period, rel=0.02
+    )  # two warpgroups, two dots of 256 clocks each
     assert shares["mufu"] == pytest.approx(2 * 64 * 8.2 / period, rel=0.05)
     assert max(shares.values()) <= 1
 
 
 def test_longer_loops_cost_iterations():
     short, long = attention(64, False, 4096), attention(64, False, 16384)
-    assert long.step == pytest.approx(short.step) and long.fixed == pytest.approx(short.fixed, rel=0.02)
-    assert long.clocks - short.clocks == pytest.approx(4096 / 132 * 96 * short.step, rel=0.04)         # 96 more steps of 4096 programs, the last round not full
+    assert long.step == pytest.approx(short.step) and long.fixed == pytest.approx(
+        short.fixed, rel=0.02
+    )
+    assert long.clocks - short.clocks == pytest.approx(
+        4096 / 132 * 96 * short.step, rel=0.04
+    )  # 96 more steps of 4096 programs, the last round not full
 
 
 LITTLE = """builtin.module {
@@ -146,8 +270,13 @@ def little(arrive: str):
 def test_vector_work_waits_for_an_arrival():
     t = little("tile.mbarrier_arrive %full[%zero] : (!tile.barriers<1>, i32)").timeline
     (work,) = (s for s in t.segments if s.engine == "mufu")
-    assert work.end - work.begin == pytest.approx(64 * 8.2 + 20) and work.begin >= H200.engines.wait and dict(work.clocks)["issue"] == 64
+    assert (
+        work.end - work.begin == pytest.approx(64 * 8.2 + 20)
+        and work.begin >= H200.engines.wait
+        and dict(work.clocks)["issue"] == 64
+    )
 
 
 def test_who_waits_for_ever_is_named():
-    with pytest.raises(CompileError, match="does not end: consumer 0 waits for full"): little("")
+    with pytest.raises(CompileError, match="does not end: consumer 0 waits for full"):
+        little("")

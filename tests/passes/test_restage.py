@@ -1,4 +1,7 @@
-"""Factors of 8 bits that are laid anew on their way to the tensor cores: products of every major, and attention whose probabilities are float8."""
+"""Factors of 8 bits that are laid anew on their way to the tensor cores: products of every major,
+and attention whose probabilities are float8.
+"""
+
 from dataclasses import dataclass
 from functools import cache
 from math import e, inf, log2
@@ -31,97 +34,189 @@ from tkc.sim.report import Violation
 E4, E5, LOG2E = tkc.float8_e4m3, tkc.float8_e5m2, log2(e)
 
 
-# ------------------------------------------------------------------------------------------------------ layouts
-@pytest.mark.parametrize(("extents", "k", "dense"), [((128, 128), 0, 1), ((64, 96), 0, 1), ((32, 64), 0, 1), ((128, 64), 1, 0), ((192, 32), 1, 0), ((128, 128), 0, 0), ((64, 128), 1, 1)])
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("extents", "k", "dense"),
+    [
+        ((128, 128), 0, 1),
+        ((64, 96), 0, 1),
+        ((32, 64), 0, 1),
+        ((128, 64), 1, 0),
+        ((192, 32), 1, 0),
+        ((128, 128), 0, 0),
+        ((64, 128), 1, 1),
+    ],
+)
 @pytest.mark.parametrize("turn", [False, True], ids=["in order", "permuted"])
 def test_layouts(extents, k, dense, turn):
-    """Every element once; matrices where N is dense; K in fours (sixteens where it is dense) behind the views, and nothing crosses threads."""
+    """Every element once; matrices where N is dense; K in fours (sixteens where it is dense) behind
+    the views, and nothing crosses threads.
+    """
     assert restage.fits(extents, k, dense)
     read = restage.read_layout(extents, k, dense, turn)
     at = read.table().reshape(-1, 2)
-    assert len(at) == len(np.unique(at, axis=0)) == extents[0] * extents[1] and read.num_warps == restage.WARPS
+    assert (
+        len(at) == len(np.unique(at, axis=0)) == extents[0] * extents[1]
+        and read.num_warps == restage.WARPS
+    )
     order = permuted_k(extents[k]) if turn else range(extents[k])
     slot = np.argsort(order)
     seen = read
     if turn:
-        split = (*extents[:k], extents[k] // 16, 2, 4, 2, *extents[k + 1:])
-        seen = read.reshape(split).transpose([*range(k), k, k + 2, k + 1, k + 3, *range(k + 4, len(split))]).reshape(extents)
+        split = (*extents[:k], extents[k] // 16, 2, 4, 2, *extents[k + 1 :])
+        seen = (
+            read.reshape(split)
+            .transpose([*range(k), k, k + 2, k + 1, k + 3, *range(k + 4, len(split))])
+            .reshape(extents)
+        )
         moved = read.table().copy()
         moved[..., k] = slot[moved[..., k]]
         assert (seen.table() == moved).all()
     written = restage.written_layout(seen, k)
-    assert movement(seen, written) in ("none", "registers") and written.vector(k, 16) >= (16 if dense == k else 4)
-    source, goal = SharedLayout.widest(extents, 8, (dense, 1 - dense)), SharedLayout.widest(extents, 8, (k, 1 - k))
+    assert movement(seen, written) in ("none", "registers") and written.vector(k, 16) >= (
+        16 if dense == k else 4
+    )
+    source, goal = (
+        SharedLayout.widest(extents, 8, (dense, 1 - dense)),
+        SharedLayout.widest(extents, 8, (k, 1 - k)),
+    )
     if dense != k:
-        assert matrix_access(read, source, 8).trans and matrix_access(written, goal, 8, store=True) is not None
-        if extents[k] >= 128: assert matrix_access(written, goal, 8, store=True).conflicts == 1 and matrix_access(written, goal, 8).conflicts == 2
-        if turn and source.swizzle == 128: assert matrix_access(read, source, 8).conflicts == 1
+        assert (
+            matrix_access(read, source, 8).trans
+            and matrix_access(written, goal, 8, store=True) is not None
+        )
+        if extents[k] >= 128:
+            assert (
+                matrix_access(written, goal, 8, store=True).conflicts == 1
+                and matrix_access(written, goal, 8).conflicts == 2
+            )
+        if turn and source.swizzle == 128:
+            assert matrix_access(read, source, 8).conflicts == 1
 
 
 def test_a_permuted_left_factor_is_a_choice_of_registers():
     a = wgmma_a_permuted(64, 128)
-    assert a.reshape((64, 8, 2, 4, 2)).transpose((0, 1, 3, 2, 4)).reshape((64, 128)) == wgmma_a(64, 128, bits=8)
+    assert a.reshape((64, 8, 2, 4, 2)).transpose((0, 1, 3, 2, 4)).reshape((64, 128)) == wgmma_a(
+        64, 128, bits=8
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ products
+# --------------------------------------------------------------------------------------------------
 THREE = (("num_stages", 3),)
-MAJORS = [Case(E4, E4, (64, 64, 64), "fast", options=THREE), Case(E4, E5, (64, 96, 32), "fast", options=THREE), Case(E4, E4, (128, 64, 128), "exact", "a", options=THREE),
-          Case(E4, E4, (128, 64, 64), "fast b.T", "b", options=THREE), Case(tkc.int8, tkc.int8, (64, 64, 64), "fast", "a", tkc.int32, options=THREE)]
+MAJORS = [
+    Case(E4, E4, (64, 64, 64), "fast", options=THREE),
+    Case(E4, E5, (64, 96, 32), "fast", options=THREE),
+    Case(E4, E4, (128, 64, 128), "exact", "a", options=THREE),
+    Case(E4, E4, (128, 64, 64), "fast b.T", "b", options=THREE),
+    Case(tkc.int8, tkc.int8, (64, 64, 64), "fast", "a", tkc.int32, options=THREE),
+]
 EVERY = pytest.mark.parametrize("case", MAJORS, ids=lambda c: c.name)
 
 
 @EVERY
 def test_products_at_every_level(case):
     (BM, BN, BK), (modules, given) = case.block, compiled(case)
-    assert given.plan.roles == "cooperative" and "restaged" in (given.plan.dots[0].a, given.plan.dots[0].b), given.decisions
-    for name in ("select-layouts", "pipeline-async-copies"): check(modules[name], case, BM + 5, BN + 9, 2 * BK - 7)
-    for steps in (0, 1, given.plan.stages - 1, given.plan.stages + 1): check(last(case), case, BM + 5, BN - 7, steps * BK - 3 * (steps > 0), seed=steps)
+    assert given.plan.roles == "cooperative" and "restaged" in (
+        given.plan.dots[0].a,
+        given.plan.dots[0].b,
+    ), given.decisions
+    for name in ("select-layouts", "pipeline-async-copies"):
+        check(modules[name], case, BM + 5, BN + 9, 2 * BK - 7)
+    for steps in (0, 1, given.plan.stages - 1, given.plan.stages + 1):
+        check(last(case), case, BM + 5, BN - 7, steps * BK - 3 * (steps > 0), seed=steps)
     check(last(case), case, BM, BN + 9, 2 * BK, seed=1, resident=2)
     assert show(parse(show(last(case)))) == show(last(case))
 
 
 @pytest.mark.parametrize("case", MAJORS[1:3], ids=lambda c: c.name)
 def test_what_the_text_computes(case):
-    """The PTX itself, whose bytes change places: with words exchanged between the halves of a warp where K is long enough."""
-    check(last(case), case, case.block[0] + 5, case.block[1] - 7, 2 * case.block[2] - 7, run=machine.run)
+    """The PTX itself, whose bytes change places: with words exchanged between the halves of a warp
+    where K is long enough.
+    """
+    check(
+        last(case),
+        case,
+        case.block[0] + 5,
+        case.block[1] - 7,
+        2 * case.block[2] - 7,
+        run=machine.run,
+    )
 
 
 @pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("case", [Case(E4, E4, (128, 256, 128), "fast"), MAJORS[2]], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [Case(E4, E4, (128, 256, 128), "fast"), MAJORS[2]], ids=lambda c: c.name
+)
 def test_products_assemble_clean(case):
     assembled = ptxas.assemble(emit(last(case), target("sm_90a")).text, "sm_90a")
     assert assembled.clean, assembled.log
 
 
-@pytest.mark.parametrize("case", [MAJORS[0], MAJORS[2], Case(E4, E4, (256, 128, 64), "fast")], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [MAJORS[0], MAJORS[2], Case(E4, E4, (256, 128, 64), "fast")], ids=lambda c: c.name
+)
 def test_products_are_read_as_matrices(case):
-    """Sixteen bytes of shared memory to a lane and an instruction, not one; and one more instruction for each four bytes that change places."""
+    """Sixteen bytes of shared memory to a lane and an instruction, not one; and one more
+    instruction for each four bytes that change places.
+    """
     converter = emit(last(case), target("sm_90a")).text.split("---- converter")[1]
     words = (case.block[0] * ("a" in case.turned) + case.block[1]) * case.block[2] // (4 * 128)
-    assert converter.count("ldmatrix.sync.aligned.m8n8.x4.trans") == words // 4 and converter.count("prmt") == words and "ld.shared" not in converter
+    assert (
+        converter.count("ldmatrix.sync.aligned.m8n8.x4.trans") == words // 4
+        and converter.count("prmt") == words
+        and "ld.shared" not in converter
+    )
 
 
-# A's ring has as many stages as B's and comes first: who may fill a stage of it knows that B's of the same number is over, read and laid anew.
-IMPLIED = {"drop: mbarrier_wait empty 3 in converter", "later: mbarrier_wait empty 3 in converter", "leader alone: mbarrier_arrive empty 2 in converter"}
+# A's ring has as many stages as B's and comes first: who may fill a stage of it knows that B's of
+# the same number is over, read and laid anew.
+IMPLIED = {
+    "drop: mbarrier_wait empty 3 in converter",
+    "later: mbarrier_wait empty 3 in converter",
+    "leader alone: mbarrier_arrive empty 2 in converter",
+}
 
 
 def test_mutants_of_the_converter_are_found():
     case = Case(E4, E4, (64, 64, 32), "fast", options=(("num_stages", 2),))
     module, missed, tried = last(case), set(), 0
     ops = list(module.walk())
-    mine = {op for role in ops if isinstance(role, threads.Role) and role.sym_name.data == "converter" for op in role.walk()}
+    mine = {
+        op
+        for role in ops
+        if isinstance(role, threads.Role) and role.sym_name.data == "converter"
+        for op in role.walk()
+    }
     for place in places(module):
-        if ops[place.number] not in mine and "mbarrier_init" not in place.label: continue
+        if ops[place.number] not in mine and "mbarrier_init" not in place.label:
+            continue
         tried, mutant = tried + 1, mutated(module, place)
         for shape, seed in [((128, 64, 128), 0), ((64, 64, 32), 0), ((64, 192, 64), 1)]:
-            try: check(mutant, case, *shape, seed=seed)
-            except (Violation, AssertionError): break
-        else: missed.add(place.label)
+            try:
+                check(mutant, case, *shape, seed=seed)
+            except (Violation, AssertionError):
+                break
+        else:
+            missed.add(place.label)
     assert tried > 35 and missed <= IMPLIED, missed - IMPLIED
 
 
-# ------------------------------------------------------------------------------------------------------ attention
-def attention(q, k, v, o, qs, ks, vs, scale, CAUSAL: tkc.constexpr, TURNED: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+# --------------------------------------------------------------------------------------------------
+def attention(
+    q,
+    k,
+    v,
+    o,
+    qs,
+    ks,
+    vs,
+    scale,
+    CAUSAL: tkc.constexpr,
+    TURNED: tkc.constexpr,
+    D: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     q, k, v, o, keys = q[b, h], k[b, h], v[b, h], o[b, h], k.shape[2]
     c, shift = scale * LOG2E * qs[h] * ks[h], keys - q.shape[0]
@@ -130,54 +225,105 @@ def attention(q, k, v, o, qs, ks, vs, scale, CAUSAL: tkc.constexpr, TURNED: tkc.
     for n in tkc.range(0, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
         keep = cols[None, :] < keys
-        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
+        if CAUSAL:
+            keep = keep & (rows[:, None] >= cols[None, :])
         s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new)
         p, shrink = tkc.exp2(s * c - base[:, None] + 4), tkc.exp2(top - base)
         total = total * shrink + tkc.sum(p, axis=1)
-        acc = tkc.dot(p.to(v.dtype), tkc.load(v, (0, n), (D, BN)).T if TURNED else tkc.load(v, (n, 0), (BN, D)), acc * shrink[:, None])
+        acc = tkc.dot(
+            p.to(v.dtype),
+            tkc.load(v, (0, n), (D, BN)).T if TURNED else tkc.load(v, (n, 0), (BN, D)),
+            acc * shrink[:, None],
+        )
         top = new
-    tkc.store(o, (m, 0), (tkc.where(total[:, None] > 0, acc / total[:, None], 0) * vs[h]).to(o.dtype))
+    tkc.store(
+        o, (m, 0), (tkc.where(total[:, None] > 0, acc / total[:, None], 0) * vs[h]).to(o.dtype)
+    )
 
 
 @dataclass(frozen=True)
 class Form:
     causal: bool = False
-    turned: bool = False                                     # V comes as [D, keys]
+    turned: bool = False  # V comes as [D, keys]
     d: int = 64
     block: tuple[int, int] = (64, 64)
     options: tuple = ()
 
     @property
-    def name(self) -> str: return " ".join([f"d {self.d}", "x".join(map(str, self.block)), *["causal"] * self.causal, *["turned"] * self.turned])
+    def name(self) -> str:
+        return " ".join(
+            [
+                f"d {self.d}",
+                "x".join(map(str, self.block)),
+                *["causal"] * self.causal,
+                *["turned"] * self.turned,
+            ]
+        )
 
 
 @cache
 def made(form: Form):
-    array = lambda t: ArrayArgument(t, ArrayFacts((Fact(),) * 4, (Fact(16),) * 3 + (Fact(exact=1),), 16))
+    def array(t):
+        return ArrayArgument(t, ArrayFacts((Fact(),) * 4, (Fact(16),) * 3 + (Fact(exact=1),), 16))
+
     scales = ArrayArgument(tkc.float32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
-    module, stages = traced(attention, *(array(E4),) * 3, array(tkc.bfloat16), *(scales,) * 3, f32(), CAUSAL=form.causal, TURNED=form.turned, D=form.d, BM=form.block[0], BN=form.block[1]), {}
-    given = through(module, PIPELINE[-1], context("sm_90a", **dict(form.options)), lambda name, module: stages.setdefault(name, module.clone()))
+    module, stages = (
+        traced(
+            attention,
+            *(array(E4),) * 3,
+            array(tkc.bfloat16),
+            *(scales,) * 3,
+            f32(),
+            CAUSAL=form.causal,
+            TURNED=form.turned,
+            D=form.d,
+            BM=form.block[0],
+            BN=form.block[1],
+        ),
+        {},
+    )
+    given = through(
+        module,
+        PIPELINE[-1],
+        context("sm_90a", **dict(form.options)),
+        lambda name, module: stages.setdefault(name, module.clone()),
+    )
     return stages, given
 
 
-def errors(module, form: Form, queries: int, keys: int, heads: int = 1, seed: int = 0, run=None, **how) -> tuple[float, float]:
+def errors(
+    module, form: Form, queries: int, keys: int, heads: int = 1, seed: int = 0, run=None, **how
+) -> tuple[float, float]:
     """Of the kernel and of its scheme in NumPy, against float64: relative norms."""
     rng, f8, d = np.random.default_rng(seed), ml_dtypes.float8_e4m3fn, form.d
-    q, k, v = (rng.standard_normal((1, heads, -(-max(n, 1) // 16) * 16, d)).astype(f8) for n in (queries, keys, keys))
+    q, k, v = (
+        rng.standard_normal((1, heads, -(-max(n, 1) // 16) * 16, d)).astype(f8)
+        for n in (queries, keys, keys)
+    )
     qs, ks, vs = (rng.uniform(0.5, 1.5, heads).astype(np.float32) for _ in range(3))
-    q, k, given = q[:, :, :queries], k[:, :, :keys], np.ascontiguousarray(v.swapaxes(2, 3))[..., :keys] if form.turned else v[:, :, :keys]
-    o, scale = np.full((1, heads, queries, d), np.nan, ml_dtypes.bfloat16), d ** -0.5
+    q, k, given = (
+        q[:, :, :queries],
+        k[:, :, :keys],
+        np.ascontiguousarray(v.swapaxes(2, 3))[..., :keys] if form.turned else v[:, :, :keys],
+    )
+    o, scale = np.full((1, heads, queries, d), np.nan, ml_dtypes.bfloat16), d**-0.5
     run = run or (dataflow.run if module.body.block.first_op.level < 4 else level4.run)
-    run(module, [q, k, given, o, qs, ks, vs, scale], (-(-queries // form.block[0]), heads, 1), **how)
+    run(
+        module, [q, k, given, o, qs, ks, vs, scale], (-(-queries // form.block[0]), heads, 1), **how
+    )
     q, k, v = (np.float64(x) for x in (q, k, v[:, :, :keys]))
     s = q @ k.swapaxes(-1, -2) * scale * (qs * ks)[:, None, None]
-    if form.causal: s = np.where(np.arange(queries)[:, None] + keys - queries >= np.arange(keys), s, -np.inf)
+    if form.causal:
+        s = np.where(np.arange(queries)[:, None] + keys - queries >= np.arange(keys), s, -np.inf)
     top = s.max(-1, keepdims=True, initial=-np.inf)
     p = np.exp(s - np.where(top == -np.inf, 0, top))
     total = p.sum(-1, keepdims=True)
-    over = lambda x: np.divide(x @ v, total, out=np.zeros_like(q), where=total > 0) * vs[:, None, None]
+
+    def over(x):
+        return np.divide(x @ v, total, out=np.zeros_like(q), where=total > 0) * vs[:, None, None]
+
     want, scheme = over(p), over(np.float64((p * 16).astype(f8)) / 16).astype(ml_dtypes.bfloat16)
     size = max(np.linalg.norm(want), 1e-30)
     return tuple(float(np.linalg.norm(np.float64(x) - want) / size) for x in (o, scheme))
@@ -188,17 +334,27 @@ def right(module, form: Form, *shape, **how) -> None:
     assert ours <= 1.5 * scheme + 1e-12, (ours, scheme)
 
 
-FORMS = [Form(options=THREE), Form(causal=True, options=THREE), Form(turned=True, d=32, options=THREE)]
+FORMS = [
+    Form(options=THREE),
+    Form(causal=True, options=THREE),
+    Form(turned=True, d=32, options=THREE),
+]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_attention(form):
     stages, given = made(form)
     kernel = stages[PIPELINE[-1]]
-    assert given.plan.rotate and given.plan.dots[1].permuted and (given.plan.dots[1].a, given.plan.dots[1].b) == ("registers", "restaged")
+    assert (
+        given.plan.rotate
+        and given.plan.dots[1].permuted
+        and (given.plan.dots[1].a, given.plan.dots[1].b) == ("registers", "restaged")
+    )
     assert not any("between lanes" in line or "between warps" in line for line in given.decisions)
-    for name in ("select-layouts", "pipeline-async-copies"): right(stages[name], form, 67, 133)
-    for keys in (0, 1, 2 * form.block[1], 4 * form.block[1] + 3): right(kernel, form, 64, keys, 1 + (keys < 10), seed=keys)
+    for name in ("select-layouts", "pipeline-async-copies"):
+        right(stages[name], form, 67, 133)
+    for keys in (0, 1, 2 * form.block[1], 4 * form.block[1] + 3):
+        right(kernel, form, 64, keys, 1 + (keys < 10), seed=keys)
     right(kernel, form, 130, 100, 1, seed=5, resident=2)
     right(kernel, form, 65, 33, 1, seed=6)
 
@@ -209,9 +365,15 @@ def test_what_the_text_of_attention_computes():
 
 
 @pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("form", [Form(causal=True, d=128, block=(128, 128)), Form(d=64, block=(128, 128), turned=True)], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form",
+    [Form(causal=True, d=128, block=(128, 128)), Form(d=64, block=(128, 128), turned=True)],
+    ids=lambda f: f.name,
+)
 def test_attention_assembles_clean(form):
-    """No spill, no serialized dots; a thread's probabilities are packed where they are: the only shuffles are those of row statistics."""
+    """No spill, no serialized dots; a thread's probabilities are packed where they are: the only
+    shuffles are those of row statistics.
+    """
     text = emit(made(form)[0][PIPELINE[-1]], target("sm_90a")).text
     assembled = ptxas.assemble(text, "sm_90a")
     assert assembled.clean, assembled.log

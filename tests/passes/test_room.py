@@ -1,4 +1,7 @@
-"""Plans whose kernels need more shared memory behind the plan than it left are made again, and leave so much more: with fewer stages, one program at a time, of one role, with factors in parts."""
+"""Plans whose kernels need more shared memory behind the plan than it left are made again, and
+leave so much more: with fewer stages, one program at a time, of one role, with factors in parts.
+"""
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -33,7 +36,9 @@ def scanned_inside(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
-        acc = acc + tkc.cumsum(tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))), 0)
+        acc = acc + tkc.cumsum(
+            tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))), 0
+        )
     tkc.store(c, (n, m), acc.T.to(c.dtype))
 
 
@@ -43,7 +48,9 @@ def scaled(a, b, s, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
-        acc = acc + tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))) * tkc.load(s, (m, n), (BM, BN))
+        acc = acc + tkc.dot(
+            tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))
+        ) * tkc.load(s, (m, n), (BM, BN))
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
@@ -53,15 +60,25 @@ def counted(a, b, c, counts, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.const
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(0, a.shape[1], BK):
-        acc = acc + tkc.cumsum(tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))), 0)
+        acc = acc + tkc.cumsum(
+            tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN))), 0
+        )
     tkc.store(c, (n, m), acc.T.to(c.dtype))
-    tkc.store(counts, (0,), tkc.histogram(tkc.abs(tkc.load(c, (n, m), (BN, 1)))[:, 0].to(tkc.int32), 2048))
+    tkc.store(
+        counts, (0,), tkc.histogram(tkc.abs(tkc.load(c, (n, m), (BN, 1)))[:, 0].to(tkc.int32), 2048)
+    )
 
 
 @tkc.jit
 def once(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     """A product without a loop: there are no stages to have fewer of."""
-    tkc.store(c, (0, 0), tkc.cumsum(tkc.dot(tkc.load(a, (0, 0), (BM, BK)), tkc.load(b, (0, 0), (BK, BN))), axis=0).T.to(c.dtype))
+    tkc.store(
+        c,
+        (0, 0),
+        tkc.cumsum(
+            tkc.dot(tkc.load(a, (0, 0), (BM, BK)), tkc.load(b, (0, 0), (BK, BN))), axis=0
+        ).T.to(c.dtype),
+    )
 
 
 def data(kernel, m, n, k):
@@ -72,15 +89,20 @@ def data(kernel, m, n, k):
     if kernel is scaled:
         s = rng.integers(-2, 3, (m, n)).astype(np.float32)
         return [a, b, s, np.zeros((m, n), np.float32)], whole * s
-    if kernel is scanned: return [a, b, np.zeros((m, n), np.float32)], np.cumsum(whole, 0)
+    if kernel is scanned:
+        return [a, b, np.zeros((m, n), np.float32)], np.cumsum(whole, 0)
     return [a, b, np.zeros((n, m), np.float32)], np.cumsum(whole, 0).T
 
 
 def made(kernel, arrays, name, blocks, **options):
     """Level 4 and what was compiled."""
-    values, given = kernel.bound(*arrays, **dict(zip(("BM", "BN", "BK"), blocks)), **options)
+    values, given = kernel.bound(
+        *arrays, **dict(zip(("BM", "BN", "BK"), blocks, strict=False)), **options
+    )
     infos = kernel._describe(values)
-    return level4_of(kernel, infos, tuple(given.items()), target(name)), kernel.compile(*arrays, **dict(zip(("BM", "BN", "BK"), blocks)), **options, target=name)
+    return level4_of(kernel, infos, tuple(given.items()), target(name)), kernel.compile(
+        *arrays, **dict(zip(("BM", "BN", "BK"), blocks, strict=False)), **options, target=name
+    )
 
 
 CASES = {  # kernel, target, block, steps of k, roles of the plan in the end
@@ -89,7 +111,8 @@ CASES = {  # kernel, target, block, steps of k, roles of the plan in the end
     "one role": (scaled, "sm_90a", (128, 128, 64), 2, "one"),
     "factors in parts of a step": (scanned_inside, "sm_89", (128, 128, 128), 1, "one"),
     "factors in parts": (once, "sm_89", (128, 128, 192), 1, "one"),
-    "more factors in parts": (once, "sm_80", (128, 256, 128), 1, "one")}
+    "more factors in parts": (once, "sm_80", (128, 256, 128), 1, "one"),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +121,10 @@ def test_again_with_less(case):
     arrays, want = data(kernel, *blocks[:2], blocks[2] * steps)
     module, compiled = made(kernel, arrays, name, blocks)
     assert written_on(module.body.block.first_op).roles == roles
-    assert any("found no room" in line for line in compiled.decisions) and compiled.interface.shared_bytes <= target(name).shared_bytes
+    assert (
+        any("found no room" in line for line in compiled.decisions)
+        and compiled.interface.shared_bytes <= target(name).shared_bytes
+    )
     level4.run(module, arrays, (1, 1, 1), 1)
     np.testing.assert_array_equal(arrays[-1], want)
 
@@ -114,39 +140,76 @@ def test_the_emitters_bytes_count():
     """98304 bytes of buffers fit an sm_89, and 8192 more for a histogram do not."""
     given = ["bf16[512,512]", "bf16[512,512]", "f32[512,512]"]
     blocks = dict(BM=128, BN=128, BK=64)
-    assert not any("found no room" in line for line in scanned_inside.compile(*given, **blocks, target="sm_89").decisions)
+    assert not any(
+        "found no room" in line
+        for line in scanned_inside.compile(*given, **blocks, target="sm_89").decisions
+    )
     compiled = counted.compile(*given, "i32[2048]", **blocks, target="sm_89")
-    assert any("found no room" in line for line in compiled.decisions) and compiled.interface.shared_bytes <= 101376
+    assert (
+        any("found no room" in line for line in compiled.decisions)
+        and compiled.interface.shared_bytes <= 101376
+    )
 
 
 def test_float8_with_scales():
     """64 bytes too many cost one stage, and no more."""
+
     @tkc.jit
-    def hoisted(a, b, s, c, BM: tkc.constexpr = 256, BN: tkc.constexpr = 128, BK: tkc.constexpr = 128):
+    def hoisted(
+        a, b, s, c, BM: tkc.constexpr = 256, BN: tkc.constexpr = 128, BK: tkc.constexpr = 128
+    ):
         m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
         acc = tkc.zeros((BM, BN), tkc.float32)
         scale = tkc.load(s, (m, 0), (BM, None))[:, None]
         for k in tkc.range(0, a.shape[1], BK):
-            acc = acc + tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T) * scale
+            acc = (
+                acc
+                + tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T) * scale
+            )
         tkc.store(c, (m, n), acc.to(c.dtype))
-    compiled = hoisted.compile("e4m3[8192,8192]", "e4m3[8192,8192]", "f32[8192,64]", "bf16[8192,8192]", target="sm_90a")
-    assert "plan: ring 0: 4 stages of 49152 bytes" in compiled.decisions or not any("found no room" in line for line in compiled.decisions)
+
+    compiled = hoisted.compile(
+        "e4m3[8192,8192]", "e4m3[8192,8192]", "f32[8192,64]", "bf16[8192,8192]", target="sm_90a"
+    )
+    assert "plan: ring 0: 4 stages of 49152 bytes" in compiled.decisions or not any(
+        "found no room" in line for line in compiled.decisions
+    )
 
 
 TYPES, BLOCKS = ("bf16[4096,4096]",) * 3, dict(BM=128, BN=128, BK=64)
 
 
-@pytest.mark.parametrize("kernel, name, options", [(scanned, "sm_90a", dict(**BLOCKS, num_stages=6)), (once, "sm_89", dict(BM=128, BN=256, BK=128)), (scanned_inside, "sm_89", dict(BM=128, BN=256, BK=64))],
-                         ids=["stages as asked", "nothing fits", "nothing fits in a loop"])
+@pytest.mark.parametrize(
+    "kernel, name, options",
+    [
+        (scanned, "sm_90a", dict(**BLOCKS, num_stages=6)),
+        (once, "sm_89", dict(BM=128, BN=256, BK=128)),
+        (scanned_inside, "sm_89", dict(BM=128, BN=256, BK=64)),
+    ],
+    ids=["stages as asked", "nothing fits", "nothing fits in a loop"],
+)
 def test_the_first_refusal_stands(kernel, name, options):
-    """The user's stages are the user's; and where no plan is left, the error is that of the plan that was best."""
-    with pytest.raises(CompileError, match=rf"kernel {kernel.__name__} needs \d+ bytes of shared memory and {name} has \d+ \(largest buffers: .*\); use smaller tiles or fewer stages") as e:
+    """The user's stages are the user's; and where no plan is left, the error is that of the plan
+    that was best.
+    """
+    with pytest.raises(
+        CompileError,
+        match=(
+            rf"kernel {kernel.__name__} needs \d+ bytes of shared memory and {name} has \d+"
+            r" \(largest buffers: .*\); use smaller tiles or fewer stages"
+        ),
+    ) as e:
         kernel.compile(*TYPES, **options, target=name)
-    assert e.type is RoomError and e.value.location.file == __file__ and "found no room" not in e.value.message
+    assert (
+        e.type is RoomError
+        and e.value.location.file == __file__
+        and "found no room" not in e.value.message
+    )
 
 
 def test_kernels_that_fit_are_traced_once(monkeypatch):
     from tkc.language import trace
+
     calls, real = [], trace.trace
     monkeypatch.setattr(trace, "trace", lambda *a: calls.append(a) or real(*a))
     monkeypatch.setenv("TKC_CACHE", "0")
@@ -159,11 +222,19 @@ def test_who_watches_sees_the_last_plan(monkeypatch, tmp_path):
     monkeypatch.setenv("TKC_DUMP", str(tmp_path))
     monkeypatch.setenv("TKC_CACHE", "0")
     compiled = tkc.jit(scanned.fn).compile(*TYPES, **BLOCKS, target="sm_90a")
-    assert [step for step, _ in compiled.times] == ["trace", *PIPELINE, "emit", "plans without room"] and dict(compiled.times)["plans without room"] > 0
+    assert [step for step, _ in compiled.times] == [
+        "trace",
+        *PIPELINE,
+        "emit",
+        "plans without room",
+    ] and dict(compiled.times)["plans without room"] > 0
     assert list(compiled.stages) == ["trace", *PIPELINE]
     dumped = sorted((tmp_path / "scanned").iterdir())
-    assert [path.name for path in dumped] == [f"{i:02}-{step}.mlir" for i, step in enumerate(compiled.stages)]
-    for text in dumped[PIPELINE.index("plan") + 1].read_text(), compiled.ir("plan"): assert written_on(parse(text).body.block.first_op).roles == "cooperative"
+    assert [path.name for path in dumped] == [
+        f"{i:02}-{step}.mlir" for i, step in enumerate(compiled.stages)
+    ]
+    for text in dumped[PIPELINE.index("plan") + 1].read_text(), compiled.ir("plan"):
+        assert written_on(parse(text).body.block.first_op).roles == "cooperative"
     assert "plans without room" in compiled.report()
 
 
@@ -171,6 +242,17 @@ def test_text_is_planned_again_too():
     compiled = scanned.compile(*TYPES, **BLOCKS, target="sm_90a")
     assert optimize(compiled.ir("trace"), "text", "sm_90a") == compiled.ir("final")
     seen = []
-    optimize(compiled.ir("trace"), "text", "sm_90a", stop="plan", observe=lambda name, module: seen.append(name))
-    assert seen == list(PIPELINE[:PIPELINE.index("plan") + 1])
-    with pytest.raises(RoomError): optimize(optimize(compiled.ir("trace"), "text", "sm_90a", stop="plan"), "text", resume="swap-dots")      # who resumes brings a plan
+    optimize(
+        compiled.ir("trace"),
+        "text",
+        "sm_90a",
+        stop="plan",
+        observe=lambda name, module: seen.append(name),
+    )
+    assert seen == list(PIPELINE[: PIPELINE.index("plan") + 1])
+    with pytest.raises(RoomError):
+        optimize(
+            optimize(compiled.ir("trace"), "text", "sm_90a", stop="plan"),
+            "text",
+            resume="swap-dots",
+        )  # who resumes brings a plan

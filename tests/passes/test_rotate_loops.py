@@ -1,4 +1,7 @@
-"""rotate-loops and the search under it: which dots run late, the IR before and after, every level equal for unlike kernels and short loops, the optimum against brute force."""
+"""rotate-loops and the search under it: which dots run late, the IR before and after, every level
+equal for unlike kernels and short loops, the optimum against brute force.
+"""
+
 from functools import cache
 from itertools import combinations, permutations
 from time import perf_counter
@@ -20,7 +23,16 @@ from tkc.ir.target import target
 from tkc.passes import plan as planning
 from tkc.passes.pipeline import PIPELINE, module_of
 from tkc.passes.planning.bodies import Machine, best_stages
-from tkc.passes.planning.stages import ALIKE, Body, Crossing, Group, choices, ordered, rotated, search
+from tkc.passes.planning.stages import (
+    ALIKE,
+    Body,
+    Crossing,
+    Group,
+    choices,
+    ordered,
+    rotated,
+    search,
+)
 
 BF16 = ml_dtypes.bfloat16
 LAST = PIPELINE[-1]
@@ -49,14 +61,20 @@ def linear(q, k, v, o, last, C: tkc.constexpr, D: tkc.constexpr):
     tkc.store(last, (0, 0), state)
 
 
-def backward(q, k, v, do, lse, delta, dk, dv, scale, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
+def backward(
+    q, k, v, do, lse, delta, dk, dv, scale, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr
+):
     """Attention's gradients of keys and values: blocks that early and late dots read."""
     n = tkc.program_id(0) * BN
     ki, vi = tkc.load(k, (n, 0), (BN, D)), tkc.load(v, (n, 0), (BN, D))
     gk, gv = tkc.zeros((BN, D)), tkc.zeros((BN, D))
     for m in tkc.range(0, q.shape[0], BM):
         qi, gi = tkc.load(q, (m, 0), (BM, D)), tkc.load(do, (m, 0), (BM, D))
-        p = tkc.where((m + tkc.arange(BM) < q.shape[0])[None, :], tkc.exp2(tkc.dot(ki, qi.T) * scale - tkc.load(lse, (m,), (BM,))[None, :]), 0.0)
+        p = tkc.where(
+            (m + tkc.arange(BM) < q.shape[0])[None, :],
+            tkc.exp2(tkc.dot(ki, qi.T) * scale - tkc.load(lse, (m,), (BM,))[None, :]),
+            0.0,
+        )
         gv = tkc.dot(p.to(q.dtype), gi, gv)
         ds = p * (tkc.dot(vi, gi.T) - tkc.load(delta, (m,), (BM,))[None, :])
         gk = tkc.dot(ds.to(q.dtype), qi, gk)
@@ -65,9 +83,17 @@ def backward(q, k, v, do, lse, delta, dk, dv, scale, BM: tkc.constexpr, BN: tkc.
 
 
 def carried(q, k, v, u, sums, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
-    """Late vector work with results of its own, values that early and late operations read as the loop carries them, and one that is handed on from one to another."""
+    """Late vector work with results of its own, values that early and late operations read as the
+    loop carries them, and one that is handed on from one to another.
+    """
     m = tkc.program_id(0) * BM
-    qi, total, run_, before, shift = tkc.load(q, (m, 0), (BM, D)), tkc.zeros((BM, D)), tkc.zeros((BM,)), tkc.zeros((BM,)), tkc.zeros((BM,))
+    qi, total, run_, before, shift = (
+        tkc.load(q, (m, 0), (BM, D)),
+        tkc.zeros((BM, D)),
+        tkc.zeros((BM,)),
+        tkc.zeros((BM,)),
+        tkc.zeros((BM,)),
+    )
     for n in tkc.range(0, k.shape[0], BN):
         p = tkc.exp2(tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T) * 0.1 - shift[:, None])
         t = tkc.dot(p.to(q.dtype), tkc.load(v, (n, 0), (BN, D)))
@@ -81,7 +107,9 @@ def carried(q, k, v, u, sums, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.const
 
 def normal(*shape, seed=0):
     """Rows of a larger array: strides are those of its rows where there are none."""
-    whole = (np.random.default_rng(seed).standard_normal([n or 1 for n in shape]) * 0.5).astype(BF16)
+    whole = (np.random.default_rng(seed).standard_normal([n or 1 for n in shape]) * 0.5).astype(
+        BF16
+    )
     return whole[tuple(slice(n) for n in shape)]
 
 
@@ -90,12 +118,55 @@ b4 = aligned(tkc.bfloat16, 4)
 D = 64
 # name: the kernel traced, and its arguments for so many iterations
 KERNELS = {
-    "attention": (lambda: traced(attention, *(b4,) * 4, f32(), CAUSAL=False, D=D, BM=64, BN=64), lambda n: [normal(1, 1, 64, D), normal(1, 1, 64 * n, D, seed=1), normal(1, 1, 64 * n, D, seed=2), np.full((1, 1, 64, D), np.nan, BF16), 0.125]),
-    "chain": (lambda: traced(chain, *(b,) * 4, f, BM=64, BN=64, D=D), lambda n: [normal(64, D), normal(64 * n, D, seed=1), normal(64 * n, 64, seed=2), normal(64 * n, D, seed=3), np.full((64, D), np.nan, np.float32)]),
-    "linear": (lambda: traced(linear, *(b,) * 3, f, f, C=64, D=D), lambda n: [*(normal(64 * n, D, seed=i) for i in range(3)), np.full((64 * n, D), np.nan, np.float32), np.full((D, D), np.nan, np.float32)]),
-    "backward": (lambda: traced(backward, *(b,) * 4, vector, vector, f, f, f32(), BM=64, BN=64, D=D), lambda n: [normal(64 * n, D), *(normal(64, D, seed=i) for i in (1, 2)), normal(64 * n, D, seed=3), *(np.float32(normal(64 * n, seed=i)) for i in (4, 5)),
-                                                                                                       *(np.full((64, D), np.nan, np.float32) for _ in range(2)), 0.125]),
-    "carried": (lambda: traced(carried, *(b,) * 3, f, vector, BM=64, BN=64, D=D), lambda n: [normal(64, D), normal(64 * n, D, seed=1), normal(64 * n, D, seed=2), np.full((64, D), np.nan, np.float32), np.full(64, np.nan, np.float32)]),
+    "attention": (
+        lambda: traced(attention, *(b4,) * 4, f32(), CAUSAL=False, D=D, BM=64, BN=64),
+        lambda n: [
+            normal(1, 1, 64, D),
+            normal(1, 1, 64 * n, D, seed=1),
+            normal(1, 1, 64 * n, D, seed=2),
+            np.full((1, 1, 64, D), np.nan, BF16),
+            0.125,
+        ],
+    ),
+    "chain": (
+        lambda: traced(chain, *(b,) * 4, f, BM=64, BN=64, D=D),
+        lambda n: [
+            normal(64, D),
+            normal(64 * n, D, seed=1),
+            normal(64 * n, 64, seed=2),
+            normal(64 * n, D, seed=3),
+            np.full((64, D), np.nan, np.float32),
+        ],
+    ),
+    "linear": (
+        lambda: traced(linear, *(b,) * 3, f, f, C=64, D=D),
+        lambda n: [
+            *(normal(64 * n, D, seed=i) for i in range(3)),
+            np.full((64 * n, D), np.nan, np.float32),
+            np.full((D, D), np.nan, np.float32),
+        ],
+    ),
+    "backward": (
+        lambda: traced(backward, *(b,) * 4, vector, vector, f, f, f32(), BM=64, BN=64, D=D),
+        lambda n: [
+            normal(64 * n, D),
+            *(normal(64, D, seed=i) for i in (1, 2)),
+            normal(64 * n, D, seed=3),
+            *(np.float32(normal(64 * n, seed=i)) for i in (4, 5)),
+            *(np.full((64, D), np.nan, np.float32) for _ in range(2)),
+            0.125,
+        ],
+    ),
+    "carried": (
+        lambda: traced(carried, *(b,) * 3, f, vector, BM=64, BN=64, D=D),
+        lambda n: [
+            normal(64, D),
+            normal(64 * n, D, seed=1),
+            normal(64 * n, D, seed=2),
+            np.full((64, D), np.nan, np.float32),
+            np.full(64, np.nan, np.float32),
+        ],
+    ),
 }
 ROLES = {"roles": {}, "one role": {"roles": "one", "rotate": True}, "older": {"rotate": True}}
 MACHINES = {"roles": "sm_90a", "one role": "sm_90a", "older": "sm_80"}
@@ -105,7 +176,12 @@ LATE = {("attention", "roles"): (1,), ("chain", "roles"): (1, 2), ("carried", "r
 @cache
 def compiled(name: str, how: str):
     modules = {}
-    given = through(KERNELS[name][0](), LAST, context(MACHINES[how], relax=False, **ROLES[how]), lambda step, module: modules.setdefault(step, module.clone()))
+    given = through(
+        KERNELS[name][0](),
+        LAST,
+        context(MACHINES[how], relax=False, **ROLES[how]),
+        lambda step, module: modules.setdefault(step, module.clone()),
+    )
     return modules, given
 
 
@@ -115,7 +191,8 @@ def results(module, name: str, steps: int, seed: int = 0) -> list:
     return [x.astype(np.float32) for x in data if isinstance(x, np.ndarray)]
 
 
-# ---- the loop as it was ----------------------------------------------------------------------------------------------------
+# ---- the loop as it was
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("steps", range(4))
 @pytest.mark.parametrize("how", ROLES)
 @pytest.mark.parametrize("name", KERNELS)
@@ -123,11 +200,14 @@ def test_the_values_are_those_of_the_loop_as_it_was(name, how, steps):
     """Bit for bit after the pass; at every later level as exactly as what is computed allows."""
     modules, _ = compiled(name, how)
     want = results(modules[BEFORE], name, steps)
-    for x, y in zip(results(modules["rotate-loops"], name, steps), want): np.testing.assert_array_equal(x, y)
-    later = dict(list(modules.items())[list(modules).index("rotate-loops"):])
+    for x, y in zip(results(modules["rotate-loops"], name, steps), want, strict=False):
+        np.testing.assert_array_equal(x, y)
+    later = dict(list(modules.items())[list(modules).index("rotate-loops") :])
     for module in distinct(later):
-        if level(module) == 4 and module is not later[LAST]: continue
-        for x, y in zip(results(module, name, steps), want): np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
+        if level(module) == 4 and module is not later[LAST]:
+            continue
+        for x, y in zip(results(module, name, steps), want, strict=False):
+            np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
 
 
 @pytest.mark.parametrize("name, how", LATE)
@@ -137,55 +217,105 @@ def test_which_dots_are_late(name, how):
 
 @assembler
 @pytest.mark.parametrize("name, how", LATE)
-def test_assembles_clean(name, how): assembles_clean(compiled(name, how)[0][LAST], MACHINES[how])
+def test_assembles_clean(name, how):
+    assembles_clean(compiled(name, how)[0][LAST], MACHINES[how])
 
 
-@pytest.mark.parametrize("fn, rows", [(chain, 128), (chain, 192), (carried, 128)], ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    "fn, rows",
+    [(chain, 128), (chain, 192), (carried, 128)],
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_programs_that_follow_each_other(fn, rows):
-    """Two and three warpgroups share a program, and a block does three: rings and, with two, dots go on across them; no access is unordered."""
+    """Two and three warpgroups share a program, and a block does three: rings and, with two, dots
+    go on across them; no access is unordered.
+    """
     modules, programs = {}, 3
     outs = (f,) if fn is chain else (f, vector)
-    given = through(traced(fn, *(b,) * (4 if fn is chain else 3), *outs, BM=rows, BN=64, D=D), LAST, context("sm_90a"), lambda step, module: modules.setdefault(step, module.clone()))
-    assert given.plan.roles == "cooperative" and given.plan.rotate and given.plan.fuse == (rows == 128)
+    given = through(
+        traced(fn, *(b,) * (4 if fn is chain else 3), *outs, BM=rows, BN=64, D=D),
+        LAST,
+        context("sm_90a"),
+        lambda step, module: modules.setdefault(step, module.clone()),
+    )
+    assert (
+        given.plan.roles == "cooperative" and given.plan.rotate and given.plan.fuse == (rows == 128)
+    )
     for steps in range(4):
-        ins = [normal(rows * programs, D), *(normal(64 * steps, 64, seed=i) for i in range(1, 4 if fn is chain else 3))]
-        want, got = ([*ins, np.full((rows * programs, D), np.nan, np.float32), *([] if fn is chain else [np.full(rows * programs, np.nan, np.float32)])] for _ in range(2))
+        ins = [
+            normal(rows * programs, D),
+            *(normal(64 * steps, 64, seed=i) for i in range(1, 4 if fn is chain else 3)),
+        ]
+        want, got = (
+            [
+                *ins,
+                np.full((rows * programs, D), np.nan, np.float32),
+                *([] if fn is chain else [np.full(rows * programs, np.nan, np.float32)]),
+            ]
+            for _ in range(2)
+        )
         run(modules[BEFORE], want, (programs, 1, 1))
         run(modules[LAST], got, (programs, 1, 1), seed=steps)
-        for x, y in zip(got[len(ins):], want[len(ins):]): np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
+        for x, y in zip(got[len(ins) :], want[len(ins) :], strict=False):
+            np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * np.abs(y).max(initial=1e-3))
 
 
-# ---- what it looks like ----------------------------------------------------------------------------------------------------
+# ---- what it looks like
+# --------------------------------------------------------------------------------------------------
 def rotated_loop(name: str, how: str = "roles"):
     """The loop, before and after."""
     modules, _ = compiled(name, how)
-    return [next(op for op in module.walk() if isinstance(op, scf.ForOp)) for module in (modules[BEFORE], modules["rotate-loops"])]
+    return [
+        next(op for op in module.walk() if isinstance(op, scf.ForOp))
+        for module in (modules[BEFORE], modules["rotate-loops"])
+    ]
 
 
 def test_attention_before_and_after():
-    """The docstring's picture: both dots stand at the beginning of an iteration, the late one reads what is carried and the block of the iteration before."""
+    """The docstring's picture: both dots stand at the beginning of an iteration, the late one reads
+    what is carried and the block of the iteration before.
+    """
     before, after = rotated_loop("attention")
-    dots = [[op for op in loop.body.block.ops if isinstance(op, tile.Dot)] for loop in (before, after)]
+    dots = [
+        [op for op in loop.body.block.ops if isinstance(op, tile.Dot)] for loop in (before, after)
+    ]
     assert dots[0][0].result in reached(dots[0][1])
     s, o = dots[1]
-    assert o.a.owner is after.body.block and o.acc.owner is after.body.block and s.result not in reached(o)
+    assert (
+        o.a.owner is after.body.block
+        and o.acc.owner is after.body.block
+        and s.result not in reached(o)
+    )
     load = o.b.owner
-    assert isinstance(load, tile.Load) and after.body.block.args[-1] in reached(load) and after.body.block.args[0] not in reached(load)
+    assert (
+        isinstance(load, tile.Load)
+        and after.body.block.args[-1] in reached(load)
+        and after.body.block.args[0] not in reached(load)
+    )
     vector = [op for op in after.body.block.ops if op.name == "tile.exp2"]
     assert all(o.is_before_in_block(op) for op in vector)
-    assert isinstance(after.parent_op(), scf.IfOp) and sum(isinstance(op, tile.Dot) for op in after.parent.ops) == 2         # the first iteration's, and the last late one
+    assert (
+        isinstance(after.parent_op(), scf.IfOp)
+        and sum(isinstance(op, tile.Dot) for op in after.parent.ops) == 2
+    )  # the first iteration's, and the last late one
     parses_back(compiled("attention", "roles")[0]["rotate-loops"])
 
 
 def test_a_chain_before_and_after():
-    """The second picture: vector work between two late dots is late with them, and runs under the first; the last dot runs under the next iteration's vector work."""
+    """The second picture: vector work between two late dots is late with them, and runs under the
+    first; the last dot runs under the next iteration's vector work.
+    """
     before, after = rotated_loop("chain")
     ops = list(after.body.block.ops)
     dots = [op for op in ops if isinstance(op, tile.Dot)]
     assert sorted(compiled("chain", "roles")[1].plan.rotate) == [1, 2] and len(dots) == 3
     late = [dot for dot in dots if dot.attributes["number"].value.data]
     early = next(dot for dot in dots if dot not in late)
-    assert late[0].result in reached(late[1]) and early.result not in reached(late[1]) and early.is_before_in_block(late[1])
+    assert (
+        late[0].result in reached(late[1])
+        and early.result not in reached(late[1])
+        and early.is_before_in_block(late[1])
+    )
     last = [op for op in ops if op.name == "tile.exp2"][-1]
     assert early.result in reached(last) and late[1].is_before_in_block(last)
 
@@ -194,34 +324,55 @@ def reached(op) -> set:
     """What an operation is computed from."""
     found, work = set(), list(op.operands)
     while work:
-        if (v := work.pop()) in found: continue
+        if (v := work.pop()) in found:
+            continue
         found.add(v)
-        if isinstance(v.owner, Operation): work += [read for inner in v.owner.walk() for read in inner.operands]
+        if isinstance(v.owner, Operation):
+            work += [read for inner in v.owner.walk() for read in inner.operands]
     return found
 
 
 def test_the_decisions_say_what_the_search_found():
     said = "\n".join(compiled("chain", "roles")[1].decisions)
-    assert "plan: stages: 64x64x64 and 64x64x64 one iteration late: " in said and " as it is" in said and "registers more carried" in said
-    assert "nothing late" in "\n".join(compiled("linear", "one role")[1].decisions) and compiled("linear", "one role")[1].plan.rotate == ()
+    assert (
+        "plan: stages: 64x64x64 and 64x64x64 one iteration late: " in said
+        and " as it is" in said
+        and "registers more carried" in said
+    )
+    assert (
+        "nothing late" in "\n".join(compiled("linear", "one role")[1].decisions)
+        and compiled("linear", "one role")[1].plan.rotate == ()
+    )
 
 
 def test_rotate_is_an_option():
     module = traced(attention, *(b4,) * 4, f32(), CAUSAL=False, D=D, BM=64, BN=64)
     given = through(module, LAST, context("sm_90a", rotate=False))
-    assert not given.plan.rotate and given.plan.roles == "one" and not any(line.startswith("rotate-loops") for line in given.decisions)
+    assert (
+        not given.plan.rotate
+        and given.plan.roles == "one"
+        and not any(line.startswith("rotate-loops") for line in given.decisions)
+    )
     given = through(KERNELS["linear"][0](), LAST, context("sm_80", rotate=True))
     assert any("rotate = True is not used" in line for line in given.decisions)
 
 
 def test_tuning_tries_it_where_one_role_gains_by_it():
-    """What a plan of one role gains is measured, not predicted; where no dot can be late there is nothing to try."""
+    """What a plan of one role gains is measured, not predicted; where no dot can be late there is
+    nothing to try.
+    """
     for name, some in ("chain", True), ("linear", False):
         module, given = KERNELS[name][0](), context("sm_80")
         module_of("simplify").run(module, given)
         found = planning.candidates(module, given)
-        assert not found[0].rotate and any(plan.rotate for plan in found) == some and all(plan.roles == "one" for plan in found)
-        assert all(planning.forcing(plan).get("rotate", False) == bool(plan.rotate) for plan in found)
+        assert (
+            not found[0].rotate
+            and any(plan.rotate for plan in found) == some
+            and all(plan.roles == "one" for plan in found)
+        )
+        assert all(
+            planning.forcing(plan).get("rotate", False) == bool(plan.rotate) for plan in found
+        )
 
 
 def stored(q, k, v, o, u, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
@@ -240,40 +391,80 @@ def test_what_the_loop_writes_is_read_where_it_stands():
     assert not given.plan.rotate and any("nothing late" in line for line in given.decisions)
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------------
+# ---- the search
+# --------------------------------------------------------------------------------------------------
 @st.composite
 def bodies(draw) -> Body:
     count = draw(st.integers(2, 5))
     clocks = st.integers(1, 20).map(lambda n: 32.0 * n)
-    groups = tuple(Group(str(i), tensor=draw(clocks)) if draw(st.booleans()) else Group(str(i), vector=draw(clocks), fixed=draw(st.integers(0, 5)) == 0) for i in range(count))
+    groups = tuple(
+        (
+            Group(str(i), tensor=draw(clocks))
+            if draw(st.booleans())
+            else Group(str(i), vector=draw(clocks), fixed=draw(st.integers(0, 5)) == 0)
+        )
+        for i in range(count)
+    )
     pairs = [(a, c, d) for a in range(count) for c in range(count) for d in (0, 1) if (a < c or d)]
     edges = frozenset(draw(st.lists(st.sampled_from(pairs), max_size=8)))
-    crossings = tuple(Crossing(draw(st.integers(1, 64)), a, frozenset({c})) for a, c, d in sorted(edges) if d == 0)
-    loads = tuple((draw(clocks), frozenset(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3)))) for _ in range(draw(st.integers(0, 2))))
+    crossings = tuple(
+        Crossing(draw(st.integers(1, 64)), a, frozenset({c})) for a, c, d in sorted(edges) if d == 0
+    )
+    loads = tuple(
+        (draw(clocks), frozenset(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3))))
+        for _ in range(draw(st.integers(0, 2)))
+    )
     return Body(groups, edges, crossings, loads, draw(st.sampled_from((0.0, 60.0))))
 
 
 def clocks_of(body: Body, late: frozenset, order: tuple) -> float | None:
     """A rotated iteration, told again: None where the order is not one."""
-    needs = {i: {a for a, c, d in body.edges if c == i and (d + (i in late) == (a in late))} for i in range(len(body.groups))}
+    needs = {
+        i: {a for a, c, d in body.edges if c == i and (d + (i in late) == (a in late))}
+        for i in range(len(body.groups))
+    }
     now = free = 0.0
     ends = {}
     for i in order:
-        if needs[i] - ends.keys(): return None
+        if needs[i] - ends.keys():
+            return None
         start = max([now, *(ends[a] for a in needs[i])])
-        if body.groups[i].tensor: free, now = max(start, free) + body.groups[i].tensor, start; ends[i] = free + body.result
-        else: now = ends[i] = start + body.groups[i].vector
+        if body.groups[i].tensor:
+            free, now = max(start, free) + body.groups[i].tensor, start
+            ends[i] = free + body.result
+        else:
+            now = ends[i] = start + body.groups[i].vector
     return max([now, *ends.values(), body.copies(late)])
 
 
 def brute(body: Body) -> dict[frozenset, float]:
-    """The fewest clocks of every legal choice: of the subsets of groups, those in which a late group's users are late, fixed ones are not, and vector work is late only where it needs a late dot."""
+    """The fewest clocks of every legal choice: of the subsets of groups, those in which a late
+    group's users are late, fixed ones are not, and vector work is late only where it needs a late
+    dot.
+    """
     found, everyone = {}, range(len(body.groups))
-    for late in (frozenset(some) for n in range(len(body.groups) + 1) for some in combinations(everyone, n)):
-        if any(body.groups[i].fixed for i in late) or any(d == 0 and a in late and c not in late for a, c, d in body.edges): continue
-        if any(not body.groups[i].tensor and not any(c == i and d == 0 and a in late for a, c, d in body.edges) for i in late): continue
-        lines = [[i for i in everyone if not body.groups[i].tensor and (i in late) == stage] for stage in (True, False)]
-        orders = (order for order in permutations(everyone) if all([i for i in order if i in line] == line for line in lines))
+    for late in (
+        frozenset(some) for n in range(len(body.groups) + 1) for some in combinations(everyone, n)
+    ):
+        if any(body.groups[i].fixed for i in late) or any(
+            d == 0 and a in late and c not in late for a, c, d in body.edges
+        ):
+            continue
+        if any(
+            not body.groups[i].tensor
+            and not any(c == i and d == 0 and a in late for a, c, d in body.edges)
+            for i in late
+        ):
+            continue
+        lines = [
+            [i for i in everyone if not body.groups[i].tensor and (i in late) == stage]
+            for stage in (True, False)
+        ]
+        orders = (
+            order
+            for order in permutations(everyone)
+            if all([i for i in order if i in line] == line for line in lines)
+        )
         told = [clocks for order in orders if (clocks := clocks_of(body, late, order)) is not None]
         found[late] = min(told)
     return found
@@ -285,15 +476,26 @@ def test_the_search_finds_the_optimum(body):
     want, got = brute(body), search(body)
     assert set(choices(body)) == set(want)
     least = min(want.values())
-    for schedule in got: assert clocks_of(body, schedule.late, schedule.order) == schedule.clocks == want[schedule.late] and schedule.carried == body.carried(schedule.late)
+    for schedule in got:
+        assert clocks_of(body, schedule.late, schedule.order) == schedule.clocks == want[
+            schedule.late
+        ] and schedule.carried == body.carried(schedule.late)
     best = got[0]
     alike = [late for late, clocks in want.items() if clocks <= least * (1 + ALIKE)]
-    assert best.late in alike and (best.carried, len(best.late)) == min((body.carried(late), len(late)) for late in alike)
+    assert best.late in alike and (best.carried, len(best.late)) == min(
+        (body.carried(late), len(late)) for late in alike
+    )
     assert any(not schedule.late for schedule in got)
 
 
 def test_where_effort_ends_there_is_an_order():
-    body = Body((*(Group("dot", tensor=100.0 + i) for i in range(4)), *(Group("work", vector=90.0 + i) for i in range(4))), frozenset((i, 4 + i, 0) for i in range(4)))
+    body = Body(
+        (
+            *(Group("dot", tensor=100.0 + i) for i in range(4)),
+            *(Group("work", vector=90.0 + i) for i in range(4)),
+        ),
+        frozenset((i, 4 + i, 0) for i in range(4)),
+    )
     order, clocks = ordered(body, frozenset(), [0])
     assert sorted(order) == list(range(8)) and clocks_of(body, frozenset(), order) == clocks
 
@@ -304,18 +506,28 @@ def test_the_search_is_quick(name):
     module = KERNELS[name][0]()
     module_of("simplify").run(module, context("sm_90a"))
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
+
     def once() -> float:
         began = perf_counter()
         best_stages(loop, Machine(target("sm_90a"), 4, True), ())
         return perf_counter() - began
+
     assert min(once() for _ in range(8)) < 0.02
 
 
 def test_a_large_body_is_searched_as_quickly():
     count = 16
-    body = Body(tuple(Group("dot", tensor=100.0 + i) if i % 2 else Group("work", vector=90.0 + i) for i in range(count)), frozenset((i, j, 0) for i in range(count) for j in (i + 1, i + 3) if j < count))
+    body = Body(
+        tuple(
+            Group("dot", tensor=100.0 + i) if i % 2 else Group("work", vector=90.0 + i)
+            for i in range(count)
+        ),
+        frozenset((i, j, 0) for i in range(count) for j in (i + 1, i + 3) if j < count),
+    )
+
     def once() -> float:
         began = perf_counter()
         search(body)
         return perf_counter() - began
+
     assert min(once() for _ in range(4)) < 0.1 and rotated(body, frozenset())[1] == {0}

@@ -1,11 +1,24 @@
 """select-layouts: demands kept, values kept, conversions counted, text that reads back."""
+
 import numpy as np
 import pytest
 
 import tkc
 from tests.language.kernels import array, traced
 from tests.passes.demands import check
-from tests.passes.kernels import CASES, Case, aligned, attended, blank, context, f2, normal, product, same, through
+from tests.passes.kernels import (
+    CASES,
+    Case,
+    aligned,
+    attended,
+    blank,
+    context,
+    f2,
+    normal,
+    product,
+    same,
+    through,
+)
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.text import parse, show
@@ -20,8 +33,15 @@ def selected(case: Case, target="sm_80", **options):
     return module, next(iter(module.body.block.ops)), given
 
 
-def converts(kernel): return [op for op in kernel.walk() if isinstance(op, shared.Convert)]
-def scopes(kernel): return [movement(op.arg.type.register_layout, op.result.type.register_layout) for op in converts(kernel)]
+def converts(kernel):
+    return [op for op in kernel.walk() if isinstance(op, shared.Convert)]
+
+
+def scopes(kernel):
+    return [
+        movement(op.arg.type.register_layout, op.result.type.register_layout)
+        for op in converts(kernel)
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -35,7 +55,21 @@ def test_every_operation_gets_what_it_demands_and_nothing_changes(name):
 
 
 @pytest.mark.parametrize("warps", [1, 2, 8, 16])
-@pytest.mark.parametrize("name", ["add, odd", "softmax of 7", "layer norm backward", "product, float16", "product, float32", "attention, causal", "attention, float32", "shapes", "mamba2", "conditional"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add, odd",
+        "softmax of 7",
+        "layer norm backward",
+        "product, float16",
+        "product, float32",
+        "attention, causal",
+        "attention, float32",
+        "shapes",
+        "mamba2",
+        "conditional",
+    ],
+)
 def test_any_number_of_warps(name, warps):
     case = CASES[name]
     module, kernel, _ = selected(case, num_warps=warps)
@@ -45,7 +79,17 @@ def test_any_number_of_warps(name, warps):
 
 
 def test_no_conversion_without_need():
-    for name in ("add", "add, odd", "softmax", "softmax of 7", "one row", "layer norm backward", "pointers", "gather", "conditional"):
+    for name in (
+        "add",
+        "add, odd",
+        "softmax",
+        "softmax of 7",
+        "one row",
+        "layer norm backward",
+        "pointers",
+        "gather",
+        "conditional",
+    ):
         assert not converts(selected(CASES[name])[1]), name
 
 
@@ -54,25 +98,37 @@ def test_a_product_converts_its_factors_and_nothing_else():
     assert [type(op.arg.owner) for op in converts(kernel)] == [tile.Load, tile.Load]
     assert all("between warps" in line for line in given.decisions if "converted" in line)
     dot = next(op for op in kernel.walk() if isinstance(op, tile.Dot))
-    assert dot.instruction.data == "mma" and given.plan.loads[0].path == "async" and given.plan.loads[0].vector == 16
+    assert (
+        dot.instruction.data == "mma"
+        and given.plan.loads[0].path == "async"
+        and given.plan.loads[0].vector == 16
+    )
 
 
 def test_attention_keeps_its_rows_where_they_are():
-    """Only the loads of q, k and v are converted: statistics, their broadcasts and the second product's left factor stay in place."""
+    """Only the loads of q, k and v are converted: statistics, their broadcasts and the second
+    product's left factor stay in place.
+    """
     for causal in (False, True):
         _, kernel, given = selected(attended(256, 64, 128, 64, causal))
-        assert len(converts(kernel)) == 3 and all(isinstance(op.arg.owner, tile.Load) for op in converts(kernel))
+        assert len(converts(kernel)) == 3 and all(
+            isinstance(op.arg.owner, tile.Load) for op in converts(kernel)
+        )
         assert {d.warps[1] for d in given.plan.dots} == {1}
 
 
 def test_a_transposed_factor_is_converted_before_it_is_transposed():
     _, kernel, _ = selected(attended(256, 64, 128, 64, False))
     transpose = next(op for op in kernel.walk() if isinstance(op, tile.Transpose))
-    assert isinstance(transpose.arg.owner, shared.Convert) and isinstance(transpose.arg.owner.arg.owner, tile.Load)
+    assert isinstance(transpose.arg.owner, shared.Convert) and isinstance(
+        transpose.arg.owner.arg.owner, tile.Load
+    )
 
 
 def test_a_scaled_factor_is_computed_in_its_fragment():
-    """int8 weights cross threads as bytes; the cast and the scaling happen where the tensor core wants the result."""
+    """int8 weights cross threads as bytes; the cast and the scaling happen where the tensor core
+    wants the result.
+    """
     _, kernel, _ = selected(CASES["dequantized"])
     assert sorted(str(op.arg.type.element) for op in converts(kernel)) == ["bf16", "i8"]
 
@@ -87,14 +143,25 @@ def test_a_factor_too_big_to_hold_is_read_in_every_iteration():
     case = attended(160, 128, 128, 128, False)
     module, kernel, given = selected(case)
     inside = [op for op in converts(kernel) if op.parent is not kernel.body.block]
-    assert given.plan.dots[0].a == "shared" and len(inside) == 3 and any("read again" in line for line in given.decisions)
+    assert (
+        given.plan.dots[0].a == "shared"
+        and len(inside) == 3
+        and any("read again" in line for line in given.decisions)
+    )
     check(kernel)
     same(case.run(module), case.run(case.module()), case.tolerance)
 
 
 def test_vectors_are_as_wide_as_the_facts_allow():
-    def copy(x, o, N: tkc.constexpr): tkc.store(o, (0, 0), tkc.load(x, (0, 0), (8, N)) * 2)
-    for kind, want in ((aligned(tkc.bfloat16, 2), 8), (aligned(tkc.float32, 2), 4), (array(tkc.float32, 2, strides=(None, 1)), 1), (array(tkc.float32, 2, strides=(2, 1), shape=(8, 2)), 2)):
+    def copy(x, o, N: tkc.constexpr):
+        tkc.store(o, (0, 0), tkc.load(x, (0, 0), (8, N)) * 2)
+
+    for kind, want in (
+        (aligned(tkc.bfloat16, 2), 8),
+        (aligned(tkc.float32, 2), 4),
+        (array(tkc.float32, 2, strides=(None, 1)), 1),
+        (array(tkc.float32, 2, strides=(2, 1), shape=(8, 2)), 2),
+    ):
         module = traced(copy, kind, kind, N=512)
         through(module, LAST)
         load = next(op for op in module.walk() if isinstance(op, tile.Load))
@@ -102,17 +169,27 @@ def test_vectors_are_as_wide_as_the_facts_allow():
 
 
 def test_a_matrix_that_is_column_major_is_read_along_its_columns():
-    def copy(x, o): tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)))
-    module = traced(copy, array(tkc.float32, 2, strides=(1, None)), array(tkc.float32, 2, strides=(1, None)))
+    def copy(x, o):
+        tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)))
+
+    module = traced(
+        copy, array(tkc.float32, 2, strides=(1, None)), array(tkc.float32, 2, strides=(1, None))
+    )
     through(module, LAST)
-    layout = next(op for op in module.walk() if isinstance(op, tile.Load)).result.type.register_layout
+    layout = next(
+        op for op in module.walk() if isinstance(op, tile.Load)
+    ).result.type.register_layout
     assert layout.lanes[0].axis == 0
 
 
 @pytest.mark.parametrize("turned, where", [(False, "warps"), (None, "registers")])
 def test_transposing_converts_once(turned, where):
-    def transpose(x, o): tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)).T)
-    case = Case(transpose, (aligned(tkc.float32, 2),) * 2, {}, lambda: [normal(64, 64), blank(64, 64)], (1,))
+    def transpose(x, o):
+        tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)).T)
+
+    case = Case(
+        transpose, (aligned(tkc.float32, 2),) * 2, {}, lambda: [normal(64, 64), blank(64, 64)], (1,)
+    )
     module, kernel, _ = selected(case, turned=turned)
     assert scopes(kernel) == [where]
     same(case.run(module), case.run(case.module()), 0)
@@ -124,30 +201,68 @@ def test_odd_shapes(shape):
         v = tkc.load(x, (0, 0), (R, C))
         total, top = tkc.sum(v, axis=0), tkc.max(v, axis=1)
         tkc.store(o, (0, 0), (v - total[None, :]) * top[:, None] + tkc.cumsum(v, axis=1))
-    case = Case(f, (f2, f2), dict(R=shape[0], C=shape[1]), lambda: [normal(*shape), blank(*shape)], (1,), 1e-6)
+
+    case = Case(
+        f,
+        (f2, f2),
+        dict(R=shape[0], C=shape[1]),
+        lambda: [normal(*shape), blank(*shape)],
+        (1,),
+        1e-6,
+    )
     module, kernel, _ = selected(case)
     check(kernel)
     same(case.run(module), case.run(case.module()), case.tolerance)
 
 
-@pytest.mark.parametrize("before, after", [((6, 4), (24,)), ((8, 32), (4, 64)), ((2, 3, 5), (30,)), ((7, 5), (5, 7)), ((64, 64), (16, 256))])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ((6, 4), (24,)),
+        ((8, 32), (4, 64)),
+        ((2, 3, 5), (30,)),
+        ((7, 5), (5, 7)),
+        ((64, 64), (16, 256)),
+    ],
+)
 def test_reshapes_of_computed_tiles(before, after):
     def f(x, o, A: tkc.constexpr, B: tkc.constexpr):
         v = tkc.load(x, (0,) * len(A), A)
         r = (v + tkc.max(v, axis=0)).reshape(B)
         tkc.store(o, (0,) * len(B), r * 2)
-    case = Case(f, (array(tkc.float32, len(before)), array(tkc.float32, len(after))), dict(A=before, B=after), lambda: [normal(*before), blank(*after)], (1,))
+
+    case = Case(
+        f,
+        (array(tkc.float32, len(before)), array(tkc.float32, len(after))),
+        dict(A=before, B=after),
+        lambda: [normal(*before), blank(*after)],
+        (1,),
+    )
     module, kernel, _ = selected(case)
     check(kernel)
     same(case.run(module), case.run(case.module()), 0)
 
 
 def test_batched_dots():
-    def f(a, b, o): tkc.store(o, (0, 0, 0), tkc.dot(tkc.load(a, (0, 0, 0), (3, 32, 16)), tkc.load(b, (0, 0, 0), (3, 16, 24))))
+    def f(a, b, o):
+        tkc.store(
+            o,
+            (0, 0, 0),
+            tkc.dot(tkc.load(a, (0, 0, 0), (3, 32, 16)), tkc.load(b, (0, 0, 0), (3, 16, 24))),
+        )
+
     for kind, dtype in ((tkc.bfloat16, "bfloat16"), (tkc.float32, "float32")):
         import ml_dtypes
+
         t = np.dtype(getattr(ml_dtypes, dtype, dtype))
-        case = Case(f, (array(kind, 3), array(kind, 3), array(tkc.float32, 3)), {}, lambda: [normal(3, 32, 16, dtype=t), normal(3, 16, 24, dtype=t), blank(3, 32, 24)], (1,), 1e-6)
+        case = Case(
+            f,
+            (array(kind, 3), array(kind, 3), array(tkc.float32, 3)),
+            {},
+            lambda: [normal(3, 32, 16, dtype=t), normal(3, 16, 24, dtype=t), blank(3, 32, 24)],
+            (1,),
+            1e-6,
+        )
         module, kernel, _ = selected(case)
         check(kernel)
         same(case.run(module), case.run(case.module()), case.tolerance)
@@ -157,8 +272,21 @@ def test_sorting_and_histograms():
     def f(x, o, h):
         v = tkc.sort(tkc.load(x, (0, 0), (6, 100)))
         tkc.store(o, (0, 0), v)
-        tkc.store(h, (0,), tkc.histogram((tkc.load(x, (0, 0), (1, 100)).reshape(100) * 3 + 5).to(tkc.int32), 10))
-    case = Case(f, (f2, f2, array(tkc.int32)), {}, lambda: [normal(6, 100), blank(6, 100), np.zeros(10, np.int32)], (1,), 0, (1, 2))
+        tkc.store(
+            h,
+            (0,),
+            tkc.histogram((tkc.load(x, (0, 0), (1, 100)).reshape(100) * 3 + 5).to(tkc.int32), 10),
+        )
+
+    case = Case(
+        f,
+        (f2, f2, array(tkc.int32)),
+        {},
+        lambda: [normal(6, 100), blank(6, 100), np.zeros(10, np.int32)],
+        (1,),
+        0,
+        (1, 2),
+    )
     module, kernel, _ = selected(case)
     check(kernel)
     same(case.run(module), case.run(case.module()), 0)
@@ -166,19 +294,44 @@ def test_sorting_and_histograms():
 
 @pytest.mark.parametrize("n", [1, 7, 64, 1000, 101])
 def test_flips_of_any_length(n):
-    def f(x, o, N: tkc.constexpr): tkc.store(o, (0, 0), tkc.flip(tkc.load(x, (0, 0), (3, N)), axis=1))
+    def f(x, o, N: tkc.constexpr):
+        tkc.store(o, (0, 0), tkc.flip(tkc.load(x, (0, 0), (3, N)), axis=1))
+
     case = Case(f, (f2, f2), dict(N=n), lambda: [normal(3, n), blank(3, n)], (1,))
     module, kernel, _ = selected(case)
     check(kernel)
-    assert max((v.type.register_layout.num_registers for op in kernel.walk() if isinstance(op, tile.Flip) for v in op.results), default=0) <= 128
+    assert (
+        max(
+            (
+                v.type.register_layout.num_registers
+                for op in kernel.walk()
+                if isinstance(op, tile.Flip)
+                for v in op.results
+            ),
+            default=0,
+        )
+        <= 128
+    )
     same(case.run(module), case.run(case.module()), 0)
 
 
 def test_three_products_of_tf32_are_nearly_one_of_float32():
-    def f(a, b, o, P: tkc.constexpr): tkc.store(o, (0, 0), tkc.dot(tkc.load(a, (0, 0), (32, 32)), tkc.load(b, (0, 0), (32, 32)), precision=P))
+    def f(a, b, o, P: tkc.constexpr):
+        tkc.store(
+            o,
+            (0, 0),
+            tkc.dot(tkc.load(a, (0, 0), (32, 32)), tkc.load(b, (0, 0), (32, 32)), precision=P),
+        )
+
     errors = {}
     for precision in "ieee", "tf32", "tf32x3":
-        case = Case(f, (f2, f2, f2), dict(P=precision), lambda: [normal(32, 32), normal(32, 32, seed=1), blank(32, 32)], (1,))
+        case = Case(
+            f,
+            (f2, f2, f2),
+            dict(P=precision),
+            lambda: [normal(32, 32), normal(32, 32, seed=1), blank(32, 32)],
+            (1,),
+        )
         module, kernel, _ = selected(case)
         check(kernel)
         a, b, _ = case.data()
@@ -192,6 +345,7 @@ def test_resuming_from_text_reads_the_plan():
     through(module, "schedule-programs", given)
     again = parse(show(module))
     from tkc.passes.pipeline import module_of
+
     module_of(LAST).run(module, given)
     resumed = context()
     module_of(LAST).run(again, resumed)

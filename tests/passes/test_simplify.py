@@ -1,4 +1,5 @@
 """simplify: structure before and after, values kept, folding against the specification."""
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def simplified(module):
     return module
 
 
-def body(fn, *signature, **constants): return simplified(traced(fn, *signature, **constants))
+def body(fn, *signature, **constants):
+    return simplified(traced(fn, *signature, **constants))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,28 +47,50 @@ def test_nothing_changes_but_the_text(name):
 
 
 def test_a_loop_that_cannot_run_is_gone():
-    """Its end is nowhere behind its beginning, whatever the program's place; one that may run stays."""
+    """Its end is nowhere behind its beginning, whatever the program's place; one that may run
+    stays.
+    """
+
     def kernel(x, o, n):
         m, total = tkc.program_id(0) * 64, tkc.zeros((16, 16))
-        for i in tkc.range(0, tkc.minimum(x.shape[0], m + n), 16): total = total + tkc.load(x, (i, 0), (16, 16))
+        for i in tkc.range(0, tkc.minimum(x.shape[0], m + n), 16):
+            total = total + tkc.load(x, (i, 0), (16, 16))
         tkc.store(o, (0, 0), total)
+
     for rows, loops in ((0, 0), (64, 1)):
         module = body(kernel, array(tkc.float32, 2, shape=(rows, 16)), f2, i32_argument())
         assert count(module, scf.ForOp) == loops and count(module, tile.Load) == loops
 
 
-# ---- folding -------------------------------------------------------------------------------------------------------------
-NUMBERS = {i8: np.int8, i32: np.int32, i64: np.int64, ui8: np.uint8, ui32: np.uint32, f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
+# ---- folding
+# --------------------------------------------------------------------------------------------------
+NUMBERS = {
+    i8: np.int8,
+    i32: np.int32,
+    i64: np.int64,
+    ui8: np.uint8,
+    ui32: np.uint32,
+    f16: np.float16,
+    bf16: ml_dtypes.bfloat16,
+    f32: np.float32,
+    f64: np.float64,
+}
 
 
 def computed(build, result):
-    """A scalar that `build` makes, as level 0 computes it before and after simplify; and whether anything but a constant is left."""
+    """A scalar that `build` makes, as level 0 computes it before and after simplify; and whether
+    anything but a constant is left.
+    """
     element = result
-    def emit(out): put(out, build())
+
+    def emit(out):
+        put(out, build())
+
     outputs = []
     for change in False, True:
         module = kernel([ArrayType(0, element)], emit)
-        if change: simplified(module)
+        if change:
+            simplified(module)
         out = np.zeros((), level0.dtype_of(element))
         level0.run(module, [out], (1,))
         outputs.append(out)
@@ -77,44 +101,114 @@ def computed(build, result):
 @given(st.data())
 def test_constants_fold_to_what_level_0_computes(data):
     t = data.draw(st.sampled_from(list(NUMBERS)))
-    name = data.draw(st.sampled_from([n for n, f in ew.FUNCTIONS.items() if f.accepts(t) and n not in ("floordiv", "mod") or f.domain == "number" and t in (i8, i32)]))
+    name = data.draw(
+        st.sampled_from(
+            [
+                n
+                for n, f in ew.FUNCTIONS.items()
+                if f.accepts(t)
+                and n not in ("floordiv", "mod")
+                or f.domain == "number"
+                and t in (i8, i32)
+            ]
+        )
+    )
     fn = ew.FUNCTIONS[name]
-    if np.dtype(NUMBERS[t]).kind in "iu": value = st.integers(int(np.iinfo(NUMBERS[t]).min), int(np.iinfo(NUMBERS[t]).max))
-    else: value = st.sampled_from([0.0, -0.0, 1.0, -1.5, 0.1, 1e4, 3e38 if t in (f32, f64) else 1e3, float("inf"), float("nan")])
+    if np.dtype(NUMBERS[t]).kind in "iu":
+        value = st.integers(int(np.iinfo(NUMBERS[t]).min), int(np.iinfo(NUMBERS[t]).max))
+    else:
+        value = st.sampled_from(
+            [
+                0.0,
+                -0.0,
+                1.0,
+                -1.5,
+                0.1,
+                1e4,
+                3e38 if t in (f32, f64) else 1e3,
+                float("inf"),
+                float("nan"),
+            ]
+        )
     numbers = data.draw(st.lists(value, min_size=fn.arity, max_size=fn.arity))
-    (before, after), _ = computed(lambda: C[name](*(tile.Constant(NUMBERS[t](n).item() if t is not bf16 else float(NUMBERS[t](n)), t).result for n in numbers)).results[0], i1 if fn.truth else t)
-    np.testing.assert_array_equal(np.asarray(before, np.float64), np.asarray(after, np.float64), err_msg=f"{name} of {numbers} as {t}")
-    assert np.signbit(np.float64(before)) == np.signbit(np.float64(after)) or np.isnan(np.float64(before))
+    (before, after), _ = computed(
+        lambda: C[name](
+            *(
+                tile.Constant(
+                    NUMBERS[t](n).item() if t is not bf16 else float(NUMBERS[t](n)), t
+                ).result
+                for n in numbers
+            )
+        ).results[0],
+        i1 if fn.truth else t,
+    )
+    np.testing.assert_array_equal(
+        np.asarray(before, np.float64),
+        np.asarray(after, np.float64),
+        err_msg=f"{name} of {numbers} as {t}",
+    )
+    assert np.signbit(np.float64(before)) == np.signbit(np.float64(after)) or np.isnan(
+        np.float64(before)
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_casts_fold_to_what_level_0_computes(data):
     chain = data.draw(st.lists(st.sampled_from(list(NUMBERS)), min_size=2, max_size=4))
-    start = data.draw(st.sampled_from([0, 1, 3, -1, 100, 255, 65537, 2**31 - 1, 0.1, -2.5, 1e10])) if chain[0] in (f32, f64, i64) else data.draw(st.integers(0, 100))
+    start = (
+        data.draw(st.sampled_from([0, 1, 3, -1, 100, 255, 65537, 2**31 - 1, 0.1, -2.5, 1e10]))
+        if chain[0] in (f32, f64, i64)
+        else data.draw(st.integers(0, 100))
+    )
     first = NUMBERS[chain[0]](start)
 
     def build(value):
-        for t in chain[1:]: value = ew.Cast(value, t).result
+        for t in chain[1:]:
+            value = ew.Cast(value, t).result
         return value
-    (before, after), left = computed(lambda: build(tile.Constant(float(first) if np.dtype(type(first)).kind == "f" or chain[0] is bf16 else int(first), chain[0]).result), chain[-1])
-    np.testing.assert_array_equal(np.asarray(before, np.float64), np.asarray(after, np.float64), err_msg=f"{first} through {chain}")
+
+    (before, after), left = computed(
+        lambda: build(
+            tile.Constant(
+                (
+                    float(first)
+                    if np.dtype(type(first)).kind == "f" or chain[0] is bf16
+                    else int(first)
+                ),
+                chain[0],
+            ).result
+        ),
+        chain[-1],
+    )
+    np.testing.assert_array_equal(
+        np.asarray(before, np.float64),
+        np.asarray(after, np.float64),
+        err_msg=f"{first} through {chain}",
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from(list(NUMBERS)), min_size=2, max_size=4), st.lists(st.integers(-2**31, 2**31 - 1), min_size=5, max_size=5))
+@given(
+    st.lists(st.sampled_from(list(NUMBERS)), min_size=2, max_size=4),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=5, max_size=5),
+)
 def test_chains_of_casts_fold_to_what_level_0_computes(chain, numbers):
     """Of a tile: a float that becomes an integer saturates, an integer wraps."""
-    with np.errstate(all="ignore"): x = np.array(numbers, np.int32).astype(NUMBERS[chain[0]])
+    with np.errstate(all="ignore"):
+        x = np.array(numbers, np.int32).astype(NUMBERS[chain[0]])
 
     def emit(a, o):
         v = tile.Load(a, [tile.Constant(0, i32).result], [5]).result
-        for t in chain[1:]: v = ew.Cast(v, TileType([5], t)).result
+        for t in chain[1:]:
+            v = ew.Cast(v, TileType([5], t)).result
         put(o, v)
+
     outputs = []
     for change in False, True:
         module = kernel([ArrayType(1, chain[0]), ArrayType(1, chain[-1])], emit)
-        if change: simplified(module)
+        if change:
+            simplified(module)
         out = np.zeros(5, NUMBERS[chain[-1]])
         level0.run(module, [x, out], (1,))
         outputs.append(np.asarray(out, np.float64))
@@ -122,19 +216,38 @@ def test_chains_of_casts_fold_to_what_level_0_computes(chain, numbers):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["add", "sub", "mul", "max", "min", "and", "or", "xor", "floordiv", "mod", "eq", "lt", "ge"]), st.sampled_from([0, 1, -1, 2, 7]), st.booleans(), st.lists(st.integers(-2**31, 2**31 - 1), min_size=5, max_size=5))
+@given(
+    st.sampled_from(
+        ["add", "sub", "mul", "max", "min", "and", "or", "xor", "floordiv", "mod", "eq", "lt", "ge"]
+    ),
+    st.sampled_from([0, 1, -1, 2, 7]),
+    st.booleans(),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=5, max_size=5),
+)
 def test_identities_hold_for_any_operand(name, n, left, data):
     x = np.array(data, np.int32)
-    if name in ("floordiv", "mod") and left: left = False
+    if name in ("floordiv", "mod") and left:
+        left = False
 
     def emit(a, o):
         v = tile.Load(a, [tile.Constant(0, i32).result], [5]).result
         c = tile.Constant(n, v.type).result
-        put(o, C[name](C[name](*((c, v) if left else (v, c))).results[0], c).results[0] if not ew.FUNCTIONS[name].truth else C[name](*((c, v) if left else (v, c))).results[0])
+        put(
+            o,
+            (
+                C[name](C[name](*((c, v) if left else (v, c))).results[0], c).results[0]
+                if not ew.FUNCTIONS[name].truth
+                else C[name](*((c, v) if left else (v, c))).results[0]
+            ),
+        )
+
     outputs = []
     for change in False, True:
-        module = kernel([ArrayType(1, i32), ArrayType(1, i1 if ew.FUNCTIONS[name].truth else i32)], emit)
-        if change: simplified(module)
+        module = kernel(
+            [ArrayType(1, i32), ArrayType(1, i1 if ew.FUNCTIONS[name].truth else i32)], emit
+        )
+        if change:
+            simplified(module)
         out = np.zeros(5, np.bool_ if ew.FUNCTIONS[name].truth else np.int32)
         level0.run(module, [x, out], (1,))
         outputs.append(out)
@@ -142,20 +255,30 @@ def test_identities_hold_for_any_operand(name, n, left, data):
 
 
 def test_x_plus_zero_stays_for_floats_and_minus_zero_goes():
-    def f(x, o, Z: tkc.constexpr): tkc.store(o, (0,), tkc.load(x, (0,), (8,)) + Z)
-    assert count(body(f, f1, f1, Z=0.0), C["add"]) == 1 and count(body(f, f1, f1, Z=-0.0), C["add"]) == 0
+    def f(x, o, Z: tkc.constexpr):
+        tkc.store(o, (0,), tkc.load(x, (0,), (8,)) + Z)
+
+    assert (
+        count(body(f, f1, f1, Z=0.0), C["add"]) == 1
+        and count(body(f, f1, f1, Z=-0.0), C["add"]) == 0
+    )
 
 
-# ---- structure -------------------------------------------------------------------------------------------------------------
+# ---- structure
+# --------------------------------------------------------------------------------------------------
 def test_a_sum_with_a_product_becomes_the_products_accumulator():
     def f(a, b, o):
         acc = tkc.zeros((16, 16))
-        for k in tkc.range(0, a.shape[1], 16): acc = acc + tkc.dot(tkc.load(a, (0, k), (16, 16)), tkc.load(b, (k, 0), (16, 16)))
+        for k in tkc.range(0, a.shape[1], 16):
+            acc = acc + tkc.dot(tkc.load(a, (0, k), (16, 16)), tkc.load(b, (k, 0), (16, 16)))
         tkc.store(o, (0, 0), acc)
+
     module = body(f, array(tkc.float16, 2), array(tkc.float16, 2), f2)
     dot = next(op for op in module.walk() if isinstance(op, tile.Dot))
     assert count(module, C["add"]) == 0 and dot.acc is dot.parent.args[1]
-    assert count(body(f, array(tkc.float8_e4m3, 2), array(tkc.float8_e4m3, 2), f2), C["add"]) == 1, "float8 sums are shorter inside the tensor core"
+    assert (
+        count(body(f, array(tkc.float8_e4m3, 2), array(tkc.float8_e4m3, 2), f2), C["add"]) == 1
+    ), "float8 sums are shorter inside the tensor core"
 
 
 def test_equal_operations_are_one_and_loads_stay_apart():
@@ -163,8 +286,13 @@ def test_equal_operations_are_one_and_loads_stay_apart():
         i = tkc.program_id(0) * 8
         a, b = tkc.load(x, (i,), (8,)), tkc.load(x, (tkc.program_id(0) * 8,), (8,))
         tkc.store(o, (i,), (a * 2 + 1) + (a * 2 + 1) + b)
+
     module = body(f, f1, f1)
-    assert (count(module, tile.ProgramId), count(module, C["mul"]), count(module, tile.Load)) == (1, 2, 2)
+    assert (count(module, tile.ProgramId), count(module, C["mul"]), count(module, tile.Load)) == (
+        1,
+        2,
+        2,
+    )
 
 
 def test_what_a_loop_does_not_change_leaves_it_unless_it_fills_registers():
@@ -172,19 +300,25 @@ def test_what_a_loop_does_not_change_leaves_it_unless_it_fills_registers():
         total = tkc.zeros((64, 64))
         for i in tkc.range(0, n):
             rows, cols = tkc.arange(64), tkc.arange(64)
-            total = total + tkc.where(rows[:, None] * n >= cols[None, :], tkc.load(x, (i, 0), (64, 64)), 0)
+            total = total + tkc.where(
+                rows[:, None] * n >= cols[None, :], tkc.load(x, (i, 0), (64, 64)), 0
+            )
         tkc.store(o, (0, 0), total)
+
     module = body(f, f2, f2, i32_argument())
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
-    assert {op.name for op in loop.body.block.ops} >= {"tile.ge", "tile.load"} and not any(isinstance(op, (tile.Arange, C["mul"])) for op in loop.body.block.ops)
+    assert {op.name for op in loop.body.block.ops} >= {"tile.ge", "tile.load"} and not any(
+        isinstance(op, (tile.Arange, C["mul"])) for op in loop.body.block.ops
+    )
 
 
 def test_carried_values_that_nobody_needs_are_dropped():
     def f(x, o, n):
         a, b, c, d = tkc.load(x, (0,), (8,)), 1, 2, 3
-        for i in tkc.range(0, n):
-            a, b, d = a + c, b + d, b           # b and d need each other alone; c never changes
+        for _i in tkc.range(0, n):
+            a, b, d = a + c, b + d, b  # b and d need each other alone; c never changes
         tkc.store(o, (0,), a)
+
     module = body(f, f1, f1, i32_argument())
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))
     assert len(loop.results) == 1
@@ -194,8 +328,10 @@ def test_carried_values_that_nobody_needs_are_dropped():
 def test_loops_of_known_length(trips):
     def f(x, o, N: tkc.constexpr):
         a = tkc.load(x, (0,), (8,))
-        for i in tkc.range(0, N): a = a * 2 + i
+        for i in tkc.range(0, N):
+            a = a * 2 + i
         tkc.store(o, (0,), a)
+
     case = Case(f, (f1, f1), dict(N=trips), lambda: [normal(8), blank(8)], (1,))
     module = case.module()
     want = case.run(module)
@@ -208,7 +344,9 @@ def test_known_extents_are_constants_and_masks_that_hold_disappear():
         i = tkc.arange(16)
         keep = (i < x.shape[0]) & (i >= 0)
         tkc.store(o, (0,), tkc.where(keep, tkc.load(x, (0,), (16,)), 0))
+
     from tkc.language.signature import ArrayArgument
+
     kind = ArrayArgument(tkc.float32, ArrayFacts((Fact(exact=16),), (Fact(exact=1),), 16))
     module = body(f, kind, kind)
     assert count(module, tile.Dim, ew.Select, *ew.CLASSES.values()) == 0
@@ -219,8 +357,13 @@ def test_a_mask_of_columns_is_computed_once_a_column():
         cols = tkc.arange(64)[None, :]
         v = tkc.load(x, (0, 0), (32, 64))
         tkc.store(o, (0, 0), tkc.where((cols < n) & (cols >= 3), v, 0))
+
     module = body(f, f2, f2, i32_argument())
-    small = [op.results[0].type.size for op in module.walk() if isinstance(op, (C["lt"], C["ge"], C["and"]))]
+    small = [
+        op.results[0].type.size
+        for op in module.walk()
+        if isinstance(op, (C["lt"], C["ge"], C["and"]))
+    ]
     assert small and max(small) == 64
 
 
@@ -230,20 +373,40 @@ def test_indices_are_compared_in_32_bits_with_a_number_of_64(name):
 
     def f(classes, o):
         wanted = tkc.load(classes, (0,), (8,))
-        tkc.store(o, (0, 0), getattr(operator, name)(tkc.arange(64)[None, :], wanted[:, None]).to(tkc.int32))
-        tkc.store(o, (8, 0), getattr(operator, name)(wanted[:, None], tkc.arange(64)[None, :]).to(tkc.int32))
+        tkc.store(
+            o,
+            (0, 0),
+            getattr(operator, name)(tkc.arange(64)[None, :], wanted[:, None]).to(tkc.int32),
+        )
+        tkc.store(
+            o,
+            (8, 0),
+            getattr(operator, name)(wanted[:, None], tkc.arange(64)[None, :]).to(tkc.int32),
+        )
+
     module = body(f, array(tkc.int64), array(tkc.int32, 2))
-    assert {op.args[0].type.element for op in module.walk() if isinstance(op, C[name] if name in ("eq", "ne") else (C["lt"], C["le"], C["gt"], C["ge"]))} == {i32}
-    wanted, out = np.array([0, 63, 64, -1, 5, -100, 2**40, -2**63]), np.zeros((16, 64), np.int32)
+    assert {
+        op.args[0].type.element
+        for op in module.walk()
+        if isinstance(op, C[name] if name in ("eq", "ne") else (C["lt"], C["le"], C["gt"], C["ge"]))
+    } == {i32}
+    wanted, out = np.array([0, 63, 64, -1, 5, -100, 2**40, -(2**63)]), np.zeros((16, 64), np.int32)
     level0.run(module, [wanted, out], (1,))
-    np.testing.assert_array_equal(out[:8], getattr(operator, name)(np.arange(64)[None, :], wanted[:, None]))
-    np.testing.assert_array_equal(out[8:], getattr(operator, name)(wanted[:, None], np.arange(64)[None, :]))
+    np.testing.assert_array_equal(
+        out[:8], getattr(operator, name)(np.arange(64)[None, :], wanted[:, None])
+    )
+    np.testing.assert_array_equal(
+        out[8:], getattr(operator, name)(wanted[:, None], np.arange(64)[None, :])
+    )
 
 
 def test_branches_known_at_compile_time_are_gone():
     def f(x, o):
-        if x.shape[0] >= 0: tkc.store(o, (0,), tkc.load(x, (0,), (8,)))
-        else: tkc.store(o, (0,), tkc.zeros((8,)))
+        if x.shape[0] >= 0:
+            tkc.store(o, (0,), tkc.load(x, (0,), (8,)))
+        else:
+            tkc.store(o, (0,), tkc.zeros((8,)))
+
     assert count(body(f, f1, f1), scf.IfOp) == 0
 
 
@@ -252,13 +415,21 @@ def test_effects_and_acquires_stay():
         tkc.load(flag.ptr, sem="acquire")
         tkc.atomic_add(o, (0,), tkc.load(x, (0,), (8,)))
         tkc.load(x, (0,), (8,))
+
     module = body(f, f1, f1, array(tkc.int32))
-    assert count(module, tile.LoadPointers) == 1 and count(module, tile.Load) == 1 and count(module, tile.AtomicBlock, tile.Atomic) == 1
+    assert (
+        count(module, tile.LoadPointers) == 1
+        and count(module, tile.Load) == 1
+        and count(module, tile.AtomicBlock, tile.Atomic) == 1
+    )
 
 
 def test_locations_survive():
     case = CASES["attention"]
     module = simplified(case.module())
     from tkc.ir.text import is_unknown
-    lost = [op.name for op in next(iter(module.body.block.ops)).body.walk() if is_unknown(op.location)]
+
+    lost = [
+        op.name for op in next(iter(module.body.block.ops)).body.walk() if is_unknown(op.location)
+    ]
     assert not lost, lost

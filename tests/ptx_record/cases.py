@@ -1,7 +1,7 @@
 """The recorded kernels: a name and a function that gives PTX for each.
 
-They come from the examples, the library's functions, the forms of attention and products that the library chooses,
-the plans of the measured tables, and the kernels on which the passes are tested.
+They come from the examples, the library's functions, the forms of attention and products that the
+library chooses, the plans of the measured tables, and the kernels on which the passes are tested.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _of_tables() -> Cases:
         for activation in (None, "gelu"):
             yield (
                 f"tables/{config!r}/{activation}",
-                lambda c=config, a=activation: product.compile(
-                    *shapes, ACTIVATION=a, **dict(c.items), target="sm_90a"
-                ).ptx,
+                lambda c=config, a=activation: (
+                    product.compile(*shapes, ACTIVATION=a, **dict(c.items), target="sm_90a").ptx
+                ),
             )
 
 
@@ -96,14 +96,18 @@ def _of_passes() -> Cases:
     for case in test_product_types.CASES:
         yield (
             f"product types/{case.name}",
-            lambda c=case: emit(
-                test_product_types.compiled(c)[0][PIPELINE[-1]].clone(), target_named("sm_90a")
-            ).text,
+            lambda c=case: (
+                emit(
+                    test_product_types.compiled(c)[0][PIPELINE[-1]].clone(), target_named("sm_90a")
+                ).text
+            ),
         )
 
 
 @cache
 def cases() -> dict[str, Callable[[], str]]:
-    """Every recorded kernel by name. Asked for once: what the library launches depends on earlier calls."""
+    """Every recorded kernel by name. Asked for once: what the library launches depends on earlier
+    calls.
+    """
     sources = (_of_examples, _of_library, _of_attention, _of_tables, _of_passes)
     return {name: ptx for source in sources for name, ptx in source()}

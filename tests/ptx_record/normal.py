@@ -9,7 +9,9 @@ LABEL = re.compile(r"\$[A-Za-z_]\w*")
 
 
 def normalized(ptx: str) -> str:
-    """The text with `.file`, `.loc` and comments left out, and with labels and the kernel's name numbered."""
+    """The text with `.file`, `.loc` and comments left out, and with labels and the kernel's name
+    numbered.
+    """
     names: dict[str, str] = {}
 
     def numbered(match: re.Match[str]) -> str:

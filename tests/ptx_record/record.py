@@ -12,7 +12,9 @@ RECORD = Path(__file__).with_name("record.json")
 
 
 def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
-    """The hashes of every `of`-th case, beginning with case `first`; texts go to a folder if one is given."""
+    """The hashes of every `of`-th case, beginning with case `first`; texts go to a folder if one is
+    given.
+    """
     first, of, folder, only = job
     os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp()
     os.environ["TKC_CACHE"] = "0"
@@ -33,5 +35,3 @@ def part(job: tuple[int, int, str | None, str | None]) -> dict[str, str]:
             file = Path(folder) / f"{found[name]}.ptx"
             file.write_text(normalized(text))
     return found
-
-

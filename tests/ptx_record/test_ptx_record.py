@@ -1,4 +1,6 @@
-"""A sample of the recorded kernels still compiles to the recorded PTX; `make ptx-record` compiles all of them."""
+"""A sample of the recorded kernels still compiles to the recorded PTX; `make ptx-record` compiles
+all of them.
+"""
 
 import json
 
@@ -13,7 +15,7 @@ SAMPLE = 8  # one case of so many
 
 def test_names_are_left_out():
     one = '.file 1 "a.py"\n.visible .entry add(\n$for_1:\n\t.loc 1 2 3\n\tbra $for_1; // back\n'
-    other = '.visible .entry plus(\n$loop_7:\n\tbra $loop_7;\n'
+    other = ".visible .entry plus(\n$loop_7:\n\tbra $loop_7;\n"
     assert normalized(one) == normalized(other)
     assert digest(one) != digest(other.replace("bra", "bra.uni"))
 

@@ -23,10 +23,12 @@ def made_up(monkeypatch, fake):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with one made-up GPU."""
-    with made_up(monkeypatch, FakeDriver()) as fake: yield fake
+    with made_up(monkeypatch, FakeDriver()) as fake:
+        yield fake
 
 
 @pytest.fixture
 def gpus(monkeypatch):
     """A machine with two."""
-    with made_up(monkeypatch, FakeDrivers()) as fake: yield fake
+    with made_up(monkeypatch, FakeDrivers()) as fake:
+        yield fake

@@ -1,4 +1,7 @@
-"""A libcuda and cuda.h in a page of C, for exported launchers: every call is printed; a launch prints the parameters it is given."""
+"""A libcuda and cuda.h in a page of C, for exported launchers: every call is printed; a launch
+prints the parameters it is given.
+"""
+
 CUDA_H = r"""
 #ifndef STUB_CUDA_H
 #define STUB_CUDA_H

@@ -1,4 +1,7 @@
-"""tkc.autotune: what is chosen and from where, keys, narrowing, tables, assembly here and measurement elsewhere, arrays put back, errors."""
+"""tkc.autotune: what is chosen and from where, keys, narrowing, tables, assembly here and
+measurement elsewhere, arrays put back, errors.
+"""
+
 import gc
 import json
 import weakref
@@ -15,7 +18,8 @@ from tkc.runtime.tuning import Table, changed, key
 CONFIGS = [tkc.Config(BM=m, BN=n, BK=32) for m, n in ((32, 32), (64, 64), (32, 64))]
 
 
-def grid(args): return tkc.cdiv(args["c"].shape[0], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
+def grid(args):
+    return tkc.cdiv(args["c"].shape[0], args["BM"]), tkc.cdiv(args["c"].shape[1], args["BN"])
 
 
 @tkc.jit
@@ -31,7 +35,8 @@ def doubled(x, N: tkc.constexpr):
 
 
 @tkc.jit
-def counted(x, N: tkc.constexpr): tkc.atomic_add(x.ptr + tkc.program_id(0) * N + tkc.arange(N), 1)
+def counted(x, N: tkc.constexpr):
+    tkc.atomic_add(x.ptr + tkc.program_id(0) * N + tkc.arange(N), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -42,24 +47,41 @@ def own_cache(tmp_path, monkeypatch):
 
 def arrays(m=70, k=50, n=60, dtype=np.float32):
     r = np.random.default_rng(0)
-    return r.integers(-3, 4, (m, k)).astype(dtype), r.integers(-3, 4, (k, n)).astype(dtype), np.zeros((m, n), dtype)
+    return (
+        r.integers(-3, 4, (m, k)).astype(dtype),
+        r.integers(-3, 4, (k, n)).astype(dtype),
+        np.zeros((m, n), dtype),
+    )
 
 
-def tuned(configs=tuple(CONFIGS), **options): return tkc.autotune(configs, **options)(tkc.jit(plain))
+def tuned(configs=tuple(CONFIGS), **options):
+    return tkc.autotune(configs, **options)(tkc.jit(plain))
 
 
 def times(monkeypatch, seconds):
     """Measurements that take what a function of (number of candidates) says."""
     calls = []
-    monkeypatch.setattr(timing, "measure", lambda launches, device, budget, failed: (calls.append(len(launches)), [launch() for launch in launches], seconds(len(launches)))[2])
+    monkeypatch.setattr(
+        timing,
+        "measure",
+        lambda launches, device, budget, failed: (
+            calls.append(len(launches)),
+            [launch() for launch in launches],
+            seconds(len(launches)),
+        )[2],
+    )
     return calls
 
 
-# ------------------------------------------------------------------------------------------------------------ choices
+# --------------------------------------------------------------------------------------------------
 def test_arrays_elsewhere_are_not_chosen_for_again(monkeypatch):
     t, chosen, kept = tuned(measure=False), [], []
-    monkeypatch.setattr(type(t), "_choose", lambda self, *args, choose=type(t)._choose: (chosen.append(args), choose(self, *args))[1])
-    for round in range(4):
+    monkeypatch.setattr(
+        type(t),
+        "_choose",
+        lambda self, *args, choose=type(t)._choose: (chosen.append(args), choose(self, *args))[1],
+    )
+    for _round in range(4):
         kept.append(arrays())
         t[grid](*kept[-1])
         assert np.array_equal(kept[-1][2], kept[-1][0] @ kept[-1][1])
@@ -74,8 +96,11 @@ def test_a_launch_is_right_and_tuned_once(monkeypatch):
         assert np.array_equal(c, a @ b)
     assert calls == [3] and t.choose(a, b, c, grid=grid).config == CONFIGS[1]
     again = tuned()
-    assert again.choose(a, b, c, grid=grid).source == "measured" and calls == [3]           # from the disk
-    assert again.choose(*arrays(71), grid=grid).config == CONFIGS[1] and calls == [3, 3]      # another shape: measured anew
+    assert again.choose(a, b, c, grid=grid).source == "measured" and calls == [3]  # from the disk
+    assert again.choose(*arrays(71), grid=grid).config == CONFIGS[1] and calls == [
+        3,
+        3,
+    ]  # another shape: measured anew
     assert any("3000000.00 us" in line for line in t.choose(a, b, c, grid=grid).others)
 
 
@@ -83,7 +108,13 @@ def test_a_real_measurement_on_the_host():
     t, (a, b, c) = tuned(budget=0.2), arrays(200, 100, 130)
     t[grid](a, b, c)
     choice = t.choose(a, b, c, grid=grid)
-    assert np.array_equal(c, a @ b) and choice.source == "measured" and choice.seconds > 0 and choice.config in CONFIGS and len(choice.others) == 2
+    assert (
+        np.array_equal(c, a @ b)
+        and choice.source == "measured"
+        and choice.seconds > 0
+        and choice.config in CONFIGS
+        and len(choice.others) == 2
+    )
 
 
 def test_without_measuring(monkeypatch):
@@ -94,29 +125,52 @@ def test_without_measuring(monkeypatch):
     monkeypatch.setenv("TKC_AUTOTUNE", "1")
     assert tuned(measure=False).choose(*arrays(), grid=grid).source == "measured" and calls == [3]
     monkeypatch.setenv("TKC_AUTOTUNE", "yes")
-    with pytest.raises(tkc.TuningError, match="TKC_AUTOTUNE is 0 .* or 1 .*, got 'yes'"): tuned().choose(*arrays(), grid=grid)
+    with pytest.raises(tkc.TuningError, match="TKC_AUTOTUNE is 0 .* or 1 .*, got 'yes'"):
+        tuned().choose(*arrays(), grid=grid)
 
 
 def test_the_model_ranks_for_hopper():
     t = tuned([tkc.Config(BM=m, BN=n, BK=64) for m, n in ((64, 64), (128, 256), (128, 128))])
     array = "bf16[8192, 8192]"
     choice = t.choose(array, array, array, grid=grid, target="sm_90a")
-    assert dict(choice.config.items)["BN"] == 256 and choice.source == "model" and len(choice.others) > 5
-    assert t.choose("bf16[64, 8192]", array, "bf16[64, 8192]", grid=grid, target="sm_90a").config.constants == {"BM": 64, "BN": 64, "BK": 64}
+    assert (
+        dict(choice.config.items)["BN"] == 256
+        and choice.source == "model"
+        and len(choice.others) > 5
+    )
+    assert t.choose(
+        "bf16[64, 8192]", array, "bf16[64, 8192]", grid=grid, target="sm_90a"
+    ).config.constants == {"BM": 64, "BN": 64, "BK": 64}
     few = tkc.autotune(CONFIGS, limit=4)(tkc.jit(plain))
     assert len(few.candidates(*few.bound(array, array, array), grid, "sm_80")[0]) == 4
 
 
 def test_narrowing_by_keywords():
     t, (a, b, c) = tuned(measure=False), arrays()
-    assert t.choose(a, b, c, BM=64, grid=grid).config == tkc.Config(BN=64, BK=32)               # what was given is no part of the choice
+    assert t.choose(a, b, c, BM=64, grid=grid).config == tkc.Config(
+        BN=64, BK=32
+    )  # what was given is no part of the choice
     array = "bf16[8192, 8192]"
     for options in ({"cluster": (1, 1)}, {"cluster": (2, 1)}, {"roles": "one", "num_warps": 8}):
         wide = tuned([tkc.Config(BM=128, BN=256, BK=64)])
-        assert options.items() <= (dict(wide.choose(array, array, array, grid=grid, target="sm_90a", **options).config.items) | options).items()
+        assert (
+            options.items()
+            <= (
+                dict(
+                    wide.choose(
+                        array, array, array, grid=grid, target="sm_90a", **options
+                    ).config.items
+                )
+                | options
+            ).items()
+        )
         found, _ = wide.candidates(*wide.bound(array, array, array, **options), grid, "sm_90a")
-        assert {c.config.options.get("cluster", options.get("cluster")) for c in found} <= {options.get("cluster"), (1, 1)}
-    with pytest.raises(tkc.TuningError, match="none of 3 configurations fits.*BM=128"): t.choose(a, b, c, BM=128, grid=grid)
+        assert {c.config.options.get("cluster", options.get("cluster")) for c in found} <= {
+            options.get("cluster"),
+            (1, 1),
+        }
+    with pytest.raises(tkc.TuningError, match="none of 3 configurations fits.*BM=128"):
+        t.choose(a, b, c, BM=128, grid=grid)
 
 
 def test_configurations_may_depend_on_the_arguments():
@@ -133,65 +187,113 @@ def test_keys():
     name = t._named(values, t._described(values), options)
     assert name == "a: float32[70, 50] b: float32[50:1, 60:50] c: float32[70, 60] num_warps=8"
     by_rows = tuned(key=lambda args: args["a"].shape[0] > 64, measure=False)
-    assert [by_rows._named(v, by_rows._described(v), o) for v, o in (by_rows.bound(*arrays(m)) for m in (65, 70, 8))] == ["True", "True", "False"]
+    assert [
+        by_rows._named(v, by_rows._described(v), o)
+        for v, o in (by_rows.bound(*arrays(m)) for m in (65, 70, 8))
+    ] == ["True", "True", "False"]
     assert "i: 3 f: float32" in key(("i", "f"), [tkc_scalar(3), tkc_scalar(0.5)], ())
 
 
 def tkc_scalar(x):
     from tkc.runtime.specialize import argument
+
     return argument(x, "x", False)
 
 
-# ------------------------------------------------------------------------------------------------------------ measuring
+# --------------------------------------------------------------------------------------------------
 def test_what_a_kernel_reads_and_writes_is_put_back():
     x, want = np.arange(100, dtype=np.float32), np.arange(100, dtype=np.float32) * 2
     t = tkc.autotune([dict(N=16), dict(N=32)], budget=0.05)(doubled)
     t[lambda args: tkc.cdiv(100, args["N"])](x)
     assert np.array_equal(x, want)
     out = np.zeros(100, np.float32)
-    for kernel, args, found in ((doubled, (x,), 1), (scaled, (x, out), 0), (scaled, (x, x), 1), (counted, (np.zeros(64, np.int32),), 1)):
+    for kernel, args, found in (
+        (doubled, (x,), 1),
+        (scaled, (x, out), 0),
+        (scaled, (x, x), 1),
+        (counted, (np.zeros(64, np.int32),), 1),
+    ):
         values, options = kernel._bind(*args, N=16)
         assert len(changed(kernel, kernel._describe(values), options)) == found
 
 
 def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, monkeypatch):
     from tests.runtime.fake_driver import FakeTensor
+
     monkeypatch.setattr(timing, "_filler", {})
-    x, t = FakeTensor((4096,), pointer=0x1000_0000), tkc.autotune([dict(N=n, num_warps=4) for n in (128, 256, 512)])(doubled)
+    x, t = (
+        FakeTensor((4096,), pointer=0x1000_0000),
+        tkc.autotune([dict(N=n, num_warps=4) for n in (128, 256, 512)])(doubled),
+    )
     t[lambda args: 4096 // args["N"]](x)
     choice = t.choose(x, grid=lambda args: 4096 // args["N"])
     assert choice.source == "measured" and choice.seconds == 0.5e-3 and len(choice.others) == 2
-    launches, flushes = gpu.named("launch"), [c for c in gpu.named("cuMemsetD8Async") if c[3] == timing.FLUSH]
+    launches, flushes = (
+        gpu.named("launch"),
+        [c for c in gpu.named("cuMemsetD8Async") if c[3] == timing.FLUSH],
+    )
     assert len(launches) == len(flushes) + 1 and 2 * len(flushes) == len(gpu.named("cuEventRecord"))
     keep, back = gpu.named("cuMemcpyDtoD")
-    assert keep[3] == back[3] == 4096 * 4 and keep[2] == back[1] == 0x1000_0000 and keep[1] == back[2]
+    assert (
+        keep[3] == back[3] == 4096 * 4 and keep[2] == back[1] == 0x1000_0000 and keep[1] == back[2]
+    )
     gpu.capturing = 1
-    assert t.choose(FakeTensor((8192,)), grid=1).source == "model"                          # nothing can be measured in a capture
+    assert (
+        t.choose(FakeTensor((8192,)), grid=1).source == "model"
+    )  # nothing can be measured in a capture
 
 
 def test_slow_candidates_are_dropped_early():
     turns = []
 
     class Clock:
-        def __call__(self, launches): return [launch() for launch in launches]
-    def launch(i, seconds): return lambda: (turns.append(i), seconds)[1]
+        def __call__(self, launches):
+            return [launch() for launch in launches]
+
+    def launch(i, seconds):
+        return lambda: (turns.append(i), seconds)[1]
+
     host, timing._host = timing._host, Clock()
-    try: found = timing.measure([launch(0, 1.0), launch(1, 5.0), launch(2, 1.05)], -1, 10.0)
-    finally: timing._host = host
-    assert found == [1.0, 5.0, 1.05] and turns.count(1) == 3 and turns.count(2) == 8 and turns.count(0) == 16
+    try:
+        found = timing.measure([launch(0, 1.0), launch(1, 5.0), launch(2, 1.05)], -1, 10.0)
+    finally:
+        timing._host = host
+    assert (
+        found == [1.0, 5.0, 1.05]
+        and turns.count(1) == 3
+        and turns.count(2) == 8
+        and turns.count(0) == 16
+    )
 
 
 def test_a_candidate_that_fails_is_out(monkeypatch):
     failures = []
-    def bad(): raise tkc.DeviceError("no")
-    assert timing.measure([bad, lambda: None], -1, 0.01, lambda i, e: failures.append((i, str(e))))[0] is None and failures == [(0, "no")]
-    monkeypatch.setattr(timing, "measure", lambda launches, device, budget, failed: (failed(0, tkc.DeviceError("broke")), [None] * len(launches))[1])
-    with pytest.raises(tkc.TuningError, match="none of 3 candidates ran.*broke"): tuned()[grid](*arrays())
+
+    def bad():
+        raise tkc.DeviceError("no")
+
+    assert timing.measure([bad, lambda: None], -1, 0.01, lambda i, e: failures.append((i, str(e))))[
+        0
+    ] is None and failures == [(0, "no")]
+    monkeypatch.setattr(
+        timing,
+        "measure",
+        lambda launches, device, budget, failed: (
+            failed(0, tkc.DeviceError("broke")),
+            [None] * len(launches),
+        )[1],
+    )
+    with pytest.raises(tkc.TuningError, match="none of 3 candidates ran.*broke"):
+        tuned()[grid](*arrays())
 
 
 def test_workers_compile_into_the_cache(monkeypatch):
     from tests.runtime import test_autotune as here
-    specializations = [scaled._specialize(scaled._describe(scaled._bind("f32[4096]", "f32[4096]", N=n)[0]), ()) for n in (64, 128, 256, 512, 1024, 2048, 32)]
+
+    specializations = [
+        scaled._specialize(scaled._describe(scaled._bind("f32[4096]", "f32[4096]", N=n)[0]), ())
+        for n in (64, 128, 256, 512, 1024, 2048, 32)
+    ]
     assert workers._importable(here.scaled) and not workers._importable(tkc.jit(plain))
     workers._in_processes(here.scaled, specializations, "sm_80")
     fresh = tkc.jit(here.scaled.fn)
@@ -199,19 +301,28 @@ def test_workers_compile_into_the_cache(monkeypatch):
     assert workers.compile_all(fresh, specializations, "sm_80") == [None] * 7
 
 
-# ------------------------------------------------------------------------------------------------- assemblies and tables
+# -------------------------------------------------------------------------------------------------
 def test_assembled_here_and_measured_there(tmp_path, monkeypatch):
     a, b, c = arrays()
     path = tmp_path / "m.asm"
-    assert tuned().assemble("f32[70, 50]", "f32[50, 60]", "f32[70, 60]", grid=grid, target="cpu", path=path) == CONFIGS
+    assert (
+        tuned().assemble(
+            "f32[70, 50]", "f32[50, 60]", "f32[70, 60]", grid=grid, target="cpu", path=path
+        )
+        == CONFIGS
+    )
     times(monkeypatch, lambda n: [3.0, 2.0, 1.0])
     there = tuned()
-    monkeypatch.setattr(tkc.runtime.jit.JitFunction, "_load_or_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(
+        tkc.runtime.jit.JitFunction, "_load_or_compile", lambda *_: pytest.fail("compiled again")
+    )
     assert there.measure(path, a, b, c, grid=grid).config == CONFIGS[2]
     there[grid](a, b, c)
     assert np.array_equal(c, a @ b)
-    with pytest.raises(tkc.TuningError, match="assembled for other arguments"): there.measure(path, *arrays(64, 64, 64), grid=grid)
-    with pytest.raises(tkc.TuningError, match="is no assembly"): tkc.autotune([dict(N=16)])(doubled).measure(path, np.zeros(4, np.float32), grid=1)
+    with pytest.raises(tkc.TuningError, match="assembled for other arguments"):
+        there.measure(path, *arrays(64, 64, 64), grid=grid)
+    with pytest.raises(tkc.TuningError, match="is no assembly"):
+        tkc.autotune([dict(N=16)])(doubled).measure(path, np.zeros(4, np.float32), grid=1)
 
 
 def test_assembled_for_hopper(tmp_path):
@@ -219,7 +330,8 @@ def test_assembled_for_hopper(tmp_path):
     array = "bf16[4096, 4096]"
     found = t.assemble(array, array, array, grid=grid, target="sm_90a", path=path)
     assert len(found) > 2 and path.stat().st_size > 10000
-    with pytest.raises(tkc.TuningError, match="assembled for sm_90a"): t.measure(path, *arrays(), grid=grid)
+    with pytest.raises(tkc.TuningError, match="assembled for sm_90a"):
+        t.measure(path, *arrays(), grid=grid)
 
 
 def test_tables(tmp_path, monkeypatch):
@@ -227,54 +339,109 @@ def test_tables(tmp_path, monkeypatch):
     a, b, c = arrays()
     t, path = tuned(), tmp_path / "t.json"
     t[grid](a, b, c)
-    assert t.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"] == {"BK": 32, "BM": 32, "BN": 64}
+    assert t.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"] == {
+        "BK": 32,
+        "BM": 32,
+        "BN": 64,
+    }
     other = tuned(table=path, measure=False)
     choice = other.choose(a, b, c, grid=grid)
     assert (choice.source, choice.config, choice.seconds) == ("table", CONFIGS[2], 1.0)
     assert other.choose(*arrays(71), grid=grid).source == "model"
-    assert t.export_table(path) == 1                                                      # once more: the same
-    entry = json.loads(path.read_text())["entries"][0] | {"config": {"BM": 32, "BN": 64, "BK": 32, "num_warps": 3}}
+    assert t.export_table(path) == 1  # once more: the same
+    entry = json.loads(path.read_text())["entries"][0] | {
+        "config": {"BM": 32, "BN": 64, "BK": 32, "num_warps": 3}
+    }
     path.write_text(json.dumps({"format": "tkc-table-1", "entries": [entry]}))
-    for text, words in (("{", "is no table"), ('{"format": "x"}', "this version"), ('{"format": "tkc-table-1", "entries": [{}]}', "an entry has no")):
+    for text, words in (
+        ("{", "is no table"),
+        ('{"format": "x"}', "this version"),
+        ('{"format": "tkc-table-1", "entries": [{}]}', "an entry has no"),
+    ):
         path.write_text(text)
-        with pytest.raises(tkc.TuningError, match=words): Table.read(path)
+        with pytest.raises(tkc.TuningError, match=words):
+            Table.read(path)
 
 
 def test_forced_choices_are_ranked_and_kept(tmp_path, monkeypatch):
-    """What forces a plan is an option like others: of a configuration, of a launch, and in a table, whose lists are pairs again."""
-    array, forced = "bf16[4096, 4096]", [dict(left_factor="registers"), dict(swap_dots=True, store_columns=32), dict(epilogue="direct"), dict(split_warps=(4, 2)), dict(slabs=1, queue=True)]
+    """What forces a plan is an option like others: of a configuration, of a launch, and in a table,
+    whose lists are pairs again.
+    """
+    array, forced = (
+        "bf16[4096, 4096]",
+        [
+            dict(left_factor="registers"),
+            dict(swap_dots=True, store_columns=32),
+            dict(epilogue="direct"),
+            dict(split_warps=(4, 2)),
+            dict(slabs=1, queue=True),
+        ],
+    )
     t = tuned([tkc.Config(BM=128, BN=128, BK=64, **options) for options in forced])
     found, reasons = t.candidates(*t.bound(array, array, array), grid, "sm_90a")
-    assert not reasons and all(any(options.items() <= dict(c.config.items).items() for c in found) for options in forced)
-    assert t.choose(array, array, array, grid=grid, target="sm_90a", measure=False, left_factor="registers").config.options.get("left_factor", "registers") == "registers"
+    assert not reasons and all(
+        any(options.items() <= dict(c.config.items).items() for c in found) for options in forced
+    )
+    assert (
+        t.choose(
+            array, array, array, grid=grid, target="sm_90a", measure=False, left_factor="registers"
+        ).config.options.get("left_factor", "registers")
+        == "registers"
+    )
     times(monkeypatch, lambda n: [2.0, 1.0])
     a, b, c = arrays()
-    two, path = tuned([tkc.Config(BM=32, BN=32, BK=32), tkc.Config(BM=32, BN=64, BK=32, split_warps=(1, 4), swap_dots=False)]), tmp_path / "t.json"
+    two, path = (
+        tuned(
+            [
+                tkc.Config(BM=32, BN=32, BK=32),
+                tkc.Config(BM=32, BN=64, BK=32, split_warps=(1, 4), swap_dots=False),
+            ]
+        ),
+        tmp_path / "t.json",
+    )
     two[grid](a, b, c)
-    assert two.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"]["split_warps"] == [1, 4]
+    assert two.export_table(path) == 1 and json.loads(path.read_text())["entries"][0]["config"][
+        "split_warps"
+    ] == [1, 4]
     choice = tuned(table=path, measure=False).choose(a, b, c, grid=grid)
-    assert choice.source == "table" and choice.config.options == {"split_warps": (1, 4), "swap_dots": False}
+    assert choice.source == "table" and choice.config.options == {
+        "split_warps": (1, 4),
+        "swap_dots": False,
+    }
 
 
-@pytest.mark.parametrize("configs, words", [([], "at least one"), ([dict(BZ=3)], "'BZ', which is neither")])
+@pytest.mark.parametrize(
+    "configs, words", [([], "at least one"), ([dict(BZ=3)], "'BZ', which is neither")]
+)
 def test_bad_configurations(configs, words):
-    with pytest.raises(tkc.TuningError, match=words): tuned(configs)
+    with pytest.raises(tkc.TuningError, match=words):
+        tuned(configs)
 
 
 def test_bad_calls():
     t = tuned()
-    with pytest.raises(tkc.LaunchError, match="missing 1 required"): t[grid](*arrays()[:2])
-    with pytest.raises(tkc.LaunchError, match="parameters are"): t[grid](*arrays(), 1, 2, 3, 4)
-    with pytest.raises(TypeError, match="autotuned already"): tkc.autotune([dict(N=1)])(tkc.autotune([dict(N=1)])(doubled))
-    with pytest.raises(tkc.TuningError, match="none of 1 configurations fits"): tuned([tkc.Config(BM=30000, BN=30000, BK=32)]).choose(*["f32[4, 4]"] * 3, grid=grid, target="sm_80")
+    with pytest.raises(tkc.LaunchError, match="missing 1 required"):
+        t[grid](*arrays()[:2])
+    with pytest.raises(tkc.LaunchError, match="parameters are"):
+        t[grid](*arrays(), 1, 2, 3, 4)
+    with pytest.raises(TypeError, match="autotuned already"):
+        tkc.autotune([dict(N=1)])(tkc.autotune([dict(N=1)])(doubled))
+    with pytest.raises(tkc.TuningError, match="none of 1 configurations fits"):
+        tuned([tkc.Config(BM=30000, BN=30000, BK=32)]).choose(
+            *["f32[4, 4]"] * 3, grid=grid, target="sm_80"
+        )
 
 
 def test_what_is_launched_for_arrays_like_some(tmp_path):
     """The choice is made once, again where a table is read, and no array is kept."""
-    tuned = tkc.autotune([tkc.Config(BLOCK=64), tkc.Config(BLOCK=128)], key=lambda arguments: "one", measure=False)(tkc.jit(add.fn))
+    tuned = tkc.autotune(
+        [tkc.Config(BLOCK=64), tkc.Config(BLOCK=128)], key=lambda arguments: "one", measure=False
+    )(tkc.jit(add.fn))
     extents = []
     one, two = np.ones(200, np.float32), np.full(200, 2, np.float32)
-    launch = tuned[lambda args: extents.append(args["BLOCK"]) or tkc.cdiv(args["n"], args["BLOCK"])].like(one, two, np.empty(200, np.float32), 200)
+    launch = tuned[
+        lambda args: extents.append(args["BLOCK"]) or tkc.cdiv(args["n"], args["BLOCK"])
+    ].like(one, two, np.empty(200, np.float32), 200)
     for _ in range(3):
         out = np.zeros(200, np.float32)
         launch(one, two, out, 200)
@@ -284,21 +451,46 @@ def test_what_is_launched_for_arrays_like_some(tmp_path):
     launch(one, one, out, 200)
     assert len(extents) == before and (out == 2).all()
     device = next(iter(tuned._choices))[0]
-    (tmp_path / "table.json").write_text(json.dumps({"format": "tkc-table-1", "entries": [{"device": device, "kernel": "add", "key": "one", "config": {"BLOCK": 128}, "seconds": None}]}))
+    (tmp_path / "table.json").write_text(
+        json.dumps(
+            {
+                "format": "tkc-table-1",
+                "entries": [
+                    {
+                        "device": device,
+                        "kernel": "add",
+                        "key": "one",
+                        "config": {"BLOCK": 128},
+                        "seconds": None,
+                    }
+                ],
+            }
+        )
+    )
     tuned.import_table(tmp_path / "table.json")
     launch(one, two, out, 200)
     assert extents[-1] == 128 and (out == 3).all()
-    begun, choose = tuned._choose, lambda *given: (begun(*given), tuned.import_table(tmp_path / "table.json"))[0]
-    tuned._choose = choose                                                             # a table that another thread reads while the choice is made
+    begun, choose = (
+        tuned._choose,
+        lambda *given: (begun(*given), tuned.import_table(tmp_path / "table.json"))[0],
+    )
+    tuned._choose = choose  # a table that another thread reads while the choice is made
     tuned.import_table(tmp_path / "table.json")
     launch(one, two, out, 200)
     tuned._choose = lambda *given: asked.append(1) or begun(*given)
     asked = []
-    for _ in range(2): launch(one, two, out, 200)
+    for _ in range(2):
+        launch(one, two, out, 200)
     assert len(asked) == 1
-    class Kept(np.ndarray): pass
+
+    class Kept(np.ndarray):
+        pass
+
     kept = np.ones(200, np.float32).view(Kept)
-    again, gone = tuned[lambda args: tkc.cdiv(args["n"], args["BLOCK"])].like(kept, two, out, 200), weakref.ref(kept)
+    again, gone = (
+        tuned[lambda args: tkc.cdiv(args["n"], args["BLOCK"])].like(kept, two, out, 200),
+        weakref.ref(kept),
+    )
     del kept
     gc.collect()
     assert gone() is None and callable(again)

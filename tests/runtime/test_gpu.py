@@ -1,4 +1,5 @@
 """The runtime on a real GPU."""
+
 import os
 import random
 import subprocess
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def torch(): return pytest.importorskip("torch")
+def torch():
+    return pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 1009, 1 << 20])
@@ -45,7 +47,11 @@ def test_cupy():
 def test_arrays_of_several_libraries_in_one_launch(torch):
     jax = pytest.importorskip("jax")
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    x, y, out = jax.numpy.arange(100, dtype="float32"), torch.ones(100, device="cuda"), torch.empty(100, device="cuda")
+    x, y, out = (
+        jax.numpy.arange(100, dtype="float32"),
+        torch.ones(100, device="cuda"),
+        torch.empty(100, device="cuda"),
+    )
     jax.block_until_ready(x)
     add[grid](x, y, out, 100)
     assert out.tolist() == [i + 1 for i in range(100)]
@@ -53,7 +59,11 @@ def test_arrays_of_several_libraries_in_one_launch(torch):
 
 def test_the_current_stream_is_used(torch):
     """The launch waits for what its stream does, and only that."""
-    x, out, side = torch.zeros(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda"), torch.cuda.Stream()
+    x, out, side = (
+        torch.zeros(1 << 20, device="cuda"),
+        torch.zeros(1 << 20, device="cuda"),
+        torch.cuda.Stream(),
+    )
     torch.cuda.synchronize()
     for round in range(20):
         with torch.cuda.stream(side):
@@ -71,11 +81,15 @@ def test_a_thread_without_a_context(torch):
     k = JitFunction(add.fn)
 
     def work():
-        try: k[grid](x, x, out, 100)
-        except Exception as e: failed.append(e)
+        try:
+            k[grid](x, x, out, 100)
+        except Exception as e:
+            failed.append(e)
+
     for _ in range(2):
         t = threading.Thread(target=work)
-        t.start(); t.join()
+        t.start()
+        t.join()
     torch.cuda.synchronize()
     assert not failed and (out == 2).all()
 
@@ -93,11 +107,28 @@ def test_views_and_overlaps(torch):
 
 
 def test_launches_in_machine_code(torch):
-    """Random calls of one kernel: arrays anywhere, of other strides, types and sizes, in place or not, in other streams, their results read at once."""
-    k, pools, random_, side = JitFunction(strided.fn), [torch.arange(1 << 16, device="cuda", dtype=torch.float32) % 97 for _ in range(2)], random.Random(1), torch.cuda.Stream()
+    """Random calls of one kernel: arrays anywhere, of other strides, types and sizes, in place or
+    not, in other streams, their results read at once.
+    """
+    k, pools, random_, side = (
+        JitFunction(strided.fn),
+        [torch.arange(1 << 16, device="cuda", dtype=torch.float32) % 97 for _ in range(2)],
+        random.Random(1),
+        torch.cuda.Stream(),
+    )
     for round in range(300):
-        n, kind, step, by = random_.choice((64, 100, 1000)), random_.choice((torch.float32, torch.int32)), random_.choice((1, 1, 2)), random_.choice((1, 2, 16, 0.5, -0.0, 3.0))
-        x, y = (pool.to(kind, copy=True)[random_.choice((0, 1, 64, 4096, 8191, 20000)):][:n * step:step] for pool in pools)
+        n, kind, step, by = (
+            random_.choice((64, 100, 1000)),
+            random_.choice((torch.float32, torch.int32)),
+            random_.choice((1, 1, 2)),
+            random_.choice((1, 2, 16, 0.5, -0.0, 3.0)),
+        )
+        x, y = (
+            pool.to(kind, copy=True)[random_.choice((0, 1, 64, 4096, 8191, 20000)) :][
+                : n * step : step
+            ]
+            for pool in pools
+        )
         out = random_.choice((x, y, torch.empty(n, device="cuda", dtype=kind)))
         torch.cuda.synchronize()
         with torch.cuda.stream(random_.choice((side, torch.cuda.default_stream()))):
@@ -108,12 +139,18 @@ def test_launches_in_machine_code(torch):
 
 
 def test_a_prepared_launch_in_machine_code(torch):
-    x, out, side = torch.ones(256, device="cuda"), torch.zeros(256, device="cuda"), torch.cuda.Stream()
+    x, out, side = (
+        torch.ones(256, device="cuda"),
+        torch.zeros(256, device="cuda"),
+        torch.cuda.Stream(),
+    )
     launch = add.prepare(x, x, out, 256, grid=4)
     assert type(launch) is BuiltinFunctionType
     for stream in (torch.cuda.default_stream(), side) * 2:
         torch.cuda.synchronize()
-        with torch.cuda.stream(stream): x.add_(1); launch()
+        with torch.cuda.stream(stream):
+            x.add_(1)
+            launch()
         stream.synchronize()
         assert torch.equal(out, 2 * x)
 
@@ -121,14 +158,18 @@ def test_a_prepared_launch_in_machine_code(torch):
 def test_a_parameter_and_a_graph_in_machine_code(torch):
     k, x = JitFunction(add.fn), torch.nn.Parameter(torch.ones(256, device="cuda"))
     out, side = torch.zeros(256, device="cuda"), torch.cuda.Stream()
-    for _ in range(3): k[4](x, x, out, 256)
+    for _ in range(3):
+        k[4](x, x, out, 256)
     assert type(k[4]) is BuiltinFunctionType and (out == 2).all()
     with torch.cuda.stream(side):
-        for _ in range(2): k[4](x, x, out, 256)
+        for _ in range(2):
+            k[4](x, x, out, 256)
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side): k[4](x, x, out, 256)
-        with torch.no_grad(): x.fill_(5)
+        with torch.cuda.graph(graph, stream=side):
+            k[4](x, x, out, 256)
+        with torch.no_grad():
+            x.fill_(5)
         out.zero_()
         graph.replay()
         side.synchronize()
@@ -143,17 +184,39 @@ def test_text_that_the_driver_translates(torch, monkeypatch):
     assert (out == 2).all()
 
 
-MAPS = [((64, 64), 128, False, (4096, 4096)), ((64, 256), 128, True, (4096, 4096)), ((128, 64), 128, True, (1000, 64)), ((32, 32), 64, False, (33, 40)), ((16, 16), 32, False, (17, 24)),
-        ((64, 128), 0, False, (100, 128)), ((1, 1, 64, 64), 128, False, (2, 8, 1024, 64)), ((1, 1, 64, 128), 128, True, (2, 8, 1024, 128)), ((1, 8, 1, 64), 128, False, (3, 16, 5, 64)),
-        ((256,), 0, False, (1 << 20,)), ((1, 1, 1, 64, 64), 128, False, (1, 2, 1, 70, 64)), ((8, 64), 128, False, (1, 64)), ((64, 64), 128, False, (1 << 20, 64))]
+MAPS = [
+    ((64, 64), 128, False, (4096, 4096)),
+    ((64, 256), 128, True, (4096, 4096)),
+    ((128, 64), 128, True, (1000, 64)),
+    ((32, 32), 64, False, (33, 40)),
+    ((16, 16), 32, False, (17, 24)),
+    ((64, 128), 0, False, (100, 128)),
+    ((1, 1, 64, 64), 128, False, (2, 8, 1024, 64)),
+    ((1, 1, 64, 128), 128, True, (2, 8, 1024, 128)),
+    ((1, 8, 1, 64), 128, False, (3, 16, 5, 64)),
+    ((256,), 0, False, (1 << 20,)),
+    ((1, 1, 1, 64, 64), 128, False, (1, 2, 1, 70, 64)),
+    ((8, 64), 128, False, (1, 64)),
+    ((64, 64), 128, False, (1 << 20, 64)),
+]
 
 
 @pytest.mark.parametrize("box,swizzle,panelled,shape", MAPS)
-def test_the_driver_accepts_every_map_that_the_host_checks_accept(torch, box, swizzle, panelled, shape):
+def test_the_driver_accepts_every_map_that_the_host_checks_accept(
+    torch, box, swizzle, panelled, shape
+):
     torch.zeros(1, device="cuda")
     memory = torch.empty(1 << 20, device="cuda")
     array = ArrayInfo(memory.data_ptr() // 1024 * 1024, shape, contiguous(shape), "bfloat16", 0)
-    made = encode(describe(Parameter("map", "b8[128]", 0, element="bf16", box=box, swizzle=swizzle, panelled=panelled), array, "x"))
+    made = encode(
+        describe(
+            Parameter(
+                "map", "b8[128]", 0, element="bf16", box=box, swizzle=swizzle, panelled=panelled
+            ),
+            array,
+            "x",
+        )
+    )
     assert len(made) == 128 and any(made)
 
 
@@ -178,6 +241,7 @@ else: raise SystemExit("went on")
 
 def test_numpy_arrays_run_on_the_cpu_even_here():
     import numpy as np
+
     x, out = np.ones(70, np.float32), np.zeros(70, np.float32)
     add[grid](x, x, out, 70)
     assert (out == 2).all()

@@ -1,4 +1,5 @@
 """Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
+
 import sys
 import threading
 
@@ -15,7 +16,8 @@ from tkc.errors import CompileError, LaunchError
 from tkc.runtime.jit import JitFunction
 
 
-def fresh(kernel) -> JitFunction: return JitFunction(kernel.fn)
+def fresh(kernel) -> JitFunction:
+    return JitFunction(kernel.fn)
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1009])
@@ -38,24 +40,38 @@ def test_the_same_call_again_follows_its_arrays():
 
 
 def test_a_call_like_the_one_before_goes_through_the_first_door(monkeypatch):
-    """It neither binds nor asks what the arguments are; calls by name and with options of the kernel too."""
+    """It neither binds nor asks what the arguments are; calls by name and with options of the
+    kernel too.
+    """
     x, out = np.ones(100, np.float32), np.zeros(100, np.float32)
-    for k, named in ((fresh(add), {}), (fresh(add), {"BLOCK": 32}), (JitFunction(add.fn, {"num_warps": 2}), {"n": 100, "BLOCK": 64})):
-        arguments = (x, x, out, 100)[:4 - ("n" in named)]
+    for k, named in (
+        (fresh(add), {}),
+        (fresh(add), {"BLOCK": 32}),
+        (JitFunction(add.fn, {"num_warps": 2}), {"n": 100, "BLOCK": 64}),
+    ):
+        arguments = (x, x, out, 100)[: 4 - ("n" in named)]
         k[grid](*arguments, **named)
         bound = []
-        monkeypatch.setattr(k, "_bind", lambda *args, bind=k._bind, **kwargs: (bound.append(args), bind(*args, **kwargs))[1])
+        monkeypatch.setattr(
+            k,
+            "_bind",
+            lambda *args, bind=k._bind, **kwargs: (bound.append(args), bind(*args, **kwargs))[1],
+        )
         out[:] = 0
         k[grid](*arguments, **named)
         assert (out == 2).all() and not bound
         k[grid](*(np.ones(100, np.int32),) * 2, np.zeros(100, np.int32), *arguments[3:], **named)
-        assert len(bound) == 1                                                  # an array of the same library, with other elements
-        k[grid](*arguments, **named | {"n": np.int64(100)}) if "n" in named else k[grid](x, x, out, np.int64(100), **named)
-        assert len(bound) == 2                                                  # another type
+        assert len(bound) == 1  # an array of the same library, with other elements
+        (
+            k[grid](*arguments, **named | {"n": np.int64(100)})
+            if "n" in named
+            else k[grid](x, x, out, np.int64(100), **named)
+        )
+        assert len(bound) == 2  # another type
     monkeypatch.setenv("TKC_DEBUG", "1")
     before = len(k._compiled)
     k[grid](*arguments, **named)
-    assert len(k._compiled) > before                                            # a kernel with checks is another kernel
+    assert len(k._compiled) > before  # a kernel with checks is another kernel
 
 
 def test_other_arrays_numbers_and_constants_are_other_launches():
@@ -77,7 +93,11 @@ def test_arguments_by_name_and_by_place_are_the_same():
 
 def test_one_and_true_and_one_point_zero_are_different_constants():
     @tkc.jit
-    def fill(out, value: tkc.constexpr): tkc.store(out, (0,), tkc.full((4,), value).to(out.dtype) + (1 if isinstance(value, float) else 0))
+    def fill(out, value: tkc.constexpr):
+        tkc.store(
+            out, (0,), tkc.full((4,), value).to(out.dtype) + (1 if isinstance(value, float) else 0)
+        )
+
     out = np.zeros(4, np.float32)
     for value, expected in ((2, 2), (2.0, 3), (1, 1), (1.0, 2)):
         fill[1](out, value)
@@ -118,54 +138,89 @@ def test_a_rebound_global_of_a_helper_is_noticed(monkeypatch):
 STEPS, LIMITS, TABLE = [1, 2], {"most": 3}, np.array([1, 2])
 
 
-class Settings: pass
+class Settings:
+    pass
 
 
-ODD = Settings()                                    # has no spelling: such a kernel is not in the disk cache
+ODD = Settings()  # has no spelling: such a kernel is not in the disk cache
 
 
 @tkc.jit
-def steps(out): tkc.store(out, (0,), tkc.full((4,), 0.0) + STEPS[0] + LIMITS["most"] + int(TABLE[1]) + kernels.SCALE + (ODD is None))
+def steps(out):
+    tkc.store(
+        out,
+        (0,),
+        tkc.full((4,), 0.0)
+        + STEPS[0]
+        + LIMITS["most"]
+        + int(TABLE[1])
+        + kernels.SCALE
+        + (ODD is None),
+    )
 
 
 def test_what_changes_in_place_or_in_a_module_is_noticed(monkeypatch):
     k, out = fresh(steps), np.zeros(4, np.float32)
+
     def check():
-        for _ in range(2): k[1](out); assert (out == STEPS[0] + LIMITS["most"] + TABLE[1] + kernels.SCALE).all()
+        for _ in range(2):
+            k[1](out)
+            assert (out == STEPS[0] + LIMITS["most"] + TABLE[1] + kernels.SCALE).all()
+
     check()
-    for values, place, new in ((STEPS, 0, 7), (LIMITS, "most", 9), (TABLE, 1, 4), (STEPS, 0, 1)): values[place] = new; check()
-    monkeypatch.setattr(kernels, "SCALE", 2.0); check()
-    monkeypatch.undo(); check()
+    for values, place, new in ((STEPS, 0, 7), (LIMITS, "most", 9), (TABLE, 1, 4), (STEPS, 0, 1)):
+        values[place] = new
+        check()
+    monkeypatch.setattr(kernels, "SCALE", 2.0)
+    check()
+    monkeypatch.undo()
+    check()
 
 
-def tripled(x): return x * kernels.SCALE
+def tripled(x):
+    return x * kernels.SCALE
 
 
 @tkc.jit
-def applied(x, out, F: tkc.constexpr): tkc.store(out, (0,), F(tkc.load(x, (0,), (4,))))
+def applied(x, out, F: tkc.constexpr):
+    tkc.store(out, (0,), F(tkc.load(x, (0,), (4,))))
 
 
 def test_what_a_function_among_the_constants_reads_is_noticed(monkeypatch):
     k, x, out = fresh(applied), np.ones(4, np.float32), np.zeros(4, np.float32)
-    k[1](x, out, tkc.exp); k[1](x, out, tripled)
+    k[1](x, out, tkc.exp)
+    k[1](x, out, tripled)
     assert (out == 3).all()
     monkeypatch.setattr(kernels, "SCALE", 5.0)
-    for _ in range(2): k[1](x, out, tripled); assert (out == 5).all()
+    for _ in range(2):
+        k[1](x, out, tripled)
+        assert (out == 5).all()
 
 
 def test_nothing_that_the_library_reads_is_compared_at_each_launch():
     """Its kernels may be launched by machine code."""
     from tkc.runtime.fingerprint import Fingerprint
-    found = [k for name, m in list(sys.modules.items()) if name.startswith("tkc.kernels.") for v in vars(m).values() if isinstance(k := getattr(v, "kernel", v), JitFunction)]
+
+    found = [
+        k
+        for name, m in list(sys.modules.items())
+        if name.startswith("tkc.kernels.")
+        for v in vars(m).values()
+        if isinstance(k := getattr(v, "kernel", v), JitFunction)
+    ]
     assert len(found) > 40
-    for k in found: f = Fingerprint(k.fn); assert not (f.mutable or f.cells or f.unstable), k
+    for k in found:
+        f = Fingerprint(k.fn)
+        assert not (f.mutable or f.cells or f.unstable), k
 
 
 def test_a_rebound_variable_of_a_closure_is_noticed():
     step = 1
 
     @tkc.jit
-    def k(out): tkc.store(out, (0,), tkc.full((4,), 0.0) + step)
+    def k(out):
+        tkc.store(out, (0,), tkc.full((4,), 0.0) + step)
+
     out = np.zeros(4, np.float32)
     for step in (1, 2, 3, 2):
         k[1](out)
@@ -187,9 +242,15 @@ def test_the_disk_cache_gives_the_same(monkeypatch, tmp_path):
 
 def test_ptx_from_the_disk_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path / "c"))
-    one, two = (fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80") for _ in range(2))
+    one, two = (
+        fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80") for _ in range(2)
+    )
     assert two.cached and not one.cached
-    assert (two.ptx, two.interface, two.decisions) == (one.ptx, one.interface, one.decisions) and ".entry" in two.ptx
+    assert (two.ptx, two.interface, two.decisions) == (
+        one.ptx,
+        one.interface,
+        one.decisions,
+    ) and ".entry" in two.ptx
     assert two.ir("final") == one.ir("final") != two.ir()
 
 
@@ -213,7 +274,10 @@ def test_prepared(monkeypatch):
 
 def test_torch_tensors_in_host_memory():
     x, out = np.arange(8).astype(ml_dtypes.bfloat16), np.zeros(8, ml_dtypes.bfloat16)
-    tensor = lambda a: FakeTensor(a.shape, "bfloat16", a.ctypes.data, device=-1)
+
+    def tensor(a):
+        return FakeTensor(a.shape, "bfloat16", a.ctypes.data, device=-1)
+
     add[1](tensor(x), tensor(x), tensor(out), 8)
     assert np.array_equal(out, x + x)
 
@@ -232,10 +296,14 @@ def test_from_many_threads():
         for _ in range(20):
             out = np.zeros_like(x)
             k[grid](x, x, out, len(x))
-            if not (out == 2 * seed).all(): wrong.append(seed)
+            if not (out == 2 * seed).all():
+                wrong.append(seed)
+
     threads = [threading.Thread(target=work, args=(s,)) for s in range(16)]
-    for t in threads: t.start()
-    for t in threads: t.join()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     assert not wrong
 
 
@@ -246,28 +314,60 @@ def test_threads_that_compile_different_kernels(monkeypatch):
     def work(i):
         space = {"tkc": tkc, "by": i}
         lines = "".join(f"    v = v * 2 + {i}\n" for _ in range(20))
-        exec(f"def k(x, out):\n    v = tkc.load(x, (0,), (8,))\n{lines}    tkc.store(out, (0,), v - by)\n", space)
+        exec(
+            f"def k(x, out):\n    v = tkc.load(x, (0,), (8,))\n{lines}    tkc.store(out, (0,), v -"
+            " by)\n",
+            space,
+        )
         x, out = np.arange(8, dtype=np.int64), np.zeros(8, np.int64)
         JitFunction(space["k"])[1](x, out)
         results[i] = np.array_equal(out, x * 2**20 + i * (2**20 - 1) - i)
+
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads: t.start()
-    for t in threads: t.join()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
     assert results == dict.fromkeys(range(8), True)
 
 
 BAD = [
-    ("an extent beyond 64 bits", lambda x: add.compile("f32[99999999999999999999]", "f32[4]", "f32[4]", 4), "more bytes than 64 bits"), ("strides beyond 64 bits", lambda x: add.compile("f32[4, 4611686018427387904:4]", "f32[4]", "f32[4]", 4), "more bytes than 64 bits"),
-    ("a read-only result", lambda x: add[1](x, x, np.broadcast_to(x[:1], (4,)), 4), "argument out is read-only"),
-    ("too few", lambda x: add[1](x, x), "missing 2 required"), ("too many", lambda x: add[1](x, x, x, 4, 64, 5), "positional arguments"),
-    ("twice", lambda x: add[1](x, x, x, 4, x=x), "multiple values"), ("an unknown option", lambda x: add[1](x, x, x, 4, warps=4), "'warps' is neither"),
-    ("a bad option", lambda x: add[1](x, x, x, 4, num_warps="4"), "num_warps"), ("a bad grid", lambda x: add["x"](x, x, x, 4), "grid"),
-    ("a bad grid function", lambda x: add[lambda a: None](x, x, x, 4), "grid"), ("no grid", lambda x: add(x, x, x, 4), "with a grid"),
-    ("a list for a constant", lambda x: add[1](x, x, x, 4, BLOCK=[64]), "hashable"), ("a string for an array", lambda x: add[1]("hello", x, x, 4), "stands for no argument"),
-    ("a stand-in", lambda x: add[1]("f32[64]", x, x, 4), "not launched"), ("a stand-in for a number", lambda x: add[1](x, x, x, "i32"), "not launched"),
-    ("complex", lambda x: add[1](x.astype(complex), x, x, 4), "complex128"), ("an object", lambda x: add[1](object(), x, x, 4), "expected an array"),
-    ("a huge number", lambda x: add[1](x, x, x, 1 << 70), "64 bits"), ("a GPU's array and ours", lambda x: add[1](FakeTensor((4,)), x, x, 4), "one device"),
-    ("two GPUs", lambda x: add[1](FakeTensor((4,)), FakeTensor((4,), device=1), FakeTensor((4,)), 4), "cuda:0, cuda:1"),
+    (
+        "an extent beyond 64 bits",
+        lambda x: add.compile("f32[99999999999999999999]", "f32[4]", "f32[4]", 4),
+        "more bytes than 64 bits",
+    ),
+    (
+        "strides beyond 64 bits",
+        lambda x: add.compile("f32[4, 4611686018427387904:4]", "f32[4]", "f32[4]", 4),
+        "more bytes than 64 bits",
+    ),
+    (
+        "a read-only result",
+        lambda x: add[1](x, x, np.broadcast_to(x[:1], (4,)), 4),
+        "argument out is read-only",
+    ),
+    ("too few", lambda x: add[1](x, x), "missing 2 required"),
+    ("too many", lambda x: add[1](x, x, x, 4, 64, 5), "positional arguments"),
+    ("twice", lambda x: add[1](x, x, x, 4, x=x), "multiple values"),
+    ("an unknown option", lambda x: add[1](x, x, x, 4, warps=4), "'warps' is neither"),
+    ("a bad option", lambda x: add[1](x, x, x, 4, num_warps="4"), "num_warps"),
+    ("a bad grid", lambda x: add["x"](x, x, x, 4), "grid"),
+    ("a bad grid function", lambda x: add[lambda a: None](x, x, x, 4), "grid"),
+    ("no grid", lambda x: add(x, x, x, 4), "with a grid"),
+    ("a list for a constant", lambda x: add[1](x, x, x, 4, BLOCK=[64]), "hashable"),
+    ("a string for an array", lambda x: add[1]("hello", x, x, 4), "stands for no argument"),
+    ("a stand-in", lambda x: add[1]("f32[64]", x, x, 4), "not launched"),
+    ("a stand-in for a number", lambda x: add[1](x, x, x, "i32"), "not launched"),
+    ("complex", lambda x: add[1](x.astype(complex), x, x, 4), "complex128"),
+    ("an object", lambda x: add[1](object(), x, x, 4), "expected an array"),
+    ("a huge number", lambda x: add[1](x, x, x, 1 << 70), "64 bits"),
+    ("a GPU's array and ours", lambda x: add[1](FakeTensor((4,)), x, x, 4), "one device"),
+    (
+        "two GPUs",
+        lambda x: add[1](FakeTensor((4,)), FakeTensor((4,), device=1), FakeTensor((4,)), 4),
+        "cuda:0, cuda:1",
+    ),
     ("read-only", lambda x: add[1](x, x, _read_only(x), 4), "read-only"),
 ]
 
@@ -280,19 +380,28 @@ def _read_only(x):
 
 @pytest.mark.parametrize("call,message", [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_bad_calls(call, message):
-    with pytest.raises(LaunchError, match=message): call(np.zeros(4, np.float32))
+    with pytest.raises(LaunchError, match=message):
+        call(np.zeros(4, np.float32))
 
 
 def test_only_functions_with_named_parameters_are_kernels():
-    with pytest.raises(TypeError): tkc.jit(3)
-    with pytest.raises(TypeError, match="a lambda; write def"): tkc.jit(lambda x: None)
-    def k(*a): pass
-    with pytest.raises(LaunchError, match="name every parameter"): tkc.jit(k)
+    with pytest.raises(TypeError):
+        tkc.jit(3)
+    with pytest.raises(TypeError, match="a lambda; write def"):
+        tkc.jit(lambda x: None)
+
+    def k(*a):
+        pass
+
+    with pytest.raises(LaunchError, match="name every parameter"):
+        tkc.jit(k)
 
 
 def test_a_kernel_with_options_of_its_own():
     @tkc.jit(num_warps=8)
-    def k(x): tkc.store(x, (0,), tkc.zeros((64,)))
+    def k(x):
+        tkc.store(x, (0,), tkc.zeros((64,)))
+
     assert k.compile("f32[64]", target="sm_80").interface.threads == 256
     assert k.compile("f32[64]", target="sm_80", num_warps=2).interface.threads == 64
 
@@ -303,27 +412,43 @@ def test_running_maxima_are_exact_where_asked():
         for n in tkc.range(0, x.shape[1], 64):
             v = tkc.load(x, (0, n), (8, 64))
             new = tkc.maximum(top, tkc.max(v, axis=1))
-            total, top = total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1), new
+            total, top = (
+                total * tkc.exp(top - new) + tkc.sum(tkc.exp(v - new[:, None]), axis=1),
+                new,
+            )
         tkc.store(o, (0,), top + tkc.log(total))
-    relaxed = lambda **options: any("only keeps powers small" in text for text in tkc.jit(k).compile("f32[8, 640]", "f32[8]", target="sm_80", **options).decisions)
+
+    def relaxed(**options):
+        return any(
+            "only keeps powers small" in text
+            for text in (
+                tkc.jit(k).compile("f32[8, 640]", "f32[8]", target="sm_80", **options).decisions
+            )
+        )
+
     assert relaxed() and relaxed(relax=True) and not relaxed(relax=False)
-    with pytest.raises(LaunchError, match="relax is expected to be True or False, got 3"): relaxed(relax=3)
-    with pytest.raises(LaunchError, match="persistent is expected to be True or False, got 1"): relaxed(persistent=1)
+    with pytest.raises(LaunchError, match="relax is expected to be True or False, got 3"):
+        relaxed(relax=3)
+    with pytest.raises(LaunchError, match="persistent is expected to be True or False, got 1"):
+        relaxed(persistent=1)
 
 
 def test_a_result_says_what_it_has():
     c = fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
-    with pytest.raises(CompileError, match="there are trace"): c.ir("nonsense")
+    with pytest.raises(CompileError, match="there are trace"):
+        c.ir("nonsense")
     assert "together" in c.report() and [s for s, _ in c.times][0] == "trace"
 
 
-# ---------------------------------------------------------------------------------------------------------- a made-up GPU
-def on_gpu(n=256, dtype="float32"): return [FakeTensor((n,), dtype, pointer=0x1000_0000 * (i + 1)) for i in range(3)]
+# --------------------------------------------------------------------------------------------------
+def on_gpu(n=256, dtype="float32"):
+    return [FakeTensor((n,), dtype, pointer=0x1000_0000 * (i + 1)) for i in range(3)]
 
 
 def test_a_launch_reaches_the_driver(gpu):
     k = fresh(add)
-    for _ in range(3): k[grid](*on_gpu(), 256)
+    for _ in range(3):
+        k[grid](*on_gpu(), 256)
     assert len(gpu.named("launch")) == 3 and len(gpu.named("cuModuleLoadDataEx")) == 1
     assert gpu.named("launch")[0][1] == (4, 1, 1)
 
@@ -338,8 +463,10 @@ def test_the_second_launch_asks_the_driver_for_nothing_else(gpu):
 
 def test_kernels_of_the_same_facts_are_compiled_once(gpu):
     k = fresh(add)
-    for n in (256, 512, 1024): k[grid](*on_gpu(n), n)
-    for n in (257, 511, 1001): k[grid](*on_gpu(n), n)
+    for n in (256, 512, 1024):
+        k[grid](*on_gpu(n), n)
+    for n in (257, 511, 1001):
+        k[grid](*on_gpu(n), n)
     assert len(k._compiled) == 2 == len(gpu.named("cuModuleLoadDataEx"))
 
 
@@ -350,8 +477,14 @@ def test_constants_between_the_arguments(gpu):
     i = k.compile(x, 1, out).interface
     gpu.sizes = [p.size for p in i.parameters]
     k[1](x, 1, out)
-    given = {p: int.from_bytes(b, "little") for p, b in zip(i.parameters, gpu.named("launch")[0][-1])}
-    assert {p.argument: v for p, v in given.items() if p.kind == "pointer"} == {0: 0x1000_0000, 1: 0x2000_0000}
+    given = {
+        p: int.from_bytes(b, "little")
+        for p, b in zip(i.parameters, gpu.named("launch")[0][-1], strict=False)
+    }
+    assert {p.argument: v for p, v in given.items() if p.kind == "pointer"} == {
+        0: 0x1000_0000,
+        1: 0x2000_0000,
+    }
 
 
 def test_dumps_of_every_pass(monkeypatch, tmp_path):
@@ -359,10 +492,12 @@ def test_dumps_of_every_pass(monkeypatch, tmp_path):
     fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
     names = sorted(p.name for p in (tmp_path / "add").iterdir())
     from tkc.passes.pipeline import PIPELINE
+
     assert names == [f"{i:02}-{s}.mlir" for i, s in enumerate(["trace", *PIPELINE])]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TKC_DUMP", str(tmp_path / "file"))
-    with pytest.raises(CompileError, match="TKC_DUMP: cannot write to .*file/add: ") as e: fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
+    with pytest.raises(CompileError, match="TKC_DUMP: cannot write to .*file/add: ") as e:
+        fresh(add).compile("f32[64]", "f32[64]", "f32[64]", "i32", target="sm_80")
     assert "bug of tkc" not in str(e.value)
 
 
@@ -375,7 +510,8 @@ def test_simulated(monkeypatch):
         k[grid](x, x, out, 70)
         assert np.array_equal(out, x + x) and not k._compiled
     monkeypatch.setenv("TKC_TARGET", "sm_7")
-    with pytest.raises(CompileError, match="TKC_TARGET"): fresh(add)[grid](x, x, out, 70)
+    with pytest.raises(CompileError, match="TKC_TARGET"):
+        fresh(add)[grid](x, x, out, 70)
 
 
 def test_validated(monkeypatch, capsys):
@@ -383,29 +519,56 @@ def test_validated(monkeypatch, capsys):
     monkeypatch.setenv("TKC_TARGET", "sm_80")
     x, out = np.arange(70).astype(np.float32), np.zeros(70, np.float32)
     k = fresh(add)
-    for _ in range(2): k[grid](x, x, out, 70)
+    for _ in range(2):
+        k[grid](x, x, out, 70)
     reports = capsys.readouterr().err.strip().splitlines()
-    assert np.array_equal(out, x + x) and len(reports) == 1 and "passes change nothing" in reports[0] and "sm_80" in reports[0]
+    assert (
+        np.array_equal(out, x + x)
+        and len(reports) == 1
+        and "passes change nothing" in reports[0]
+        and "sm_80" in reports[0]
+    )
 
 
 def test_launches_are_handed_to_who_asked():
-    """To the innermost, whose own go to the one around it; another thread's to nobody; after an error as before."""
+    """To the innermost, whose own go to the one around it; another thread's to nobody; after an
+    error as before.
+    """
     out, seen = np.zeros(4, np.float32), []
 
     @tkc.jit
-    def put(out, value, N: tkc.constexpr): tkc.store(out, (0,), tkc.full((N,), value, tkc.float32))
+    def put(out, value, N: tkc.constexpr):
+        tkc.store(out, (0,), tkc.full((N,), value, tkc.float32))
 
-    def outer(kernel, grid, args, kwargs): seen.append(("outer", kernel, grid, args[1:], kwargs))
-    def inner(kernel, grid, args, kwargs): seen.append(("inner", args[1])); kernel[grid](args[0], args[1] + 1, **kwargs)
+    def outer(kernel, grid, args, kwargs):
+        seen.append(("outer", kernel, grid, args[1:], kwargs))
+
+    def inner(kernel, grid, args, kwargs):
+        seen.append(("inner", args[1]))
+        kernel[grid](args[0], args[1] + 1, **kwargs)
+
     with tkc.handed(outer):
         put[1](out, 1.0, N=4)
-        with tkc.handed(inner): put[1](out, 2.0, N=4)
+        with tkc.handed(inner):
+            put[1](out, 2.0, N=4)
         worker = threading.Thread(target=lambda: put[1](out, 7.0, N=4))
-        worker.start(); worker.join()
+        worker.start()
+        worker.join()
         put[(1,)](out, 4.0, N=4)
-    assert seen == [("outer", put, 1, (1.0,), {"N": 4}), ("inner", 2.0), ("outer", put, 1, (3.0,), {"N": 4}), ("outer", put, (1,), (4.0,), {"N": 4})] and (out == 7).all()
-    with pytest.raises(ZeroDivisionError), tkc.handed(lambda *launch: 1 / 0): put[1](out, 1.0, N=4)
-    with tkc.handed(inner): put[1](out, 1.0, N=4)
+    assert (
+        seen
+        == [
+            ("outer", put, 1, (1.0,), {"N": 4}),
+            ("inner", 2.0),
+            ("outer", put, 1, (3.0,), {"N": 4}),
+            ("outer", put, (1,), (4.0,), {"N": 4}),
+        ]
+        and (out == 7).all()
+    )
+    with pytest.raises(ZeroDivisionError), tkc.handed(lambda *launch: 1 / 0):
+        put[1](out, 1.0, N=4)
+    with tkc.handed(inner):
+        put[1](out, 1.0, N=4)
     assert (out == 2).all()
     put[1](out, 9.0, N=4)
     assert (out == 9).all()

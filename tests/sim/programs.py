@@ -1,4 +1,7 @@
-"""Small level-4 programs as text: a TMA ring with two roles and a cp.async ring with one. Mutants are changes of the text."""
+"""Small level-4 programs as text: a TMA ring with two roles and a cp.async ring with one. Mutants
+are changes of the text.
+"""
+
 from tkc.ir.fragments import wgmma_a, wgmma_accumulator
 from tkc.ir.layout import blocked
 from tkc.ir.shared_layout import SharedLayout
@@ -10,29 +13,46 @@ OUT = f'!tile.tile<64x32xbf16, "{wgmma_accumulator(64, 32)}">'
 
 
 def product(stages=2, tiles=1, cluster=1) -> str:
-    """C[64 t, 32] = A·B, K in steps of 64: a producer of one thread, a consumer of four warps, a store by TMA.
+    """C[64 t, 32] = A·B, K in steps of 64: a producer of one thread, a consumer of four warps, a
+    store by TMA.
 
-    `tiles` of C a block, one after the other. cluster 2: two blocks share B, each loads half of it for both.
+    `tiles` of C a block, one after the other. cluster 2: two blocks share B, each loads half of it
+    for both.
     """
     half = SharedLayout.parse("64x32xb16 swizzle 64").slice((0, 0), (32, 32))[0]
-    load = '''tile.tma_load %mb[%column, %zero] %br, %full[%s] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, B>, !tile.barriers<STAGES>, i32)'''
-    release, ready, end = "tile.mbarrier_arrive %empty[%s] : (!tile.barriers<STAGES>, i32)", "tile.block_barrier", ""
+    load = """tile.tma_load %mb[%column, %zero] %br, %full[%s] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, B>, !tile.barriers<STAGES>, i32)"""
+    release, ready, end = (
+        "tile.mbarrier_arrive %empty[%s] : (!tile.barriers<STAGES>, i32)",
+        "tile.block_barrier",
+        "",
+    )
     if cluster == 2:
-        load = '''%part = tile.shared_slice %br[%mine, %zero] : (!tile.shared<1, B>, i32, i32) -> !tile.shared<1, HALF>
+        load = """%part = tile.shared_slice %br[%mine, %zero] : (!tile.shared<1, B>, i32, i32) -> !tile.shared<1, HALF>
           %krow = tile.add %column, %mine : i32
-          tile.tma_load %mb[%krow, %zero] %part, %full[%s] to %everyone : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, HALF>, !tile.barriers<STAGES>, i32, i32)'''
-        release = "tile.mbarrier_arrive %empty[%s] to %everyone : (!tile.barriers<STAGES>, i32, i32)"
+          tile.tma_load %mb[%krow, %zero] %part, %full[%s] to %everyone : (!tile.map<32x32xbf16, 64>, i32, i32, !tile.shared<1, HALF>, !tile.barriers<STAGES>, i32, i32)"""
+        release = (
+            "tile.mbarrier_arrive %empty[%s] to %everyone : (!tile.barriers<STAGES>, i32, i32)"
+        )
         ready = "tile.cluster_arrive {relaxed}\n  tile.cluster_wait"
         end = "tile.cluster_arrive\n  tile.cluster_wait"
     text = _product(stages, tiles, cluster)
-    if cluster == 2: text = text.replace("!tile.map<64x32xbf16, 64>\n  %mc", "!tile.map<32x32xbf16, 64>\n  %mc")
-    for name, value in (("LOAD_B", load), ("RELEASE", release), ("READY", ready), ("END", end), ("HALF", f'32x32xbf16, "{half}"'), ("<1, B>", f"<1, {B}>"), ("STAGES", str(stages))):
+    if cluster == 2:
+        text = text.replace("!tile.map<64x32xbf16, 64>\n  %mc", "!tile.map<32x32xbf16, 64>\n  %mc")
+    for name, value in (
+        ("LOAD_B", load),
+        ("RELEASE", release),
+        ("READY", ready),
+        ("END", end),
+        ("HALF", f'32x32xbf16, "{half}"'),
+        ("<1, B>", f"<1, {B}>"),
+        ("STAGES", str(stages)),
+    ):
         text = text.replace(name, value)
     return text
 
 
 def _product(stages, tiles, cluster) -> str:
-    return f'''
+    return f"""
 tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !tile.array<?x?xbf16>, %steps: i32) {{level = 4 : i64, cluster = [{cluster} : i64, 1 : i64]}} {{
   %rank = tile.identity cluster_rank : i32
   %block = tile.identity block : i32
@@ -111,7 +131,7 @@ tile.kernel @product(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %c: !
   }}
   END
   tile.return
-}}'''
+}}"""
 
 
 ROW = f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4)}">'
@@ -121,9 +141,11 @@ S = '32x32xf32, "32x32xb32 pad 16"'
 
 
 def exchange(bar="tile.block_barrier", before="") -> str:
-    """A consumer whose warps read a loaded buffer by ordinary reads in another layout, then free it: %n tiles summed. `bar`: what stands between the reads and the release."""
+    """A consumer whose warps read a loaded buffer by ordinary reads in another layout, then free
+    it: %n tiles summed. `bar`: what stands between the reads and the release.
+    """
     buffer = f"!tile.shared<1, {S0}>"
-    return f'''
+    return f"""
 tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
@@ -166,19 +188,24 @@ tile.kernel @exchange(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i3
     }}
   }}
   tile.return
-}}'''
+}}"""
 
 
 def ring(stages=3) -> str:
-    """Sums the 32 x 32 blocks of a row of blocks by cp.async, read in another layout than they arrive: one role of four warps, stages − 1 blocks ahead."""
+    """Sums the 32 x 32 blocks of a row of blocks by cp.async, read in another layout than they
+    arrive: one role of four warps, stages − 1 blocks ahead.
+    """
     buffer, ring_ = f"!tile.shared<1, {S}>", f"!tile.shared<{stages}, {S}>"
-    prologue = "".join(f'''
+    prologue = "".join(
+        f"""
   %i{i} = tile.constant {i} : i32
   %c{i} = tile.constant {32 * i} : i32
   %r{i} = tile.stage %ring[%i{i}] : ({ring_}, i32) -> {buffer}
   tile.cp_async %x[%zero, %c{i}] %r{i} {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {buffer})
-  tile.cp_commit''' for i in range(stages - 1))
-    return f'''
+  tile.cp_commit"""
+        for i in range(stages - 1)
+    )
+    return f"""
 tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, warps = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
@@ -204,15 +231,21 @@ tile.kernel @ring(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {
   tile.cp_wait 0
   tile.store %o[%zero, %zero] %sum {{extents = array<i64: 32, 32>}} : (!tile.array<?x?xf32>, i32, i32, {TURNED})
   tile.return
-}}'''
+}}"""
 
 
 def chain() -> str:
-    """O = bf16(A·B)·V + (A·V): two groups in flight, the second dot's A from registers, an accumulator that goes from dot to dot. One role."""
+    """O = bf16(A·B)·V + (A·V): two groups in flight, the second dot's A from registers, an
+    accumulator that goes from dot to dot. One role.
+    """
     a, v = '64x64xbf16, "64x64xb16 swizzle 128"', '64x32xbf16, "64x32xb16 swizzle 64"'
     s, o, p = wgmma_accumulator(64, 64), wgmma_accumulator(64, 32), wgmma_a(64, 64)
-    wide, narrow, left = f'!tile.tile<64x64xf32, "{s}">', f'!tile.tile<64x32xf32, "{o}">', f'!tile.tile<64x64xbf16, "{p}">'
-    return f'''
+    wide, narrow, left = (
+        f'!tile.tile<64x64xf32, "{s}">',
+        f'!tile.tile<64x32xf32, "{o}">',
+        f'!tile.tile<64x64xbf16, "{p}">',
+    )
+    return f"""
 tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !tile.array<?x?xbf16>, %o: !tile.array<?x?xf32>, %use: i1) {{level = 4 : i64, warps = 4 : i64}} {{
   %zero = tile.constant 0 : i32
   %ma = tile.tensor_map %a : (!tile.array<?x?xbf16>) -> !tile.map<64x64xbf16, 128>
@@ -233,8 +266,8 @@ tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !ti
   tile.tma_load %mv[%zero, %zero] %vs, %bar[%zero] : (!tile.map<64x32xbf16, 64>, i32, i32, !tile.shared<1, {v}>, !tile.barriers<1>, i32)
   tile.mbarrier_wait %bar[%zero] %zero : (!tile.barriers<1>, i32, i32)
   tile.fence dot
-  %bt = tile.shared_transpose %bs {{permutation = array<i64: 1, 0>}} : (!tile.shared<1, {a}>) -> !tile.shared<1, 64x64xbf16, "{SharedLayout.parse('64x64xb16 swizzle 128').transpose((1, 0))}">
-  %s = tile.dot_async %as, %bt : (!tile.shared<1, {a}>, !tile.shared<1, 64x64xbf16, "{SharedLayout.parse('64x64xb16 swizzle 128').transpose((1, 0))}">) -> !tile.pending<{wide}>
+  %bt = tile.shared_transpose %bs {{permutation = array<i64: 1, 0>}} : (!tile.shared<1, {a}>) -> !tile.shared<1, 64x64xbf16, "{SharedLayout.parse("64x64xb16 swizzle 128").transpose((1, 0))}">
+  %s = tile.dot_async %as, %bt : (!tile.shared<1, {a}>, !tile.shared<1, 64x64xbf16, "{SharedLayout.parse("64x64xb16 swizzle 128").transpose((1, 0))}">) -> !tile.pending<{wide}>
   tile.dot_commit
   tile.fence dot
   %t = tile.dot_async %as, %vs : (!tile.shared<1, {a}>, !tile.shared<1, {v}>) -> !tile.pending<{narrow}>
@@ -253,13 +286,18 @@ tile.kernel @chain(%a: !tile.array<?x?xbf16>, %b: !tile.array<?x?xbf16>, %v: !ti
   tile.bulk_commit
   tile.bulk_wait 0
   tile.return
-}}'''
+}}"""
 
 
 def turns() -> str:
-    """Two consumers write one buffer in turn, by named barriers: consumer 0 starts, each tells the other. Every round adds 1 + who to a row of `o`."""
-    t, b = f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4)}">', '!tile.shared<1, 32x32xf32, "32x32xb32">'
-    return f'''
+    """Two consumers write one buffer in turn, by named barriers: consumer 0 starts, each tells the
+    other. Every round adds 1 + who to a row of `o`.
+    """
+    t, b = (
+        f'!tile.tile<32x32xf32, "{blocked((32, 32), vector=4, warps=4)}">',
+        '!tile.shared<1, 32x32xf32, "32x32xb32">',
+    )
+    return f"""
 tile.kernel @turns(%o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, persistent}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
@@ -298,4 +336,4 @@ tile.kernel @turns(%o: !tile.array<?x?xf32>, %n: i32) {{level = 4 : i64, persist
     }}
   }}
   tile.return
-}}'''
+}}"""

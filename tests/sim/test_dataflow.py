@@ -1,4 +1,5 @@
 """Levels 1 to 3 as text."""
+
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ TILE, SMEM = f'!tile.tile<8x16xf32, "{LAYOUT}">', "8x16xb32 swizzle 64"
 
 def ring(depth="1", order="%token0", index="%s"):
     """Sums the 8x16 blocks of a row of blocks through a ring of two stages (loads one step ahead)."""
-    return f'''
+    return f"""
 tile.kernel @k(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{level = 3 : i64}} {{
   %zero = tile.constant 0 : i32
   %one = tile.constant 1 : i32
@@ -37,13 +38,16 @@ tile.kernel @k(%x: !tile.array<?x?xf32>, %o: !tile.array<?x?xf32>, %n: i32) {{le
   }}
   tile.store %o[%zero, %zero] %sum {{extents = array<i64: 8, 16>}} : (!tile.array<?x?xf32>, i32, i32, {TILE})
   tile.return
-}}'''
+}}"""
 
 
 def simulate(text, steps):
     module = parse(text)
     verify(module)
-    x, out = np.random.default_rng(0).integers(-9, 9, (8, 16 * steps)).astype(np.float32), np.zeros((8, 16), np.float32)
+    x, out = (
+        np.random.default_rng(0).integers(-9, 9, (8, 16 * steps)).astype(np.float32),
+        np.zeros((8, 16), np.float32),
+    )
     dataflow.run(module, [x, out, steps], (1,))
     return out, x.reshape(8, steps, 16).sum(1)
 
@@ -55,13 +59,16 @@ def test_a_ring_of_asynchronous_copies(steps):
 
 
 def test_a_wait_that_is_too_shallow_is_found():
-    with pytest.raises(SimulationError, match="may still be in flight"): simulate(ring(depth="2"), 3)
-    with pytest.raises(SimulationError, match="may still be in flight"): simulate(ring(order="%token1"), 3)
+    with pytest.raises(SimulationError, match="may still be in flight"):
+        simulate(ring(depth="2"), 3)
+    with pytest.raises(SimulationError, match="may still be in flight"):
+        simulate(ring(order="%token1"), 3)
 
 
 def test_the_wrong_stage_reads_poison():
     assert np.isnan(simulate(ring(index="%next"), 3)[0]).any()
-    with pytest.raises(OutOfBounds, match="stage 2"): simulate(ring(index="%i1"), 5)
+    with pytest.raises(OutOfBounds, match="stage 2"):
+        simulate(ring(index="%i1"), 5)
 
 
 def test_lines_of_warps_partition_an_axis():

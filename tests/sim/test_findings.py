@@ -1,4 +1,7 @@
-"""Findings beyond shared memory's races: global memory within and between blocks, accumulators in flight, bank conflicts, hardware barriers, what was never written."""
+"""Findings beyond shared memory's races: global memory within and between blocks, accumulators in
+flight, bank conflicts, hardware barriers, what was never written.
+"""
+
 import numpy as np
 import pytest
 
@@ -33,20 +36,37 @@ def found(module, arguments, grid, resident=2, **options) -> set:
     kinds = set()
     for seed in SEEDS:
         copies = [np.array(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        try: level4.run(module, copies, grid, seed, resident, **options)
+        try:
+            level4.run(module, copies, grid, seed, resident, **options)
         except SimulationError as e:
             report = report_of(e)
             assert report.kind in KINDS and report.message and e.operation is not None
             kinds.add(report.kind)
-        else: kinds.add("clean")
+        else:
+            kinds.add("clean")
     return kinds
 
 
-def load(array, row, t=ROW, name="v"): return f"%{name} = tile.load %{array}[{row}, %zero] {{extents = array<i64: 32, 32>}} : ({ARRAY}, i32, i32) -> {t}"
-def store(array, row, t=ROW, name="v"): return f"tile.store %{array}[{row}, %zero] %{name} {{extents = array<i64: 32, 32>}} : ({ARRAY}, i32, i32, {t})"
+def load(array, row, t=ROW, name="v"):
+    return (
+        f"%{name} = tile.load %{array}[{row}, %zero] {{extents = array<i64: 32, 32>}} : ({ARRAY},"
+        f" i32, i32) -> {t}"
+    )
 
 
-def data(blocks=3): return [np.arange(32 * 32 * blocks, dtype=np.float32).reshape(-1, 32), np.zeros((32 * blocks, 32), np.float32), np.zeros(8, np.int32)]
+def store(array, row, t=ROW, name="v"):
+    return (
+        f"tile.store %{array}[{row}, %zero] %{name} {{extents = array<i64: 32, 32>}} : ({ARRAY},"
+        f" i32, i32, {t})"
+    )
+
+
+def data(blocks=3):
+    return [
+        np.arange(32 * 32 * blocks, dtype=np.float32).reshape(-1, 32),
+        np.zeros((32 * blocks, 32), np.float32),
+        np.zeros(8, np.int32),
+    ]
 
 
 BETWEEN = {
@@ -54,15 +74,27 @@ BETWEEN = {
     "in place": (load("x", "%row") + "\n" + store("x", "%row"), {"clean"}),
     "all blocks the same rows": (load("x", "%row") + "\n" + store("o", "%zero"), {"order"}),
     "all blocks the same bytes": (load("x", "%zero") + "\n" + store("o", "%zero"), {"clean"}),
-    "a stencil in place": (f"%below = tile.add %row, %one : i32\n{load('x', '%below')}\ntile.block_barrier\n{store('x', '%row')}", {"order"}),
-    "the first block's result": (f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%zero', name='w')}\n{store('o', '%row', name='w')}", {"order"}),
+    "a stencil in place": (
+        (
+            "%below = tile.add %row, %one :"
+            f" i32\n{load('x', '%below')}\ntile.block_barrier\n{store('x', '%row')}"
+        ),
+        {"order"},
+    ),
+    "the first block's result": (
+        (
+            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%zero', name='w')}\n{store('o', '%row', name='w')}"
+        ),
+        {"order"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_programs_that_depend_on_each_others_order(name):
     body, kinds = BETWEEN[name]
-    for resident in (1, 3): assert found(program(body), data(), (3,), resident) == kinds
+    for resident in (1, 3):
+        assert found(program(body), data(), (3,), resident) == kinds
 
 
 def test_one_program_depends_on_nobody():
@@ -70,10 +102,30 @@ def test_one_program_depends_on_nobody():
 
 
 WITHIN = {
-    "read back in the same layout": (f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}", {"clean"}),
-    "read back in another layout": (f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}", {"race"}),
-    "with a barrier between": (f"{load('x', '%row')}\n{store('o', '%row')}\ntile.block_barrier\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}", {"clean"}),
-    "overwritten before all have read": (f"{load('x', '%row', TURNED)}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}", {"race"}),
+    "read back in the same layout": (
+        (
+            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}"
+        ),
+        {"clean"},
+    ),
+    "read back in another layout": (
+        (
+            f"{load('x', '%row')}\n{store('o', '%row')}\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}"
+        ),
+        {"race"},
+    ),
+    "with a barrier between": (
+        (
+            f"{load('x', '%row')}\n{store('o', '%row')}\ntile.block_barrier\n{load('o', '%row', TURNED, 'w')}\n{store('x', '%row', TURNED, 'w')}"
+        ),
+        {"clean"},
+    ),
+    "overwritten before all have read": (
+        (
+            f"{load('x', '%row', TURNED)}\n{load('o', '%row', name='w')}\n{store('x', '%row', name='w')}"
+        ),
+        {"race"},
+    ),
 }
 
 
@@ -85,8 +137,8 @@ def test_warps_of_one_block_that_meet_in_global_memory(name):
 
 def locked(op):
     """Each program adds one to a counter, the last one sums what all have stored."""
-    return f"""{load('x', '%row')}
-  {store('o', '%row')}
+    return f"""{load("x", "%row")}
+  {store("o", "%row")}
   tile.block_barrier
   %base = tile.pointer %n : ({FLAT}) -> !tile.ptr<i32>
   {op}
@@ -97,52 +149,67 @@ def locked(op):
     tile.block_barrier
     %sum = scf.for %i = %zero to %many step %one iter_args(%a = %v) -> ({ROW}) : i32 {{
       %r = tile.mul %i, %width : i32
-      {load('o', '%r', name='w')}
+      {load("o", "%r", name="w")}
       %b = tile.add %a, %w : {ROW}
       scf.yield %b : {ROW}
     }}
-    {store('x', '%zero', name='sum')}
+    {store("x", "%zero", name="sum")}
   }}"""
 
 
 def test_an_atomic_counter_orders_blocks():
-    # the last block reads what the others stored before they counted; it overwrites rows that block 0 read before it counted
+    # the last block reads what the others stored before they counted; it overwrites rows that block
+    # 0 read before it counted
     module = program(locked("%old = tile.atomic add %base, %one : (!tile.ptr<i32>, i32) -> i32"))
     assert found(module, data(), (3,), 3) == {"clean"}
 
 
 def test_a_counter_that_is_read_is_no_order():
-    module = program(f"""{load('x', '%row')}
-  {store('o', '%row')}
+    module = program(f"""{load("x", "%row")}
+  {store("o", "%row")}
   %below = tile.add %row, %width : i32
   %c = tile.load %n[%zero] {{extents = array<i64: -1>}} : ({FLAT}, i32) -> i32
   %go = tile.eq %c, %zero : i32
   scf.if %go {{
-    {load('o', '%below', name='w')}
-    {store('x', '%row', name='w')}
+    {load("o", "%below", name="w")}
+    {store("x", "%row", name="w")}
   }}""")
     assert found(module, data(), (3,), 3) == {"order"}
 
 
-# ------------------------------------------------------------------------------------------------------ registers
+# --------------------------------------------------------------------------------------------------
 def test_an_accumulator_is_used_while_a_dot_adds_to_it():
     text = chain()
     wait = next(line for line in text.split("\n") if "%r = tile.dot_wait 0" in line)
-    busy = text.replace("%u = tile.dot_async %h, %vs acc %t1", "%t2 = tile.dot_wait 0 [%t1] : (!tile.pending<OUT>) -> OUT\n  %u = tile.dot_async %h, %vs acc %t2")
+    busy = text.replace(
+        "%u = tile.dot_async %h, %vs acc %t1",
+        "%t2 = tile.dot_wait 0 [%t1] : (!tile.pending<OUT>) -> OUT\n  %u = tile.dot_async %h, %vs"
+        " acc %t2",
+    )
     out = wait.split("-> ")[1]
-    busy = busy.replace("OUT", out).replace("acc %t2 keep %use : (", "acc %t2 keep %use : (").replace(f"{'!tile.pending<' + out + '>'}, i1) ->", f"{out}, i1) ->")
-    for seed in SEEDS: run_chain(busy, seed)
+    busy = (
+        busy.replace("OUT", out)
+        .replace("acc %t2 keep %use : (", "acc %t2 keep %use : (")
+        .replace(f"{'!tile.pending<' + out + '>'}, i1) ->", f"{out}, i1) ->")
+    )
+    for seed in SEEDS:
+        run_chain(busy, seed)
     touched = busy.replace(wait, f"  %touch = tile.neg %t2 : {out}\n{wait}")
     assert touched != busy
-    for seed in SEEDS: assert verdict(run_chain, touched, seed) == "in flight"
+    for seed in SEEDS:
+        assert verdict(run_chain, touched, seed) == "in flight"
     after = busy.replace(wait, f"{wait}\n  %touch = tile.neg %t2 : {out}")
-    for seed in SEEDS: run_chain(after, seed)
+    for seed in SEEDS:
+        run_chain(after, seed)
 
 
-# ------------------------------------------------------------------------------------------------------ shared memory
+# --------------------------------------------------------------------------------------------------
 def test_bank_conflicts_other_than_claimed():
     line = next(l for l in ring().split("\n") if "tile.read" in l)
-    claimed = lambda n: ring().replace(line, line.replace(" : (", f" {{conflicts = {n} : i64}} : (", 1))
+
+    def claimed(n):
+        return ring().replace(line, line.replace(" : (", f" {{conflicts = {n} : i64}} : (", 1))
+
     degrees = {n for n in (1, 2, 4, 8, 16, 32) if verdict(run_ring, claimed(n), 5, 0) == "missed"}
     assert len(degrees) == 1 or degrees == {1, min(degrees - {1})}, degrees
     wrong = next(n for n in (1, 2, 4, 8, 16, 32) if n not in degrees)
@@ -150,31 +217,64 @@ def test_bank_conflicts_other_than_claimed():
 
 
 def test_shared_memory_that_nobody_wrote():
-    body = f"%b = tile.alloc : !tile.shared<1, {S0}>\n  %v = tile.read %b : (!tile.shared<1, {S0}>) -> {ROW}\n  {store('o', '%row')}"
+    body = (
+        f"%b = tile.alloc : !tile.shared<1, {S0}>\n  %v = tile.read %b : (!tile.shared<1, {S0}>) ->"
+        f" {ROW}\n  {store('o', '%row')}"
+    )
     assert found(program(body), data(1), (1,)) == {"uninitialized"}
 
 
 def test_copies_in_flight_at_the_end_of_a_block():
-    body = f"%b = tile.alloc : !tile.shared<1, {S0}>\n  tile.cp_async %x[%row, %zero] %b {{extents = array<i64: 32, 32>}} : ({ARRAY}, i32, i32, !tile.shared<1, {S0}>)\n  tile.cp_commit"
+    body = (
+        f"%b = tile.alloc : !tile.shared<1, {S0}>\n  tile.cp_async %x[%row, %zero] %b {{extents ="
+        f" array<i64: 32, 32>}} : ({ARRAY}, i32, i32, !tile.shared<1, {S0}>)\n  tile.cp_commit"
+    )
     assert found(program(body), data(1), (1,)) == {"pending at exit"}
 
 
-@pytest.mark.parametrize("number, kind", [(0, "barrier"), (1, "clean"), (13, "clean"), (14, "barrier"), (15, "barrier"), (16, "bounds")])
+@pytest.mark.parametrize(
+    "number, kind",
+    [(0, "barrier"), (1, "clean"), (13, "clean"), (14, "barrier"), (15, "barrier"), (16, "bounds")],
+)
 def test_named_barriers_and_those_of_instances(number, kind):
     """turns() has two workers; where each also meets on its own barrier, 15 and 14 are taken."""
     text = turns()
-    body = text[text.index("^body(%who: i32):"):]
-    met = text.replace(body, body.replace("^body(%who: i32):", f"^body(%who: i32):\n      tile.block_barrier\n      %chosen = tile.constant {number} : i32\n"
-                                          f"      tile.barrier %chosen {{threads = 256 : i64}} : (i32)", 1))
-    kinds = {("clean" if (v := verdict(run_turns, met, 4, seed)) == "missed" else v) for seed in SEEDS}
-    assert kinds == {kind} or number == 1 and kinds <= {"arrivals", "clean", "race", "value", "deadlock"}, kinds
+    body = text[text.index("^body(%who: i32):") :]
+    met = text.replace(
+        body,
+        body.replace(
+            "^body(%who: i32):",
+            f"^body(%who: i32):\n      tile.block_barrier\n      %chosen = tile.constant {number} :"
+            " i32\n      tile.barrier %chosen {threads = 256 : i64} : (i32)",
+            1,
+        ),
+    )
+    kinds = {
+        ("clean" if (v := verdict(run_turns, met, 4, seed)) == "missed" else v) for seed in SEEDS
+    }
+    assert (
+        kinds == {kind}
+        or number == 1
+        and kinds <= {"arrivals", "clean", "race", "value", "deadlock"}
+    ), kinds
 
 
 def test_every_kind_of_finding_has_a_sentence():
-    assert all(isinstance(s, str) and s for s in KINDS.values()) and {"order", "in flight", "conflicts", "race", "deadlock"} <= set(KINDS)
-    with pytest.raises(Violation) as caught: level4.run(program(BETWEEN["all blocks the same rows"][0]), data(), (3,), 0, 1)
+    assert all(isinstance(s, str) and s for s in KINDS.values()) and {
+        "order",
+        "in flight",
+        "conflicts",
+        "race",
+        "deadlock",
+    } <= set(KINDS)
+    with pytest.raises(Violation) as caught:
+        level4.run(program(BETWEEN["all blocks the same rows"][0]), data(), (3,), 0, 1)
     message = str(caught.value)
-    assert "block 1 (first warp) overwrites what block 0" in message and "argument 1 (o)" in message and "run in any order" in message
+    assert (
+        "block 1 (first warp) overwrites what block 0" in message
+        and "argument 1 (o)" in message
+        and "run in any order" in message
+    )
 
 
 def message_passing(store_as: str, load_as: str) -> str:
@@ -182,8 +282,8 @@ def message_passing(store_as: str, load_as: str) -> str:
     return f"""%flags = tile.pointer %n : ({FLAT}) -> !tile.ptr<i32>
   %first = tile.eq %p, %zero : i32
   scf.if %first {{
-    {load('x', '%zero')}
-    {store('o', '%zero')}
+    {load("x", "%zero")}
+    {store("o", "%zero")}
     tile.block_barrier
     tile.store_pointers %flags, %one{store_as} : (!tile.ptr<i32>, i32)
   }} else {{
@@ -196,13 +296,19 @@ def message_passing(store_as: str, load_as: str) -> str:
       scf.yield %j : i32
     }}
     tile.block_barrier
-    {load('o', '%zero', name='w')}
-    {store('o', '%width', name='w')}
+    {load("o", "%zero", name="w")}
+    {store("o", "%width", name="w")}
   }}"""
 
 
-@pytest.mark.parametrize("store_as, load_as, kinds", [
-    (' {semantics = "release"}', ' {semantics = "acquire"}', {"clean"}), (' {semantics = "relaxed"}', ' {semantics = "acquire"}', {"order"}),
-    (' {semantics = "release"}', ' {semantics = "relaxed"}', {"order"}), ("", "", {"order"})])
+@pytest.mark.parametrize(
+    "store_as, load_as, kinds",
+    [
+        (' {semantics = "release"}', ' {semantics = "acquire"}', {"clean"}),
+        (' {semantics = "relaxed"}', ' {semantics = "acquire"}', {"order"}),
+        (' {semantics = "release"}', ' {semantics = "relaxed"}', {"order"}),
+        ("", "", {"order"}),
+    ],
+)
 def test_a_flag_orders_blocks_if_it_is_released_and_acquired(store_as, load_as, kinds):
     assert found(program(message_passing(store_as, load_as)), data(2), (2,), 2) == kinds

@@ -1,6 +1,10 @@
-"""python -m tkc.fuzz: everything, resumed where it was; `kernels` and `texts`: one of them by hand, each failure printed with what shows it."""
+"""python -m tkc.fuzz: everything, resumed where it was; `kernels` and `texts`: one of them by hand,
+each failure printed with what shows it.
+"""
+
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -18,78 +22,198 @@ from tkc.runtime.fingerprint import package_hash
 
 
 @click.group(invoke_without_command=True)
-@click.option("--only", multiple=True, type=click.Choice(list(CAMPAIGNS)), help="This campaign; may be given more than once. All by default.")
-@click.option("--share", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Of the items of each campaign, 1 being " + ", ".join(f"{c.wanted:,} {c.name}" for c in CAMPAIGNS.values() if c.wanted)
-              + " and every mutant.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where the seeds of runs, kernels and texts begin.")
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="all processors", help="Processes.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(CAMPAIGNS)),
+    help="This campaign; may be given more than once. All by default.",
+)
+@click.option(
+    "--share",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the items of each campaign, 1 being "
+    + ", ".join(f"{c.wanted:,} {c.name}" for c in CAMPAIGNS.values() if c.wanted)
+    + " and every mutant.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Where the seeds of runs, kernels and texts begin.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=os.cpu_count() or 1,
+    show_default="all processors",
+    help="Processes.",
+)
 @click.option("--seconds", type=float, help="Start nothing new after so long.")
-@click.option("--state", type=click.Path(path_type=Path), default=Path("out/fuzz.json"), show_default=True, help="What is done, and what was found; an interrupted fuzz goes on from there.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    default=Path("out/fuzz.json"),
+    show_default=True,
+    help="What is done, and what was found; an interrupted fuzz goes on from there.",
+)
 @click.option("--fresh", is_flag=True, help="Forget the state.")
 @click.pass_context
 def main(context, only, share, seed, jobs, seconds, state, fresh) -> None:
-    """Clean runs of pipelined programs, random kernels, broken texts of IR, and mutants of synchronisation. The exit status is 1 if anything was found."""
-    if context.invoked_subcommand: return
+    """Clean runs of pipelined programs, random kernels, broken texts of IR, and mutants of
+    synchronisation. The exit status is 1 if anything was found.
+    """
+    if context.invoked_subcommand:
+        return
     path = state.with_stem(f"{state.stem}-{seed}") if seed else state
-    if fresh: path.unlink(missing_ok=True)
-    console, wanted = Console(stderr=True), {c: max(1, round(share * (c.size() if c.size else c.wanted))) for c in CAMPAIGNS.values() if not only or c.name in only}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[found]}"), TimeRemainingColumn()
+    if fresh:
+        path.unlink(missing_ok=True)
+    console, wanted = (
+        Console(stderr=True),
+        {
+            c: max(1, round(share * (c.size() if c.size else c.wanted)))
+            for c in CAMPAIGNS.values()
+            if not only or c.name in only
+        },
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[found]}"),
+        TimeRemainingColumn(),
+    )
     done, ours = State.read(path), package_hash()[:12]
-    if ours not in done.sources: done.sources.append(ours)
-    if len(done.sources) > 1: console.print(f"what {path} says was done by {len(done.sources)} versions of tkc; --fresh begins anew", style="yellow", soft_wrap=True)
+    if ours not in done.sources:
+        done.sources.append(ours)
+    if len(done.sources) > 1:
+        console.print(
+            f"what {path} says was done by {len(done.sources)} versions of tkc; --fresh begins"
+            " anew",
+            style="yellow",
+            soft_wrap=True,
+        )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks = {c: bars.add_task(c.title, total=total, completed=min(total, done.of(c).items), found="") for c, total in wanted.items()}
+        tasks = {
+            c: bars.add_task(c.title, total=total, completed=min(total, done.of(c).items), found="")
+            for c, total in wanted.items()
+        }
         said = dict.fromkeys(wanted, 0)
 
         def tell(campaign, progress) -> None:
-            bars.update(tasks[campaign], completed=progress.items, found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "")
-            for item, fault in progress.faults[said[campaign]:]: console.print(f"{campaign.name} {item}: {fault}", markup=False, highlight=False, soft_wrap=True)
+            bars.update(
+                tasks[campaign],
+                completed=progress.items,
+                found=f"[red]{len(progress.faults)} found[/red]" if progress.faults else "",
+            )
+            for item, fault in progress.faults[said[campaign] :]:
+                console.print(
+                    f"{campaign.name} {item}: {fault}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
             said[campaign] = len(progress.faults)
-        for campaign in wanted: tell(campaign, done.of(campaign))
+
+        for campaign in wanted:
+            tell(campaign, done.of(campaign))
         fuzz(wanted, done, jobs, seed, seconds, tell)
     Console().print(summary(done, wanted))
     sys.exit(any(done.of(c).faults for c in wanted))
 
 
 def summary(state: State, wanted: dict) -> Table:
-    table = Table("campaign", "", "done", "of", "found", "also", "seconds", title="tkc fuzz", title_justify="left")
+    table = Table(
+        "campaign",
+        "",
+        "done",
+        "of",
+        "found",
+        "also",
+        "seconds",
+        title="tkc fuzz",
+        title_justify="left",
+    )
     for campaign, total in wanted.items():
         p = state.of(campaign)
-        table.add_row(campaign.name, campaign.title, f"{p.items:,}", f"{total:,}", f"{len(p.faults)}", ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in sorted(p.counts.items()) if n), f"{p.seconds:,.0f}")
+        table.add_row(
+            campaign.name,
+            campaign.title,
+            f"{p.items:,}",
+            f"{total:,}",
+            f"{len(p.faults)}",
+            ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in sorted(p.counts.items()) if n),
+            f"{p.seconds:,.0f}",
+        )
     return table
 
 
 @main.command()
-@click.option("--seeds", default="0:100", show_default=True, metavar="A:B", help="From A up to, not including, B; or one seed.")
+@click.option(
+    "--seeds",
+    default="0:100",
+    show_default=True,
+    metavar="A:B",
+    help="From A up to, not including, B; or one seed.",
+)
 @click.option("--policy", type=click.Choice(list(POLICIES)), help="Instead of the seed's own.")
 @click.option("--steps", type=int, help="Statements of a kernel; the seed's own by default.")
-@click.option("--target", "targets", multiple=True, help="sm_80, sm_89, sm_90a; by default one of them, chosen by the seed.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="sm_80, sm_89, sm_90a; by default one of them, chosen by the seed.",
+)
 @click.option("--thorough", is_flag=True, help="Every number of stages, several schedules.")
 @click.option("--show", is_flag=True, help="Print the kernels and run nothing.")
 @click.option("--refused", is_flag=True, help="Also show what was refused.")
-@click.option("--keep", type=click.Path(path_type=Path), help="Write failing kernels and their IR here.")
-@click.option("--reduce", "reducing", is_flag=True, help="Reduce what fails and print it (or write it with --keep).")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Write failing kernels and their IR here."
+)
+@click.option(
+    "--reduce",
+    "reducing",
+    is_flag=True,
+    help="Reduce what fails and print it (or write it with --keep).",
+)
 @click.option("--seconds", type=float, help="Stop after so long.")
-def kernels(seeds, policy, steps, targets, thorough, show, refused, keep, reducing, seconds) -> None:
-    """Random kernels of the language, at every level, on the CPU and with other plans, against level 0."""
+def kernels(
+    seeds, policy, steps, targets, thorough, show, refused, keep, reducing, seconds
+) -> None:
+    """Random kernels of the language, at every level, on the CPU and with other plans, against
+    level 0.
+    """
     from tkc.fuzz.check import check
     from tkc.fuzz.productions import kernel
+
     first, _, last = seeds.partition(":")
     began, kinds, ran = time.monotonic(), Counter(), 0
     for seed in range(int(first), int(last or int(first) + 1)):
         k = kernel(seed, policy, steps)
-        if show: print(k.source); continue
-        if seconds and time.monotonic() - began > seconds: break
+        if show:
+            print(k.source)
+            continue
+        if seconds and time.monotonic() - began > seconds:
+            break
         ran += 1
         for failure in check(k, targets or None, thorough):
             kinds[failure.kind] += 1
-            if failure.kind == "refused" and not refused: continue
+            if failure.kind == "refused" and not refused:
+                continue
             print(f"seed {seed} ({k.policy}, grid {k.grid}): {failure}", flush=True)
-            if keep: _keep(keep, k, failure)
-            if reducing and failure.stage not in ("trace", "level 0"): _reduce(keep, k, failure)
-    if show: return
+            if keep:
+                _keep(keep, k, failure)
+            if reducing and failure.stage not in ("trace", "level 0"):
+                _reduce(keep, k, failure)
+    if show:
+        return
     bad = sum(n for kind, n in kinds.items() if kind != "refused")
-    print(f"{ran} kernels in {time.monotonic() - began:.0f} s: {bad} failures, {kinds['refused']} refused{', ' + repr(dict(kinds)) if bad else ''}")
+    print(
+        f"{ran} kernels in {time.monotonic() - began:.0f} s: {bad} failures, {kinds['refused']}"
+        f" refused{', ' + repr(dict(kinds)) if bad else ''}"
+    )
     sys.exit(bad > 0)
 
 
@@ -100,25 +224,38 @@ def kernels(seeds, policy, steps, targets, thorough, show, refused, keep, reduci
 def texts(count, seed, passes) -> None:
     """COUNT broken texts of IR; each kind of fault is shown once."""
     from tkc.fuzz.mutation import run
+
     sys.exit(run(count, seed, passes) > 0)
 
 
 def _reduce(folder: Path | None, k, failure) -> None:
     from tkc.fuzz.check import reduced
     from tkc.ir.text import show
-    try: text = show(reduced(k, failure))
-    except Exception as e: print(f"not reduced: {type(e).__name__}: {e}"); return
-    if folder: (folder / f"{k.seed}.reduced.mlir").write_text(f"// {failure}".splitlines()[0] + f"\n// grid {k.grid}, {k.numbers}\n{text}")
-    else: print(text, flush=True)
+
+    try:
+        text = show(reduced(k, failure))
+    except Exception as e:
+        print(f"not reduced: {type(e).__name__}: {e}")
+        return
+    if folder:
+        (folder / f"{k.seed}.reduced.mlir").write_text(
+            f"// {failure}".splitlines()[0] + f"\n// grid {k.grid}, {k.numbers}\n{text}"
+        )
+    else:
+        print(text, flush=True)
 
 
 def _keep(folder: Path, k, failure) -> None:
     from tkc.fuzz.check import arguments, traced
     from tkc.ir.text import show
+
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{k.seed}.py").write_text(f"# {failure}\n# grid {k.grid}, warps {k.warps}, stages {k.stages}, {k.numbers}\n{k.source}")
-    try: (folder / f"{k.seed}.mlir").write_text(show(traced(k, arguments(k))))
-    except Exception: pass
+    (folder / f"{k.seed}.py").write_text(
+        f"# {failure}\n# grid {k.grid}, warps {k.warps}, stages {k.stages}, {k.numbers}\n{k.source}"
+    )
+    with contextlib.suppress(Exception):
+        (folder / f"{k.seed}.mlir").write_text(show(traced(k, arguments(k))))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

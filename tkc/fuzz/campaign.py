@@ -1,15 +1,18 @@
 """Everything that fuzzing does, for hours if need be: `make fuzz`, or `python -m tkc.fuzz`.
 
-A *campaign* is a number of items, each made of its own number alone, so that any of them can be run again:
+A *campaign* is a number of items, each made of its own number alone, so that any of them can be run
+again:
 
     runs      a golden program or a pipelined kernel in a random schedule of the simulator: no finding, right values
     kernels   a random kernel at every level, on the CPU and with one stage: level 0's results, to the bit
     texts     a broken text of IR: read, or refused in a sentence, within two seconds
     mutants   a program of `runs` with one change of its synchronisation: found, unless declared equivalent
 
-Items are run by processes of their own, so that one which crashes or hangs costs itself alone and is reported. What is done is written to a file after every batch:
-an interrupted fuzz goes on where it was.
+Items are run by processes of their own, so that one which crashes or hangs costs itself alone and
+is reported. What is done is written to a file after every batch: an interrupted fuzz goes on where
+it was.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,13 +27,17 @@ from math import prod
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-BATCH = 50                              # items that a process gets at once
-START = 60.0                            # seconds that a process may take more for its first item: it imports, and compiles what it runs
+BATCH = 50  # items that a process gets at once
+# seconds that a process may take more for its first item: it imports, and compiles what it runs
+START = 60.0
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """`one(number)` runs an item: the faults it has, and what else is counted. deadline: seconds after which an item hangs; size: how many there are (None: as many as one asks for)."""
+    """`one(number)` runs an item: the faults it has, and what else is counted. deadline: seconds
+    after which an item hangs; size: how many there are (None: as many as one asks for).
+    """
+
     name: str
     title: str
     wanted: int
@@ -39,14 +46,18 @@ class Campaign:
     size: Callable[[], int] | None = None
 
 
-# ------------------------------------------------------------------------------------------------------ items
+# --------------------------------------------------------------------------------------------------
 def run(number: int) -> tuple[list[str], Counter]:
     import random
 
     from tkc.fuzz.programs import programs
+
     r, all_ = random.Random(number), list(programs().values())
     program = all_[number % len(all_)]
-    (shape,), resident = r.choices(program.shapes, [(1 + prod(s))**-0.5 for s in program.shapes]), r.choice((1, 1, 2, 3))          # small ones more often
+    (shape,), resident = (
+        r.choices(program.shapes, [(1 + prod(s)) ** -0.5 for s in program.shapes]),
+        r.choice((1, 1, 2, 3)),
+    )  # small ones more often
     found = program.run(shape, number, resident)
     return [f"{program.name} {shape}, {resident} at once: {found}"] if found else [], Counter()
 
@@ -54,100 +65,138 @@ def run(number: int) -> tuple[list[str], Counter]:
 def kernel(number: int) -> tuple[list[str], Counter]:
     from tkc.fuzz.check import check
     from tkc.fuzz.productions import kernel as written
+
     failures = check(written(number))
-    return [f"{f}" for f in failures if f.kind != "refused"], Counter(refused=any(f.kind == "refused" for f in failures))
+    return [f"{f}" for f in failures if f.kind != "refused"], Counter(
+        refused=any(f.kind == "refused" for f in failures)
+    )
 
 
 def text(number: int) -> tuple[list[str], Counter]:
     import random
 
     from tkc.fuzz.mutation import fault, mutant
+
     broken = mutant(random.Random(number), _texts())
     problem = fault(broken, passes=number % 20 == 0)
-    return [f"{problem}\n{broken[:4000]}"] if problem else [], Counter(through_passes=number % 20 == 0)
+    return [f"{problem}\n{broken[:4000]}"] if problem else [], Counter(
+        through_passes=number % 20 == 0
+    )
 
 
 @cache
 def _texts() -> list[str]:
     from tkc.fuzz.mutation import corpus
+
     return corpus()
 
 
 def mutant(number: int) -> tuple[list[str], Counter]:
     from tkc.fuzz.mutants import equivalent, found
+
     program, place = _mutants()[number]
-    if found(program, place): return [], Counter(found=1)
-    if equivalent(program, place): return [], Counter(equivalent=1)
+    if found(program, place):
+        return [], Counter(found=1)
+    if equivalent(program, place):
+        return [], Counter(equivalent=1)
     return [f"{program.name}: '{place.label}' is not found"], Counter()
 
 
 @cache
 def _mutants() -> list:
     from tkc.fuzz.mutants import every
+
     return every()
 
 
-def _count() -> int: return len(_mutants())
+def _count() -> int:
+    return len(_mutants())
 
 
-CAMPAIGNS = {c.name: c for c in (
-    Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
-    Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
-    Campaign("texts", "broken texts of IR", 100_000, 30, text),
-    Campaign("mutants", "changes of synchronisation", 0, 600, mutant, _count),
-)}
+CAMPAIGNS = {
+    c.name: c
+    for c in (
+        Campaign("runs", "schedules of programs without a fault", 100_000, 120, run),
+        Campaign("kernels", "random kernels at every level", 20_000, 300, kernel),
+        Campaign("texts", "broken texts of IR", 100_000, 30, text),
+        Campaign("mutants", "changes of synchronisation", 0, 600, mutant, _count),
+    )
+}
 
 
-# ------------------------------------------------------------------------------------------------------ what is done
+# --------------------------------------------------------------------------------------------------
 @dataclass
 class Progress:
     """Of one campaign. done: spans of items [first, behind the last]; faults: (item, what)."""
+
     done: list[list[int]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     faults: list[tuple[int, str]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
-    def items(self) -> int: return sum(last - first for first, last in self.done)
+    def items(self) -> int:
+        return sum(last - first for first, last in self.done)
 
     def add(self, first: int, last: int, faults: list, counts: Counter, seconds: float) -> None:
         self.faults += faults
         self.counts, self.seconds = dict(Counter(self.counts) + counts), self.seconds + seconds
         spans, self.done = sorted([*self.done, [first, last]]), []
         for span in spans:
-            if self.done and self.done[-1][1] == span[0]: self.done[-1][1] = span[1]
-            else: self.done.append(list(span))
+            if self.done and self.done[-1][1] == span[0]:
+                self.done[-1][1] = span[1]
+            else:
+                self.done.append(list(span))
 
     def left(self, total: int) -> list[tuple[int, int]]:
         """Spans of at most BATCH items that are not done."""
         ends = [0, *(n for span in self.done for n in span), total]
-        return [(n, min(n + BATCH, end, total)) for start, end in zip(ends[::2], ends[1::2]) for n in range(start, min(end, total), BATCH)]
+        return [
+            (n, min(n + BATCH, end, total))
+            for start, end in zip(ends[::2], ends[1::2], strict=False)
+            for n in range(start, min(end, total), BATCH)
+        ]
 
 
 @dataclass
 class State:
-    """What a fuzz has done, in a file (None: nowhere). sources: fingerprints of the packages that did it."""
+    """What a fuzz has done, in a file (None: nowhere). sources: fingerprints of the packages that
+    did it.
+    """
+
     path: Path | None = None
     progress: dict[str, Progress] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
 
     @staticmethod
     def read(path: Path) -> State:
-        if not path.exists(): return State(path)
+        if not path.exists():
+            return State(path)
         found = json.loads(path.read_text())
-        return State(path, {name: Progress(**p) for name, p in found["campaigns"].items()}, found["sources"])
+        return State(
+            path, {name: Progress(**p) for name, p in found["campaigns"].items()}, found["sources"]
+        )
 
-    def of(self, campaign: Campaign) -> Progress: return self.progress.setdefault(campaign.name, Progress())
+    def of(self, campaign: Campaign) -> Progress:
+        return self.progress.setdefault(campaign.name, Progress())
 
     def write(self) -> None:
-        if self.path is None: return
+        if self.path is None:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps({"sources": self.sources, "campaigns": {name: asdict(p) for name, p in self.progress.items()}}))
+        new.write_text(
+            json.dumps(
+                {
+                    "sources": self.sources,
+                    "campaigns": {name: asdict(p) for name, p in self.progress.items()},
+                }
+            )
+        )
         new.replace(self.path)
 
 
-# ------------------------------------------------------------------------------------------------------ processes
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Batch:
     campaign: Campaign
@@ -156,21 +205,30 @@ class Batch:
 
 
 def work(pipe: Connection, seed: int) -> None:
-    """A process: batches in; out "item" before each of its items, its faults and counts behind it, and "over" behind the last."""
+    """A process: batches in; out "item" before each of its items, its faults and counts behind it,
+    and "over" behind the last.
+    """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         while (batch := pipe.recv()) is not None:
             for item in range(batch.first, batch.last):
                 pipe.send(("item", item))
-                try: faults, counts = batch.campaign.one(item + (seed if batch.campaign.size is None else 0))
-                except Exception as e: faults, counts = [f"{type(e).__name__}: {e}"], Counter()
+                try:
+                    faults, counts = batch.campaign.one(
+                        item + (seed if batch.campaign.size is None else 0)
+                    )
+                except Exception as e:
+                    faults, counts = [f"{type(e).__name__}: {e}"], Counter()
                 pipe.send(("done", item, faults, counts))
             pipe.send(("over",))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt): return                # nobody listens any more
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return  # nobody listens any more
 
 
 class Worker:
-    """A process and what it is at. A batch outlives the process: another goes on behind the item that killed it."""
+    """A process and what it is at. A batch outlives the process: another goes on behind the item
+    that killed it.
+    """
 
     def __init__(self, seed: int):
         self.seed, self.batch, self.process = seed, None, None
@@ -184,14 +242,23 @@ class Worker:
         far.close()
 
     def give(self, batch: Batch) -> None:
-        self.batch, self.item, self.faults, self.counts, self.began, self.stalled = batch, batch.first, [], Counter(), time.monotonic(), None
+        self.batch, self.item, self.faults, self.counts, self.began, self.stalled = (
+            batch,
+            batch.first,
+            [],
+            Counter(),
+            time.monotonic(),
+            None,
+        )
         self.since = time.monotonic() + START
         self.pipe.send(batch)
 
     def hear(self) -> bool:
         """One message; whether the batch is over."""
-        try: kind, *rest = self.pipe.recv()
-        except (EOFError, ConnectionResetError): return self.lost(f"the process ended with status {self._status()}")
+        try:
+            kind, *rest = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return self.lost(f"the process ended with status {self._status()}")
         if kind == "item":
             self.item = rest[0]
         elif kind == "done":
@@ -206,19 +273,26 @@ class Worker:
         return self.process.exitcode
 
     def lost(self, why: str, again: bool = False) -> bool:
-        """The item at hand took the process with it: what is left of the batch goes to a new one. again: that item, too, once: whether a hang comes back tells a machine that stalled from an item that hangs."""
+        """The item at hand took the process with it: what is left of the batch goes to a new one.
+        again: that item, too, once: whether a hang comes back tells a machine that stalled from an
+        item that hangs.
+        """
         self.stop()
         again = again and self.stalled != self.item
         self.faults.append((self.item, why if self.stalled != self.item else f"{why}, again"))
         self.stalled = self.item
         rest = Batch(self.batch.campaign, self.item + (not again), self.batch.last)
         self._start()
-        if rest.first >= rest.last: return True
+        if rest.first >= rest.last:
+            return True
         self.item, self.since = rest.first, time.monotonic() + START
         self.pipe.send(rest)
         return False
 
-    def late(self) -> bool: return self.batch is not None and time.monotonic() - self.since > self.batch.campaign.deadline
+    def late(self) -> bool:
+        return (
+            self.batch is not None and time.monotonic() - self.since > self.batch.campaign.deadline
+        )
 
     def stop(self) -> None:
         self.process.kill()
@@ -226,36 +300,71 @@ class Worker:
         self.pipe.close()
 
 
-def fuzz(wanted: dict[Campaign, int], state: State, jobs: int = 1, seed: int = 0, seconds: float | None = None, tell: Callable[[Campaign, Progress], None] = lambda campaign, progress: None) -> State:
-    """Runs so many items of each campaign, less what the state says is done, until the time is over. seed: where the numbers of kernels, runs and texts begin."""
+def fuzz(
+    wanted: dict[Campaign, int],
+    state: State,
+    jobs: int = 1,
+    seed: int = 0,
+    seconds: float | None = None,
+    tell: Callable[[Campaign, Progress], None] = lambda campaign, progress: None,
+) -> State:
+    """Runs so many items of each campaign, less what the state says is done, until the time is
+    over. seed: where the numbers of kernels, runs and texts begin.
+    """
     began, batches, running = time.monotonic(), _left(wanted, state), []
     try:
         for batch in batches:
             running.append(Worker(seed))
             running[-1].give(batch)
-            if len(running) == jobs: break
+            if len(running) == jobs:
+                break
         while running:
             wait([w.pipe for w in running], timeout=1)
             for worker in list(running):
                 over = False
-                while not over and worker.pipe.poll(): over = worker.hear()
-                if not over and worker.late(): over = worker.lost(f"no end within {worker.batch.campaign.deadline:g} s", again=True)
-                if not over: continue
+                while not over and worker.pipe.poll():
+                    over = worker.hear()
+                if not over and worker.late():
+                    over = worker.lost(
+                        f"no end within {worker.batch.campaign.deadline:g} s", again=True
+                    )
+                if not over:
+                    continue
                 done, progress = worker.batch, state.of(worker.batch.campaign)
-                progress.add(done.first, done.last, worker.faults, worker.counts, time.monotonic() - worker.began)
+                progress.add(
+                    done.first,
+                    done.last,
+                    worker.faults,
+                    worker.counts,
+                    time.monotonic() - worker.began,
+                )
                 state.write()
                 tell(done.campaign, progress)
-                batch = None if seconds is not None and time.monotonic() - began > seconds else next(batches, None)
-                if batch is None: worker.stop(); running.remove(worker)
-                else: worker.give(batch)
+                batch = (
+                    None
+                    if seconds is not None and time.monotonic() - began > seconds
+                    else next(batches, None)
+                )
+                if batch is None:
+                    worker.stop()
+                    running.remove(worker)
+                else:
+                    worker.give(batch)
     finally:
-        for worker in running: worker.stop()
+        for worker in running:
+            worker.stop()
     return state
 
 
 def _left(wanted: dict[Campaign, int], state: State) -> Iterator[Batch]:
     """The campaigns in turn, so that an interrupted fuzz is as far along in each."""
-    each = [[Batch(campaign, *span) for span in state.of(campaign).left(total)] for campaign, total in wanted.items()]
+    each = [
+        [Batch(campaign, *span) for span in state.of(campaign).left(total)]
+        for campaign, total in wanted.items()
+    ]
     longest = max(map(len, each), default=0)
     for share in range(longest):
-        for batches in each: yield from batches[share * len(batches) // longest:(share + 1) * len(batches) // longest]
+        for batches in each:
+            yield from batches[
+                share * len(batches) // longest : (share + 1) * len(batches) // longest
+            ]

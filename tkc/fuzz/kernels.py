@@ -1,25 +1,43 @@
-"""Kernels whose loops the passes pipeline, as users write them: `programs` launches them; tests compile them too."""
+"""Kernels whose loops the passes pipeline, as users write them: `programs` launches them; tests
+compile them too.
+"""
+
 from math import e, inf, log2
 
 import tkc
 
 
-def matmul(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, RELU: tkc.constexpr = False):
+def matmul(
+    a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr, RELU: tkc.constexpr = False
+):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
-    if RELU: acc = tkc.maximum(acc, 0)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
+    if RELU:
+        acc = tkc.maximum(acc, 0)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 def matmul_nt(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), tkc.float32)
-    for k in tkc.range(0, a.shape[1], BK): acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T, acc)
+    for k in tkc.range(0, a.shape[1], BK):
+        acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (n, k), (BN, BK)).T, acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
-def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tkc.constexpr = 128, BN: tkc.constexpr = 128):
+def attention(
+    q,
+    k,
+    v,
+    o,
+    scale,
+    CAUSAL: tkc.constexpr,
+    D: tkc.constexpr,
+    BM: tkc.constexpr = 128,
+    BN: tkc.constexpr = 128,
+):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
     q, k, v, o = q[b, h], k[b, h], v[b, h], o[b, h]
     c, shift = scale * log2(e), k.shape[0] - q.shape[0]
@@ -28,7 +46,8 @@ def attention(q, k, v, o, scale, CAUSAL: tkc.constexpr, D: tkc.constexpr, BM: tk
     for n in tkc.range(0, tkc.minimum(k.shape[0], m + BM + shift) if CAUSAL else k.shape[0], BN):
         cols = n + tkc.arange(BN)
         keep = cols[None, :] < k.shape[0]
-        if CAUSAL: keep = keep & (rows[:, None] >= cols[None, :])
+        if CAUSAL:
+            keep = keep & (rows[:, None] >= cols[None, :])
         s = tkc.where(keep, tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)).T), -inf)
         new = tkc.maximum(top, tkc.max(s, axis=1) * c)
         base = tkc.where(new == -inf, 0, new)
@@ -43,5 +62,9 @@ def dequantized(x, w, s, o, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc, scales = tkc.zeros((BM, BN)), tkc.load(s, (n,), (BN,))
     for k in tkc.range(0, x.shape[1], BK):
-        acc = tkc.dot(tkc.load(x, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)).to(tkc.bfloat16) * scales[None, :], acc)
+        acc = tkc.dot(
+            tkc.load(x, (m, k), (BM, BK)),
+            tkc.load(w, (k, n), (BK, BN)).to(tkc.bfloat16) * scales[None, :],
+            acc,
+        )
     tkc.store(o, (m, n), acc)

@@ -1,4 +1,7 @@
-"""The mutation score: every change of the synchronisation of every program is found within a few schedules, or declared equivalent with the reason."""
+"""The mutation score: every change of the synchronisation of every program is found within a few
+schedules, or declared equivalent with the reason.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -15,20 +18,33 @@ from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.mutants import Place, mutated, places
 
-LEAST, MORE = 4, 2                      # schedules of a mutant: so many with one cluster at a time (a parity that depends on who comes first is not wrong on each), then with two
+LEAST, MORE = (
+    4,
+    2,
+    # schedules of a mutant: so many with one cluster at a time (a parity that depends on who comes
+    # first is not wrong on each), then with two
+)
 
 
 def every(names: Iterable[str] | None = None) -> list[tuple[Program, Place]]:
     """The mutants of all programs (or of those named)."""
-    return [(p, place) for p in programs().values() if names is None or p.name in names for place in places(p.module)]
+    return [
+        (p, place)
+        for p in programs().values()
+        if names is None or p.name in names
+        for place in places(p.module)
+    ]
 
 
 def trial(program: Program, number: int) -> tuple[tuple, int]:
     """The shape of a schedule, and how many clusters run at once."""
-    return program.trials[number % len(program.trials)], 1 if number < schedules(program) - MORE else 2
+    return program.trials[number % len(program.trials)], (
+        1 if number < schedules(program) - MORE else 2
+    )
 
 
-def schedules(program: Program) -> int: return max(LEAST, len(program.trials)) + MORE
+def schedules(program: Program) -> int:
+    return max(LEAST, len(program.trials)) + MORE
 
 
 @lru_cache(256)
@@ -41,90 +57,181 @@ def right(program: Program, number: int) -> tuple[bytes, ...]:
     return tuple(a.tobytes() for a in launch.arguments if isinstance(a, np.ndarray))
 
 
-# ------------------------------------------------------------------------------------------------------ what no run can tell
-def _released_by_a_leader(op: Operation, operator: str) -> bool: return operator == "leader alone"
+# --------------------------------------------------------------------------------------------------
+def _released_by_a_leader(op: Operation, operator: str) -> bool:
+    return operator == "leader alone"
 
 
 def _of_an_instance(op: Operation, operator: str) -> bool:
     """A buffer that each instance of a role has for itself, by its own number."""
     role = op.parent_op()
-    while role is not None and not isinstance(role, threads.Role): role = role.parent_op()
-    return operator == "stage" and isinstance(op, shared.Stage) and role is not None and op.index[0] is role.who
+    while role is not None and not isinstance(role, threads.Role):
+        role = role.parent_op()
+    return (
+        operator == "stage"
+        and isinstance(op, shared.Stage)
+        and role is not None
+        and op.index[0] is role.who
+    )
 
 
 def _drained(op: Operation, operator: str) -> bool:
     """A wait behind the producer's loop that is not the last on its ring."""
     role, last = op.parent_op(), op.parent.last_op
-    if operator != "drop" or not isinstance(op, threads.MbarrierWait) or not isinstance(role, threads.Role) or role.single is None: return False
-    while last is not op and not (isinstance(last, threads.MbarrierWait) and last.barriers is op.barriers): last = last.prev_op
+    if (
+        operator != "drop"
+        or not isinstance(op, threads.MbarrierWait)
+        or not isinstance(role, threads.Role)
+        or role.single is None
+    ):
+        return False
+    while last is not op and not (
+        isinstance(last, threads.MbarrierWait) and last.barriers is op.barriers
+    ):
+        last = last.prev_op
     return last is not op
 
 
 def _number_of_a_program(op: Operation, operator: str) -> bool:
-    """Of the ring by which a producer tells the number of the next program: the one whose arrivals bring no bytes."""
-    if operator not in ("drop", "later", "earlier") or not isinstance(op, (threads.MbarrierWait, threads.MbarrierArrive)): return False
+    """Of the ring by which a producer tells the number of the next program: the one whose arrivals
+    bring no bytes.
+    """
+    if operator not in ("drop", "later", "earlier") or not isinstance(
+        op, (threads.MbarrierWait, threads.MbarrierArrive)
+    ):
+        return False
     kernel = op
-    while not isinstance(kernel, tile.Kernel): kernel = kernel.parent_op()
-    told = [o for role in kernel.walk() if isinstance(role, threads.Role) and role.single is not None for o in role.walk() if isinstance(o, (threads.MbarrierWait, threads.MbarrierExpect, threads.MbarrierArrive))]
-    return op.barriers in {a.barriers for a, b in zip(told, told[1:]) if isinstance(a, threads.MbarrierWait) and isinstance(b, threads.MbarrierArrive)}
+    while not isinstance(kernel, tile.Kernel):
+        kernel = kernel.parent_op()
+    told = [
+        o
+        for role in kernel.walk()
+        if isinstance(role, threads.Role) and role.single is not None
+        for o in role.walk()
+        if isinstance(o, (threads.MbarrierWait, threads.MbarrierExpect, threads.MbarrierArrive))
+    ]
+    return op.barriers in {
+        a.barriers
+        for a, b in zip(told, told[1:], strict=False)
+        if isinstance(a, threads.MbarrierWait) and isinstance(b, threads.MbarrierArrive)
+    }
 
 
 def _past_the_mask(op: Operation, operator: str) -> bool:
-    """A look at the next stage in the second way through a step, which is the one with the mask (tkc.passes.warpgroups.tails)."""
+    """A look at the next stage in the second way through a step, which is the one with the mask
+    (tkc.passes.warpgroups.tails).
+    """
     branch = op.parent_op()
-    return operator == "parity" and isinstance(op, threads.MbarrierTest) and isinstance(branch, scf.IfOp) and isinstance(branch.parent_op(), scf.ForOp) and op.parent is branch.false_region.block
+    return (
+        operator == "parity"
+        and isinstance(op, threads.MbarrierTest)
+        and isinstance(branch, scf.IfOp)
+        and isinstance(branch.parent_op(), scf.ForOp)
+        and op.parent is branch.false_region.block
+    )
 
 
 def _fresh(op: Operation, operator: str) -> bool:
     """What a producer fills before its loop: stages that nobody has used."""
     role = op.parent_op()
-    if not isinstance(role, threads.Role) or role.single is None: return False
-    return operator in ("drop", "later", "stage") and isinstance(op, threads.MbarrierWait) and _behind(op, threads.TmaLoad) or operator == "earlier" and isinstance(op, threads.MbarrierExpect)
+    if not isinstance(role, threads.Role) or role.single is None:
+        return False
+    return (
+        operator in ("drop", "later", "stage")
+        and isinstance(op, threads.MbarrierWait)
+        and _behind(op, threads.TmaLoad)
+        or operator == "earlier"
+        and isinstance(op, threads.MbarrierExpect)
+    )
 
 
 def _behind(op: Operation, kind: type) -> bool:
     """Whether something of a kind comes behind an operation in its block, before any loop."""
     while (op := op.next_op) is not None and not op.regions:
-        if isinstance(op, kind): return True
+        if isinstance(op, kind):
+            return True
     return False
 
 
 def _told_first(op: Operation, operator: str) -> bool:
-    """A producer's arrival for numbers that it posts, if it asks for a copy behind it, which is waited for before they are read; and the wait for such numbers, if all are told so."""
-    if operator not in ("drop", "later", "earlier") or not isinstance(op, (threads.MbarrierWait, threads.MbarrierArrive)): return False
+    """A producer's arrival for numbers that it posts, if it asks for a copy behind it, which is
+    waited for before they are read; and the wait for such numbers, if all are told so.
+    """
+    if operator not in ("drop", "later", "earlier") or not isinstance(
+        op, (threads.MbarrierWait, threads.MbarrierArrive)
+    ):
+        return False
     kernel = op
-    while not isinstance(kernel, tile.Kernel): kernel = kernel.parent_op()
-    arrivals = [o for o in kernel.walk() if isinstance(o, threads.MbarrierArrive) and o.barriers is op.barriers and isinstance(o.prev_op, threads.Post)]
+    while not isinstance(kernel, tile.Kernel):
+        kernel = kernel.parent_op()
+    arrivals = [
+        o
+        for o in kernel.walk()
+        if isinstance(o, threads.MbarrierArrive)
+        and o.barriers is op.barriers
+        and isinstance(o.prev_op, threads.Post)
+    ]
     told = [o for o in arrivals if _behind(o, threads.TmaLoad)]
-    return op in told and operator == "earlier" or bool(arrivals) and told == arrivals and isinstance(op, threads.MbarrierWait) and operator != "earlier"
+    return (
+        op in told
+        and operator == "earlier"
+        or bool(arrivals)
+        and told == arrivals
+        and isinstance(op, threads.MbarrierWait)
+        and operator != "earlier"
+    )
 
 
 RULES: tuple[tuple[Callable[[Operation, str], bool], str], ...] = (
-    (_released_by_a_leader, "an asynchronous dot is the work of a whole warpgroup: the leader that has waited for it knows that all warps are done"),
+    (
+        _released_by_a_leader,
+        (
+            "an asynchronous dot is the work of a whole warpgroup: the leader that has waited for"
+            " it knows that all warps are done"
+        ),
+    ),
     (_of_an_instance, "the instances exchange buffers of which each has its own"),
     (_drained, "whoever releases the last stage has released those before it"),
-    (_past_the_mask, "only the last tile of a program goes through the mask, and nobody uses what is said there"),
+    (
+        _past_the_mask,
+        "only the last tile of a program goes through the mask, and nobody uses what is said there",
+    ),
     (_fresh, "the first stages of a fresh ring are free"),
     (_told_first, "what is posted before a copy is asked for is there when the copy is"),
-    (_number_of_a_program, "a program's first factor has a ring too, as deep, which holds the producer back as well"),
+    (
+        _number_of_a_program,
+        "a program's first factor has a ring too, as deep, which holds the producer back as well",
+    ),
 )
 
 
 def equivalent(program: Program, place: Place) -> str | None:
-    """Why no run can tell a mutant from its program, if that is so: declared for the program, or by a rule about what the compiler writes."""
-    if place.label in program.equivalent: return program.equivalent[place.label]
+    """Why no run can tell a mutant from its program, if that is so: declared for the program, or by
+    a rule about what the compiler writes.
+    """
+    if place.label in program.equivalent:
+        return program.equivalent[place.label]
     op = next(islice(program.module.walk(), place.number, None))
-    return None if program.golden else next((why for rule, why in RULES if rule(op, place.operator)), None)
+    return (
+        None
+        if program.golden
+        else next((why for rule, why in RULES if rule(op, place.operator)), None)
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ running them
+# --------------------------------------------------------------------------------------------------
 def found(program: Program, place: Place) -> bool:
-    """Whether one of the trials tells the mutant from the program: by a finding, or by what it computes."""
+    """Whether one of the trials tells the mutant from the program: by a finding, or by what it
+    computes.
+    """
     module = mutated(program.module, place)
     for number in range(schedules(program)):
         (shape, resident), want = trial(program, number), right(program, number)
         launch = program.launch(shape, number)
-        try: level4.run(module, launch.arguments, launch.grid, number, resident)
-        except SimulationError: return True
-        if tuple(a.tobytes() for a in launch.arguments if isinstance(a, np.ndarray)) != want: return True
+        try:
+            level4.run(module, launch.arguments, launch.grid, number, resident)
+        except SimulationError:
+            return True
+        if tuple(a.tobytes() for a in launch.arguments if isinstance(a, np.ndarray)) != want:
+            return True
     return False

@@ -1,7 +1,10 @@
-"""Level-4 programs with launches of them: the golden ones, and pipelined kernels as the passes make them. `Program.run` runs one in a random schedule, `mutants.py` breaks them.
+"""Level-4 programs with launches of them: the golden ones, and pipelined kernels as the passes make
+them. `Program.run` runs one in a random schedule, `mutants.py` breaks them.
 
-A launch's numbers are small and whole where sums are exact, and its result is compared with float64.
+A launch's numbers are small and whole where sums are exact, and its result is compared with
+float64.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -23,13 +26,16 @@ from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.report import Report, report_of
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"          # where the repository is; an installed tkc has none
+GOLDEN = (
+    Path(__file__).resolve().parents[2] / "tests" / "golden"
+)  # where the repository is; an installed tkc has none
 BF16, F16, F32, E4M3 = ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn
 
 
 @dataclass
 class Launch:
     """Arguments, a grid, and whether the arguments are right afterwards."""
+
     arguments: list
     grid: tuple[int, ...]
     right: Callable[[], bool]
@@ -37,8 +43,10 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """`launch(shape, seed)` for one of its shapes. trials: shapes that together show every mutant, one a schedule. equivalent: mutants that no run can tell from the program, each with
-    the reason."""
+    """`launch(shape, seed)` for one of its shapes. trials: shapes that together show every mutant,
+    one a schedule. equivalent: mutants that no run can tell from the program, each with the reason.
+    """
+
     name: str
     source: Callable[[], ModuleOp] = field(repr=False)
     launch: Callable[[Sequence, int], Launch] = field(repr=False)
@@ -48,18 +56,31 @@ class Program:
     equivalent: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def module(self) -> ModuleOp: return _module(self)
+    def module(self) -> ModuleOp:
+        return _module(self)
 
-    def run(self, shape: Sequence, seed: int, resident: int = 1, module: ModuleOp | None = None, **options) -> Report | None:
+    def run(
+        self,
+        shape: Sequence,
+        seed: int,
+        resident: int = 1,
+        module: ModuleOp | None = None,
+        **options,
+    ) -> Report | None:
         """What is wrong with a run: a finding of the simulator, or values."""
         launch = self.launch(shape, seed)
-        try: level4.run(module or self.module, launch.arguments, launch.grid, seed, resident, **options)
-        except SimulationError as e: return report_of(e)
+        try:
+            level4.run(
+                module or self.module, launch.arguments, launch.grid, seed, resident, **options
+            )
+        except SimulationError as e:
+            return report_of(e)
         return None if launch.right() else Report("value", "another result than float64 gives")
 
 
 @cache
-def _modules() -> dict[str, ModuleOp]: return {}
+def _modules() -> dict[str, ModuleOp]:
+    return {}
 
 
 def _module(program: Program) -> ModuleOp:
@@ -70,53 +91,94 @@ def _module(program: Program) -> ModuleOp:
     return _modules()[program.name]
 
 
-# ------------------------------------------------------------------------------------------------------ launches
-def whole(rng, *shape, dtype=BF16, most: int = 3) -> np.ndarray: return rng.integers(-most, most + 1, shape).astype(dtype)
-def blocks(*extents_by_tile: tuple[int, int]) -> tuple[int, ...]: return tuple(-(-n // tile) for n, tile in extents_by_tile)
-def equal(got: np.ndarray, want: np.ndarray) -> bool: return np.array_equal(np.float64(got), np.float64(want.astype(got.dtype)), equal_nan=True)
+# --------------------------------------------------------------------------------------------------
+def whole(rng, *shape, dtype=BF16, most: int = 3) -> np.ndarray:
+    return rng.integers(-most, most + 1, shape).astype(dtype)
 
 
-def product(tile: tuple[int, int], dtype=BF16, out=None, transposed: bool = False, relu: bool = False):
+def blocks(*extents_by_tile: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(-(-n // tile) for n, tile in extents_by_tile)
+
+
+def equal(got: np.ndarray, want: np.ndarray) -> bool:
+    return np.array_equal(np.float64(got), np.float64(want.astype(got.dtype)), equal_nan=True)
+
+
+def product(
+    tile: tuple[int, int], dtype=BF16, out=None, transposed: bool = False, relu: bool = False
+):
     """c = a b: shapes are (m, n, k). transposed: b as its rows are stored."""
+
     def launch(shape, seed: int) -> Launch:
         (m, n, k), rng = shape, np.random.default_rng(seed)
-        a, b, c = whole(rng, m, k, dtype=dtype), whole(rng, k, n, dtype=dtype), np.full((m, n), np.nan, out or dtype)
+        a, b, c = (
+            whole(rng, m, k, dtype=dtype),
+            whole(rng, k, n, dtype=dtype),
+            np.full((m, n), np.nan, out or dtype),
+        )
         want = np.float32(a) @ np.float32(b)
-        return Launch([a, np.ascontiguousarray(b.T) if transposed else b, c], blocks((m, tile[0]), (n, tile[1])), lambda: equal(c, np.maximum(want, 0) if relu else want))
+        return Launch(
+            [a, np.ascontiguousarray(b.T) if transposed else b, c],
+            blocks((m, tile[0]), (n, tile[1])),
+            lambda: equal(c, np.maximum(want, 0) if relu else want),
+        )
+
     return launch
 
 
 def softmaxed(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the last axis: the weights (zeros where a row has only −inf), the logarithm of the sum of powers."""
+    """Of the last axis: the weights (zeros where a row has only −inf), the logarithm of the sum of
+    powers.
+    """
     top = scores.max(-1, keepdims=True, initial=-inf)
     weights = np.exp(scores - np.where(top == -inf, 0, top))
     total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"): return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0), (top + np.log(total))[..., 0]
+    with np.errstate(divide="ignore"):
+        return (
+            np.divide(weights, total, out=np.zeros_like(weights), where=total > 0),
+            (top + np.log(total))[..., 0],
+        )
 
 
 def near(o: np.ndarray, weights: np.ndarray, v: np.ndarray) -> bool:
-    """Probabilities and output are rounded to bfloat16: half an ulp of each, against the sum of |p v|."""
-    return bool((np.abs(np.float64(o) - weights @ v) <= 2.0**-8 * (weights @ np.abs(v) + np.abs(weights @ v)) + 1e-7).all())
+    """Probabilities and output are rounded to bfloat16: half an ulp of each, against the sum of |p
+    v|.
+    """
+    return bool(
+        (
+            np.abs(np.float64(o) - weights @ v)
+            <= 2.0**-8 * (weights @ np.abs(v) + np.abs(weights @ v)) + 1e-7
+        ).all()
+    )
 
 
 def attention_of(tile: int, d: int, causal: bool = False):
     """Of arrays [batch, heads, rows, d]; shapes are (heads, queries, keys)."""
+
     def launch(shape, seed: int) -> Launch:
         (heads, queries, keys), rng, scale = shape, np.random.default_rng(seed), d**-0.5
-        q, k, v = (rng.normal(size=(1, heads, max(n, 1), d)).astype(BF16)[:, :, :n] for n in (queries, keys, keys))
+        q, k, v = (
+            rng.normal(size=(1, heads, max(n, 1), d)).astype(BF16)[:, :, :n]
+            for n in (queries, keys, keys)
+        )
         o = np.full_like(q, np.nan)
 
         def right() -> bool:
             x, y, z = (np.float64(t) for t in (q, k, v))
             scores = x @ y.swapaxes(-1, -2) * scale
-            if causal: scores = np.where(np.tri(queries, keys, keys - queries, dtype=bool), scores, -inf)
+            if causal:
+                scores = np.where(np.tri(queries, keys, keys - queries, dtype=bool), scores, -inf)
             return near(o, softmaxed(scores)[0], z)
+
         return Launch([q, k, v, o, scale], (-(-queries // tile), heads, 1), right)
+
     return launch
 
 
 def golden_attention(shape, seed: int) -> Launch:
-    """Of arrays [batch, rows, heads, 128] with the logarithms of the sums; shapes are (batches, rows, heads)."""
+    """Of arrays [batch, rows, heads, 128] with the logarithms of the sums; shapes are (batches,
+    rows, heads).
+    """
     (batches, rows, heads), rng, scale = shape, np.random.default_rng(seed), 128**-0.5
     q, k, v = (rng.normal(size=(batches, rows, heads, 128)).astype(BF16) for _ in range(3))
     o, sums = np.full_like(q, np.nan), np.full((batches, heads, rows), np.nan, F32)
@@ -124,29 +186,55 @@ def golden_attention(shape, seed: int) -> Launch:
     def right() -> bool:
         x, y, z = (np.float64(t).transpose(0, 2, 1, 3) for t in (q, k, v))
         weights, logarithms = softmaxed(x @ y.swapaxes(-1, -2) * scale)
-        return near(o.transpose(0, 2, 1, 3), weights, z) and np.allclose(sums, logarithms, rtol=1e-5, atol=1e-5)
+        return near(o.transpose(0, 2, 1, 3), weights, z) and np.allclose(
+            sums, logarithms, rtol=1e-5, atol=1e-5
+        )
+
     return Launch([q, k, v, o, sums, scale], (rows // 128, heads, batches), right)
 
 
 def golden_sum(shape, seed: int) -> Launch:
     (n,), rng = shape, np.random.default_rng(seed)
-    x, y, out = rng.normal(size=n).astype(F32), rng.normal(size=n).astype(F32), np.full(n, np.nan, F32)
+    x, y, out = (
+        rng.normal(size=n).astype(F32),
+        rng.normal(size=n).astype(F32),
+        np.full(n, np.nan, F32),
+    )
     return Launch([x, y, out, n], (-(-n // 1024),), lambda: equal(out, x + y))
 
 
 def scaled_product(tile: tuple[int, int]):
     """o = x (w s), w of 8 bits; shapes are (m, n, k)."""
+
     def launch(shape, seed: int) -> Launch:
         (m, n, k), rng = shape, np.random.default_rng(seed)
-        x, w, s, o = whole(rng, m, k), whole(rng, k, n, dtype=np.int8), whole(rng, n), np.full((m, n), np.nan, F32)
-        return Launch([x, w, s, o], blocks((m, tile[0]), (n, tile[1])), lambda: equal(o, np.float32(x) @ (np.float32(w) * np.float32(s))))
+        x, w, s, o = (
+            whole(rng, m, k),
+            whole(rng, k, n, dtype=np.int8),
+            whole(rng, n),
+            np.full((m, n), np.nan, F32),
+        )
+        return Launch(
+            [x, w, s, o],
+            blocks((m, tile[0]), (n, tile[1])),
+            lambda: equal(o, np.float32(x) @ (np.float32(w) * np.float32(s))),
+        )
+
     return launch
 
 
-# ------------------------------------------------------------------------------------------------------ the list
-def compiled(fn: Callable, launch: Callable, shape, target: str, **options: Any) -> Callable[[], ModuleOp]:
+# --------------------------------------------------------------------------------------------------
+def compiled(
+    fn: Callable, launch: Callable, shape, target: str, **options: Any
+) -> Callable[[], ModuleOp]:
     """The level-4 module of a kernel that is specialized for the arguments of a launch."""
-    def source() -> ModuleOp: return parse(tkc.jit(fn).compile(*launch(shape, 0).arguments, target=target, **options).ir("final"), fn.__name__)
+
+    def source() -> ModuleOp:
+        return parse(
+            tkc.jit(fn).compile(*launch(shape, 0).arguments, target=target, **options).ir("final"),
+            fn.__name__,
+        )
+
     return source
 
 
@@ -155,86 +243,303 @@ def golden() -> list[Program]:
         path = GOLDEN / f"{name}.mlir"
         return Program(name, lambda: parse(path.read_text(), path.name), *rest, golden=True, **more)
 
-    if not GOLDEN.is_dir(): return []
+    if not GOLDEN.is_dir():
+        return []
     return [
         of("vector_add", golden_sum, ((16,), (1024,), (2000,), (4016,)), ((2000,),) * 2),
-        of("cooperative_product", product((128, 256), transposed=True), ((256, 256, 64), (128, 256, 320), (300, 520, 136), (256, 512, 72), (8, 8, 8), (384, 256, 200)),
-           ((256, 512, 264), (256, 512, 136), (256, 512, 72), (256, 512, 136))),                                          # tiles begin at every stage
-        of("pingpong_product", product((128, 192)), ((128, 192, 64), (256, 192, 328), (300, 520, 136), (384, 200, 72), (8, 8, 8)),
-           ((512, 192, 136), (512, 192, 328), (512, 192, 72), (512, 192, 328)), equivalent=EQUIVALENT["pingpong_product"]),
-        of("attention_forward", golden_attention, ((1, 128, 1), (1, 256, 1), (1, 384, 1), (2, 128, 2), (1, 256, 2)),
-           ((1, 512, 1), (1, 512, 1), (1, 256, 4), (1, 256, 2), (1, 128, 4)), equivalent=EQUIVALENT["attention_forward"]),
+        of(
+            "cooperative_product",
+            product((128, 256), transposed=True),
+            (
+                (256, 256, 64),
+                (128, 256, 320),
+                (300, 520, 136),
+                (256, 512, 72),
+                (8, 8, 8),
+                (384, 256, 200),
+            ),
+            ((256, 512, 264), (256, 512, 136), (256, 512, 72), (256, 512, 136)),
+        ),  # tiles begin at every stage
+        of(
+            "pingpong_product",
+            product((128, 192)),
+            ((128, 192, 64), (256, 192, 328), (300, 520, 136), (384, 200, 72), (8, 8, 8)),
+            ((512, 192, 136), (512, 192, 328), (512, 192, 72), (512, 192, 328)),
+            equivalent=EQUIVALENT["pingpong_product"],
+        ),
+        of(
+            "attention_forward",
+            golden_attention,
+            ((1, 128, 1), (1, 256, 1), (1, 384, 1), (2, 128, 2), (1, 256, 2)),
+            ((1, 512, 1), (1, 512, 1), (1, 256, 4), (1, 256, 2), (1, 128, 4)),
+            equivalent=EQUIVALENT["attention_forward"],
+        ),
     ]
 
 
-# the first shape of each is the one that a kernel is specialized for, and has no facts that the others lack
+# the first shape of each is the one that a kernel is specialized for, and has no facts that the
+# others lack
 SMALL = ((40, 24, 8), (16, 16, 16), (32, 48, 96), (8, 8, 200), (64, 64, 128), (72, 16, 40))
 LARGE = ((136, 264, 72), (128, 128, 64), (128, 64, 320), (8, 8, 8), (256, 128, 136), (72, 128, 384))
 EVEN = ((128, 128, 64), (256, 128, 192), (128, 256, 320), (384, 256, 64))
 
 
 def _steps(rows: int, columns: int, stages: int) -> tuple:
-    """Products of five clusters' blocks whose rings of so many stages go round more than twice, once, not at all; programs begin and end at every stage."""
-    return tuple((5 * rows, columns, 64 * steps) for steps in (2 * stages + 1, stages + 1, 1, stages)) + ((3 * rows + 8, columns, 64 * stages + 40),)
+    """Products of five clusters' blocks whose rings of so many stages go round more than twice,
+    once, not at all; programs begin and end at every stage.
+    """
+    return tuple(
+        (5 * rows, columns, 64 * steps) for steps in (2 * stages + 1, stages + 1, 1, stages)
+    ) + ((3 * rows + 8, columns, 64 * stages + 40),)
 
 
-def _product(name: str, target: str, tile: tuple[int, int, int], fn=kernels.matmul, dtype=BF16, shapes=SMALL, trials=(), out=None, relu=False, **options) -> Program:
+def _product(
+    name: str,
+    target: str,
+    tile: tuple[int, int, int],
+    fn=kernels.matmul,
+    dtype=BF16,
+    shapes=SMALL,
+    trials=(),
+    out=None,
+    relu=False,
+    **options,
+) -> Program:
     launch = product(tile[:2], dtype, out, fn is kernels.matmul_nt, relu)
-    given = dict(zip(("BM", "BN", "BK"), tile)) | ({"RELU": True} if relu else {})
-    return Program(name, compiled(fn, launch, shapes[0], target, **given, **options), launch, shapes, trials or shapes, equivalent=EQUIVALENT.get(name, {}))
+    given = dict(zip(("BM", "BN", "BK"), tile, strict=False)) | ({"RELU": True} if relu else {})
+    return Program(
+        name,
+        compiled(fn, launch, shapes[0], target, **given, **options),
+        launch,
+        shapes,
+        trials or shapes,
+        equivalent=EQUIVALENT.get(name, {}),
+    )
 
 
-def _attention(name: str, target: str, tile: tuple[int, int], d: int, causal: bool, shapes, trials=(), **options) -> Program:
+def _attention(
+    name: str,
+    target: str,
+    tile: tuple[int, int],
+    d: int,
+    causal: bool,
+    shapes,
+    trials=(),
+    **options,
+) -> Program:
     launch = attention_of(tile[0], d, causal)
-    return Program(name, compiled(kernels.attention, launch, shapes[0], target, CAUSAL=causal, D=d, BM=tile[0], BN=tile[1], **options), launch, shapes, trials or shapes, equivalent=EQUIVALENT.get(name, {}))
+    return Program(
+        name,
+        compiled(
+            kernels.attention,
+            launch,
+            shapes[0],
+            target,
+            CAUSAL=causal,
+            D=d,
+            BM=tile[0],
+            BN=tile[1],
+            **options,
+        ),
+        launch,
+        shapes,
+        trials or shapes,
+        equivalent=EQUIVALENT.get(name, {}),
+    )
 
 
 def pipelined() -> list[Program]:
     """Kernels as the passes make them: cp.async rings of one role, TMA rings of several."""
-    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + ((2, 300, 0), (2, 200, 300), (3, 200, 150), (4, 100, 230))         # whole blocks, and with an iteration behind a mask
+    loops = tuple((2, 200, 64 * n) for n in (5, 4, 2, 1, 3)) + (
+        (2, 300, 0),
+        (2, 200, 300),
+        (3, 200, 150),
+        (4, 100, 230),
+    )  # whole blocks, and with an iteration behind a mask
     scaled = scaled_product((32, 32))
-    few, many = ((2, 33, 71), (1, 70, 64), (1, 33, 0), (3, 16, 30), (1, 64, 129)), ((2, 131, 133), (1, 64, 192), (1, 128, 128), (1, 128, 0), (1, 100, 320))
+    few, many = (
+        ((2, 33, 71), (1, 70, 64), (1, 33, 0), (3, 16, 30), (1, 64, 129)),
+        (
+            (2, 131, 133),
+            (1, 64, 192),
+            (1, 128, 128),
+            (1, 128, 0),
+            (1, 100, 320),
+        ),
+    )
     return [
         _product("product, 3 stages, sm_80", "sm_80", (32, 32, 16), num_stages=3),
-        _product("product, 5 stages, sm_80", "sm_80", (16, 32, 32), fn=kernels.matmul_nt, num_stages=5),
-        _product("product, 2 stages, float16, sm_89", "sm_89", (16, 32, 16), dtype=F16, num_stages=2, relu=True),
-        _product("product, float8, sm_89", "sm_89", (32, 32, 32), fn=kernels.matmul_nt, dtype=E4M3, out=F32, num_stages=3),
+        _product(
+            "product, 5 stages, sm_80", "sm_80", (16, 32, 32), fn=kernels.matmul_nt, num_stages=5
+        ),
+        _product(
+            "product, 2 stages, float16, sm_89",
+            "sm_89",
+            (16, 32, 16),
+            dtype=F16,
+            num_stages=2,
+            relu=True,
+        ),
+        _product(
+            "product, float8, sm_89",
+            "sm_89",
+            (32, 32, 32),
+            fn=kernels.matmul_nt,
+            dtype=E4M3,
+            out=F32,
+            num_stages=3,
+        ),
         _product("product, 1 stage, sm_80", "sm_80", (32, 32, 16), num_stages=1),
-        _product("product, one block, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="cooperative", num_stages=3, cluster=(1, 1)),
-        _product("product, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="cooperative", num_stages=2, cluster=(2, 1)),
-        _product("product, a cluster of 2 x 2, sm_90a", "sm_90a", (64, 64, 64), shapes=LARGE, trials=_steps(128, 128, 2), roles="cooperative", num_stages=2, cluster=(2, 2)),
-        _product("product, 128 x 256, sm_90a", "sm_90a", (128, 256, 64), fn=kernels.matmul_nt, shapes=LARGE, trials=_steps(256, 256, 3), roles="cooperative", num_stages=3, cluster=(2, 1)),
-        _product("product, ping-pong, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(128, 128, 3), roles="pingpong", num_stages=3, cluster=(1, 1)),
-        _product("product, ping-pong, a cluster, sm_90a", "sm_90a", (128, 128, 64), shapes=LARGE, trials=_steps(256, 128, 2), roles="pingpong", num_stages=2, cluster=(2, 1)),
-        _product("product of whole blocks, sm_90a", "sm_90a", (64, 128, 64), dtype=F16, shapes=EVEN, trials=((128, 384, 640), (128, 384, 384), (256, 128, 192), (128, 256, 64)), roles="cooperative",
-                 num_stages=2),
-        Program("weights of 8 bits, sm_80", compiled(kernels.dequantized, scaled, SMALL[0], "sm_80", BM=32, BN=32, BK=32, num_stages=3), scaled, SMALL, SMALL),
+        _product(
+            "product, one block, sm_90a",
+            "sm_90a",
+            (128, 128, 64),
+            shapes=LARGE,
+            trials=_steps(128, 128, 3),
+            roles="cooperative",
+            num_stages=3,
+            cluster=(1, 1),
+        ),
+        _product(
+            "product, a cluster, sm_90a",
+            "sm_90a",
+            (128, 128, 64),
+            shapes=LARGE,
+            trials=_steps(256, 128, 2),
+            roles="cooperative",
+            num_stages=2,
+            cluster=(2, 1),
+        ),
+        _product(
+            "product, a cluster of 2 x 2, sm_90a",
+            "sm_90a",
+            (64, 64, 64),
+            shapes=LARGE,
+            trials=_steps(128, 128, 2),
+            roles="cooperative",
+            num_stages=2,
+            cluster=(2, 2),
+        ),
+        _product(
+            "product, 128 x 256, sm_90a",
+            "sm_90a",
+            (128, 256, 64),
+            fn=kernels.matmul_nt,
+            shapes=LARGE,
+            trials=_steps(256, 256, 3),
+            roles="cooperative",
+            num_stages=3,
+            cluster=(2, 1),
+        ),
+        _product(
+            "product, ping-pong, sm_90a",
+            "sm_90a",
+            (128, 128, 64),
+            shapes=LARGE,
+            trials=_steps(128, 128, 3),
+            roles="pingpong",
+            num_stages=3,
+            cluster=(1, 1),
+        ),
+        _product(
+            "product, ping-pong, a cluster, sm_90a",
+            "sm_90a",
+            (128, 128, 64),
+            shapes=LARGE,
+            trials=_steps(256, 128, 2),
+            roles="pingpong",
+            num_stages=2,
+            cluster=(2, 1),
+        ),
+        _product(
+            "product of whole blocks, sm_90a",
+            "sm_90a",
+            (64, 128, 64),
+            dtype=F16,
+            shapes=EVEN,
+            trials=((128, 384, 640), (128, 384, 384), (256, 128, 192), (128, 256, 64)),
+            roles="cooperative",
+            num_stages=2,
+        ),
+        Program(
+            "weights of 8 bits, sm_80",
+            compiled(
+                kernels.dequantized, scaled, SMALL[0], "sm_80", BM=32, BN=32, BK=32, num_stages=3
+            ),
+            scaled,
+            SMALL,
+            SMALL,
+        ),
         _attention("attention, sm_80", "sm_80", (32, 32), 32, False, few),
         _attention("attention, causal, sm_80", "sm_80", (32, 32), 32, True, few),
         _attention("attention, sm_90a", "sm_90a", (128, 64), 64, False, many, loops, num_stages=2),
-        _attention("attention, causal, sm_90a", "sm_90a", (128, 64), 64, True, many, (*loops, (2, 200, 384)), num_stages=2),
+        _attention(
+            "attention, causal, sm_90a",
+            "sm_90a",
+            (128, 64),
+            64,
+            True,
+            many,
+            (*loops, (2, 200, 384)),
+            num_stages=2,
+        ),
     ]
 
 
 EQUIVALENT: dict[str, dict[str, str]] = {
     "pingpong_product": {
-        "drop: mbarrier_wait empty in producer, 2": "the drain, which a block without a cluster does not need",
+        "drop: mbarrier_wait empty in producer, 2": (
+            "the drain, which a block without a cluster does not need"
+        ),
         "stage: stage slabs in consumer": "the consumers exchange their slabs",
     },
     "attention_forward": {
-        "earlier: mbarrier_expect q_full in producer": "the phase cannot end before its bytes, which come after the wait",
-        "stage: mbarrier_wait k_empty in producer, 3": "the other stage is released later than the one waited for",
-        **{f"{change}: mbarrier_arrive v_empty in consumer, 4": "the last release: nobody waits for it" for change in ("drop", "twice", "earlier", "stage")},
-        **dict.fromkeys(("first parity: mbarrier_wait v_empty in producer, 3", "stages + 1: ring_next v_empty in producer, 3"), "behind the last tile: nobody uses what comes of it"),
-        **dict.fromkeys(("parity stays: ring_next k_full in consumer", "stages + 1: ring_next k_full in consumer"), "behind the last tile: nobody uses what comes of it"),
-        "first parity: mbarrier_wait k_full in consumer, 2": "the second stage of a fresh ring: its parity is 0 as it is",
+        "earlier: mbarrier_expect q_full in producer": (
+            "the phase cannot end before its bytes, which come after the wait"
+        ),
+        "stage: mbarrier_wait k_empty in producer, 3": (
+            "the other stage is released later than the one waited for"
+        ),
+        **{
+            f"{change}: mbarrier_arrive v_empty in consumer, 4": (
+                "the last release: nobody waits for it"
+            )
+            for change in ("drop", "twice", "earlier", "stage")
+        },
+        **dict.fromkeys(
+            (
+                "first parity: mbarrier_wait v_empty in producer, 3",
+                "stages + 1: ring_next v_empty in producer, 3",
+            ),
+            "behind the last tile: nobody uses what comes of it",
+        ),
+        **dict.fromkeys(
+            (
+                "parity stays: ring_next k_full in consumer",
+                "stages + 1: ring_next k_full in consumer",
+            ),
+            "behind the last tile: nobody uses what comes of it",
+        ),
+        "first parity: mbarrier_wait k_full in consumer, 2": (
+            "the second stage of a fresh ring: its parity is 0 as it is"
+        ),
     },
-    **dict.fromkeys(("attention, sm_90a", "attention, causal, sm_90a"), {
-        "drop: mbarrier_wait empty 2 in producer, 4": "K of the program behind one that sees nothing: its stage was given back before a stage of Q, for which the producer has waited",
-        "earlier: mbarrier_arrive empty 3 in consumer, 3": "the last V's stage is filled again behind one of K that the next program's first dot reads, and that dot ends behind the last one",
-    }),
+    **dict.fromkeys(
+        ("attention, sm_90a", "attention, causal, sm_90a"),
+        {
+            "drop: mbarrier_wait empty 2 in producer, 4": (
+                "K of the program behind one that sees nothing: its stage was given back before a"
+                " stage of Q, for which the producer has waited"
+            ),
+            "earlier: mbarrier_arrive empty 3 in consumer, 3": (
+                "the last V's stage is filled again behind one of K that the next program's first"
+                " dot reads, and that dot ends behind the last one"
+            ),
+        },
+    ),
 }
 
 
 @cache
-def programs() -> dict[str, Program]: return {p.name: p for p in (*golden(), *pipelined())}
+def programs() -> dict[str, Program]:
+    return {p.name: p for p in (*golden(), *pipelined())}

@@ -1,9 +1,12 @@
 """A smaller module with the same fault: `reduce(module, interesting)`.
 
-Delta debugging over the IR. Each *move* makes candidates from a module; one that still verifies and is still interesting takes its place; moves go on until
-none helps. Operations go in halves, quarters, … down to single ones (what used their results gets a constant or an operand of the same type), regions are
-inlined, carried values and arguments dropped, masks removed, extents and constants made smaller.
+Delta debugging over the IR. Each *move* makes candidates from a module; one that still verifies and
+is still interesting takes its place; moves go on until none helps. Operations go in halves,
+quarters, … down to single ones (what used their results gets a constant or an operand of the same
+type), regions are inlined, carried values and arguments dropped, masks removed, extents and
+constants made smaller.
 """
+
 from __future__ import annotations
 
 import re
@@ -24,24 +27,38 @@ Interesting = Callable[[ModuleOp], bool]
 FIXED = (ModuleOp, tile.Kernel, tile.Return, tile.Yield, scf.YieldOp, scf.ConditionOp)
 
 
-def reduce(module: ModuleOp, interesting: Interesting, tell: Callable[[str], None] = lambda text: None) -> ModuleOp:
+def reduce(
+    module: ModuleOp, interesting: Interesting, tell: Callable[[str], None] = lambda text: None
+) -> ModuleOp:
     """The smallest module found that is interesting. Raises tkc.Error where the one given is not."""
     module = clean(module)
-    if not interesting(module.clone()): raise Error("the module is not interesting to begin with: the test must accept it unchanged")
+    if not interesting(module.clone()):
+        raise Error(
+            "the module is not interesting to begin with: the test must accept it unchanged"
+        )
     while True:
         before = show(module)
-        for move in MOVES: module = _exhaust(module, move, interesting, tell)
-        if show(module) == before: return module
+        for move in MOVES:
+            module = _exhaust(module, move, interesting, tell)
+        if show(module) == before:
+            return module
 
 
 def _exhaust(module: ModuleOp, move, interesting: Interesting, tell) -> ModuleOp:
-    """A move as often as it helps: after a success the same number is tried again, for what was next has its place now."""
+    """A move as often as it helps: after a success the same number is tried again, for what was
+    next has its place now.
+    """
     number, tried = 0, set()
     while True:
         candidate = module.clone()
         found = move(candidate, number)
-        if found is None: return module
-        if found is not False and (text := _sound(found if isinstance(found, ModuleOp) else candidate)) and text not in tried:
+        if found is None:
+            return module
+        if (
+            found is not False
+            and (text := _sound(found if isinstance(found, ModuleOp) else candidate))
+            and text not in tried
+        ):
             tried.add(text)
             smaller = parse(text)
             if interesting(smaller.clone()):
@@ -63,37 +80,53 @@ def _sound(module: ModuleOp) -> str | None:
         text = show(module)
         verify(parse(text))
         return text
-    except Exception: return None
+    except Exception:
+        return None
 
 
-# ------------------------------------------------------------------------------------------------------------- operations
-def _operations(module: ModuleOp) -> list[Operation]: return [op for op in module.walk() if not isinstance(op, FIXED)]
+# --------------------------------------------------------------------------------------------------
+def _operations(module: ModuleOp) -> list[Operation]:
+    return [op for op in module.walk() if not isinstance(op, FIXED)]
 
 
 def _stand_in(value: SSAValue, op: Operation) -> SSAValue | None:
     """Something of the same type in place of an operation's result."""
     for operand in op.operands:
-        if operand.type == value.type: return operand
+        if operand.type == value.type:
+            return operand
     t = value.type
-    if isinstance(element_of(t), PointerType) or not isinstance(t, TileType) and isinstance(t, ArrayType) or not _is_number(t): return None
+    if (
+        isinstance(element_of(t), PointerType)
+        or not isinstance(t, TileType)
+        and isinstance(t, ArrayType)
+        or not _is_number(t)
+    ):
+        return None
     constant = tile.Constant(1.0 if is_float(element_of(t)) else 1, t)
     op.parent.insert_op_before(constant, op)
     return constant.result
 
 
 def _is_number(t) -> bool:
-    try: tile.Constant(0, t); return True
-    except Exception: return False
+    try:
+        tile.Constant(0, t)
+        return True
+    except Exception:
+        return False
 
 
 def _remove(op: Operation) -> bool:
-    if op.parent is None: return True
+    if op.parent is None:
+        return True
     for result in op.results:
-        if not result.has_one_use() and not list(result.uses): continue
+        if not result.has_one_use() and not list(result.uses):
+            continue
         other = _stand_in(result, op)
-        if other is None: return False
+        if other is None:
+            return False
         result.replace_all_uses_with(other)
-    op.detach(); op.erase()
+    op.detach()
+    op.erase()
     return True
 
 
@@ -101,19 +134,23 @@ def _spans(n: int) -> Iterator[tuple[int, int]]:
     """Halves, quarters, … single ones, from the end."""
     size = n
     while size:
-        for start in range(n - size, -size, -size): yield max(start, 0), start + size
+        for start in range(n - size, -size, -size):
+            yield max(start, 0), start + size
         size = size // 2
 
 
 def fewer_operations(module: ModuleOp, number: int):
     operations = _operations(module)
     spans = list(_spans(len(operations)))
-    if number >= len(spans): return None
+    if number >= len(spans):
+        return None
     low, high = spans[number]
     done = False
     for op in reversed(operations[low:high]):
-        if isinstance(op, tile.Constant) and any(list(r.uses) for r in op.results): continue
-        if op.parent is not None: done |= _remove(op)
+        if isinstance(op, tile.Constant) and any(list(r.uses) for r in op.results):
+            continue
+        if op.parent is not None:
+            done |= _remove(op)
     unused(module)
     return module if done else False
 
@@ -124,53 +161,88 @@ def unused(module: ModuleOp) -> None:
     while again:
         again = False
         for op in reversed(_operations(module)):
-            if op.parent is not None and not op.regions and op.results and not any(list(r.uses) for r in op.results) and not isinstance(op, tile.Atomic):
-                op.detach(); op.erase(); again = True
+            if (
+                op.parent is not None
+                and not op.regions
+                and op.results
+                and not any(list(r.uses) for r in op.results)
+                and not isinstance(op, tile.Atomic)
+            ):
+                op.detach()
+                op.erase()
+                again = True
 
 
-# ---------------------------------------------------------------------------------------------------------------- regions
+# --------------------------------------------------------------------------------------------------
 def _inline(op: Operation, block: Block, arguments) -> None:
     last = block.last_op
-    for argument, value in zip(block.args, arguments): argument.replace_all_uses_with(value)
+    for argument, value in zip(block.args, arguments, strict=False):
+        argument.replace_all_uses_with(value)
     results = list(last.operands)[1:] if isinstance(last, scf.ConditionOp) else list(last.operands)
-    last.detach(); last.erase()
-    for inner in list(block.ops): inner.detach(); op.parent.insert_op_before(inner, op)
-    for result, value in zip(op.results, results): result.replace_all_uses_with(value)
-    op.detach(); op.erase()
+    last.detach()
+    last.erase()
+    for inner in list(block.ops):
+        inner.detach()
+        op.parent.insert_op_before(inner, op)
+    for result, value in zip(op.results, results, strict=False):
+        result.replace_all_uses_with(value)
+    op.detach()
+    op.erase()
 
 
 def flat_control(module: ModuleOp, number: int):
     """A loop becomes one round of it, or what it starts from; a branch one of its sides."""
-    found = [(op, way) for op in module.walk() if isinstance(op, (scf.ForOp, scf.IfOp, scf.WhileOp)) for way in range(2)]
-    if number >= len(found): return None
+    found = [
+        (op, way)
+        for op in module.walk()
+        if isinstance(op, (scf.ForOp, scf.IfOp, scf.WhileOp))
+        for way in range(2)
+    ]
+    if number >= len(found):
+        return None
     op, way = found[number]
     match op:
-        case scf.ForOp() if way: _inline(op, op.body.block, (op.lb, *op.iter_args))
+        case scf.ForOp() if way:
+            _inline(op, op.body.block, (op.lb, *op.iter_args))
         case scf.IfOp():
             region = op.false_region if way else op.true_region
-            if not region.blocks: return False
+            if not region.blocks:
+                return False
             _inline(op, region.block, ())
-        case scf.WhileOp() if way: _inline(op, op.before_region.block, op.arguments)
+        case scf.WhileOp() if way:
+            _inline(op, op.before_region.block, op.arguments)
         case scf.ForOp() | scf.WhileOp():
             starts = op.iter_args if isinstance(op, scf.ForOp) else op.arguments
-            if len(starts) != len(op.results): return False
-            for result, value in zip(op.results, starts): result.replace_all_uses_with(value)
-            op.detach(); op.erase()
+            if len(starts) != len(op.results):
+                return False
+            for result, value in zip(op.results, starts, strict=False):
+                result.replace_all_uses_with(value)
+            op.detach()
+            op.erase()
     return module
 
 
 def fewer_carried(module: ModuleOp, number: int):
     """A loop carries one value less; a branch gives one less."""
-    found = [(op, i) for op in module.walk() if isinstance(op, (scf.ForOp, scf.IfOp)) for i in range(len(op.results))]
-    if number >= len(found): return None
+    found = [
+        (op, i)
+        for op in module.walk()
+        if isinstance(op, (scf.ForOp, scf.IfOp))
+        for i in range(len(op.results))
+    ]
+    if number >= len(found):
+        return None
     op, i = found[number]
     if isinstance(op, scf.IfOp):
         value = _stand_in(op.results[i], op)
-        if value is None: return False
-    else: value = op.iter_args[i]
+        if value is None:
+            return False
+    else:
+        value = op.iter_args[i]
     op.results[i].replace_all_uses_with(value)
     for region in op.regions:
-        if not region.blocks: continue
+        if not region.blocks:
+            continue
         last = region.block.last_op
         replaced = scf.YieldOp(*(v for k, v in enumerate(last.operands) if k != i))
         Rewriter.replace_op(last, replaced)
@@ -179,73 +251,144 @@ def fewer_carried(module: ModuleOp, number: int):
         argument.replace_all_uses_with(value)
         op.body.block.erase_arg(argument)
         body = op.detach_region(op.body)
-        new = scf.ForOp(op.lb, op.ub, op.step, [v for k, v in enumerate(op.iter_args) if k != i], body)
+        new = scf.ForOp(
+            op.lb, op.ub, op.step, [v for k, v in enumerate(op.iter_args) if k != i], body
+        )
     else:
         regions = [op.detach_region(r) for r in list(op.regions)]
         new = scf.IfOp(op.cond, [r.type for k, r in enumerate(op.results) if k != i], *regions)
     op.parent.insert_op_before(new, op)
-    for old, fresh in zip([r for k, r in enumerate(op.results) if k != i], new.results): old.replace_all_uses_with(fresh)
-    op.detach(); op.erase()
+    for old, fresh in zip(
+        [r for k, r in enumerate(op.results) if k != i], new.results, strict=False
+    ):
+        old.replace_all_uses_with(fresh)
+    op.detach()
+    op.erase()
     unused(module)
     return module
 
 
-# ---------------------------------------------------------------------------------------------------- arguments and operands
+# --------------------------------------------------------------------------------------------------
 def fewer_arguments(module: ModuleOp, number: int):
     kernel = next(op for op in module.walk() if isinstance(op, tile.Kernel))
-    if number >= len(kernel.arguments): return None
-    if list(kernel.arguments[number].uses): return False
+    if number >= len(kernel.arguments):
+        return None
+    if list(kernel.arguments[number].uses):
+        return False
     names = kernel.attributes.get("argument_names")
     kernel.body.block.erase_arg(kernel.arguments[number])
-    if names is not None: kernel.attributes["argument_names"] = ArrayAttr([n for i, n in enumerate(names) if i != number])
+    if names is not None:
+        kernel.attributes["argument_names"] = ArrayAttr(
+            [n for i, n in enumerate(names) if i != number]
+        )
     return module
 
 
 def fewer_operands(module: ModuleOp, number: int):
     """Loads and stores without mask and filling."""
-    found = [(op, name) for op in module.walk() for name in ("mask", "other") if getattr(op, name, None) is not None and isinstance(getattr(op, name), SSAValue)]
-    if number >= len(found): return None
+    found = [
+        (op, name)
+        for op in module.walk()
+        for name in ("mask", "other")
+        if getattr(op, name, None) is not None and isinstance(getattr(op, name), SSAValue)
+    ]
+    if number >= len(found):
+        return None
     op, name = found[number]
-    groups = [[] if n == name else ([] if (v := getattr(op, n)) is None else [v] if isinstance(v, SSAValue) else list(v)) for n, _ in op.get_irdl_definition().operands]
-    groups = [g[0] if type(d).__name__ == "OperandDef" else g for g, (_, d) in zip(groups, op.get_irdl_definition().operands)]
-    kept = {k: v for k, v in op.properties.items() if k not in ("operandSegmentSizes", "resultSegmentSizes")}
-    Rewriter.replace_op(op, type(op).build(operands=groups, result_types=[r.type for r in op.results] if op.results else [[]] * len(op.get_irdl_definition().results), properties=kept,
-                                           attributes=dict(op.attributes)))
+    groups = [
+        (
+            []
+            if n == name
+            else (
+                [] if (v := getattr(op, n)) is None else [v] if isinstance(v, SSAValue) else list(v)
+            )
+        )
+        for n, _ in op.get_irdl_definition().operands
+    ]
+    groups = [
+        g[0] if type(d).__name__ == "OperandDef" else g
+        for g, (_, d) in zip(groups, op.get_irdl_definition().operands, strict=False)
+    ]
+    kept = {
+        k: v
+        for k, v in op.properties.items()
+        if k not in ("operandSegmentSizes", "resultSegmentSizes")
+    }
+    Rewriter.replace_op(
+        op,
+        type(op).build(
+            operands=groups,
+            result_types=(
+                [r.type for r in op.results]
+                if op.results
+                else [[]] * len(op.get_irdl_definition().results)
+            ),
+            properties=kept,
+            attributes=dict(op.attributes),
+        ),
+    )
     unused(module)
     return module
 
 
-# --------------------------------------------------------------------------------------------------------------- numbers
+# --------------------------------------------------------------------------------------------------
 def smaller_extents(module: ModuleOp, number: int):
     """An extent halved, or one less, wherever it stands in types and extents."""
     text = show(module)
     sizes = sorted({int(n) for n in re.findall(r"(?<=[<x])(\d+)(?=x)", text)} - {1}, reverse=True)
     found = [(n, m) for n in sizes for m in dict.fromkeys((1, 2, n // 2, n - 1)) if 0 < m < n]
-    if number >= len(found): return None
+    if number >= len(found):
+        return None
     n, m = found[number]
     changed = re.sub(rf"(?<=[<x]){n}(?=x)", str(m), text)
-    changed = re.sub(r"array<i64: [^>]*>", lambda a: re.sub(rf"\b{n}\b", str(m), a.group()), changed)
-    try: return parse(changed)
-    except Error: return False
+    changed = re.sub(
+        r"array<i64: [^>]*>", lambda a: re.sub(rf"\b{n}\b", str(m), a.group()), changed
+    )
+    try:
+        return parse(changed)
+    except Error:
+        return False
 
 
 def smaller_constants(module: ModuleOp, number: int):
     text = show(module).splitlines()
-    found = [(i, value) for i, line in enumerate(text) if (c := re.search(r"tile\.constant (-?\d+) : (i32|i64|!)", line)) for value in ("0", "1") if c[1] not in ("0", "1") or c[1] != value and value == "0"]
-    if number >= len(found): return None
+    found = [
+        (i, value)
+        for i, line in enumerate(text)
+        if (c := re.search(r"tile\.constant (-?\d+) : (i32|i64|!)", line))
+        for value in ("0", "1")
+        if c[1] not in ("0", "1") or c[1] != value and value == "0"
+    ]
+    if number >= len(found):
+        return None
     i, value = found[number]
     text[i] = re.sub(r"tile\.constant -?\d+", f"tile.constant {value}", text[i])
-    try: return parse("\n".join(text))
-    except Error: return False
+    try:
+        return parse("\n".join(text))
+    except Error:
+        return False
 
 
 def fewer_facts(module: ModuleOp, number: int):
     """An array of which less is known; without names of arguments."""
     text = show(module)
     found = sorted(set(re.findall(r', "shape [^"]*"', text)))
-    if number >= len(found): return None
-    try: return parse(text.replace(found[number], ""))
-    except Error: return False
+    if number >= len(found):
+        return None
+    try:
+        return parse(text.replace(found[number], ""))
+    except Error:
+        return False
 
 
-MOVES = (fewer_operations, flat_control, fewer_carried, fewer_operands, fewer_operations, fewer_arguments, smaller_extents, smaller_constants, fewer_facts)
+MOVES = (
+    fewer_operations,
+    flat_control,
+    fewer_carried,
+    fewer_operands,
+    fewer_operations,
+    fewer_arguments,
+    smaller_extents,
+    smaller_constants,
+    fewer_facts,
+)

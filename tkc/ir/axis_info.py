@@ -1,13 +1,16 @@
-"""Contiguity of index and pointer tiles: along one axis, how far do neighbours differ by 1, and how far not at all?
+"""Contiguity of index and pointer tiles: along one axis, how far do neighbours differ by 1, and how
+far not at all?
 
     %i = tile.arange 0 : tile<1024xi32>              run 1024, same 1, divisor 0 (starts at 0)
     %b = tile.splat (%pid * 1024)                    run 1, same 1024, divisor 1024
     %i + %b                                          run 1024, same 1, divisor 1024
     (%i + %b) < splat(%n), n a multiple of 16        same 16: a vector of 16 is inside or outside as a whole
 
-`run` and `same` are of aligned groups: coordinates [g·run, (g + 1)·run) hold v, v + 1, …, and the v of each group is a
-multiple of `divisor` (0: of everything). Where numbers wrap, what is left of a run are the powers of two it is aligned to.
+`run` and `same` are of aligned groups: coordinates [g·run, (g + 1)·run) hold v, v + 1, …, and the v
+of each group is a multiple of `divisor` (0: of everything). Where numbers wrap, what is left of a
+run are the powers of two it is aligned to.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ from tkc.ir.types import PointerType, TileType, bits, element_of, is_integer
 
 @dataclass(frozen=True)
 class Along:
-    """Of one axis: lengths of runs and of constant stretches, and a divisor of the first element of each."""
+    """Of one axis: lengths of runs and of constant stretches, and a divisor of the first element of
+    each.
+    """
+
     run: int = 1
     same: int = 1
     divisor: int = 1
@@ -39,49 +45,97 @@ class Along:
         return Along(run, gcd(self.same, other.same), gcd(self.at(run), other.at(run)))
 
 
-def contiguity(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along] | None = None, seen: dict[tuple[SSAValue, int], Along] | None = None) -> Along:
-    """What is known of a tile along an axis. (A scalar is the same everywhere.) Pointers count in elements. seen: what was found out so far, under the same assumptions."""
+def contiguity(
+    value: SSAValue,
+    axis: int,
+    ranges: Ranges,
+    assumed: dict[SSAValue, Along] | None = None,
+    seen: dict[tuple[SSAValue, int], Along] | None = None,
+) -> Along:
+    """What is known of a tile along an axis. (A scalar is the same everywhere.) Pointers count in
+    elements. seen: what was found out so far, under the same assumptions.
+    """
     assumed, seen = assumed or {}, {} if seen is None else seen
-    if value in assumed: return assumed[value]
-    if (value, axis) not in seen: seen[value, axis] = _along(value, axis, ranges, assumed, seen)
+    if value in assumed:
+        return assumed[value]
+    if (value, axis) not in seen:
+        seen[value, axis] = _along(value, axis, ranges, assumed, seen)
     return seen[value, axis]
 
 
-def _along(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along], seen: dict[tuple[SSAValue, int], Along]) -> Along:
+def _along(
+    value: SSAValue,
+    axis: int,
+    ranges: Ranges,
+    assumed: dict[SSAValue, Along],
+    seen: dict[tuple[SSAValue, int], Along],
+) -> Along:
     t, owner = value.type, value.owner
     extent = t.extents[axis] if isinstance(t, TileType) else 1
-    ask = lambda v, a=axis: contiguity(v, a, ranges, assumed, seen)
-    if isinstance(element_of(t), PointerType) and not isinstance(t, TileType): return Along(1, 1, _alignment(value, ranges))
-    if not isinstance(t, TileType): return Along(1, 1, 1 if (r := ranges.of(value)) is None else r.divisor)
-    if isinstance(owner, Block): return _carried(value, axis, ranges, assumed)
+
+    def ask(v, a=axis):
+        return contiguity(v, a, ranges, assumed, seen)
+
+    if isinstance(element_of(t), PointerType) and not isinstance(t, TileType):
+        return Along(1, 1, _alignment(value, ranges))
+    if not isinstance(t, TileType):
+        return Along(1, 1, 1 if (r := ranges.of(value)) is None else r.divisor)
+    if isinstance(owner, Block):
+        return _carried(value, axis, ranges, assumed)
     match owner:
-        case tile.Constant(): return Along(1, extent, abs(int(owner.number)) if isinstance(owner.number, int) else 1)
-        case tile.Splat(): return Along(1, extent, ask(owner.arg, 0).divisor)
-        case tile.Arange(): return Along(extent, 1, abs(owner.start.value.data))
-        case tile.Multiple(): found = ask(owner.arg); return Along(found.run, found.same, _lcm(found.divisor, owner.divisor.value.data))
+        case tile.Constant():
+            return Along(1, extent, abs(int(owner.number)) if isinstance(owner.number, int) else 1)
+        case tile.Splat():
+            return Along(1, extent, ask(owner.arg, 0).divisor)
+        case tile.Arange():
+            return Along(extent, 1, abs(owner.start.value.data))
+        case tile.Multiple():
+            found = ask(owner.arg)
+            return Along(found.run, found.same, _lcm(found.divisor, owner.divisor.value.data))
         case tile.Broadcast():
             found = ask(owner.arg)
             return Along(1, extent, found.divisor) if owner.arg.type.extents[axis] == 1 else found
-        case tile.Reshape(): return _reshaped(owner, axis, extent, ask)
-        case tile.Transpose(): return ask(owner.arg, owner.permutation.get_values()[axis])
-        case tile.Slice(): return _moved(ask(owner.arg), owner.offsets.get_values()[axis]) if owner.steps[axis] == 1 else Along()
+        case tile.Reshape():
+            return _reshaped(owner, axis, extent, ask)
+        case tile.Transpose():
+            return ask(owner.arg, owner.permutation.get_values()[axis])
+        case tile.Slice():
+            return (
+                _moved(ask(owner.arg), owner.offsets.get_values()[axis])
+                if owner.steps[axis] == 1
+                else Along()
+            )
         case tile.Concat():
             found, begin = [], 0
             for part in owner.args:
                 found.append(_moved(ask(part), begin))
-                if axis == owner.axis.value.data: begin += part.type.extents[axis]
+                if axis == owner.axis.value.data:
+                    begin += part.type.extents[axis]
             return reduce(Along.join, found)
-        case shared.Convert(): return ask(owner.arg)
-        case ew.Cast(): return _cast(owner, ask(owner.arg), ranges)
-        case ew.PointerAdd(): return _sum(ask(owner.pointer), ask(owner.offset))
+        case shared.Convert():
+            return ask(owner.arg)
+        case ew.Cast():
+            return _cast(owner, ask(owner.arg), ranges)
+        case ew.PointerAdd():
+            return _sum(ask(owner.pointer), ask(owner.offset))
         case ew.Select():
-            where = ask(owner.condition).same if isinstance(owner.condition.type, TileType) else extent
+            where = (
+                ask(owner.condition).same if isinstance(owner.condition.type, TileType) else extent
+            )
             found = ask(owner.if_true).join(ask(owner.if_false))
             return Along(run := gcd(found.run, where), gcd(found.same, where), found.at(run))
         case ew.Elementwise():
-            backwards = owner.fn.name in ("floordiv", "mod") and ((r := ranges.of(owner.args[1])) is None or r.lo < 0)          # by a negative number groups end where they began
-            found = _function("" if backwards else owner.fn.name, [ask(a) for a in owner.args], extent)
-            wraps = owner.fn.name in ("add", "sub", "mul") and is_integer(element_of(t)) and ranges.overflow(owner) is Overflow.WRAPS
+            backwards = owner.fn.name in ("floordiv", "mod") and (
+                (r := ranges.of(owner.args[1])) is None or r.lo < 0
+            )  # by a negative number groups end where they began
+            found = _function(
+                "" if backwards else owner.fn.name, [ask(a) for a in owner.args], extent
+            )
+            wraps = (
+                owner.fn.name in ("add", "sub", "mul")
+                and is_integer(element_of(t))
+                and ranges.overflow(owner) is Overflow.WRAPS
+            )
             return _wrapped(found, bits(element_of(t))) if wraps else found
         case scf.ForOp():
             i = owner.results.index(value)
@@ -93,19 +147,27 @@ def _function(name: str, args: list[Along], extent: int) -> Along:
     a, b = args[0], args[-1]
     same = gcd(*(x.same for x in args))
     match name:
-        case "add": return _sum(a, b)
-        case "sub": return Along(run := gcd(a.run, b.same), same, gcd(a.at(run), b.at(1)))
-        case "mul": return Along(1, same, a.at(1) * b.at(1))
-        case "lt" | "ge": return Along(1, max(same, _step(a, b)), 1)
-        case "gt" | "le": return Along(1, max(same, _step(b, a)), 1)
-        case "floordiv" if b.same == extent and b.divisor: return Along(1, max(same, gcd(a.run, a.divisor, b.divisor)), 1)
-        case "mod" if b.same == extent and b.divisor: return Along(run := gcd(a.run, a.divisor, b.divisor), same, gcd(a.at(run), b.divisor))
+        case "add":
+            return _sum(a, b)
+        case "sub":
+            return Along(run := gcd(a.run, b.same), same, gcd(a.at(run), b.at(1)))
+        case "mul":
+            return Along(1, same, a.at(1) * b.at(1))
+        case "lt" | "ge":
+            return Along(1, max(same, _step(a, b)), 1)
+        case "gt" | "le":
+            return Along(1, max(same, _step(b, a)), 1)
+        case "floordiv" if b.same == extent and b.divisor:
+            return Along(1, max(same, gcd(a.run, a.divisor, b.divisor)), 1)
+        case "mod" if b.same == extent and b.divisor:
+            return Along(run := gcd(a.run, a.divisor, b.divisor), same, gcd(a.at(run), b.divisor))
     return Along(1, same, gcd(*(x.at(1) for x in args)) if name in ("min", "max") else 1)
 
 
 def _cast(op: ew.Cast, found: Along, ranges: Ranges) -> Along:
     source, wanted = element_of(op.arg.type), element_of(op.result.type)
-    if not is_integer(source) or not is_integer(wanted): return Along(1, found.same)                     # a float rounds
+    if not is_integer(source) or not is_integer(wanted):
+        return Along(1, found.same)  # a float rounds
     return found if bounds(wanted).holds(ranges.of(op.arg)) else _wrapped(found, bits(wanted))
 
 
@@ -134,18 +196,37 @@ def _step(a: Along, b: Along) -> int:
 def _reshaped(op: tile.Reshape, axis: int, extent: int, ask) -> Along:
     """Extents of 1 that come or go."""
     old, new = op.arg.type.extents, op.result.type.extents
-    if [n for n in old if n > 1] != [n for n in new if n > 1]: return Along()
-    if extent == 1: return Along(1, 1, min((ask(op.arg, a).divisor for a in range(len(old))), default=1) if all(n == 1 for n in old) else 1)
+    if [n for n in old if n > 1] != [n for n in new if n > 1]:
+        return Along()
+    if extent == 1:
+        return Along(
+            1,
+            1,
+            (
+                min((ask(op.arg, a).divisor for a in range(len(old))), default=1)
+                if all(n == 1 for n in old)
+                else 1
+            ),
+        )
     return ask(op.arg, [a for a, n in enumerate(old) if n > 1][sum(n > 1 for n in new[:axis])])
 
 
 def _carried(value: SSAValue, axis: int, ranges: Ranges, assumed: dict[SSAValue, Along]) -> Along:
     loop = value.block.parent_op()
-    if not isinstance(loop, scf.ForOp) or value.index == 0 or len(assumed) > 4: return Along()
+    if not isinstance(loop, scf.ForOp) or value.index == 0 or len(assumed) > 4:
+        return Along()
     guess = contiguity(loop.iter_args[value.index - 1], axis, ranges, assumed)
     for _ in range(4):
-        after = guess.join(contiguity(value.block.last_op.operands[value.index - 1], axis, ranges, {**assumed, value: guess}))
-        if after == guess: return guess
+        after = guess.join(
+            contiguity(
+                value.block.last_op.operands[value.index - 1],
+                axis,
+                ranges,
+                {**assumed, value: guess},
+            )
+        )
+        if after == guess:
+            return guess
         guess = after
     return Along()
 
@@ -156,9 +237,16 @@ def _alignment(pointer: SSAValue, ranges: Ranges) -> int:
         case tile.Pointer():
             size = bits(pointer.type.element) // 8
             return pointer.owner.arg.type.facts.align // size or 1
-        case ew.PointerAdd(): return gcd(_alignment(pointer.owner.pointer, ranges), ranges.of(pointer.owner.offset).divisor)
-        case tile.Multiple(): return _lcm(_alignment(pointer.owner.arg, ranges), max(1, pointer.owner.divisor.value.data))
+        case ew.PointerAdd():
+            return gcd(
+                _alignment(pointer.owner.pointer, ranges), ranges.of(pointer.owner.offset).divisor
+            )
+        case tile.Multiple():
+            return _lcm(
+                _alignment(pointer.owner.arg, ranges), max(1, pointer.owner.divisor.value.data)
+            )
     return 1
 
 
-def _lcm(a: int, b: int) -> int: return a * b // (gcd(a, b) or 1)
+def _lcm(a: int, b: int) -> int:
+    return a * b // (gcd(a, b) or 1)

@@ -1,4 +1,6 @@
-"""The arithmetic of digits that layouts are written in, and their text; layout.py explains what they mean."""
+"""The arithmetic of digits that layouts are written in, and their text; layout.py explains what
+they mean.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ import numpy as np
 
 
 class LayoutError(ValueError):
-    """A layout that does not exist, or a question that it cannot answer; the message is one sentence."""
+    """A layout that does not exist, or a question that it cannot answer; the message is one
+    sentence.
+    """
 
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of a hardware index: value v in [0, extent) moves the coordinate on `axis` by v * stride."""
+    """One digit of a hardware index: value v in [0, extent) moves the coordinate on `axis` by v *
+    stride.
+    """
 
     extent: int
     axis: int  # -1: replication, the value moves nothing
@@ -36,7 +42,9 @@ def total(digits: Iterable[Digit]) -> int:
 
 
 def canonical(digits: Iterable[Digit], rank: int) -> tuple[Digit, ...]:
-    """Without digits of extent 1, neighbours that continue each other merged: equal functions have equal digits."""
+    """Without digits of extent 1, neighbours that continue each other merged: equal functions have
+    equal digits.
+    """
     merged: list[Digit] = []
     for digit in digits:
         if digit.extent == 1:
@@ -66,7 +74,9 @@ def offset_table(digits: Iterable[Digit], rank: int) -> np.ndarray:
 
 
 def divide(extent: int, stride: int, axes: Sequence[tuple[int, int]]) -> Iterator[Digit]:
-    """A digit of the row-major number of several axes as digits of each axis (fastest first; the last has no end)."""
+    """A digit of the row-major number of several axes as digits of each axis (fastest first; the
+    last has no end).
+    """
     whole = Digit(extent, 0, stride)
     for axis, size in axes[:-1]:
         here = min(extent, size // stride) or 1
@@ -81,15 +91,22 @@ def divide(extent: int, stride: int, axes: Sequence[tuple[int, int]]) -> Iterato
         if axes:
             yield Digit(extent, axes[-1][0], stride)
             return
-    raise LayoutError(f"digit {whole} of the row-major order does not divide among axes of {[size for _, size in axes]}")
+    raise LayoutError(
+        f"digit {whole} of the row-major order does not divide among axes of"
+        f" {[size for _, size in axes]}"
+    )
 
 
 def matching_axes(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Pairs of runs of axes with equal products, as short as possible: 4x6x5 -> 24x5x1 gives ([0, 1], [0]), ([2], [1]), ([], [2])."""
+    """Pairs of runs of axes with equal products, as short as possible: 4x6x5 -> 24x5x1 gives ([0,
+    1], [0]), ([2], [1]), ([], [2]).
+    """
     i = j = 0
     while i < len(old) or j < len(new):
         left, right = [i] if i < len(old) else [], [j] if j < len(new) else []
-        if left and right and old[i] != new[j] and 1 in (old[i], new[j]):  # an extent of 1 comes or goes alone
+        if (
+            left and right and old[i] != new[j] and 1 in (old[i], new[j])
+        ):  # an extent of 1 comes or goes alone
             left, right = (left, []) if old[i] == 1 else ([], right)
         i, j = i + len(left), j + len(right)
         while (a := prod(old[k] for k in left)) != (b := prod(new[k] for k in right)):
@@ -102,12 +119,16 @@ def matching_axes(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list
         yield left, right
 
 
-# ---- text ---------------------------------------------------------------------------------------------------------
+# ---- text
+# --------------------------------------------------------------------------------------------------
+
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """The inverse of `shape_text`."""
     try:
-        return () if text.strip() == "scalar" else tuple(int(word) for word in text.strip().split("x"))
+        return (
+            () if text.strip() == "scalar" else tuple(int(word) for word in text.strip().split("x"))
+        )
     except ValueError:
         raise LayoutError(f"cannot read the shape {text!r}: expected extents like 64x256") from None
 
@@ -119,7 +140,9 @@ def parse_digit(text: str) -> Digit:
     try:
         return copies(int(extent)) if place == "*" else Digit(int(extent), int(axis), int(stride))
     except ValueError:
-        raise LayoutError(f"cannot read the digit {text!r}: expected extent:stride@axis or extent:*") from None
+        raise LayoutError(
+            f"cannot read the digit {text!r}: expected extent:stride@axis or extent:*"
+        ) from None
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -1,4 +1,7 @@
-"""Element types as users name them: tkc.float32, tkc.bfloat16, … Each knows its IR type and its NumPy type."""
+"""Element types as users name them: tkc.float32, tkc.bfloat16, … Each knows its IR type and its
+NumPy type.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,32 +18,64 @@ from tkc.ir.types import f8e4m3, f8e5m2, ui8, ui16, ui32, ui64
 @dataclass(frozen=True, eq=False)
 class DType:
     """An element type."""
+
     name: str
     ir: Attribute
     numpy: np.dtype
-    kind: str                   # "bool", "int", "uint", "float"
+    kind: str  # "bool", "int", "uint", "float"
 
     @cached_property
-    def bits(self) -> int: return self.numpy.itemsize * 8
+    def bits(self) -> int:
+        return self.numpy.itemsize * 8
+
     @property
-    def is_float(self) -> bool: return self.kind == "float"
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
     @property
-    def is_int(self) -> bool: return self.kind in ("int", "uint")
-    def __repr__(self): return f"tkc.{self.name}"
+    def is_int(self) -> bool:
+        return self.kind in ("int", "uint")
+
+    def __repr__(self):
+        return f"tkc.{self.name}"
 
 
-def _of(name, ir, scalar, kind) -> DType: return DType(name, ir, np.dtype(scalar), kind)
+def _of(name, ir, scalar, kind) -> DType:
+    return DType(name, ir, np.dtype(scalar), kind)
 
 
 bool_ = _of("bool_", i1, np.bool_, "bool")
-int8, int16, int32, int64 = (_of(f"int{n}", t, f"int{n}", "int") for n, t in ((8, i8), (16, i16), (32, i32), (64, i64)))
-uint8, uint16, uint32, uint64 = (_of(f"uint{n}", t, f"uint{n}", "uint") for n, t in ((8, ui8), (16, ui16), (32, ui32), (64, ui64)))
-float16, float32, float64 = (_of(f"float{n}", t, f"float{n}", "float") for n, t in ((16, f16), (32, f32), (64, f64)))
+int8, int16, int32, int64 = (
+    _of(f"int{n}", t, f"int{n}", "int") for n, t in ((8, i8), (16, i16), (32, i32), (64, i64))
+)
+uint8, uint16, uint32, uint64 = (
+    _of(f"uint{n}", t, f"uint{n}", "uint")
+    for n, t in ((8, ui8), (16, ui16), (32, ui32), (64, ui64))
+)
+float16, float32, float64 = (
+    _of(f"float{n}", t, f"float{n}", "float") for n, t in ((16, f16), (32, f32), (64, f64))
+)
 bfloat16 = _of("bfloat16", bf16, ml_dtypes.bfloat16, "float")
 float8_e4m3 = _of("float8_e4m3", f8e4m3, ml_dtypes.float8_e4m3fn, "float")
 float8_e5m2 = _of("float8_e5m2", f8e5m2, ml_dtypes.float8_e5m2, "float")
 
-DTYPES = (bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64, float8_e4m3, float8_e5m2)
+DTYPES = (
+    bool_,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    float8_e4m3,
+    float8_e5m2,
+)
 BY_NUMPY = {t.numpy: t for t in DTYPES}
 BY_IR = {t.ir: t for t in DTYPES}
 BY_NAME = {t.name: t for t in DTYPES}

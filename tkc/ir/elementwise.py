@@ -1,13 +1,17 @@
-"""Element-wise operations: one class each, made from the table FUNCTIONS, the same from level 0 to level 4.
+"""Element-wise operations: one class each, made from the table FUNCTIONS, the same from level 0 to
+level 4.
 
-All operands are scalars of one type, or tiles of one type (same shape, element and, from level 1 on, layout):
+All operands are scalars of one type, or tiles of one type (same shape, element and, from level 1
+on, layout):
 
     %c = tile.add %a, %b : !tile.tile<128x64xf32>          %q = tile.lt %a, %b : i32       (gives i1)
     %d = tile.select %q, %a, %b : i32                      %h = tile.cast %c : !tile.tile<128x64xf32> to !tile.tile<128x64xbf16>
 
-Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of float32 is within 2 ulp,
-`div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in float32 and rounded once.
+Numerics (DESIGN §1): integer `floordiv` and `mod` floor; `max` and `min` propagate NaN; `div` of
+float32 is within 2 ulp, `div_rn` is IEEE; float16, bfloat16 and float8 operands are computed in
+float32 and rounded once.
 """
+
 from __future__ import annotations
 
 import operator
@@ -17,7 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 from xdsl.dialects.builtin import StringAttr, i1
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def, var_result_def
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
@@ -29,61 +42,110 @@ from tkc.ir.types import PointerType, TileType, element_of, is_bool, is_float, i
 
 @dataclass(frozen=True)
 class Function:
-    """An element-wise function: number of operands, the element types it takes, and whether it gives a truth value."""
+    """An element-wise function: number of operands, the element types it takes, and whether it
+    gives a truth value.
+    """
+
     name: str
     arity: int
-    domain: str                 # "number", "float", "integer", "bits" (integer or bool), "any" (also bool and pointers)
+    # "number", "float", "integer", "bits" (integer or bool), "any" (also bool and pointers)
+    domain: str
     truth: bool = False
 
     def accepts(self, t: Attribute) -> bool:
         match self.domain:
-            case "float": return is_float(t)
-            case "integer": return is_integer(t)
-            case "bits": return is_integer(t) or is_bool(t)
-            case "number": return is_float(t) or is_integer(t)
-            case _: return True
+            case "float":
+                return is_float(t)
+            case "integer":
+                return is_integer(t)
+            case "bits":
+                return is_integer(t) or is_bool(t)
+            case "number":
+                return is_float(t) or is_integer(t)
+            case _:
+                return True
 
 
 def _table(arity: int, domain: str, names: str, truth: bool = False) -> list[Function]:
     return [Function(name, arity, domain, truth) for name in names.split()]
 
 
-FUNCTIONS: dict[str, Function] = {f.name: f for f in [
-    *_table(1, "number", "neg abs"),
-    *_table(1, "float", "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tanh erf floor ceil round trunc reciprocal"),
-    *_table(1, "float", "isnan isinf", truth=True),
-    *_table(1, "bits", "not"),
-    *_table(1, "integer", "popcount clz"),
-    *_table(2, "number", "add sub mul max min"),
-    *_table(2, "float", "div div_rn pow atan2"),
-    *_table(2, "number", "floordiv mod"),
-    *_table(2, "bits", "and or xor"),
-    *_table(2, "integer", "shl shr mulhi"),
-    *_table(2, "any", "eq ne lt le gt ge", truth=True),
-    *_table(3, "float", "fma"),
-]}
+FUNCTIONS: dict[str, Function] = {
+    f.name: f
+    for f in [
+        *_table(1, "number", "neg abs"),
+        *_table(
+            1,
+            "float",
+            "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tanh erf floor ceil round trunc"
+            " reciprocal",
+        ),
+        *_table(1, "float", "isnan isinf", truth=True),
+        *_table(1, "bits", "not"),
+        *_table(1, "integer", "popcount clz"),
+        *_table(2, "number", "add sub mul max min"),
+        *_table(2, "float", "div div_rn pow atan2"),
+        *_table(2, "number", "floordiv mod"),
+        *_table(2, "bits", "and or xor"),
+        *_table(2, "integer", "shl shr mulhi"),
+        *_table(2, "any", "eq ne lt le gt ge", truth=True),
+        *_table(3, "float", "fma"),
+    ]
+}
 
-COMPARISONS: dict[str, Callable] = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+COMPARISONS: dict[str, Callable] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 """The functions that compare two numbers, of any kind."""
 
 _INTEGERS: dict[str, Callable] = COMPARISONS | {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "max": max, "min": min, "and": operator.and_, "or": operator.or_, "xor": operator.xor, "neg": operator.neg, "abs": abs,
-    "not": operator.invert, "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0}
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "neg": operator.neg,
+    "abs": abs,
+    "not": operator.invert,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+}
 
 
 _OF_ARRAYS: dict[str, Callable] = _INTEGERS | {
-    "max": np.maximum, "min": np.minimum, "floordiv": lambda a, b: np.where(np.equal(b, 0), 0, np.floor_divide(a, np.where(np.equal(b, 0), 1, b))),
-    "mod": lambda a, b: np.where(np.equal(b, 0), 0, np.mod(a, np.where(np.equal(b, 0), 1, b)))}
+    "max": np.maximum,
+    "min": np.minimum,
+    "floordiv": lambda a, b: np.where(
+        np.equal(b, 0), 0, np.floor_divide(a, np.where(np.equal(b, 0), 1, b))
+    ),
+    "mod": lambda a, b: np.where(np.equal(b, 0), 0, np.mod(a, np.where(np.equal(b, 0), 1, b))),
+}
 
 
 def of_integers(name: str, *args):
-    """The value of a function of integers, or of arrays of them, before a type wraps it (a comparison: 0 or 1); None for functions that a width is part of."""
-    if any(isinstance(a, np.ndarray) for a in args): return None if (function := _OF_ARRAYS.get(name)) is None else np.asarray(function(*args)).astype(np.int64)
+    """The value of a function of integers, or of arrays of them, before a type wraps it (a
+    comparison: 0 or 1); None for functions that a width is part of.
+    """
+    if any(isinstance(a, np.ndarray) for a in args):
+        return (
+            None
+            if (function := _OF_ARRAYS.get(name)) is None
+            else np.asarray(function(*args)).astype(np.int64)
+        )
     return None if (function := _INTEGERS.get(name)) is None else int(function(*args))
 
 
 class Elementwise(TileOperation):
     """Base of the generated classes: `fn` is the row of FUNCTIONS; operands `args`, one result."""
+
     traits = traits_def(Pure())
     result = result_def()
 
@@ -92,26 +154,37 @@ class Elementwise(TileOperation):
         super().__init__(operands=list(args), result_types=[like(t, i1) if self.fn.truth else t])
 
     @property
-    def args(self) -> tuple[SSAValue, ...]: return tuple(self.operands)
+    def args(self) -> tuple[SSAValue, ...]:
+        return tuple(self.operands)
 
     def verify_(self) -> None:
         first = self.operands[0].type
         for other in self.operands[1:]:
-            if other.type != first: raise VerifyException(f"'{self.name}' takes operands of one type, got {first} and {other.type}")
-        if not self.fn.accepts(element_of(first)): raise VerifyException(f"'{self.name}' does not take {element_of(first)}")
+            if other.type != first:
+                raise VerifyException(
+                    f"'{self.name}' takes operands of one type, got {first} and {other.type}"
+                )
+        if not self.fn.accepts(element_of(first)):
+            raise VerifyException(f"'{self.name}' does not take {element_of(first)}")
         want = like(first, i1) if self.fn.truth else first
-        if self.result.type != want: raise VerifyException(f"'{self.name}' gives {want}, not {self.result.type}")
+        if self.result.type != want:
+            raise VerifyException(f"'{self.name}' gives {want}, not {self.result.type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
-        printer.print_string(" : "); printer.print_attribute(self.operands[0].type)
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.operands[0].type)
 
     @classmethod
     def parse(cls, parser: Parser):
         names = [parser.parse_unresolved_operand()]
-        for _ in range(cls.fn.arity - 1): parser.parse_punctuation(","); names.append(parser.parse_unresolved_operand())
+        for _ in range(cls.fn.arity - 1):
+            parser.parse_punctuation(",")
+            names.append(parser.parse_unresolved_operand())
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         t = parser.parse_type()
@@ -120,8 +193,12 @@ class Elementwise(TileOperation):
         return op
 
 
-class Unary(Elementwise): arg = operand_def()
-class Binary(Elementwise): lhs, rhs = operand_def(), operand_def()
+class Unary(Elementwise):
+    arg = operand_def()
+
+
+class Binary(Elementwise):
+    lhs, rhs = operand_def(), operand_def()
 
 
 class Ternary(Elementwise):
@@ -133,8 +210,18 @@ class Ternary(Elementwise):
 def _define(fn: Function) -> type[Elementwise]:
     base = {1: Unary, 2: Binary, 3: Ternary}[fn.arity]
     title = "".join(part.capitalize() for part in fn.name.split("_"))
-    cls = irdl_op_definition(type(title, (base,), {"name": f"tile.{fn.name}", "__doc__": f"`{fn.name}`, element by element.", "__module__": __name__}))
-    cls.fn = fn                                    # set afterwards: a definition admits no other class attributes
+    cls = irdl_op_definition(
+        type(
+            title,
+            (base,),
+            {
+                "name": f"tile.{fn.name}",
+                "__doc__": f"`{fn.name}`, element by element.",
+                "__module__": __name__,
+            },
+        )
+    )
+    cls.fn = fn  # set afterwards: a definition admits no other class attributes
     return cls
 
 
@@ -145,35 +232,50 @@ CLASSES: dict[str, type[Elementwise]] = {name: _define(fn) for name, fn in FUNCT
 @irdl_op_definition
 class Select(TileOperation):
     """`where`: the second operand where the condition holds, else the third."""
+
     name = "tile.select"
     condition, if_true, if_false, result = operand_def(), operand_def(), operand_def(), result_def()
     traits = traits_def(Pure())
 
     def __init__(self, condition: SSAValue, if_true: SSAValue, if_false: SSAValue):
-        super().__init__(operands=[condition, if_true, if_false], result_types=[SSAValue.get(if_true).type])
+        super().__init__(
+            operands=[condition, if_true, if_false], result_types=[SSAValue.get(if_true).type]
+        )
 
     def verify_(self) -> None:
         t = self.result.type
-        if self.if_true.type != t or self.if_false.type != t: raise VerifyException(f"'tile.select' gives {t} from operands of another type")
-        if self.condition.type not in (like(t, i1), i1): raise VerifyException(f"'tile.select' of {t} takes a condition of {like(t, i1)}, got {self.condition.type}")
+        if self.if_true.type != t or self.if_false.type != t:
+            raise VerifyException(f"'tile.select' gives {t} from operands of another type")
+        if self.condition.type not in (like(t, i1), i1):
+            raise VerifyException(
+                f"'tile.select' of {t} takes a condition of {like(t, i1)}, got"
+                f" {self.condition.type}"
+            )
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
-        if self.condition.type == i1 and isinstance(self.result.type, TileType): printer.print_string(" : i1, ")
-        else: printer.print_string(" : ")
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        if self.condition.type == i1 and isinstance(self.result.type, TileType):
+            printer.print_string(" : i1, ")
+        else:
+            printer.print_string(" : ")
         printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser):
         names = [parser.parse_unresolved_operand()]
-        for _ in range(2): parser.parse_punctuation(","); names.append(parser.parse_unresolved_operand())
+        for _ in range(2):
+            parser.parse_punctuation(",")
+            names.append(parser.parse_unresolved_operand())
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         t = parser.parse_type()
         condition = like(t, i1)
-        if parser.parse_optional_punctuation(","): condition, t = t, parser.parse_type()
+        if parser.parse_optional_punctuation(","):
+            condition, t = t, parser.parse_type()
         op = cls(*parser.resolve_operands(names, [condition, t, t], parser.pos))
         op.attributes |= attributes
         return op
@@ -183,16 +285,25 @@ class _Conversion(TileOperation):
     arg, result = operand_def(), result_def()
     traits = traits_def(Pure())
 
-    def __init__(self, arg: SSAValue, result: Attribute): super().__init__(operands=[arg], result_types=[result])
+    def __init__(self, arg: SSAValue, result: Attribute):
+        super().__init__(operands=[arg], result_types=[result])
 
     def verify_(self) -> None:
-        if like(self.arg.type, i1) != like(self.result.type, i1): raise VerifyException(f"'{self.name}' keeps the shape and layout: {self.arg.type} to {self.result.type}")
+        if like(self.arg.type, i1) != like(self.result.type, i1):
+            raise VerifyException(
+                f"'{self.name}' keeps the shape and layout: {self.arg.type} to {self.result.type}"
+            )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" "); printer.print_ssa_value(self.arg)
-        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
-        printer.print_string(" : "); printer.print_attribute(self.arg.type)
-        printer.print_string(" to "); printer.print_attribute(self.result.type)
+        printer.print_string(" ")
+        printer.print_ssa_value(self.arg)
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.arg.type)
+        printer.print_string(" to ")
+        printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser):
@@ -208,19 +319,24 @@ class _Conversion(TileOperation):
 
 @irdl_op_definition
 class Cast(_Conversion):
-    """Another element type, by value: floats round to nearest even, float to integer truncates, to bool is `!= 0`."""
+    """Another element type, by value: floats round to nearest even, float to integer truncates, to
+    bool is `!= 0`.
+    """
+
     name = "tile.cast"
 
 
 @irdl_op_definition
 class Bitcast(_Conversion):
     """Another element type of the same width, by bits; also a pointer from or to a 64-bit integer."""
+
     name = "tile.bitcast"
 
 
 @irdl_op_definition
 class PointerAdd(TileOperation):
     """Pointers moved by a number of elements (any integer type; the sum is a mathematical integer)."""
+
     name = "tile.pointer_add"
     __form__ = "pointer offset"
     pointer, offset, result = operand_def(), operand_def(), result_def()
@@ -230,15 +346,24 @@ class PointerAdd(TileOperation):
         super().__init__(operands=[pointer, offset], result_types=[SSAValue.get(pointer).type])
 
     def verify_(self) -> None:
-        if not isinstance(element_of(self.pointer.type), PointerType) or not is_integer(element_of(self.offset.type)):
-            raise VerifyException(f"'tile.pointer_add' takes pointers and integers, got {self.pointer.type} and {self.offset.type}")
-        if like(self.pointer.type, i1) != like(self.offset.type, i1): raise VerifyException("'tile.pointer_add' takes operands of one shape")
+        if not isinstance(element_of(self.pointer.type), PointerType) or not is_integer(
+            element_of(self.offset.type)
+        ):
+            raise VerifyException(
+                f"'tile.pointer_add' takes pointers and integers, got {self.pointer.type} and"
+                f" {self.offset.type}"
+            )
+        if like(self.pointer.type, i1) != like(self.offset.type, i1):
+            raise VerifyException("'tile.pointer_add' takes operands of one shape")
 
 
 @irdl_op_definition
 class InlinePtx(TileOperation):
-    """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands. It may have any effect, so it is neither moved,
-    doubled nor dropped. `meaning` names a NumPy function of MEANINGS that gives the results; without one only a GPU runs it."""
+    """PTX of the user's, element by element: `$0`, `$1`, … are the results, then the operands. It
+    may have any effect, so it is neither moved, doubled nor dropped. `meaning` names a NumPy
+    function of MEANINGS that gives the results; without one only a GPU runs it.
+    """
+
     name = "tile.inline_ptx"
     __form__ = "@text [args]"
     args, results_ = var_operand_def(), var_result_def()
@@ -247,21 +372,42 @@ class InlinePtx(TileOperation):
     meaning = opt_prop_def(StringAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
-    def __init__(self, text: str, args: Sequence[SSAValue], results: Sequence[Attribute], isa: str = "8.0", meaning: str | None = None):
-        properties = {"text": StringAttr(text), "isa": StringAttr(isa)} | ({"meaning": StringAttr(meaning)} if meaning else {})
+    def __init__(
+        self,
+        text: str,
+        args: Sequence[SSAValue],
+        results: Sequence[Attribute],
+        isa: str = "8.0",
+        meaning: str | None = None,
+    ):
+        properties = {"text": StringAttr(text), "isa": StringAttr(isa)} | (
+            {"meaning": StringAttr(meaning)} if meaning else {}
+        )
         super().__init__(operands=[list(args)], properties=properties, result_types=[list(results)])
 
     def verify_(self) -> None:
         types = [v.type for v in (*self.args, *self.results)]
-        if any(like(t, i1) != like(types[0], i1) for t in types): raise VerifyException(f"'tile.inline_ptx' takes and gives values of one shape, got {', '.join(map(str, types))}")
-        if any(isinstance(element_of(t), PointerType) for t in types[len(self.args):]): raise VerifyException("'tile.inline_ptx' gives no pointers")
+        if any(like(t, i1) != like(types[0], i1) for t in types):
+            raise VerifyException(
+                "'tile.inline_ptx' takes and gives values of one shape, got"
+                f" {', '.join(map(str, types))}"
+            )
+        if any(isinstance(element_of(t), PointerType) for t in types[len(self.args) :]):
+            raise VerifyException("'tile.inline_ptx' gives no pointers")
 
     @property
     def function(self) -> Callable:
         """Its meaning. Raises LookupError where it has none, or none in this process."""
-        if self.meaning is None: raise LookupError("inline PTX runs on a GPU alone; give tkc.inline_ptx a meaning=, a NumPy function of its operands, to run it here")
+        if self.meaning is None:
+            raise LookupError(
+                "inline PTX runs on a GPU alone; give tkc.inline_ptx a meaning=, a NumPy function"
+                " of its operands, to run it here"
+            )
         name = self.meaning.data
-        if name not in MEANINGS: raise LookupError(f"the meaning {name} of inline PTX is a function of the process that traced it")
+        if name not in MEANINGS:
+            raise LookupError(
+                f"the meaning {name} of inline PTX is a function of the process that traced it"
+            )
         return MEANINGS[name]
 
 
@@ -271,8 +417,14 @@ MEANINGS: dict[str, Callable] = {}
 
 def meaning_of(function: Callable) -> str:
     """The name under which a function is known to be a meaning."""
-    name, n = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', getattr(function, '__name__', 'f'))}", 0
-    while MEANINGS.setdefault(f"{name}#{n}" if n else name, function) is not function: n += 1
+    name, n = (
+        (
+            f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', getattr(function, '__name__', 'f'))}"
+        ),
+        0,
+    )
+    while MEANINGS.setdefault(f"{name}#{n}" if n else name, function) is not function:
+        n += 1
     return f"{name}#{n}" if n else name
 
 

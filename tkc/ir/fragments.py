@@ -1,35 +1,41 @@
-"""Instruction fragments as data: what tensor-core instructions want in which register, as instances of `Layout`.
+"""Instruction fragments as data: what tensor-core instructions want in which register, as instances
+of `Layout`.
 
-With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's manuals has the same shape, eight rows of four lanes:
+With g = lane / 4 and q = lane % 4 every fragment of NVIDIA's manuals has the same shape, eight rows
+of four lanes:
 
     accumulator (16 x 8)          A (16 x 16, 16 bits)            B (16 x 8, 16 bits)
     row g or g + 8,               row g or g + 8,                 k  2q, 2q + 1 or 2q + 8, 2q + 9,
     column 2q, 2q + 1             k  2q, 2q + 1 or 8 further      column g
 
-In digits a lane is (q, g); what a lane holds next to each other is as many elements as fill a 32-bit register; then
-come the rows + 8, then the second half of k:
+In digits a lane is (q, g); what a lane holds next to each other is as many elements as fill a
+32-bit register; then come the rows + 8, then the second half of k:
 
     accumulator   2:1@1 2:8@0        | 4:2@1 8:1@0        A, 8 bits    4:1@1 2:8@0 2:16@1 | 4:4@1 8:1@0
     A, 16 bits    2:1@1 2:8@0 2:8@1  | 4:2@1 8:1@0        A, 32 bits   2:8@0 2:4@1        | 4:1@1 8:1@0
     B is A turned round, without the second eight rows:   B, 16 bits   2:1@0 2:8@0        | 4:2@0 8:1@1
 
-A wgmma accumulator of 64 x n is four warps of this under each other, so its rows are 16 w + g + 8 i; A from
+A wgmma accumulator of 64 x n is four warps of this under each other, so its rows are 16 w + g + 8
+i; A from
 registers likewise.  One register of a `Layout` is one element: `pack` consecutive ones share a 32-bit register.
 
 **Order.**  Whole tiles repeat the instruction's fragment.  Registers count, fastest first: inside one instruction;
-the instructions along k (of A and B) or n (of the accumulator); the instructions along m (A, accumulator) or n (B).
-So the operands of instruction (m, n, k) are consecutive registers, starting at a multiple of their number:
+the instructions along k (of A and B) or n (of the accumulator); the instructions along m (A,
+accumulator) or n (B). So the operands of instruction (m, n, k) are consecutive registers, starting
+at a multiple of their number:
 
     A[(m * K + k) * a :][:a]       B[(n * K + k) * b :][:b]       C[(m * N + n) * c :][:c]     (K, N: how many instructions)
 
-and an accumulator cast to 16 bits *is* the A operand of the next product, register for register (attention's P):
+and an accumulator cast to 16 bits *is* the A operand of the next product, register for register
+(attention's P):
 
 >>> from tkc.ir.layout import movement
 >>> movement(wgmma_accumulator(64, 128), wgmma_a(64, 128)), movement(mma_accumulator(64, 32, 4, 1), mma_a(64, 32, 4, 1))
 ('none', 'none')
 
 **Warps.**  A tile of more than one warp (mma) or warpgroup (wgmma) is dealt out in turn: warp w_m + warps_m * w_n has
-the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices of m, n and k are choices of registers.
+the rows 16 (w_m + i warps_m) and the columns 8 (w_n + j warps_n), so slices of m, n and k are
+choices of registers.
 """
 
 from __future__ import annotations
@@ -44,26 +50,46 @@ from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked, rows
 from tkc.ir.shared_layout import CHUNK, SharedLayout, conflicts
 
-# ---- fragments of whole tiles -------------------------------------------------------------------------------------
+# ---- fragments of whole tiles
+# -------------------------------------------------------------------------------------
+
 
 def mma_accumulator(m: int, n: int, warps_m: int = 1, warps_n: int = 1) -> Layout:
     """C and D of mma.m16n8kX."""
-    return Layout((m, n), (Digit(2, 1, 1), Digit(2, 0, 8), _repeat(1, n, 8 * warps_n), _repeat(0, m, 16 * warps_m)),
-                  (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(warps_m, 0, 16), Digit(warps_n, 1, 8)))
+    return Layout(
+        (m, n),
+        (Digit(2, 1, 1), Digit(2, 0, 8), _repeat(1, n, 8 * warps_n), _repeat(0, m, 16 * warps_m)),
+        (Digit(4, 1, 2), Digit(8, 0, 1)),
+        (Digit(warps_m, 0, 16), Digit(warps_n, 1, 8)),
+    )
 
 
 def mma_a(m: int, k: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
     """A of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along n hold copies."""
     p = pack(bits)
-    return Layout((m, k), (Digit(p, 1, 1), Digit(2, 0, 8), Digit(2, 1, 4 * p), _repeat(1, k, 8 * p), _repeat(0, m, 16 * warps_m)),
-                  (Digit(4, 1, p), Digit(8, 0, 1)), (Digit(warps_m, 0, 16), copies(warps_n)))
+    return Layout(
+        (m, k),
+        (
+            Digit(p, 1, 1),
+            Digit(2, 0, 8),
+            Digit(2, 1, 4 * p),
+            _repeat(1, k, 8 * p),
+            _repeat(0, m, 16 * warps_m),
+        ),
+        (Digit(4, 1, p), Digit(8, 0, 1)),
+        (Digit(warps_m, 0, 16), copies(warps_n)),
+    )
 
 
 def mma_b(k: int, n: int, warps_m: int = 1, warps_n: int = 1, bits: int = 16) -> Layout:
     """B of mma.m16n8k16 (16 bits), k32 (8 bits) or k8 (tf32); the warps along m hold copies."""
     p = pack(bits)
-    return Layout((k, n), (Digit(p, 0, 1), Digit(2, 0, 4 * p), _repeat(0, k, 8 * p), _repeat(1, n, 8 * warps_n)),
-                  (Digit(4, 0, p), Digit(8, 1, 1)), (copies(warps_m), Digit(warps_n, 1, 8)))
+    return Layout(
+        (k, n),
+        (Digit(p, 0, 1), Digit(2, 0, 4 * p), _repeat(0, k, 8 * p), _repeat(1, n, 8 * warps_n)),
+        (Digit(4, 0, p), Digit(8, 1, 1)),
+        (copies(warps_m), Digit(warps_n, 1, 8)),
+    )
 
 
 def wgmma_accumulator(m: int, n: int, groups: int = 1) -> Layout:
@@ -77,13 +103,25 @@ def wgmma_a(m: int, k: int, groups: int = 1, bits: int = 16) -> Layout:
 
 
 def wgmma_a_permuted(m: int, k: int, groups: int = 1) -> Layout:
-    """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's registers, no shuffle.
+    """8-bit A whose K is counted in the order of `permuted_k`: a choice of an accumulator's
+    registers, no shuffle.
 
     A lane of an accumulator has columns 2q, 2q + 1 of every eight, but 8-bit A wants four neighbours.  A sum does not
-    mind in which order its terms come, so slot 4q + e of 16 takes column 2q + e % 2 + 8 (e / 2); B's rows must follow.
+    mind in which order its terms come, so slot 4q + e of 16 takes column 2q + e % 2 + 8 (e / 2);
+    B's rows must follow.
     """
-    return Layout((m, k), (Digit(2, 1, 1), Digit(2, 1, 8), Digit(2, 0, 8), _repeat(1, k, 16), _repeat(0, m, 64 * groups)),
-                  (Digit(4, 1, 2), Digit(8, 0, 1)), (Digit(4 * groups, 0, 16),))
+    return Layout(
+        (m, k),
+        (
+            Digit(2, 1, 1),
+            Digit(2, 1, 8),
+            Digit(2, 0, 8),
+            _repeat(1, k, 16),
+            _repeat(0, m, 64 * groups),
+        ),
+        (Digit(4, 1, 2), Digit(8, 0, 1)),
+        (Digit(4 * groups, 0, 16),),
+    )
 
 
 def permuted_k(k: int) -> tuple[int, ...]:
@@ -105,8 +143,12 @@ def _repeat(axis: int, extent: int, stride: int) -> Digit:
 
 def _of_warps(build: Callable[..., Layout]) -> Callable[..., Layout]:
     """`build` for text: "mma 64x64 warps 2x2"."""
-    def named(shape: tuple[int, ...], warps: int | tuple[int, int] = (1, 1), **options: int) -> Layout:
+
+    def named(
+        shape: tuple[int, ...], warps: int | tuple[int, int] = (1, 1), **options: int
+    ) -> Layout:
         return build(*shape, *((warps, 1) if isinstance(warps, int) else warps), **options)
+
     return named
 
 
@@ -122,7 +164,9 @@ NAMED: dict[str, Callable[..., Layout]] = {
 }
 
 
-# ---- the instructions -----------------------------------------------------------------------------------------------
+# ---- the instructions
+# -----------------------------------------------------------------------------------------------
+
 
 def _bits(element: str) -> int:
     return {"f16": 16, "bf16": 16, "tf32": 32}.get(element, 8)
@@ -132,15 +176,15 @@ def _bits(element: str) -> int:
 class Mma:
     """A family of tensor-core instructions m x n x k: D = A B + C."""
 
-    name: str                       # of the PTX instruction
+    name: str  # of the PTX instruction
     m: int
-    n: tuple[int, ...]              # the widths that exist
+    n: tuple[int, ...]  # the widths that exist
     k: int
-    a: tuple[str, ...]              # element types of A ...
-    b: tuple[str, ...]              # ... and of B
-    accumulators: tuple[str, ...]   # element types of C and D
-    target: int                     # first sm_ that has it; 90 for wgmma means sm_90a
-    mixed: bool = False             # A and B may differ in type
+    a: tuple[str, ...]  # element types of A ...
+    b: tuple[str, ...]  # ... and of B
+    accumulators: tuple[str, ...]  # element types of C and D
+    target: int  # first sm_ that has it; 90 for wgmma means sm_90a
+    mixed: bool = False  # A and B may differ in type
     majors: tuple[str, ...] = ("k",)  # of operands in shared memory (mma reads registers)
 
     def __post_init__(self) -> None:
@@ -154,12 +198,21 @@ class Mma:
         return _bits(self.a[0])
 
     def takes(self, a: str, b: str, accumulator: str) -> bool:
-        return a in self.a and b in self.b and (a == b or self.mixed) and accumulator in self.accumulators
+        return (
+            a in self.a
+            and b in self.b
+            and (a == b or self.mixed)
+            and accumulator in self.accumulators
+        )
 
 
 _WGMMA_N = tuple(range(8, 257, 8))
 _WGMMA_N_S8 = tuple(n for n in _WGMMA_N if n <= 32 or n % 16 == 0)
-_FP8, _INT8, _BOTH = ("f8E4M3FN", "f8E5M2"), ("i8", "ui8"), ("k", "mn")  # as tkc.ir.types prints them
+_FP8, _INT8, _BOTH = (
+    ("f8E4M3FN", "f8E5M2"),
+    ("i8", "ui8"),
+    ("k", "mn"),
+)  # as tkc.ir.types prints them
 
 MMA_INSTRUCTIONS: tuple[Mma, ...] = (
     Mma("mma.m16n8k16", 16, (8,), 16, ("f16",), ("f16",), ("f32", "f16"), 80),
@@ -176,32 +229,41 @@ MMA_INSTRUCTIONS: tuple[Mma, ...] = (
 
 
 def instructions_for(a: str, b: str, accumulator: str, target: int) -> tuple[Mma, ...]:
-    """The instructions of `target` (sm_90a: 90) for these element types; wgmma, which needs exactly sm_90a, first."""
+    """The instructions of `target` (sm_90a: 90) for these element types; wgmma, which needs exactly
+    sm_90a, first.
+    """
     fit = [i for i in MMA_INSTRUCTIONS if i.takes(a, b, accumulator)]
-    return tuple(i for i in reversed(fit) if (i.target == target if i.name.startswith("wgmma") else i.target <= target))
+    return tuple(
+        i
+        for i in reversed(fit)
+        if (i.target == target if i.name.startswith("wgmma") else i.target <= target)
+    )
 
 
-# ---- ldmatrix and stmatrix ------------------------------------------------------------------------------------------
+# ---- ldmatrix and stmatrix
+# ------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class MatrixPlan:
     """How ldmatrix or stmatrix moves a tile between registers and shared memory.
 
     The instructions move matrices of eight rows of 16 bytes.  Instruction i moves `words[i]`, each a 32-bit register
-    of packed elements (register numbers, low half first); lane l gives the address of the chunk whose first element
-    is at `layout.coords(*first[i][l], warp)`, that is `rows[warp, i, l]`.
+    of packed elements (register numbers, low half first); lane l gives the address of the chunk
+    whose first element is at `layout.coords(*first[i][l], warp)`, that is `rows[warp, i, l]`.
 
-    Stores may *exchange*: in the upper 16 lanes instruction i moves the words of instruction `exchanged[i]`, and the other way round.
-    Where the eight rows of each are every second row, which share banks, those of the two halves then are not all even or all odd.
+    Stores may *exchange*: in the upper 16 lanes instruction i moves the words of instruction
+    `exchanged[i]`, and the other way round. Where the eight rows of each are every second row,
+    which share banks, those of the two halves then are not all even or all odd.
     """
 
     layout: Layout
     shared: SharedLayout
-    count: int                                             # .x1, .x2 or .x4
+    count: int  # .x1, .x2 or .x4
     trans: bool
-    words: tuple[tuple[tuple[int, ...], ...], ...]         # [instruction][count] -> registers
-    first: tuple[tuple[tuple[int, int], ...], ...]         # [instruction][lane] -> (register, lane)
-    exchanged: tuple[int, ...] = ()                        # [instruction] -> its partner; empty: no exchange
+    words: tuple[tuple[tuple[int, ...], ...], ...]  # [instruction][count] -> registers
+    first: tuple[tuple[tuple[int, int], ...], ...]  # [instruction][lane] -> (register, lane)
+    exchanged: tuple[int, ...] = ()  # [instruction] -> its partner; empty: no exchange
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -216,27 +278,40 @@ class MatrixPlan:
     @property
     def conflicts(self) -> int:
         """The worst bank conflict of any matrix; 1 is none."""
-        return conflicts(self.addresses()[..., :8 * self.count], CHUNK)
+        return conflicts(self.addresses()[..., : 8 * self.count], CHUNK)
 
 
-def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool = False) -> MatrixPlan | None:
-    """How ldmatrix (or stmatrix) moves the whole tile, or None if these instructions do not fit the two layouts.
+def matrix_access(
+    layout: Layout, shared: SharedLayout, bits: int, store: bool = False
+) -> MatrixPlan | None:
+    """How ldmatrix (or stmatrix) moves the whole tile, or None if these instructions do not fit the
+    two layouts.
 
     Lane (q, g) gets word q of row g.  Plain: a word's elements and q run along shared memory's fastest axis, and the
     eight g may be any rows.  Transposed (16 bits): g runs along the fastest axis, and the word's two elements and q
     may be any rows.  So either the lower or the upper lanes must fill one chunk; that is the whole condition.
-    Elements of 8 bits are transposed in pairs: two neighbours along the fastest axis are one of the 16 bits.
+    Elements of 8 bits are transposed in pairs: two neighbours along the fastest axis are one of the
+    16 bits.
     """
     fast, p = shared.fast, 32 // bits if bits in (8, 16, 32) else 0
     chunked = shared.swizzle or all(shared.strides[a] % CHUNK == 0 for a in shared.order[1:])
-    if (not p or bits != shared.bits or not chunked or layout.rank != len(shared.shape) or layout.num_registers % p
-            or any(box > n for box, n in zip(layout.padded_shape, shared.shape))):
+    if (
+        not p
+        or bits != shared.bits
+        or not chunked
+        or layout.rank != len(shared.shape)
+        or layout.num_registers % p
+        or any(box > n for box, n in zip(layout.padded_shape, shared.shape, strict=False))
+    ):
         return None
     registers, lanes = layout.offsets("registers"), layout.offsets("lanes")
     step = np.zeros(layout.rank, int)
     step[fast] = 1
     low, high = np.arange(4)[:, None] * step, np.arange(8)[:, None] * step
-    plain = bool((lanes[:4] == low * p).all() and (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all())
+    plain = bool(
+        (lanes[:4] == low * p).all()
+        and (registers.reshape(-1, p, layout.rank) == registers[::p, None] + low[:p]).all()
+    )
     pair = 16 // bits if bits < 32 else 0
     paired = pair == 1 or pair == 2 and bool((registers[1::2] - registers[::2] == step).all())
     trans = paired and bool((lanes[::4] == high * pair).all())
@@ -244,23 +319,48 @@ def matrix_access(layout: Layout, shared: SharedLayout, bits: int, store: bool =
         return None
     words = [tuple(range(w, w + p)) for w in range(0, layout.num_registers, p)]
     count = next(c for c in (4, 2, 1) if len(words) % c == 0)
-    groups = tuple(tuple(words[i:i + count]) for i in range(0, len(words), count))
-    first = tuple(tuple((group[lane // 8 % count][0], lane % 8 * 4) if plain else
-                        (group[lane // 8 % count][lane % 2 * pair], lane % 8 // 2) for lane in range(WARP)) for group in groups)
+    groups = tuple(tuple(words[i : i + count]) for i in range(0, len(words), count))
+    first = tuple(
+        tuple(
+            (
+                (group[lane // 8 % count][0], lane % 8 * 4)
+                if plain
+                else (group[lane // 8 % count][lane % 2 * pair], lane % 8 // 2)
+            )
+            for lane in range(WARP)
+        )
+        for group in groups
+    )
     plan = MatrixPlan(layout, shared, count, not plain, groups, first)
     return _without_conflicts(plan) if store and bits == 8 and plain else plan
 
 
 def _without_conflicts(plan: MatrixPlan) -> MatrixPlan:
-    """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a two-way conflict away. Rows are along any other axis than the fast one."""
-    if plan.conflicts != 2: return plan
+    """Two neighbouring rows' words exchanged between the halves of the warp, where that takes a
+    two-way conflict away. Rows are along any other axis than the fast one.
+    """
+    if plan.conflicts != 2:
+        return plan
     at = [plan.layout.offsets("registers")[[word[0] for word in words]] for words in plan.words]
-    upper = lambda lane: lane % 8 >= 4
+
+    def upper(lane):
+        return lane % 8 >= 4
+
     for slow in (axis for axis in range(plan.layout.rank) if axis != plan.shared.fast):
         step = np.eye(plan.layout.rank, dtype=int)[slow]
-        partner = {i: j for i, a in enumerate(at) for j, b in enumerate(at) if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2}
-        if len(partner) != len(at): continue
-        first = tuple(tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP)) for i in range(len(at)))
+        partner = {
+            i: j
+            for i, a in enumerate(at)
+            for j, b in enumerate(at)
+            if (abs(b - a) == step).all() and a[0, slow] // 2 == b[0, slow] // 2
+        }
+        if len(partner) != len(at):
+            continue
+        first = tuple(
+            tuple(plan.first[partner[i] if upper(lane) else i][lane] for lane in range(WARP))
+            for i in range(len(at))
+        )
         other = replace(plan, first=first, exchanged=tuple(partner[i] for i in range(len(at))))
-        if other.conflicts == 1: return other
+        if other.conflicts == 1:
+            return other
     return plan

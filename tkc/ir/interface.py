@@ -1,8 +1,11 @@
-"""What a compiled kernel asks of its host: physical parameters, threads, shared memory, cluster. Plain data, JSON both ways.
+"""What a compiled kernel asks of its host: physical parameters, threads, shared memory, cluster.
+Plain data, JSON both ways.
 
-The emitter fills it in; the launcher, the exported C code and the simulator read it. The user's arguments are numbered as in
-the kernel's block arguments (constants are none); `Parameter` says how to compute each physical parameter from them.
+The emitter fills it in; the launcher, the exported C code and the simulator read it. The user's
+arguments are numbered as in the kernel's block arguments (constants are none); `Parameter` says how
+to compute each physical parameter from them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,23 +16,27 @@ from dataclasses import asdict, dataclass, field
 class Parameter:
     """One parameter of the PTX entry.
 
-    kind: "pointer", "shape", "stride" (of array argument `argument`, along `axis`), "scalar" (argument itself),
-    "grid" (extent of the user's grid along `axis`), "map" (a 128-byte tensor map of array `argument`),
-    "workspace" (a buffer of `bytes` and `each` more for every program of the grid, zeroed before the first launch; what counts on that is zero again when the kernel ends), "trap" (where a check of TKC_DEBUG leaves its
-    record, or 0).
+    kind: "pointer", "shape", "stride" (of array argument `argument`, along `axis`), "scalar"
+    (argument itself), "grid" (extent of the user's grid along `axis`), "map" (a 128-byte tensor map
+    of array `argument`), "workspace" (a buffer of `bytes` and `each` more for every program of the
+    grid, zeroed before the first launch; what counts on that is zero again when the kernel ends),
+    "trap" (where a check of TKC_DEBUG leaves its record, or 0).
     """
+
     kind: str
-    type: str                           # PTX type: "u64", "u32", "f32", "b8[128]" …
+    type: str  # PTX type: "u64", "u32", "f32", "b8[128]" …
     argument: int = -1
     axis: int = -1
-    element: str = ""                   # map: element type of the IR, e.g. "bf16"
-    box: tuple[int, ...] = ()           # map: extents in the map's axes, slowest first
-    order: tuple[int, ...] = ()         # map: the array's axes in the map's order; empty: as they are
-    swizzle: int = 0                    # map: bytes
-    panelled: bool = False              # map: the last axis split in panels of `swizzle` bytes
-    fetch: int = 0                      # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
-    bytes: int = 0                      # workspace
-    each: int = 0                       # workspace
+    element: str = ""  # map: element type of the IR, e.g. "bf16"
+    box: tuple[int, ...] = ()  # map: extents in the map's axes, slowest first
+    order: tuple[int, ...] = ()  # map: the array's axes in the map's order; empty: as they are
+    swizzle: int = 0  # map: bytes
+    panelled: bool = False  # map: the last axis split in panels of `swizzle` bytes
+    fetch: int = (
+        0  # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
+    )
+    bytes: int = 0  # workspace
+    each: int = 0  # workspace
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -42,12 +49,21 @@ class Parameter:
         return 128 if self.kind == "map" else int(self.type[1:]) // 8
 
 
-RECORD = {"written": 0, "site": 4, "thread": 8, "numbers": 24, "bytes": 64}      # where what is in the record of a trap; thread: block x, y, z and the thread in it; two numbers
+RECORD = {
+    "written": 0,
+    "site": 4,
+    "thread": 8,
+    "numbers": 24,
+    "bytes": 64,
+}  # where what is in the record of a trap; thread: block x, y, z and the thread in it; two numbers
 
 
 @dataclass(frozen=True)
 class Site:
-    """A check of TKC_DEBUG=1: what is wrong where it traps, with `{0}` and `{1}` for two numbers, and where in the user's source."""
+    """A check of TKC_DEBUG=1: what is wrong where it traps, with `{0}` and `{1}` for two numbers,
+    and where in the user's source.
+    """
+
     text: str
     file: str = ""
     line: int = 0
@@ -56,50 +72,79 @@ class Site:
 
 @dataclass(frozen=True)
 class Interface:
-    """How to launch one compiled kernel. debug: seconds that a wait may take in a kernel with the checks of TKC_DEBUG, else 0."""
+    """How to launch one compiled kernel. debug: seconds that a wait may take in a kernel with the
+    checks of TKC_DEBUG, else 0.
+    """
+
     entry: str
     target: str
     threads: int
     shared_bytes: int = 0
     cluster: tuple[int, int] = (1, 1)
-    persistent: bool = False            # the physical grid is min(programs, resident blocks), one-dimensional
+    persistent: bool = False  # the physical grid is min(programs, resident blocks), one-dimensional
     parameters: tuple[Parameter, ...] = field(default=())
     debug: int = 0
     sites: tuple[Site, ...] = ()
-    split: int = 1                      # persistent: blocks that can work on one program of the grid
-    together: bool = False              # persistent: blocks wait for one another, so that none may begin before all can
+    split: int = 1  # persistent: blocks that can work on one program of the grid
+    together: bool = (
+        False  # persistent: blocks wait for one another, so that none may begin before all can
+    )
 
-    def to_json(self) -> dict: return asdict(self)
+    def to_json(self) -> dict:
+        return asdict(self)
 
     @staticmethod
     def from_json(data: dict) -> Interface:
-        parameters = tuple(Parameter(**{**p, "box": tuple(p["box"]), "order": tuple(p["order"])}) for p in data["parameters"])
-        return Interface(**{**data, "cluster": tuple(data["cluster"]), "parameters": parameters, "sites": tuple(Site(**s) for s in data.get("sites", ()))})
+        parameters = tuple(
+            Parameter(**{**p, "box": tuple(p["box"]), "order": tuple(p["order"])})
+            for p in data["parameters"]
+        )
+        return Interface(
+            **{
+                **data,
+                "cluster": tuple(data["cluster"]),
+                "parameters": parameters,
+                "sites": tuple(Site(**s) for s in data.get("sites", ())),
+            }
+        )
 
 
-def map_dimensions(box: tuple[int, ...], bits: int, swizzle: int, panelled: bool) -> list[tuple[int, str]]:
-    """Dimensions of a tensor map, innermost first, as (axis of the box, part): part "all" for a plain axis, "within" and "panel"
-    for the two halves of a last axis split in panels.
+def map_dimensions(
+    box: tuple[int, ...], bits: int, swizzle: int, panelled: bool
+) -> list[tuple[int, str]]:
+    """Dimensions of a tensor map, innermost first, as (axis of the box, part): part "all" for a
+    plain axis, "within" and "panel" for the two halves of a last axis split in panels.
 
-    Order: inside the panel, then the axes whose box is wider than 1 from the last to the first, then the panels, then
-    the axes with a box of 1: so that the box arrives in shared memory as SharedLayout stores it (panel by panel).
+    Order: inside the panel, then the axes whose box is wider than 1 from the last to the first,
+    then the panels, then the axes with a box of 1: so that the box arrives in shared memory as
+    SharedLayout stores it (panel by panel).
     """
     last = len(box) - 1
     wide = [(a, "all") for a in reversed(range(last)) if box[a] > 1]
     single = [(a, "all") for a in reversed(range(last)) if box[a] == 1]
-    if panelled and swizzle and box[last] * bits // 8 > swizzle: return [(last, "within"), *wide, (last, "panel"), *single]
+    if panelled and swizzle and box[last] * bits // 8 > swizzle:
+        return [(last, "within"), *wide, (last, "panel"), *single]
     return [(last, "all"), *wide, *single]
 
 
-def map_fields(p: Parameter, shape: Sequence[int], strides: Sequence[int], size: int) -> list[tuple[int, int, int]]:
-    """(extent, stride in bytes, box) of each dimension of a tensor map, innermost first, of an array with these extents, and strides in bytes, of elements of `size` bytes."""
+def map_fields(
+    p: Parameter, shape: Sequence[int], strides: Sequence[int], size: int
+) -> list[tuple[int, int, int]]:
+    """(extent, stride in bytes, box) of each dimension of a tensor map, innermost first, of an
+    array with these extents, and strides in bytes, of elements of `size` bytes.
+    """
     last, found = len(p.box) - 1, []
-    panel = p.swizzle // size or p.box[last]                                     # elements of the last axis that one row of a panel holds
+    panel = (
+        p.swizzle // size or p.box[last]
+    )  # elements of the last axis that one row of a panel holds
     for axis, part in map_dimensions(p.box, 8 * size, p.swizzle, p.panelled):
         n, step, width = shape[p.axes[axis]], strides[p.axes[axis]], p.box[axis]
         match part:
-            case "within": n, width = min(n, panel), panel
-            case "panel": n, step, width = -(-n // panel), panel * size, -(-width // panel)
-            case _ if axis == last: width = min(width, panel)                   # a wider box takes one copy a panel
+            case "within":
+                n, width = min(n, panel), panel
+            case "panel":
+                n, step, width = -(-n // panel), panel * size, -(-width // panel)
+            case _ if axis == last:
+                width = min(width, panel)  # a wider box takes one copy a panel
         found.append((n, step, width))
     return found

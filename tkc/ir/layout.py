@@ -5,16 +5,19 @@ thread, the 32 lanes of a warp, the warps of a block and the blocks of a cluster
 
     (register, lane, warp, block)  ->  coordinates of the element held there
 
-and every other question (who owns an element, may this load be vectorised, does a conversion need shared memory)
+and every other question (who owns an element, may this load be vectorised, does a conversion need
+shared memory)
 is arithmetic on the answer.  We map from hardware to tile, not back, because an element may have several owners
-(*replication*: a row maximum that every thread of a row holds) but a register holds exactly one element.
+(*replication*: a row maximum that every thread of a row holds) but a register holds exactly one
+element.
 
 
 Digits
 ------
 Think of a clock: 3723 seconds are 1 h 2 min 3 s.  Seconds, minutes and hours are *digits* of extent 60, 60 and 24
 and each moves time by its stride 1, 60 and 3600.  A layout does the same to each hardware index: it is written in
-digits, least significant first, and a `Digit(extent, axis, stride)` of value v moves the coordinate on `axis` by
+digits, least significant first, and a `Digit(extent, axis, stride)` of value v moves the coordinate
+on `axis` by
 v * stride.  Extents are any whole number, so twelve warps, 96 columns or wgmma's n = 176 need no special case.
 
 Take the accumulator of `mma.m16n8k16`, a tile of 16 x 8 in one warp, four registers a thread:
@@ -51,8 +54,8 @@ coordinates fill a box (`padded_shape`) and each is reached exactly once, apart 
 a register holds there is nobody's business.
 
 *Replication.*  A digit `extent:*` (axis -1) moves nothing: its copies hold the same element.  Reducing a tile over
-an axis turns the lane and warp digits of that axis into replication, which is why a row statistic meets its tile
-again without moving any data:
+an axis turns the lane and warp digits of that axis into replication, which is why a row statistic
+meets its tile again without moving any data:
 
 >>> acc = Layout.parse("64x256: 2:1@1 2:8@0 32:8@1 | 4:2@1 8:1@0 | 4:16@0")
 >>> print(acc.drop(1))
@@ -65,7 +68,8 @@ again without moving any data:
 ('warps', 'none')
 
 Coordinates add up: coords(r, l, w, b) = offsets of r + of l + of w + of b, digit by digit, without carries.  Code
-generation leans on that: lane and warp make one runtime base, the register becomes a constant in the address.
+generation leans on that: lane and warp make one runtime base, the register becomes a constant in
+the address.
 """
 
 from __future__ import annotations
@@ -78,7 +82,20 @@ from math import gcd, prod
 
 import numpy as np
 
-from tkc.ir.digits import Digit, LayoutError, canonical, copies, digits_text, divide, matching_axes, offset_table, parse_digit, parse_shape, shape_text, total
+from tkc.ir.digits import (
+    Digit,
+    LayoutError,
+    canonical,
+    copies,
+    digits_text,
+    divide,
+    matching_axes,
+    offset_table,
+    parse_digit,
+    parse_shape,
+    shape_text,
+    total,
+)
 
 WARP = 32
 SECTIONS = ("registers", "lanes", "warps", "blocks")
@@ -86,7 +103,9 @@ SECTIONS = ("registers", "lanes", "warps", "blocks")
 
 @dataclass(frozen=True)
 class Layout:
-    """(register, lane, warp, block of the cluster) -> coordinates of a tile.  The module's docstring teaches it."""
+    """(register, lane, warp, block of the cluster) -> coordinates of a tile.  The module's
+    docstring teaches it.
+    """
 
     shape: tuple[int, ...]
     registers: tuple[Digit, ...]
@@ -99,24 +118,40 @@ class Layout:
         for name in SECTIONS:
             object.__setattr__(self, name, canonical(getattr(self, name), len(self.shape)))
         if any(extent < 1 for extent in self.shape):
-            raise LayoutError(f"a tile's extents are at least 1, but the shape is {shape_text(self.shape)}")
+            raise LayoutError(
+                f"a tile's extents are at least 1, but the shape is {shape_text(self.shape)}"
+            )
         lanes = total(self.lanes)
         if lanes != WARP:
-            raise LayoutError(f"the lane digits must multiply to {WARP}, but {digits_text(self.lanes)} give {lanes}")
-        for axis, (extent, size) in enumerate(zip(self.shape, self.padded_shape)):
+            raise LayoutError(
+                f"the lane digits must multiply to {WARP}, but {digits_text(self.lanes)} give"
+                f" {lanes}"
+            )
+        for axis, (extent, size) in enumerate(zip(self.shape, self.padded_shape, strict=False)):
             if size < extent:
-                raise LayoutError(f"the digits of axis {axis} reach {size} coordinates, but the tile has {extent} of them")
+                raise LayoutError(
+                    f"the digits of axis {axis} reach {size} coordinates, but the tile has {extent}"
+                    " of them"
+                )
 
-    # ---- sizes ------------------------------------------------------------------------------------------------
+    # ---- sizes
+    # ----------------------------------------------------------------------------------------------
 
     @property
-    def rank(self) -> int: return len(self.shape)
+    def rank(self) -> int:
+        return len(self.shape)
+
     @cached_property
-    def num_registers(self) -> int: return total(self.registers)
+    def num_registers(self) -> int:
+        return total(self.registers)
+
     @cached_property
-    def num_warps(self) -> int: return total(self.warps)
+    def num_warps(self) -> int:
+        return total(self.warps)
+
     @cached_property
-    def num_blocks(self) -> int: return total(self.blocks)
+    def num_blocks(self) -> int:
+        return total(self.blocks)
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
@@ -126,42 +161,60 @@ class Layout:
             size = 1
             for digit in sorted(self.digits(axis), key=lambda digit: digit.stride):
                 if digit.stride != size:
-                    raise LayoutError(f"digit {digit} leaves a gap or an overlap on axis {axis}: expected stride {size}")
+                    raise LayoutError(
+                        f"digit {digit} leaves a gap or an overlap on axis {axis}: expected stride"
+                        f" {size}"
+                    )
                 size *= digit.extent
             box.append(size)
         return tuple(box)
 
     @property
-    def is_padded(self) -> bool: return self.padded_shape != self.shape
+    def is_padded(self) -> bool:
+        return self.padded_shape != self.shape
+
     @property
-    def register_replication(self) -> int: return total(d for d in self.registers if d.axis < 0)
+    def register_replication(self) -> int:
+        return total(d for d in self.registers if d.axis < 0)
+
     @property
-    def lane_replication(self) -> int: return total(d for d in self.lanes if d.axis < 0)
+    def lane_replication(self) -> int:
+        return total(d for d in self.lanes if d.axis < 0)
+
     @property
-    def warp_replication(self) -> int: return total(d for d in self.warps if d.axis < 0)
+    def warp_replication(self) -> int:
+        return total(d for d in self.warps if d.axis < 0)
+
     @property
-    def block_replication(self) -> int: return total(d for d in self.blocks if d.axis < 0)
+    def block_replication(self) -> int:
+        return total(d for d in self.blocks if d.axis < 0)
 
     def digits(self, axis: int, sections: Iterable[str] = SECTIONS) -> tuple[Digit, ...]:
         """The digits that move along `axis`, section by section."""
         return tuple(d for name in sections for d in getattr(self, name) if d.axis == axis)
 
-    # ---- who holds what ---------------------------------------------------------------------------------------
+    # ---- who holds what
+    # ---------------------------------------------------------------------------------------
 
     def coords(self, register: int, lane: int, warp: int, block: int = 0) -> tuple[int, ...]:
         """The coordinates of the element held there (>= shape: padding)."""
         at = [0] * self.rank
-        for name, index in zip(SECTIONS, (register, lane, warp, block)):
+        for name, index in zip(SECTIONS, (register, lane, warp, block), strict=False):
             for digit in getattr(self, name):
                 index, value = divmod(index, digit.extent)
                 if digit.axis >= 0:
                     at[digit.axis] += value * digit.stride
             if index:
-                raise LayoutError(f"the index into {name} is beyond the {total(getattr(self, name))} of this layout")
+                raise LayoutError(
+                    f"the index into {name} is beyond the {total(getattr(self, name))} of this"
+                    " layout"
+                )
         return tuple(at)
 
     def offsets(self, section: str) -> np.ndarray:
-        """[count, rank]: how far each index of one section moves the coordinates; the four sections' offsets add up."""
+        """[count, rank]: how far each index of one section moves the coordinates; the four
+        sections' offsets add up.
+        """
         return self._offsets[section]
 
     @cached_property
@@ -169,7 +222,9 @@ class Layout:
         return {name: offset_table(getattr(self, name), self.rank) for name in SECTIONS}
 
     def table(self) -> np.ndarray:
-        """[blocks * warps, lanes, registers, rank]: `coords` of everything (computed once, read-only)."""
+        """[blocks * warps, lanes, registers, rank]: `coords` of everything (computed once,
+        read-only).
+        """
         return self._table
 
     @cached_property
@@ -181,37 +236,56 @@ class Layout:
         return table
 
     def owners(self, coord: Sequence[int]) -> tuple[tuple[int, int, int, int], ...]:
-        """Every (register, lane, warp, block) that holds the element; more than one where it is replicated."""
-        if len(coord) != self.rank or not all(0 <= c < n for c, n in zip(coord, self.padded_shape)):
-            raise LayoutError(f"{tuple(coord)} is no coordinate of a {shape_text(self.padded_shape)} tile")
+        """Every (register, lane, warp, block) that holds the element; more than one where it is
+        replicated.
+        """
+        if len(coord) != self.rank or not all(
+            0 <= c < n for c, n in zip(coord, self.padded_shape, strict=False)
+        ):
+            raise LayoutError(
+                f"{tuple(coord)} is no coordinate of a {shape_text(self.padded_shape)} tile"
+            )
         indices = []
         for name in SECTIONS:
             found, weight = [0], 1
             for digit in getattr(self, name):
-                values = range(digit.extent) if digit.axis < 0 else [coord[digit.axis] // digit.stride % digit.extent]
+                values = (
+                    range(digit.extent)
+                    if digit.axis < 0
+                    else [coord[digit.axis] // digit.stride % digit.extent]
+                )
                 found = [base + value * weight for value in values for base in found]
                 weight *= digit.extent
             indices.append(found)
         return tuple(product(*indices))
 
     def vector(self, axis: int, most: int | None = None, straddle: bool = False) -> int:
-        """How many consecutive registers run contiguously along `axis`: a power of two, at most `most`.
+        """How many consecutive registers run contiguously along `axis`: a power of two, at most
+        `most`.
 
-        Registers [i v, (i + 1) v) hold coordinates [c, c + v) with c a multiple of v, for every thread and every i.
-        Unless `straddle`, each such group lies wholly inside the tile or wholly in the padding.
+        Registers [i v, (i + 1) v) hold coordinates [c, c + v) with c a multiple of v, for every
+        thread and every i. Unless `straddle`, each such group lies wholly inside the tile or wholly
+        in the padding.
         """
         axis %= self.rank
-        run = self.registers[0].extent if self.registers and self.registers[0] == Digit(self.registers[0].extent, axis, 1) else 1
+        run = (
+            self.registers[0].extent
+            if self.registers and self.registers[0] == Digit(self.registers[0].extent, axis, 1)
+            else 1
+        )
         run = run if straddle else gcd(run, self.shape[axis])
         run &= -run
         return run if most is None else min(run, 1 << most.bit_length() - 1)
 
     def inside(self, register: int) -> bool | None:
-        """True if a register holds an element in every thread, False if padding in every thread, else None."""
+        """True if a register holds an element in every thread, False if padding in every thread,
+        else None.
+        """
         real = (self.table()[:, :, register] < np.array(self.shape, int)).all(-1)
         return bool(real.all()) if real.all() or not real.any() else None
 
-    # ---- what a reduction needs -------------------------------------------------------------------------------
+    # ---- what a reduction needs
+    # -------------------------------------------------------------------------------
 
     def butterfly(self, axis: int) -> tuple[int, ...]:
         """The lane masks of `shfl.bfly` that combine all lanes along `axis`, least first."""
@@ -223,7 +297,9 @@ class Layout:
         return tuple(masks)
 
     def warps_along(self, axis: int) -> int:
-        """How many different warps share one line along `axis` (1: a reduction stays inside the warp)."""
+        """How many different warps share one line along `axis` (1: a reduction stays inside the
+        warp).
+        """
         return total(self.digits(axis % self.rank, ["warps"]))
 
     def blocks_along(self, axis: int) -> int:
@@ -231,75 +307,111 @@ class Layout:
         return total(self.digits(axis % self.rank, ["blocks"]))
 
     def register_groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """For each register of `drop(axis)`, the registers here that fold into it, in order along the axis; of several with one element the first."""
+        """For each register of `drop(axis)`, the registers here that fold into it, in order along
+        the axis; of several with one element the first.
+        """
         axis %= self.rank
         here = self.offsets("registers")
         line = {tuple(at): i for i, at in enumerate(self.drop(axis).offsets("registers").tolist())}
         groups, first = [[] for _ in line], {}
-        for register, at in enumerate(here.tolist()): first.setdefault(tuple(at), register)
+        for register, at in enumerate(here.tolist()):
+            first.setdefault(tuple(at), register)
         for register in sorted(first.values(), key=lambda r: here[r, axis]):
             groups[line[tuple(np.delete(here[register], axis).tolist())]].append(register)
         return tuple(map(tuple, groups))
 
-    # ---- algebra: each result is the layout of another tile, in the same threads ------------------------------
+    # ---- algebra: each result is the layout of another tile, in the same threads
+    # ------------------------------
 
-    def _rebuild(self, shape: Sequence[int], change: Callable[[Digit, str], Iterable[Digit]]) -> Layout:
+    def _rebuild(
+        self, shape: Sequence[int], change: Callable[[Digit, str], Iterable[Digit]]
+    ) -> Layout:
         """The layout of `shape` with every digit replaced by `change(digit, section)`."""
-        return Layout(tuple(shape), *(tuple(n for d in getattr(self, name) for n in change(d, name)) for name in SECTIONS))
+        return Layout(
+            tuple(shape),
+            *(tuple(n for d in getattr(self, name) for n in change(d, name)) for name in SECTIONS),
+        )
 
     def transpose(self, perm: Sequence[int]) -> Layout:
         """Axis i of the result is axis perm[i] of this tile."""
         if sorted(perm) != list(range(self.rank)):
-            raise LayoutError(f"{tuple(perm)} does not permute the {self.rank} axes of a {shape_text(self.shape)} tile")
-        return self._rebuild([self.shape[a] for a in perm],
-                             lambda d, _: [d if d.axis < 0 else replace(d, axis=list(perm).index(d.axis))])
+            raise LayoutError(
+                f"{tuple(perm)} does not permute the {self.rank} axes of a {shape_text(self.shape)}"
+                " tile"
+            )
+        return self._rebuild(
+            [self.shape[a] for a in perm],
+            lambda d, _: [d if d.axis < 0 else replace(d, axis=list(perm).index(d.axis))],
+        )
 
     def drop(self, axis: int) -> Layout:
-        """The result of reducing over `axis`: lanes, warps and blocks along it hold copies; its registers are gone."""
+        """The result of reducing over `axis`: lanes, warps and blocks along it hold copies; its
+        registers are gone.
+        """
         axis = self._axis(axis)
 
         def change(digit: Digit, section: str) -> list[Digit]:
             if digit.axis == axis:
                 return [] if section == "registers" else [copies(digit.extent)]
             return [replace(digit, axis=digit.axis - (digit.axis > axis))]
+
         registers = tuple(d for d in self.registers if d.axis >= 0)  # one copy is enough
-        return replace(self, registers=registers)._rebuild(self.shape[:axis] + self.shape[axis + 1:], change)
+        return replace(self, registers=registers)._rebuild(
+            self.shape[:axis] + self.shape[axis + 1 :], change
+        )
 
     def expand(self, axis: int) -> Layout:
         """A new axis of extent 1 in front of `axis`."""
         axis = axis + self.rank + 1 if axis < 0 else axis
         if not 0 <= axis <= self.rank:
             raise LayoutError(f"a {shape_text(self.shape)} tile cannot get a new axis {axis}")
-        return self._rebuild(self.shape[:axis] + (1,) + self.shape[axis:],
-                             lambda d, _: [replace(d, axis=d.axis + (d.axis >= axis))])
+        return self._rebuild(
+            self.shape[:axis] + (1,) + self.shape[axis:],
+            lambda d, _: [replace(d, axis=d.axis + (d.axis >= axis))],
+        )
 
     def broadcast(self, axis: int, extent: int) -> Layout:
         """`axis` (of extent 1) repeated: every thread holds the repetition in registers of its own."""
         axis = self._axis(axis)
         if self.padded_shape[axis] != 1:
-            raise LayoutError(f"axis {axis} of {self} cannot be broadcast: it holds {self.padded_shape[axis]} coordinates, not 1")
-        shape = self.shape[:axis] + (extent,) + self.shape[axis + 1:]
+            raise LayoutError(
+                f"axis {axis} of {self} cannot be broadcast: it holds {self.padded_shape[axis]}"
+                " coordinates, not 1"
+            )
+        shape = self.shape[:axis] + (extent,) + self.shape[axis + 1 :]
         return replace(self, shape=shape, registers=(*self.registers, Digit(extent, axis, 1)))
 
     def operand_of_broadcast(self, operand_shape: Sequence[int]) -> Layout:
-        """The layout in which an operand of that shape meets this result by choosing registers only (`register_map`)."""
+        """The layout in which an operand of that shape meets this result by choosing registers only
+        (`register_map`).
+        """
         lead = self.rank - len(operand_shape)
-        if lead < 0 or any(n not in (1, m) for n, m in zip(operand_shape, self.shape[lead:])):
-            raise LayoutError(f"a {shape_text(operand_shape)} tile does not broadcast to {shape_text(self.shape)}")
+        if lead < 0 or any(
+            n not in (1, m) for n, m in zip(operand_shape, self.shape[lead:], strict=False)
+        ):
+            raise LayoutError(
+                f"a {shape_text(operand_shape)} tile does not broadcast to {shape_text(self.shape)}"
+            )
         kept = [a for a in range(lead, self.rank) if operand_shape[a - lead] == self.shape[a]]
 
         def change(digit: Digit, section: str) -> list[Digit]:
             if digit.axis in kept:
                 return [replace(digit, axis=digit.axis - lead)]
             return [] if section == "registers" else [copies(digit.extent)]
+
         return self._rebuild(operand_shape, change)
 
     def reshape(self, shape: Sequence[int]) -> Layout:
         """The same elements in row-major order under another shape, each staying in its register."""
         shape = tuple(shape)
         if prod(shape) != prod(self.shape):
-            raise LayoutError(f"a {shape_text(self.shape)} tile cannot be reshaped to {shape_text(shape)}: the sizes differ")
-        moved: dict[int, tuple[int, list[tuple[int, int]]]] = {}  # axis -> its row-major stride, the new axes of its group
+            raise LayoutError(
+                f"a {shape_text(self.shape)} tile cannot be reshaped to {shape_text(shape)}: the"
+                " sizes differ"
+            )
+        moved: dict[
+            int, tuple[int, list[tuple[int, int]]]
+        ] = {}  # axis -> its row-major stride, the new axes of its group
         for old, new in matching_axes(self.shape, shape):
             if old and len(old) == len(new) == 1:
                 moved[old[0]] = 1, [(new[0], self.padded_shape[old[0]])]
@@ -309,20 +421,31 @@ class Layout:
                 moved[axis] = stride, [(a, shape[a]) for a in reversed(new)]
                 stride *= self.shape[axis]
                 if axis != old[0] and self.padded_shape[axis] != self.shape[axis]:
-                    raise LayoutError(f"axis {axis} of {self} is padded, so it cannot be merged with the axes before it")
+                    raise LayoutError(
+                        f"axis {axis} of {self} is padded, so it cannot be merged with the axes"
+                        " before it"
+                    )
 
         def change(digit: Digit, _: str) -> Iterable[Digit]:
             if digit.axis < 0:
                 return [digit]
             scale, axes = moved[digit.axis]
             return divide(digit.extent, digit.stride * scale, axes)
+
         try:
             return self._rebuild(shape, change)
-        except LayoutError:  # 13:1@1 2:1@0 of a 2x13 tile count to 26, which divides among the axes of 13x2
-            return Layout(shape, *(tuple(self._reshaped_whole(getattr(self, name), moved)) for name in SECTIONS))
+        except (
+            LayoutError
+        ):  # 13:1@1 2:1@0 of a 2x13 tile count to 26, which divides among the axes of 13x2
+            return Layout(
+                shape,
+                *(tuple(self._reshaped_whole(getattr(self, name), moved)) for name in SECTIONS),
+            )
 
     @staticmethod
-    def _reshaped_whole(digits: Sequence[Digit], moved: dict[int, tuple[int, list[tuple[int, int]]]]) -> Iterable[Digit]:
+    def _reshaped_whole(
+        digits: Sequence[Digit], moved: dict[int, tuple[int, list[tuple[int, int]]]]
+    ) -> Iterable[Digit]:
         """Digits of a section under new axes; neighbours that go on counting are divided as one."""
         runs: list[tuple[int, int, list[tuple[int, int]] | None]] = []
         for digit in digits:
@@ -335,47 +458,73 @@ class Layout:
             yield from [copies(extent)] if axes is None else divide(extent, stride, axes)
 
     def slice(self, offsets: Sequence[int], sizes: Sequence[int]) -> tuple[Layout, tuple[int, ...]]:
-        """The sub-tile at `offsets` if it is a choice of registers: its layout, and which register each of its is."""
+        """The sub-tile at `offsets` if it is a choice of registers: its layout, and which register
+        each of its is.
+        """
         registers = list(self.registers)
         for axis, (offset, size, extent) in enumerate(zip(offsets, sizes, self.shape, strict=True)):
             if size < 1 or offset < 0 or offset + size > extent:
-                raise LayoutError(f"the slice [{offset}, {offset + size}) leaves axis {axis} of extent {extent}")
+                raise LayoutError(
+                    f"the slice [{offset}, {offset + size}) leaves axis {axis} of extent {extent}"
+                )
             if (offset, size) == (0, extent):
                 continue
             period = self.period(axis)
             if offset % period:
-                raise LayoutError(f"a slice at {offset} along axis {axis} cuts through lanes or warps: "
-                                  f"it must start at a multiple of {period}")
+                raise LayoutError(
+                    f"a slice at {offset} along axis {axis} cuts through lanes or warps: "
+                    f"it must start at a multiple of {period}"
+                )
             start, count = offset // period, -(-size // period)
-            for digit in sorted((d for d in registers if d.axis == axis and d.stride >= period), key=lambda d: d.stride):
+            for digit in sorted(
+                (d for d in registers if d.axis == axis and d.stride >= period),
+                key=lambda d: d.stride,
+            ):
                 whole = start % digit.extent == 0 and count % digit.extent == 0
                 extent = digit.extent if whole else count
                 start, count = (start // extent, count // extent) if whole else (0, 1)
                 registers[registers.index(digit)] = replace(digit, extent=extent)
         part = replace(self, shape=tuple(sizes), registers=tuple(registers))
         where = _register_at(self)
-        return part, tuple(where[tuple(at)] for at in (part.offsets("registers") + np.array(offsets, int)).tolist())
+        return part, tuple(
+            where[tuple(at)] for at in (part.offsets("registers") + np.array(offsets, int)).tolist()
+        )
 
     @staticmethod
     def concat(parts: Sequence[Layout], axis: int) -> tuple[Layout, tuple[tuple[int, int], ...]]:
-        """Tiles side by side along `axis`, joined by registers: the layout, and the (part, register) of each register."""
+        """Tiles side by side along `axis`, joined by registers: the layout, and the (part,
+        register) of each register.
+        """
         first, axis = parts[0], parts[0]._axis(axis)
         period = first.period(axis)
 
         def core(part: Layout) -> Layout:
             registers = tuple(d for d in part.registers if d.axis != axis or d.stride < period)
-            return replace(part, shape=(*part.shape[:axis], period, *part.shape[axis + 1:]), registers=registers)
+            return replace(
+                part,
+                shape=(*part.shape[:axis], period, *part.shape[axis + 1 :]),
+                registers=registers,
+            )
+
         for part in parts:
             if part.rank != first.rank or part.period(axis) != period or core(part) != core(first):
-                raise LayoutError(f"{part} and {first} cannot be joined along axis {axis}: their threads differ")
+                raise LayoutError(
+                    f"{part} and {first} cannot be joined along axis {axis}: their threads differ"
+                )
         if any(part.shape[axis] % period for part in parts[:-1]):
-            raise LayoutError(f"all but the last part must be multiples of {period} along axis {axis} to be joined by registers")
+            raise LayoutError(
+                f"all but the last part must be multiples of {period} along axis {axis} to be"
+                " joined by registers"
+            )
         extents = [part.shape[axis] for part in parts]
         if all(part == first for part in parts) and first.padded_shape[axis] == extents[0]:
             base, digit = first, Digit(len(parts), axis, extents[0])
         else:
-            base, digit = core(first), Digit(sum(-(-extent // period) for extent in extents), axis, period)
-        shape = (*first.shape[:axis], sum(extents), *first.shape[axis + 1:])
+            base, digit = (
+                core(first),
+                Digit(sum(-(-extent // period) for extent in extents), axis, period),
+            )
+        shape = (*first.shape[:axis], sum(extents), *first.shape[axis + 1 :])
         whole = replace(base, shape=shape, registers=(*base.registers, digit))
         starts, where = np.cumsum([0, *extents[:-1]]), [_register_at(part) for part in parts]
         sources = []
@@ -386,24 +535,33 @@ class Layout:
         return whole, tuple(sources)
 
     def across_blocks(self, count: int, axis: int | None = None) -> Layout:
-        """The tile of `count` blocks of a cluster side by side along `axis`, or copies of one tile in each."""
+        """The tile of `count` blocks of a cluster side by side along `axis`, or copies of one tile
+        in each.
+        """
         if axis is None:
             return replace(self, blocks=(*self.blocks, copies(count)))
         axis = self._axis(axis)
         if self.padded_shape[axis] != self.shape[axis]:
             raise LayoutError(f"axis {axis} of {self} is padded, so blocks cannot continue it")
-        shape = (*self.shape[:axis], self.shape[axis] * count, *self.shape[axis + 1:])
-        return replace(self, shape=shape, blocks=(*self.blocks, Digit(count, axis, self.shape[axis])))
+        shape = (*self.shape[:axis], self.shape[axis] * count, *self.shape[axis + 1 :])
+        return replace(
+            self, shape=shape, blocks=(*self.blocks, Digit(count, axis, self.shape[axis]))
+        )
 
     def within_block(self, axis: int) -> Layout:
-        """What one block of a cluster holds of a tile that all of them deal out along `axis`: the inverse of `across_blocks`."""
+        """What one block of a cluster holds of a tile that all of them deal out along `axis`: the
+        inverse of `across_blocks`.
+        """
         axis = self._axis(axis)
         shape = tuple(n // self.num_blocks if a == axis else n for a, n in enumerate(self.shape))
-        if self.blocks != (Digit(self.num_blocks, axis, shape[axis]),): raise LayoutError(f"the blocks of {self} do not deal out axis {axis}")
+        if self.blocks != (Digit(self.num_blocks, axis, shape[axis]),):
+            raise LayoutError(f"the blocks of {self} do not deal out axis {axis}")
         return replace(self, shape=shape, blocks=())
 
     def period(self, axis: int) -> int:
-        """Along `axis`, threads repeat after this many coordinates; beyond it there are only registers."""
+        """Along `axis`, threads repeat after this many coordinates; beyond it there are only
+        registers.
+        """
         return max((d.stride * d.extent for d in self.digits(axis, SECTIONS[1:])), default=1)
 
     def _axis(self, axis: int) -> int:
@@ -411,7 +569,8 @@ class Layout:
             raise LayoutError(f"a {shape_text(self.shape)} tile has no axis {axis}")
         return axis % self.rank
 
-    # ---- text -------------------------------------------------------------------------------------------------
+    # ---- text
+    # ----------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         sections = [self.registers, self.lanes, self.warps] + [self.blocks] * bool(self.blocks)
@@ -419,26 +578,39 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """The inverse of `str`; also reads names: "wgmma 64x256", "blocked 32x128 vector 8 warps 4", ... (NAMED)."""
+        """The inverse of `str`; also reads names: "wgmma 64x256", "blocked 32x128 vector 8 warps
+        4", ... (NAMED).
+        """
         head, colon, body = text.partition(": ")
         if not colon:
             return _parse_named(text)
         sections = [part.split() for part in body.split("|")]
         if len(sections) not in (3, 4):
-            raise LayoutError(f"a layout has sections 'registers | lanes | warps [| blocks]', but {text!r} has {len(sections)}")
-        return Layout(parse_shape(head), *(tuple(map(parse_digit, part)) if part != ["-"] else () for part in sections))
+            raise LayoutError(
+                f"a layout has sections 'registers | lanes | warps [| blocks]', but {text!r} has"
+                f" {len(sections)}"
+            )
+        return Layout(
+            parse_shape(head),
+            *(tuple(map(parse_digit, part)) if part != ["-"] else () for part in sections),
+        )
 
 
 def _register_at(layout: Layout) -> dict[tuple[int, ...], int]:
     """Offset of a register -> the first register with that offset."""
-    return {tuple(at): r for r, at in reversed(list(enumerate(layout.offsets("registers").tolist())))}
+    return {
+        tuple(at): r for r, at in reversed(list(enumerate(layout.offsets("registers").tolist())))
+    }
 
 
-# ---- between two layouts of one tile --------------------------------------------------------------------------
+# ---- between two layouts of one tile
+# --------------------------------------------------------------------------
+
 
 @lru_cache(4096)
 def register_map(src: Layout, dst: Layout) -> tuple[int, ...] | None:
-    """For each register of `dst` the register of `src` with the same element in the same thread; None if data must move.
+    """For each register of `dst` the register of `src` with the same element in the same thread;
+    None if data must move.
 
     The tile of `src` may broadcast to that of `dst`.  Padding in `dst` asks for nothing.
     """
@@ -462,63 +634,99 @@ def register_map(src: Layout, dst: Layout) -> tuple[int, ...] | None:
 
 @lru_cache(4096)
 def movement(src: Layout, dst: Layout) -> str:
-    """The least scope in which a conversion finds its data: "none", "registers", "lanes", "warps" (or "blocks")."""
+    """The least scope in which a conversion finds its data: "none", "registers", "lanes", "warps"
+    (or "blocks").
+    """
     chosen = register_map(src, dst)
     if chosen is not None:
         return "none" if chosen == tuple(range(src.num_registers)) else "registers"
     held, wanted = _elements(src, dst)
     for scope, units in ("lanes", dst.num_warps * dst.num_blocks), ("warps", dst.num_blocks):
-        if all(np.isin(need[need >= 0], have).all() for have, need in zip(held.reshape(units, -1), wanted.reshape(units, -1))):
+        if all(
+            np.isin(need[need >= 0], have).all()
+            for have, need in zip(held.reshape(units, -1), wanted.reshape(units, -1), strict=False)
+        ):
             return scope
     return "blocks"
 
 
 def _elements(src: Layout, dst: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """[threads, registers] for both: the number, in row-major order of `src`, of the element held or wanted; -1: padding."""
+    """[threads, registers] for both: the number, in row-major order of `src`, of the element held
+    or wanted; -1: padding.
+    """
     if (src.num_warps, src.num_blocks) != (dst.num_warps, dst.num_blocks):
-        raise LayoutError(f"{src} and {dst} live in different threads, so their registers cannot be compared")
+        raise LayoutError(
+            f"{src} and {dst} live in different threads, so their registers cannot be compared"
+        )
     lead = dst.rank - src.rank
-    if lead < 0 or any(n not in (1, m) for n, m in zip(src.shape, dst.shape[lead:])):
-        raise LayoutError(f"a {shape_text(src.shape)} tile is not, and does not broadcast to, one of {shape_text(dst.shape)}")
-    scale = np.array([prod(src.shape[axis + 1:]) for axis in range(src.rank)], int)
+    if lead < 0 or any(n not in (1, m) for n, m in zip(src.shape, dst.shape[lead:], strict=False)):
+        raise LayoutError(
+            f"a {shape_text(src.shape)} tile is not, and does not broadcast to, one of"
+            f" {shape_text(dst.shape)}"
+        )
+    scale = np.array([prod(src.shape[axis + 1 :]) for axis in range(src.rank)], int)
     numbers = []
     for layout, first in (src, 0), (dst, lead):
-        at = layout.table().reshape(WARP * layout.num_warps * layout.num_blocks, layout.num_registers, layout.rank)
+        at = layout.table().reshape(
+            WARP * layout.num_warps * layout.num_blocks, layout.num_registers, layout.rank
+        )
         real = (at < np.array(layout.shape, int)).all(-1)
-        numbers.append(np.where(real, (at[..., first:] * scale * (np.array(src.shape, int) > 1)).sum(-1), -1))
+        numbers.append(
+            np.where(real, (at[..., first:] * scale * (np.array(src.shape, int) > 1)).sum(-1), -1)
+        )
     return numbers[0], numbers[1]
 
 
-# ---- constructors -----------------------------------------------------------------------------------------------
+# ---- constructors
+# -----------------------------------------------------------------------------------------------
+
 
 @lru_cache(4096)
-def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], order: tuple[int, ...] | None = None,
-            threads_per: tuple[int, ...] | None = None) -> Layout:
-    """A coalesced layout: `vector` neighbours along the fastest axis a thread, then lanes, warps and registers outward.
+def blocked(
+    shape: tuple[int, ...],
+    vector: int,
+    warps: int | tuple[int, ...],
+    order: tuple[int, ...] | None = None,
+    threads_per: tuple[int, ...] | None = None,
+) -> Layout:
+    """A coalesced layout: `vector` neighbours along the fastest axis a thread, then lanes, warps
+    and registers outward.
 
     `order` names the axes, fastest first (default: the last axis is fastest).  `threads_per` and a tuple of `warps`
     say how many lanes and warps go along each axis.  Otherwise we take the fewest registers, give or take an eighth,
-    and among those the longest contiguous run: 96 columns in vectors of 8 get 4 lanes three times rather than 16
+    and among those the longest contiguous run: 96 columns in vectors of 8 get 4 lanes three times
+    rather than 16
     lanes of which 4 idle, but 1000 get 32 lanes.  Threads that a small tile leaves over hold copies.
     """
     rank, order = len(shape), order or tuple(reversed(range(len(shape))))
     if sorted(order) != list(range(rank)):
-        raise LayoutError(f"order {order} does not list the {rank} axes of a {shape_text(shape)} tile")
+        raise LayoutError(
+            f"order {order} does not list the {rank} axes of a {shape_text(shape)} tile"
+        )
     if rank == 0:
-        return Layout((), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),))
+        return Layout(
+            (), (), (copies(WARP),), (copies(warps if isinstance(warps, int) else prod(warps)),)
+        )
     if threads_per and WARP % prod(threads_per):
-        raise LayoutError(f"{shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a warp")
+        raise LayoutError(
+            f"{shape_text(threads_per)} lanes along the axes do not divide the {WARP} lanes of a"
+            " warp"
+        )
     vector = min(vector, 1 << (shape[order[0]] - 1).bit_length())
     vectors = [vector if axis == order[0] else 1 for axis in range(rank)]
-    rest = [-(-n // v) for n, v in zip(shape, vectors)]
+    rest = [-(-n // v) for n, v in zip(shape, vectors, strict=False)]
     best = []
     for lanes in [threads_per] if threads_per else _splits(WARP, rest):
-        left = [-(-n // p) for n, p in zip(rest, lanes)]
+        left = [-(-n // p) for n, p in zip(rest, lanes, strict=False)]
         for units in _splits(warps, left) if isinstance(warps, int) else [warps]:
-            count = prod(-(-n // p) for n, p in zip(left, units))
-            best.append((count, [*(lanes[a] for a in order), *(units[a] for a in order)], lanes, units))
+            count = prod(-(-n // p) for n, p in zip(left, units, strict=False))
+            best.append(
+                (count, [*(lanes[a] for a in order), *(units[a] for a in order)], lanes, units)
+            )
     least = min(count for count, *_ in best)
-    _, _, lanes, units = max((b for b in best if 8 * b[0] <= 9 * least), key=lambda b: (b[1], -b[0]))
+    _, _, lanes, units = max(
+        (b for b in best if 8 * b[0] <= 9 * least), key=lambda b: (b[1], -b[0])
+    )
     registers, lane_digits, warp_digits = [Digit(vector, order[0], 1)], [], []
     for a in order:
         step = vectors[a] * lanes[a]
@@ -526,34 +734,60 @@ def blocked(shape: tuple[int, ...], vector: int, warps: int | tuple[int, ...], o
         warp_digits.append(Digit(units[a], a, step))
         registers.append(Digit(-(-shape[a] // (step * units[a])), a, step * units[a]))
     spare = (warps if isinstance(warps, int) else prod(warps)) // prod(units)
-    return Layout(shape, tuple(registers), (*lane_digits, copies(WARP // prod(lanes))), (*warp_digits, copies(spare)))
+    return Layout(
+        shape,
+        tuple(registers),
+        (*lane_digits, copies(WARP // prod(lanes))),
+        (*warp_digits, copies(spare)),
+    )
 
 
-def rows(shape: tuple[int, ...], vector: int, warps: int, threads_per_row: int, axis: int = -1) -> Layout:
-    """For reductions over `axis`: that many threads (a power of two up to 32 * warps) share one line along it."""
+def rows(
+    shape: tuple[int, ...], vector: int, warps: int, threads_per_row: int, axis: int = -1
+) -> Layout:
+    """For reductions over `axis`: that many threads (a power of two up to 32 * warps) share one
+    line along it.
+    """
     axis %= len(shape)
     lanes = min(threads_per_row, WARP)
     along = threads_per_row // lanes
     if lanes * along != threads_per_row or WARP % lanes or warps % along:
-        raise LayoutError(f"{threads_per_row} threads do not share one row: a power of two up to {WARP * warps} would")
+        raise LayoutError(
+            f"{threads_per_row} threads do not share one row: a power of two up to {WARP * warps}"
+            " would"
+        )
     order = (axis, *(a for a in reversed(range(len(shape))) if a != axis))
     others = [n for a, n in enumerate(shape) if a != axis]
     across = max(_splits(WARP // lanes, others), key=lambda split: tuple(reversed(split)))
-    left = [-(-n // p) for n, p in zip(others, across)]
+    left = [-(-n // p) for n, p in zip(others, across, strict=False)]
     beyond = max(_splits(warps // along, left), key=lambda split: tuple(reversed(split)))
-    layout = blocked(shape, vector, (*beyond[:axis], along, *beyond[axis:]), order, (*across[:axis], lanes, *across[axis:]))
+    layout = blocked(
+        shape,
+        vector,
+        (*beyond[:axis], along, *beyond[axis:]),
+        order,
+        (*across[:axis], lanes, *across[axis:]),
+    )
     return replace(layout, warps=(*layout.warps, copies(warps // layout.num_warps)))
 
 
 def _splits(count: int, extents: Sequence[int]) -> list[tuple[int, ...]]:
-    """The ways to spread `count` threads over axes, none with half or more of its threads idle; the rest hold copies."""
+    """The ways to spread `count` threads over axes, none with half or more of its threads idle; the
+    rest hold copies.
+    """
     if not extents:
         return [()]
-    return [(p, *more) for p in range(1, count + 1) if count % p == 0 and p < 2 * extents[0]
-            for more in _splits(count // p, extents[1:])]
+    return [
+        (p, *more)
+        for p in range(1, count + 1)
+        if count % p == 0 and p < 2 * extents[0]
+        for more in _splits(count // p, extents[1:])
+    ]
 
 
-# ---- names ------------------------------------------------------------------------------------------------------
+# ---- names
+# --------------------------------------------------------------------------------------------------
+
 
 def _parse_named(text: str) -> Layout:
     """`name shape [option value]...`: the constructors above and those of fragments.py."""
@@ -561,10 +795,12 @@ def _parse_named(text: str) -> Layout:
 
     name, *words = text.split() or [""]
     if name not in NAMED or len(words) % 2 == 0:
-        raise LayoutError(f"cannot read the layout {text!r}: expected 'shape: registers | lanes | warps' "
-                          f"or one of {', '.join(NAMED)} with a shape and options")
+        raise LayoutError(
+            f"cannot read the layout {text!r}: expected 'shape: registers | lanes | warps' "
+            f"or one of {', '.join(NAMED)} with a shape and options"
+        )
     options = {}
-    for key, value in zip(words[1::2], words[2::2]):
+    for key, value in zip(words[1::2], words[2::2], strict=False):
         options[key] = int(value) if value.isdigit() else parse_shape(value)
     try:
         return NAMED[name](parse_shape(words[0]), **options)

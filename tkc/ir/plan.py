@@ -1,12 +1,14 @@
-"""A plan: every choice the compiler makes about a kernel, as frozen data. The plan pass makes it; later passes realise it.
+"""A plan: every choice the compiler makes about a kernel, as frozen data. The plan pass makes it;
+later passes realise it.
 
-Dots and loads are counted in the order in which they stand in the program (a walk, outside in). The plan pass writes its number on each, and passes
-that move or copy one keep it.
+Dots and loads are counted in the order in which they stand in the program (a walk, outside in). The
+plan pass writes its number on each, and passes that move or copy one keep it.
 
     Plan(warps=8, stages=3,
          dots=(DotPlan("mma", (4, 2)),),                  mma.sync, 4 warps along m and 2 along n
          loads=(LoadPlan("async", 16), LoadPlan("async", 16)))
 """
+
 from __future__ import annotations
 
 from ast import literal_eval
@@ -17,15 +19,17 @@ from dataclasses import dataclass, field, fields
 class DotPlan:
     """How one dot is computed.
 
-    instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time).
-    warps: how many warps, or warpgroups for wgmma, part m and n among them.
-    a, b: where the operands come from, "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
-    which its loop does not change is read again in every iteration, not held. "restaged": wgmma reads it where another role has laid it anew.
-    permuted: K of both factors is counted in the order in which an accumulator's registers lie (tkc.passes.layouts.restage).
-    chunk: fma only: so many k are held in registers at once.
-    parts: of a partial dot's columns: how many, and how many are in flight at once (split-sums).
-    swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a thin m on the side that has no minimum.
+    instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time). warps: how many
+    warps, or warpgroups for wgmma, part m and n among them. a, b: where the operands come from,
+    "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
+    which its loop does not change is read again in every iteration, not held. "restaged": wgmma
+    reads it where another role has laid it anew. permuted: K of both factors is counted in the
+    order in which an accumulator's registers lie (tkc.passes.layouts.restage). chunk: fma only: so
+    many k are held in registers at once. parts: of a partial dot's columns: how many, and how many
+    are in flight at once (split-sums). swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a
+    thin m on the side that has no minimum.
     """
+
     instruction: str
     warps: tuple[int, int] = (1, 1)
     a: str = "registers"
@@ -40,56 +44,94 @@ class DotPlan:
 class LoadPlan:
     """How one load gets its block.
 
-    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same, in a ring that runs ahead), "own" (in a ring
-    that each thread fills for itself, in the layout in which it reads it), "tma" (a producer fills the ring by tensor maps) or "posted" (a number, which the producer
-    loads and leaves beside a stage of the ring).
+    path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same,
+    in a ring that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in
+    which it reads it), "tma" (a producer fills the ring by tensor maps) or "posted" (a number,
+    which the producer loads and leaves beside a stage of the ring).
     vector: bytes of one thread's access.  multicast: the axis of the block along which blocks of the cluster share the copy, or -1; among: those that do, the neighbours
     along these axes of the cluster.
     """
+
     path: str = "registers"
     vector: int = 0
     multicast: int = -1
     among: tuple[int, ...] = (0,)
-    ring: int = -1                                  # tma, posted: which of the plan's rings; loads of one ring fill a stage together
-    restaged: int = -1                              # and the ring in which it is laid anew
-    keep: str = ""                                  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
-    boxes: int = 1                                  # in which a block's share of such a copy arrives: several where its rows are longer than a swizzle
-    fetch: int = 0                                  # registers, tma: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
+    ring: int = (
+        -1
+    )  # tma, posted: which of the plan's rings; loads of one ring fill a stage together
+    restaged: int = -1  # and the ring in which it is laid anew
+    keep: str = ""  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
+    # in which a block's share of such a copy arrives: several where its rows are longer than a
+    # swizzle
+    boxes: int = 1
+    # registers, tma: bytes that L2 asks memory for where it misses some of them; 0: a sector or two
+    fetch: int = 0
 
 
 @dataclass(frozen=True)
 class Plan:
     """Choices for a whole kernel; the defaults are those of one role, one program a block."""
-    warps: int = 4                                  # compute warps of a program
-    stages: int = 1                                 # of each ring
-    dots: tuple[DotPlan, ...] = ()                  # one a dot, in program order
-    loads: tuple[LoadPlan, ...] = ()                # one a load, in program order
-    roles: str = "one"                              # "one", "cooperative", "pingpong" or "abreast"
-    registers: tuple[int, ...] | None = None        # of a producer's and a consumer's thread, and of one that lays factors anew
-    programs: int = 1                               # at once in a block: in turn (2: ping-pong), or side by side (abreast)
-    cluster: tuple[int, int] = (1, 1)               # blocks along the first two program axes
-    spread: tuple[int, int] = (1, 0)                # so many blocks of a cluster share each program: axes of that extent are dealt out among them
-    prefetch: bool = False                          # loops without dots read one iteration ahead
-    raster: int = 1                                 # programs of axis 0 that stand together before axis 1 moves on
-    serpentine: bool = False                        # every second program of a block walks k backwards, and every second raster its columns: what the last one read last is in the cache
-    persistent: bool = False                        # a block takes one program after the other
-    blocks: int = 0                                 # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
-    turned: bool = False                            # tiles that are read along one axis and written along another are turned in registers, not in shared memory
-    rows: bool = False                              # and then leave in whole rows, through shared memory
-    keep: bool = False                              # persistent: blocks that all programs read are read once and kept in registers
-    queue: bool = False                             # blocks claim their programs one by one; else they are dealt out
-    split_k: int = 1                                # programs that share one output block, each a part of k
-    stream_k: int = 0                               # programs of the last wave are shared by all blocks, each in at most so many parts of k (0: they are not)
-    rings: tuple[int, ...] = ()                     # stages of each ring that a producer fills
-    rotate: tuple[int, ...] = ()                    # numbers of the dots that run one iteration late, with what needs them there
-    fuse: bool = False                              # the first dot of a block's next program is issued before this one's results leave
-    relax: bool = True                              # running maxima that only keep powers small are brought up to date where needed
-    epilogue: str = "direct"                        # stores of accumulators: "direct", "shared" or "tma"
-    slabs: int = 1                                  # tma: buffers in turn through which each result leaves; 0: through stages of rings,
-    through: tuple[int, ...] = ()                   # of these loads, which a program then needs no longer, one a result;
-    columns: int = 64                               # and at most so many of its columns at once
-    decisions: tuple[str, ...] = field(default=(), compare=False)   # what, why, and what was rejected
-    spare: int = field(default=0, compare=False)    # bytes of shared memory that it leaves, by its own account
+
+    warps: int = 4  # compute warps of a program
+    stages: int = 1  # of each ring
+    dots: tuple[DotPlan, ...] = ()  # one a dot, in program order
+    loads: tuple[LoadPlan, ...] = ()  # one a load, in program order
+    roles: str = "one"  # "one", "cooperative", "pingpong" or "abreast"
+    registers: tuple[int, ...] | None = (
+        None  # of a producer's and a consumer's thread, and of one that lays factors anew
+    )
+    programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (abreast)
+    cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
+    spread: tuple[int, int] = (
+        1,
+        0,
+        # so many blocks of a cluster share each program: axes of that extent are dealt out among
+        # them
+    )
+    prefetch: bool = False  # loops without dots read one iteration ahead
+    raster: int = 1  # programs of axis 0 that stand together before axis 1 moves on
+    # every second program of a block walks k backwards, and every second raster its columns: what
+    # the last one read last is in the cache
+    serpentine: bool = False
+    persistent: bool = False  # a block takes one program after the other
+    # of a multiprocessor, whose registers they share (0: as many as there happens to be room for)
+    blocks: int = 0
+    # tiles that are read along one axis and written along another are turned in registers, not in
+    # shared memory
+    turned: bool = False
+    rows: bool = False  # and then leave in whole rows, through shared memory
+    keep: bool = (
+        False  # persistent: blocks that all programs read are read once and kept in registers
+    )
+    queue: bool = False  # blocks claim their programs one by one; else they are dealt out
+    split_k: int = 1  # programs that share one output block, each a part of k
+    # programs of the last wave are shared by all blocks, each in at most so many parts of k (0:
+    # they are not)
+    stream_k: int = 0
+    rings: tuple[int, ...] = ()  # stages of each ring that a producer fills
+    rotate: tuple[
+        int, ...
+    ] = ()  # numbers of the dots that run one iteration late, with what needs them there
+    fuse: bool = (
+        False  # the first dot of a block's next program is issued before this one's results leave
+    )
+    relax: bool = (
+        True  # running maxima that only keep powers small are brought up to date where needed
+    )
+    epilogue: str = "direct"  # stores of accumulators: "direct", "shared" or "tma"
+    slabs: int = (
+        1  # tma: buffers in turn through which each result leaves; 0: through stages of rings,
+    )
+    through: tuple[
+        int, ...
+    ] = ()  # of these loads, which a program then needs no longer, one a result;
+    columns: int = 64  # and at most so many of its columns at once
+    decisions: tuple[str, ...] = field(
+        default=(), compare=False
+    )  # what, why, and what was rejected
+    spare: int = field(
+        default=0, compare=False
+    )  # bytes of shared memory that it leaves, by its own account
 
     @property
     def members(self) -> int:
@@ -97,7 +139,9 @@ class Plan:
         return self.programs if self.roles == "abreast" else 1
 
     def dot(self, op) -> DotPlan | None:
-        """The choice for a dot, by the number that the plan pass wrote on it; None where it has none."""
+        """The choice for a dot, by the number that the plan pass wrote on it; None where it has
+        none.
+        """
         return _numbered(self.dots, op)
 
     def load(self, op) -> LoadPlan:
@@ -105,7 +149,9 @@ class Plan:
         return _numbered(self.loads, op) or LoadPlan()
 
     def to_text(self) -> str:
-        """What differs from the defaults, as a Python literal (decisions and what it spares left out); `from_text` reads it back."""
+        """What differs from the defaults, as a Python literal (decisions and what it spares left
+        out); `from_text` reads it back.
+        """
         return repr(_changed(self))
 
     @staticmethod
@@ -114,9 +160,11 @@ class Plan:
         try:
             data = literal_eval(text)
             for name, cls in ("dots", DotPlan), ("loads", LoadPlan):
-                if name in data: data[name] = tuple(cls(**d) for d in data[name])
+                if name in data:
+                    data[name] = tuple(cls(**d) for d in data[name])
             return Plan(**data)
-        except (SyntaxError, TypeError, ValueError) as error: raise ValueError(f"not a plan: {text!r}") from error
+        except (SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(f"not a plan: {text!r}") from error
 
 
 def written_on(kernel) -> Plan | None:
@@ -131,7 +179,9 @@ def number_of(op) -> int | None:
 
 
 def place_of(op) -> tuple[int, int]:
-    """The number of a load, and which part it loads of the block that the plan knows as one, from 1 on (split-sums cuts them); 0 is the whole, which something else may use."""
+    """The number of a load, and which part it loads of the block that the plan knows as one, from 1
+    on (split-sums cuts them); 0 is the whole, which something else may use.
+    """
     return number_of(op), op.attributes["part"].value.data if "part" in op.attributes else 0
 
 
@@ -145,6 +195,7 @@ def _changed(part) -> dict:
     found = {}
     for f in fields(part):
         value = getattr(part, f.name)
-        if value == f.default or not f.compare: continue
+        if value == f.default or not f.compare:
+            continue
         found[f.name] = tuple(map(_changed, value)) if f.name in ("dots", "loads") else value
     return found

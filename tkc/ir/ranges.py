@@ -4,15 +4,19 @@
     %m = tile.mul %p, 128         0 …          a multiple of 128
     %c = tile.lt %i, %n           0 … 1        (1 … 1 where it always holds)
 
-A tile's range holds for each of its elements. Ask `Ranges().of(value)`; it follows definitions backward and remembers what it
-found, so make a new one after changing the IR. `divisor(value)` is the short form for one question.
+A tile's range holds for each of its elements. Ask `Ranges().of(value)`; it follows definitions
+backward and remembers what it found, so make a new one after changing the IR. `divisor(value)` is
+the short form for one question.
 
-Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not fit tells nothing. Signed sums and
-products of indices (program ids, extents, loop counters, known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0
-refuses a program in which they overflow. So a result beyond the type is cut off at the type's bounds instead of forgotten, unless
-numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is given or loads may be any number: an offset that it
-is part of does not overflow, another sum may (`Ranges.overflow`).
+Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not
+fit tells nothing. Signed sums and products of indices (program ids, extents, loop counters, known
+constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program in
+which they overflow. So a result beyond the type is cut off at the type's bounds instead of
+forgotten, unless numbers known to be small (up to 2²⁴) have it: those are hashed. What a kernel is
+given or loads may be any number: an offset that it is part of does not overflow, another sum may
+(`Ranges.overflow`).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -27,68 +31,105 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
-_NORMAL = 2.0 ** -126
-_COMPARISONS = {"lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi), "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi), "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
-                "ge": lambda a, b: (a.lo >= b.hi, a.hi < b.lo), "eq": lambda a, b: (a.lo == a.hi == b.lo == b.hi, a.hi < b.lo or b.hi < a.lo),
-                "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi)}
+_NORMAL = 2.0**-126
+_COMPARISONS = {
+    "lt": lambda a, b: (a.hi < b.lo, a.lo >= b.hi),
+    "le": lambda a, b: (a.hi <= b.lo, a.lo > b.hi),
+    "gt": lambda a, b: (a.lo > b.hi, a.hi <= b.lo),
+    "ge": lambda a, b: (a.lo >= b.hi, a.hi < b.lo),
+    "eq": lambda a, b: (a.lo == a.hi == b.lo == b.hi, a.hi < b.lo or b.hi < a.lo),
+    "ne": lambda a, b: (a.hi < b.lo or b.hi < a.lo, a.lo == a.hi == b.lo == b.hi),
+}
 
 
 def _unviewed(value: SSAValue) -> SSAValue:
     """The scalar or tile whose elements a value repeats."""
-    while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, tile.Multiple)): value = value.owner.arg
+    while isinstance(value.owner, (tile.Splat, tile.Broadcast, tile.Reshape, tile.Multiple)):
+        value = value.owner.arg
     return value
 
 
 def least(value: SSAValue, deep: int = _DEEPEST) -> float:
-    """What a number or element of float type is at least where it is not NaN; -inf where that is not known."""
+    """What a number or element of float type is at least where it is not NaN; -inf where that is
+    not known.
+    """
     op = _unviewed(value).owner
-    if isinstance(op, tile.Constant): return float(op.number)
-    if not isinstance(op, ew.Elementwise) or not deep: return -inf
-    of = lambda x: least(x, deep - 1)
+    if isinstance(op, tile.Constant):
+        return float(op.number)
+    if not isinstance(op, ew.Elementwise) or not deep:
+        return -inf
+
+    def of(x):
+        return least(x, deep - 1)
+
     match op.fn.name:
-        case "exp" | "exp2" | "abs" | "sqrt": return 0.0
-        case "add": return sum(map(of, op.args))
-        case "max": return max(map(of, op.args))
-        case "mul" if op.args[0] is op.args[1] or all(of(x) >= 0 for x in op.args): return 0.0
+        case "exp" | "exp2" | "abs" | "sqrt":
+            return 0.0
+        case "add":
+            return sum(map(of, op.args))
+        case "max":
+            return max(map(of, op.args))
+        case "mul" if op.args[0] is op.args[1] or all(of(x) >= 0 for x in op.args):
+            return 0.0
     return -inf
 
 
 def inverse(op: ew.Elementwise) -> bool:
-    """Whether a quotient of float32 or less is a constant of at most 1 over what is nowhere small: the reciprocal needs no scaling, for where it would be subnormal so is the quotient."""
+    """Whether a quotient of float32 or less is a constant of at most 1 over what is nowhere small:
+    the reciprocal needs no scaling, for where it would be subnormal so is the quotient.
+    """
     t = element_of(op.result.type)
-    return is_float(t) and bits(t) <= 32 and isinstance(one := _unviewed(op.args[0]).owner, tile.Constant) and abs(float(one.number)) <= 1 and least(op.args[1]) >= _NORMAL
+    return (
+        is_float(t)
+        and bits(t) <= 32
+        and isinstance(one := _unviewed(op.args[0]).owner, tile.Constant)
+        and abs(float(one.number)) <= 1
+        and least(op.args[1]) >= _NORMAL
+    )
 
 
 @dataclass(frozen=True)
 class Range:
     """lo <= value <= hi, and divisor divides it (0: the value is 0, which everything divides)."""
+
     lo: int
     hi: int
     divisor: int = 1
 
     @property
-    def exact(self) -> int | None: return self.lo if self.lo == self.hi else None
+    def exact(self) -> int | None:
+        return self.lo if self.lo == self.hi else None
 
-    def holds(self, other: Range) -> bool: return self.lo <= other.lo and other.hi <= self.hi
+    def holds(self, other: Range) -> bool:
+        return self.lo <= other.lo and other.hi <= self.hi
 
-    def join(self, other: Range) -> Range: return Range(min(self.lo, other.lo), max(self.hi, other.hi), gcd(self.divisor, other.divisor))
+    def join(self, other: Range) -> Range:
+        return Range(
+            min(self.lo, other.lo), max(self.hi, other.hi), gcd(self.divisor, other.divisor)
+        )
 
 
 class Overflow(IntEnum):
-    """Whether a result is what mathematics says: always, where it is (part of) an offset, or only modulo 2ᵇⁱᵗˢ."""
+    """Whether a result is what mathematics says: always, where it is (part of) an offset, or only
+    modulo 2ᵇⁱᵗˢ.
+    """
+
     NEVER, UNLESS_OFFSET, WRAPS = range(3)
 
 
-def exactly(n: int) -> Range: return Range(n, n, abs(n))
+def exactly(n: int) -> Range:
+    return Range(n, n, abs(n))
 
 
 def bounds(t: Attribute) -> Range | None:
     """Everything an integer or truth type can hold; None for other types."""
     t = element_of(t)
-    if is_bool(t): return Range(0, 1)
-    if not is_integer(t): return None
+    if is_bool(t):
+        return Range(0, 1)
+    if not is_integer(t):
+        return None
     n = t.width.data
-    return Range(0, 2**n - 1) if is_unsigned(t) else Range(-2**(n - 1), 2**(n - 1) - 1)
+    return Range(0, 2**n - 1) if is_unsigned(t) else Range(-(2 ** (n - 1)), 2 ** (n - 1) - 1)
 
 
 def divisor(value: SSAValue) -> int:
@@ -106,8 +147,9 @@ class Ranges:
         """The range of an integer or truth value, scalar or tile; None for anything else."""
         if value not in self._memo:
             whole = bounds(value.type)
-            self._memo[value] = whole                      # what a cycle would find
-            if whole is not None: self._memo[value] = self._compute(value, whole)
+            self._memo[value] = whole  # what a cycle would find
+            if whole is not None:
+                self._memo[value] = self._compute(value, whole)
         return self._memo[value]
 
     def always(self, condition: SSAValue) -> bool | None:
@@ -123,34 +165,69 @@ class Ranges:
 
     def _compute(self, value: SSAValue, whole: Range) -> Range:
         owner = value.owner
-        if isinstance(owner, Block): return self._argument(value, whole)
+        if isinstance(owner, Block):
+            return self._argument(value, whole)
         match owner:
-            case tile.Constant(): return exactly(owner.number)
-            case tile.ProgramId(): return Range(0, min(whole.hi, 2**31 - 2))
-            case threads.Identity(): return Range(int(owner.what.data in ("blocks", "clusters")), min(whole.hi, 2**31 - 2))
-            case threads.NextProgram(): return Range(1, min(whole.hi, 2**31 - 2))
-            case tile.NumPrograms(): return Range(1, min(whole.hi, 2**31 - 1))
-            case tile.Dim(): return self._fact(owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi))
-            case tile.Stride(): return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)
+            case tile.Constant():
+                return exactly(owner.number)
+            case tile.ProgramId():
+                return Range(0, min(whole.hi, 2**31 - 2))
+            case threads.Identity():
+                return Range(
+                    int(owner.what.data in ("blocks", "clusters")), min(whole.hi, 2**31 - 2)
+                )
+            case threads.NextProgram():
+                return Range(1, min(whole.hi, 2**31 - 2))
+            case tile.NumPrograms():
+                return Range(1, min(whole.hi, 2**31 - 1))
+            case tile.Dim():
+                return self._fact(
+                    owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi)
+                )
+            case tile.Stride():
+                return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)
             case tile.Arange():
                 start, n = owner.start.value.data, value.type.extents[0]
                 return Range(start, start + n - 1, abs(start) if n == 1 else 1)
             case tile.Multiple():
                 found, d = self.of(owner.arg), owner.divisor.value.data
                 return Range(found.lo, found.hi, found.divisor * d // (gcd(found.divisor, d) or 1))
-            case tile.Splat() | tile.Broadcast() | tile.Reshape() | tile.Transpose() | tile.Slice() | tile.Extract() | tile.Flip() | tile.Sort() | shared.SortFirst() | shared.Convert():
+            case (
+                tile.Splat()
+                | tile.Broadcast()
+                | tile.Reshape()
+                | tile.Transpose()
+                | tile.Slice()
+                | tile.Extract()
+                | tile.Flip()
+                | tile.Sort()
+                | shared.SortFirst()
+                | shared.Convert()
+            ):
                 return self.of(owner.arg)
-            case tile.Concat(): return self._joined(owner.args)
-            case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"): return self.of(owner.args[0])
-            case tile.Reduce() if owner.kind.data in ("argmax", "argmin"): return Range(0, owner.args[0].type.extents[owner.axis.value.data] - 1)
-            case tile.Histogram(): return Range(0, owner.arg.type.size)
-            case ew.Select(): return self._joined([owner.if_true, owner.if_false])
+            case tile.Concat():
+                return self._joined(owner.args)
+            case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"):
+                return self.of(owner.args[0])
+            case tile.Reduce() if owner.kind.data in ("argmax", "argmin"):
+                return Range(0, owner.args[0].type.extents[owner.axis.value.data] - 1)
+            case tile.Histogram():
+                return Range(0, owner.arg.type.size)
+            case ew.Select():
+                return self._joined([owner.if_true, owner.if_false])
             case ew.Cast():
                 found = self.of(owner.arg)
-                if found is None: return whole
-                if is_bool(element_of(value.type)): return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
-                return found if whole.holds(found) else Range(whole.lo, whole.hi, _power(found.divisor))
-            case ew.Elementwise(): return self._function(owner, whole)
+                if found is None:
+                    return whole
+                if is_bool(element_of(value.type)):
+                    return Range(int(found.lo > 0 or found.hi < 0), int(found != exactly(0)))
+                return (
+                    found
+                    if whole.holds(found)
+                    else Range(whole.lo, whole.hi, _power(found.divisor))
+                )
+            case ew.Elementwise():
+                return self._function(owner, whole)
             case scf.IfOp():
                 i = owner.results.index(value)
                 return self._joined([region.block.last_op.operands[i] for region in owner.regions])
@@ -161,106 +238,193 @@ class Ranges:
 
     def _joined(self, values) -> Range:
         first, *rest = [self.of(v) for v in values]
-        for found in rest: first = first.join(found)
+        for found in rest:
+            first = first.join(found)
         return first
 
     def _fact(self, fact, whole: Range) -> Range:
-        return exactly(fact.exact) if fact.exact is not None else Range(whole.lo, whole.hi, fact.divisor)
+        return (
+            exactly(fact.exact)
+            if fact.exact is not None
+            else Range(whole.lo, whole.hi, fact.divisor)
+        )
 
     def _argument(self, value: BlockArgument, whole: Range) -> Range:
         loop = value.block.parent_op()
         if isinstance(loop, scf.WhileOp):
-            if value.block is loop.before_region.block: return self._joined([loop.arguments[value.index], loop.after_region.block.last_op.operands[value.index]])
+            if value.block is loop.before_region.block:
+                return self._joined(
+                    [
+                        loop.arguments[value.index],
+                        loop.after_region.block.last_op.operands[value.index],
+                    ]
+                )
             return self.of(loop.before_region.block.last_op.operands[1 + value.index])
-        if not isinstance(loop, scf.ForOp): return whole
+        if not isinstance(loop, scf.ForOp):
+            return whole
         if value.index == 0:
             lb, ub, step = map(self.of, (loop.lb, loop.ub, loop.step))
             return Range(lb.lo, max(lb.lo, ub.hi - 1), gcd(lb.divisor, step.divisor))
-        start, next_ = loop.iter_args[value.index - 1], value.block.last_op.operands[value.index - 1]
-        if len(self._assumed) >= _DEEPEST: return whole
+        start, next_ = (
+            loop.iter_args[value.index - 1],
+            value.block.last_op.operands[value.index - 1],
+        )
+        if len(self._assumed) >= _DEEPEST:
+            return whole
         guess = self.of(start)
-        for attempt in range(4):                           # guess, see what one iteration makes of it, widen what moved
+        for attempt in range(4):  # guess, see what one iteration makes of it, widen what moved
             after = guess.join(Ranges({**self._assumed, value: guess}).of(next_))
-            if after == guess: return guess
-            guess = Range(guess.lo if after.lo == guess.lo else whole.lo, guess.hi if after.hi == guess.hi else whole.hi, after.divisor if attempt < 2 else 1)
+            if after == guess:
+                return guess
+            guess = Range(
+                guess.lo if after.lo == guess.lo else whole.lo,
+                guess.hi if after.hi == guess.hi else whole.hi,
+                after.divisor if attempt < 2 else 1,
+            )
         return whole
 
     def _inside_loop(self, index: SSAValue, bound: SSAValue) -> bool:
-        """Whether an index is a loop's counter plus less than a step, and the bound the loop's own, which the steps divide: as in a block of
-        columns that ends where the array does."""
+        """Whether an index is a loop's counter plus less than a step, and the bound the loop's own,
+        which the steps divide: as in a block of columns that ends where the array does."""
         index, bound = _unviewed(index), _unviewed(bound)
-        if not isinstance(index.owner, ew.CLASSES["add"]): return False
+        if not isinstance(index.owner, ew.CLASSES["add"]):
+            return False
         for counter, rest in (index.owner.args, index.owner.args[::-1]):
             counter = _unviewed(counter)
-            loop = counter.block.parent_op() if isinstance(counter, BlockArgument) and counter.index == 0 else None
-            if not isinstance(loop, scf.ForOp): continue
-            least = loop.ub.owner.args if isinstance(loop.ub.owner, ew.CLASSES["min"]) else (loop.ub,)
-            if not any(v is bound for v in least): continue
+            loop = (
+                counter.block.parent_op()
+                if isinstance(counter, BlockArgument) and counter.index == 0
+                else None
+            )
+            if not isinstance(loop, scf.ForOp):
+                continue
+            least = (
+                loop.ub.owner.args if isinstance(loop.ub.owner, ew.CLASSES["min"]) else (loop.ub,)
+            )
+            if not any(v is bound for v in least):
+                continue
             lb, step, end, added = map(self.of, (loop.lb, loop.step, bound, rest))
-            if step.lo > 0 and added.hi < gcd(lb.divisor, step.divisor, end.divisor): return True
+            if step.lo > 0 and added.hi < gcd(lb.divisor, step.divisor, end.divisor):
+                return True
         return False
 
     def _function(self, op: ew.Elementwise, whole: Range) -> Range:
         args = [self.of(a) for a in op.args]
-        if None in args: return whole
+        if None in args:
+            return whole
         a, b = args[0], args[-1]
         name = op.fn.name
         if name in _COMPARISONS:
             true, false = _COMPARISONS[name](a, b)
-            if name == "lt" and not true: true = self._inside_loop(*op.args)
+            if name == "lt" and not true:
+                true = self._inside_loop(*op.args)
             return exactly(1) if true else exactly(0) if false else whole
-        if is_bool(element_of(op.result.type)): return self._logic(name, a, b, whole)
-        if (found := _mathematical(name, args)) is None: return whole
+        if is_bool(element_of(op.result.type)):
+            return self._logic(name, a, b, whole)
+        if (found := _mathematical(name, args)) is None:
+            return whole
         match _overflow(found, args, op, whole):
-            case Overflow.WRAPS: return Range(whole.lo, whole.hi, _power(found.divisor))
-            case Overflow.UNLESS_OFFSET: return Range(whole.lo, whole.hi, found.divisor)
-            case _: return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
+            case Overflow.WRAPS:
+                return Range(whole.lo, whole.hi, _power(found.divisor))
+            case Overflow.UNLESS_OFFSET:
+                return Range(whole.lo, whole.hi, found.divisor)
+            case _:
+                return Range(max(found.lo, whole.lo), min(found.hi, whole.hi), found.divisor)
 
     def _logic(self, name: str, a: Range, b: Range, whole: Range) -> Range:
         match name:
-            case "and": return Range(a.lo & b.lo, a.hi & b.hi, 1)
-            case "or": return Range(a.lo | b.lo, a.hi | b.hi, 1)
-            case "not": return Range(1 - a.hi, 1 - a.lo, 1)
-            case _: return whole
+            case "and":
+                return Range(a.lo & b.lo, a.hi & b.hi, 1)
+            case "or":
+                return Range(a.lo | b.lo, a.hi | b.hi, 1)
+            case "not":
+                return Range(1 - a.hi, 1 - a.lo, 1)
+            case _:
+                return whole
 
 
 def _mathematical(name: str, args: list[Range]) -> Range | None:
     """The range of a function of integers without bounds; None where nothing is known."""
     a, b = args[0], args[-1]
-    if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"): return exactly(ew.of_integers(name, *(r.lo for r in args)))
+    if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
+        return exactly(ew.of_integers(name, *(r.lo for r in args)))
     match name:
-        case "add": return Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
-        case "sub": return Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
+        case "add":
+            return Range(a.lo + b.lo, a.hi + b.hi, gcd(a.divisor, b.divisor))
+        case "sub":
+            return Range(a.lo - b.hi, a.hi - b.lo, gcd(a.divisor, b.divisor))
         case "mul":
             corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
             return Range(min(corners), max(corners), a.divisor * b.divisor)
-        case "neg": return Range(-a.hi, -a.lo, a.divisor)
-        case "abs": return Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
-        case "max": return Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
-        case "min": return Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
+        case "neg":
+            return Range(-a.hi, -a.lo, a.divisor)
+        case "abs":
+            return Range(max(0, a.lo, -a.hi), max(abs(a.lo), abs(a.hi)), a.divisor)
+        case "max":
+            return Range(max(a.lo, b.lo), max(a.hi, b.hi), gcd(a.divisor, b.divisor))
+        case "min":
+            return Range(min(a.lo, b.lo), min(a.hi, b.hi), gcd(a.divisor, b.divisor))
         case "floordiv" if b.lo > 0:
             n = b.exact
-            return Range(min(a.lo // b.lo, a.lo // b.hi), max(a.hi // b.lo, a.hi // b.hi), a.divisor // n if n and a.divisor % n == 0 else 1)
+            return Range(
+                min(a.lo // b.lo, a.lo // b.hi),
+                max(a.hi // b.lo, a.hi // b.hi),
+                a.divisor // n if n and a.divisor % n == 0 else 1,
+            )
         case "mod" if b.lo > 0:
-            inside = 0 <= a.lo and a.hi < b.lo
+            inside = a.lo >= 0 and a.hi < b.lo
             return a if inside else Range(0, b.hi - 1, gcd(a.divisor, b.divisor))
         case "and" if b.lo >= 0 or a.lo >= 0:
-            return Range(0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor)))
+            return Range(
+                0, min(r.hi for r in (a, b) if r.lo >= 0), max(_power(a.divisor), _power(b.divisor))
+            )
         case "or" | "xor" if a.lo >= 0 and b.lo >= 0:
-            return Range(0, (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1, gcd(_power(a.divisor), _power(b.divisor)))
-        case "shl" if b.exact is not None and 0 <= b.exact < 63: return Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
-        case "shr" if b.exact is not None and 0 <= b.exact < 64: return Range(a.lo >> b.exact, a.hi >> b.exact, a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1)
+            return Range(
+                0,
+                (1 << max(a.hi.bit_length(), b.hi.bit_length())) - 1,
+                gcd(_power(a.divisor), _power(b.divisor)),
+            )
+        case "shl" if b.exact is not None and 0 <= b.exact < 63:
+            return Range(a.lo << b.exact, a.hi << b.exact, a.divisor << b.exact)
+        case "shr" if b.exact is not None and 0 <= b.exact < 64:
+            return Range(
+                a.lo >> b.exact,
+                a.hi >> b.exact,
+                a.divisor >> b.exact if a.divisor % (1 << b.exact) == 0 else 1,
+            )
     return None
 
 
 def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> Overflow:
     """Of an operation whose result is mathematically `found`."""
-    if whole.holds(found): return Overflow.NEVER
+    if whole.holds(found):
+        return Overflow.NEVER
     t, name = element_of(op.result.type), op.fn.name
-    hashing = name == "shl" or name == "mul" and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
-    small = all(-_KNOWN <= r.lo and r.hi <= _KNOWN for r in args)                        # it is not the range of an index that is too large
-    if is_unsigned(t) or bits(t) < 32 or hashing or small or found.lo > whole.hi or found.hi < whole.lo: return Overflow.WRAPS
-    return Overflow.UNLESS_OFFSET if any(r == replace(bounds(v.type), divisor=r.divisor) for r, v in zip(args, op.args)) else Overflow.NEVER
+    hashing = (
+        name == "shl"
+        or name == "mul"
+        and any(r.exact is not None and abs(r.exact) > _SMALL for r in args)
+    )
+    small = all(
+        r.lo >= -_KNOWN and r.hi <= _KNOWN for r in args
+    )  # it is not the range of an index that is too large
+    if (
+        is_unsigned(t)
+        or bits(t) < 32
+        or hashing
+        or small
+        or found.lo > whole.hi
+        or found.hi < whole.lo
+    ):
+        return Overflow.WRAPS
+    return (
+        Overflow.UNLESS_OFFSET
+        if any(
+            r == replace(bounds(v.type), divisor=r.divisor)
+            for r, v in zip(args, op.args, strict=False)
+        )
+        else Overflow.NEVER
+    )
 
 
 def _power(n: int) -> int:

@@ -1,4 +1,5 @@
-"""Levels 1 to 3: layouts, shared buffers and asynchronous copies, ordered by data flow and tokens alone.
+"""Levels 1 to 3: layouts, shared buffers and asynchronous copies, ordered by data flow and tokens
+alone.
 
     %r = tile.convert %x : (tile<…, "layout a">) -> tile<…, "layout b">               level 1: the one operation that moves data between layouts
 
@@ -12,9 +13,11 @@
     %ready = tile.wait_copies [%tok …] {pending = 2}                                  what is older than the 2 newest groups has arrived: %ready orders reads
     %x = tile.read %s after(%ready)
 
-A token is a data dependency: a `read` takes the token that says its bytes have arrived, so no pass can move it before the wait. That a
-stage is read before it is filled again is kept by the order of the operations, and by what is derived from it at level 4.
+A token is a data dependency: a `read` takes the token that says its bytes have arrived, so no pass
+can move it before the wait. That a stage is read before it is filled again is kept by the order of
+the operations, and by what is derived from it at level 4.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,7 +25,16 @@ from math import prod
 
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, result_def, traits_def, var_operand_def
+from xdsl.irdl import (
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
@@ -37,32 +49,47 @@ from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType,
 @irdl_op_definition
 class Convert(OneToOne):
     """The same tile in another layout."""
+
     name = "tile.convert"
     __form__ = "arg"
 
     def verify_(self) -> None:
-        if self.arg.type.with_layout(None) != self.result.type.with_layout(None): raise VerifyException(f"'tile.convert' changes the layout alone: {self.arg.type} to {self.result.type}")
+        if self.arg.type.with_layout(None) != self.result.type.with_layout(None):
+            raise VerifyException(
+                f"'tile.convert' changes the layout alone: {self.arg.type} to {self.result.type}"
+            )
 
 
 @irdl_op_definition
 class ReducePartial(TileOperation):
-    """A reduction within each warp alone: the axis keeps one element for each warp (of those of all blocks that share it).
+    """A reduction within each warp alone: the axis keeps one element for each warp (of those of all
+    blocks that share it).
 
-    The second half of a reduction over warps is a write, a read with the axis in registers, and a tile.reduce.
+    The second half of a reduction over warps is a write, a read with the axis in registers, and a
+    tile.reduce.
     """
+
     name = "tile.reduce_partial"
     __form__ = "@kind arg"
     arg, result = operand_def(), result_def()
     kind = prop_def(StringAttr)
     axis = prop_def(IntegerAttr)
     traits = traits_def(Pure())
+
     def __init__(self, kind: str, arg: SSAValue, axis: int, result: Attribute):
-        super().__init__(operands=[arg], properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)}, result_types=[result])
+        super().__init__(
+            operands=[arg],
+            properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)},
+            result_types=[result],
+        )
 
 
 @irdl_op_definition
 class ScanTotal(TileOperation):
-    """A tile.scan along an axis that lies in one warp, and what the axis comes to: what a scan over warps is made of."""
+    """A tile.scan along an axis that lies in one warp, and what the axis comes to: what a scan over
+    warps is made of.
+    """
+
     name = "tile.scan_total"
     __form__ = "@kind arg"
     arg, result, total = operand_def(), result_def(), result_def()
@@ -71,14 +98,21 @@ class ScanTotal(TileOperation):
     reverse = opt_prop_def(UnitAttr)
     traits = traits_def(Pure())
 
-    def __init__(self, kind: str, arg: SSAValue, axis: int, total: Attribute, reverse: bool = False):
-        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | ({"reverse": UnitAttr()} if reverse else {})
+    def __init__(
+        self, kind: str, arg: SSAValue, axis: int, total: Attribute, reverse: bool = False
+    ):
+        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | (
+            {"reverse": UnitAttr()} if reverse else {}
+        )
         super().__init__(operands=[arg], properties=properties, result_types=[arg.type, total])
 
 
 @irdl_op_definition
 class SortFirst(TileOperation):
-    """The first elements of a tile.sort along the last axis, as many as the result has; nobody wants the others in order."""
+    """The first elements of a tile.sort along the last axis, as many as the result has; nobody
+    wants the others in order.
+    """
+
     name = "tile.sort_first"
     __form__ = "arg"
     arg, result = operand_def(), result_def()
@@ -86,13 +120,20 @@ class SortFirst(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, arg: SSAValue, result: Attribute, descending: bool = False):
-        super().__init__(operands=[arg], properties={"descending": UnitAttr()} if descending else {}, result_types=[result])
+        super().__init__(
+            operands=[arg],
+            properties={"descending": UnitAttr()} if descending else {},
+            result_types=[result],
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- buffers
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Alloc(TileOperation):
-    """Shared memory of a block; `offset` (bytes from the start of dynamic shared memory) is given by allocate-shared."""
+    """Shared memory of a block; `offset` (bytes from the start of dynamic shared memory) is given
+    by allocate-shared.
+    """
+
     name = "tile.alloc"
     __form__ = "@offset?"
     offset = opt_prop_def(IntegerAttr)
@@ -100,72 +141,116 @@ class Alloc(TileOperation):
     traits = traits_def(MemoryAllocEffect())
 
     def __init__(self, result: SharedType, offset: int | None = None):
-        super().__init__(properties={} if offset is None else {"offset": IntegerAttr(offset, i64)}, result_types=[result])
+        super().__init__(
+            properties={} if offset is None else {"offset": IntegerAttr(offset, i64)},
+            result_types=[result],
+        )
 
 
 @irdl_op_definition
 class Stage(TileOperation):
     """One buffer of a ring."""
+
     name = "tile.stage"
     __form__ = "ring [index]"
     ring, index, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
     traits = traits_def(Pure())
-    def __init__(self, ring: SSAValue, index: SSAValue): super().__init__(operands=[ring, [index]], result_types=[SSAValue.get(ring).type.single()])
+
+    def __init__(self, ring: SSAValue, index: SSAValue):
+        super().__init__(operands=[ring, [index]], result_types=[SSAValue.get(ring).type.single()])
 
 
 @irdl_op_definition
 class SharedTranspose(OneToOne):
     """A buffer with its axes permuted (memory stays as it is)."""
+
     name = "tile.shared_transpose"
     __form__ = "arg"
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int]):
         t = SSAValue.get(arg).type
-        super().__init__(arg, SharedType(1, [t.extents[p] for p in permutation], t.element, t.memory.transpose(tuple(permutation))), permutation=ints(permutation))
+        super().__init__(
+            arg,
+            SharedType(
+                1,
+                [t.extents[p] for p in permutation],
+                t.element,
+                t.memory.transpose(tuple(permutation)),
+            ),
+            permutation=ints(permutation),
+        )
 
 
 @irdl_op_definition
 class SharedReshape(OneToOne):
     """A dense buffer (no swizzle, no pad, the last axis fastest) under other extents."""
+
     name = "tile.shared_reshape"
     __form__ = "arg"
 
     def __init__(self, arg: SSAValue, extents: Sequence[int]):
         t = SSAValue.get(arg).type
-        super().__init__(arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits)))
+        super().__init__(
+            arg, SharedType(1, extents, t.element, SharedLayout(tuple(extents), t.memory.bits))
+        )
 
     def verify_(self) -> None:
         old, new = self.arg.type, self.result.type
         dense = all(t.memory == SharedLayout(t.extents, t.memory.bits) for t in (old, new))
-        if not dense or (old.element, old.stages, new.stages, prod(old.extents)) != (new.element, 1, 1, prod(new.extents)): raise VerifyException(f"{old} cannot be seen as {new}: both are dense, of as many elements")
+        if not dense or (old.element, old.stages, new.stages, prod(old.extents)) != (
+            new.element,
+            1,
+            1,
+            prod(new.extents),
+        ):
+            raise VerifyException(
+                f"{old} cannot be seen as {new}: both are dense, of as many elements"
+            )
 
 
 @irdl_op_definition
 class SharedSlice(TileOperation):
-    """Part of a buffer at offsets in elements: multiples of the swizzle atom (8 rows, one panel) where they are not constants."""
+    """Part of a buffer at offsets in elements: multiples of the swizzle atom (8 rows, one panel)
+    where they are not constants.
+    """
+
     name = "tile.shared_slice"
     __form__ = "arg [offsets]"
     arg, offsets, result = operand_def(SharedType), var_operand_def(), result_def(SharedType)
     traits = traits_def(Pure())
-    def __init__(self, arg: SSAValue, offsets: Sequence[SSAValue], result: SharedType): super().__init__(operands=[arg, list(offsets)], result_types=[result])
+
+    def __init__(self, arg: SSAValue, offsets: Sequence[SSAValue], result: SharedType):
+        super().__init__(operands=[arg, list(offsets)], result_types=[result])
 
 
 @irdl_op_definition
 class Read(TileOperation):
     """Shared memory to registers in the result's layout."""
+
     name = "tile.read"
     __form__ = "buffer after*"
-    buffer, after, result = operand_def(SharedType), var_operand_def(TokenType), result_def(TileType)
-    conflicts = opt_prop_def(IntegerAttr)         # bank conflicts a pass computed: the worst degree of one access, 1 = none
+    buffer, after, result = (
+        operand_def(SharedType),
+        var_operand_def(TokenType),
+        result_def(TileType),
+    )
+    conflicts = opt_prop_def(
+        IntegerAttr
+    )  # bank conflicts a pass computed: the worst degree of one access, 1 = none
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
-    def __init__(self, buffer: SSAValue, result: TileType, after: Sequence[SSAValue] = ()): super().__init__(operands=[buffer, list(after)], result_types=[result])
+
+    def __init__(self, buffer: SSAValue, result: TileType, after: Sequence[SSAValue] = ()):
+        super().__init__(operands=[buffer, list(after)], result_types=[result])
 
 
 @irdl_op_definition
 class Write(TileOperation):
-    """Registers to shared memory; everywhere: to that of every block of the cluster. lone: of copies, what a block's first thread holds is meant, and nothing else."""
+    """Registers to shared memory; everywhere: to that of every block of the cluster. lone: of
+    copies, what a block's first thread holds is meant, and nothing else.
+    """
+
     name = "tile.write"
     __form__ = "buffer value"
     buffer, value = operand_def(SharedType), operand_def(TileType)
@@ -173,102 +258,222 @@ class Write(TileOperation):
     everywhere = opt_prop_def(UnitAttr)
     lone = opt_prop_def(UnitAttr)
     traits = traits_def(MemoryWriteEffect())
-    def __init__(self, buffer: SSAValue, value: SSAValue, everywhere: bool = False, lone: bool = False):
-        super().__init__(operands=[buffer, value], properties={name: UnitAttr() for name, given in (("everywhere", everywhere), ("lone", lone)) if given})
+
+    def __init__(
+        self, buffer: SSAValue, value: SSAValue, everywhere: bool = False, lone: bool = False
+    ):
+        super().__init__(
+            operands=[buffer, value],
+            properties={
+                name: UnitAttr()
+                for name, given in (("everywhere", everywhere), ("lone", lone))
+                if given
+            },
+        )
 
 
 class CopyIn(TileOperation):
     """Operands of a copy from an array's block (as in tile.load) to a buffer."""
+
     __form__ = "array [offsets] buffer mask? other? after*"
-    array, offsets, buffer, mask, other, after = operand_def(ArrayType), var_operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(), var_operand_def(TokenType)
+    array, offsets, buffer, mask, other, after = (
+        operand_def(ArrayType),
+        var_operand_def(),
+        operand_def(SharedType),
+        opt_operand_def(),
+        opt_operand_def(),
+        var_operand_def(TokenType),
+    )
     extents = prop_def(DenseArrayBase)
-    vector = opt_prop_def(IntegerAttr)            # bytes of one thread's access: 4, 8 or 16
-    engine = opt_prop_def(StringAttr)             # "tma": the tensor memory accelerator; absent: the threads
-    tf32 = opt_prop_def(UnitAttr)                 # float32 rounded to tf32 on its way (by the tensor memory accelerator)
-    hint = opt_prop_def(StringAttr)               # "evict_first" or "evict_last": what the L2 cache is told (by the tensor memory accelerator)
-    fetch = opt_prop_def(IntegerAttr)             # bytes that the L2 cache asks memory for where it misses some of them (by the tensor memory accelerator)
-    cut = opt_prop_def(IntegerAttr)               # the buffer's axis along which blocks of the cluster share the copy, each for all of them:
-    among = opt_prop_def(DenseArrayBase)          # neighbours along these axes of the cluster (absent: along the first)
-    threads = opt_prop_def(LayoutAttr)            # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
+    vector = opt_prop_def(IntegerAttr)  # bytes of one thread's access: 4, 8 or 16
+    engine = opt_prop_def(StringAttr)  # "tma": the tensor memory accelerator; absent: the threads
+    tf32 = opt_prop_def(
+        UnitAttr
+    )  # float32 rounded to tf32 on its way (by the tensor memory accelerator)
+    hint = opt_prop_def(
+        StringAttr
+    )  # "evict_first" or "evict_last": what the L2 cache is told (by the tensor memory accelerator)
+    fetch = opt_prop_def(
+        IntegerAttr
+        # bytes that the L2 cache asks memory for where it misses some of them (by the tensor memory
+        # accelerator)
+    )
+    cut = opt_prop_def(
+        IntegerAttr
+    )  # the buffer's axis along which blocks of the cluster share the copy, each for all of them:
+    among = opt_prop_def(
+        DenseArrayBase
+    )  # neighbours along these axes of the cluster (absent: along the first)
+    threads = opt_prop_def(
+        LayoutAttr
+    )  # which thread copies what; absent: the emitter's choice (16 bytes a thread, coalesced)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
-    def __init__(self, array, offsets, buffer, extents, mask=None, other=None, after=(), vector: int | None = None,
-                 threads: Layout | None = None, **more):
-        properties = {"extents": ints(extents)} | ({"vector": IntegerAttr(vector, i64)} if vector else {}) | ({"threads": LayoutAttr(threads)} if threads else {})
-        super().__init__(operands=[array, list(offsets), buffer, [mask] if mask else [], [other] if other else [], list(after)], properties=properties, **more)
+    def __init__(
+        self,
+        array,
+        offsets,
+        buffer,
+        extents,
+        mask=None,
+        other=None,
+        after=(),
+        vector: int | None = None,
+        threads: Layout | None = None,
+        **more,
+    ):
+        properties = (
+            {"extents": ints(extents)}
+            | ({"vector": IntegerAttr(vector, i64)} if vector else {})
+            | ({"threads": LayoutAttr(threads)} if threads else {})
+        )
+        super().__init__(
+            operands=[
+                array,
+                list(offsets),
+                buffer,
+                [mask] if mask else [],
+                [other] if other else [],
+                list(after),
+            ],
+            properties=properties,
+            **more,
+        )
 
 
 @irdl_op_definition
 class Copy(CopyIn):
     """Global to shared memory, complete (for this thread block's next barrier) when it returns."""
+
     name = "tile.copy"
 
 
 @irdl_op_definition
 class CopyOut(TileOperation):
-    """A buffer to a block of an array, by the tensor memory accelerator; what lies outside the array is not written. The buffer may be
-    written again when `slots` more copies of its kind have been issued."""
+    """A buffer to a block of an array, by the tensor memory accelerator; what lies outside the
+    array is not written. The buffer may be written again when `slots` more copies of its kind have
+    been issued."""
+
     name = "tile.copy_out"
     __form__ = "array [offsets] buffer"
     array, offsets, buffer = operand_def(ArrayType), var_operand_def(), operand_def(SharedType)
     extents = prop_def(DenseArrayBase)
     slots = prop_def(IntegerAttr)
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
-    @property
-    def mask(self) -> None: return None
 
-    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], buffer: SSAValue, extents: Sequence[int], slots: int):
-        super().__init__(operands=[array, list(offsets), buffer], properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)})
+    @property
+    def mask(self) -> None:
+        return None
+
+    def __init__(
+        self,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        buffer: SSAValue,
+        extents: Sequence[int],
+        slots: int,
+    ):
+        super().__init__(
+            operands=[array, list(offsets), buffer],
+            properties={"extents": ints(extents), "slots": IntegerAttr(slots, i64)},
+        )
 
 
 @irdl_op_definition
 class CopyAsync(CopyIn):
-    """Global to shared memory, in flight until a wait names the token. `after`: tokens of what must be over before."""
+    """Global to shared memory, in flight until a wait names the token. `after`: tokens of what must
+    be over before.
+    """
+
     name = "tile.copy_async"
     token = result_def(TokenType)
-    def __init__(self, *args, **kwargs): super().__init__(*args, result_types=[TokenType()], **kwargs)
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, result_types=[TokenType()], **kwargs)
 
 
 @irdl_op_definition
 class JoinTokens(TileOperation):
     """One token (one commit group) for several copies."""
+
     name = "tile.join_tokens"
     __form__ = "[tokens]"
     tokens, token = var_operand_def(TokenType), result_def(TokenType)
     traits = traits_def(Pure())
-    def __init__(self, tokens: Sequence[SSAValue]): super().__init__(operands=[list(tokens)], result_types=[TokenType()])
+
+    def __init__(self, tokens: Sequence[SSAValue]):
+        super().__init__(operands=[list(tokens)], result_types=[TokenType()])
 
 
 @irdl_op_definition
 class WaitCopies(TileOperation):
-    """Waits until at most `pending` of the groups issued so far are in flight; the tokens listed (oldest first) have then arrived."""
+    """Waits until at most `pending` of the groups issued so far are in flight; the tokens listed
+    (oldest first) have then arrived.
+    """
+
     name = "tile.wait_copies"
     __form__ = "[tokens]"
     tokens, ready = var_operand_def(TokenType), result_def(TokenType)
     pending = prop_def(IntegerAttr)
     traits = traits_def(MemoryWriteEffect())
+
     def __init__(self, tokens: Sequence[SSAValue], pending: int):
-        super().__init__(operands=[list(tokens)], properties={"pending": IntegerAttr(pending, i64)}, result_types=[TokenType()])
+        super().__init__(
+            operands=[list(tokens)],
+            properties={"pending": IntegerAttr(pending, i64)},
+            result_types=[TokenType()],
+        )
 
 
 @irdl_op_definition
 class NoToken(TileOperation):
     """The token of nothing: what a loop carries before its first copy."""
+
     name = "tile.no_token"
     token = result_def(TokenType)
     traits = traits_def(Pure())
-    def __init__(self): super().__init__(result_types=[TokenType()])
+
+    def __init__(self):
+        super().__init__(result_types=[TokenType()])
 
 
-OPERATIONS = (Convert, SortFirst, ReducePartial, ScanTotal, Alloc, Stage, SharedTranspose, SharedReshape, SharedSlice, Read, Write, Copy, CopyOut, CopyAsync, JoinTokens, WaitCopies, NoToken)
+OPERATIONS = (
+    Convert,
+    SortFirst,
+    ReducePartial,
+    ScanTotal,
+    Alloc,
+    Stage,
+    SharedTranspose,
+    SharedReshape,
+    SharedSlice,
+    Read,
+    Write,
+    Copy,
+    CopyOut,
+    CopyAsync,
+    JoinTokens,
+    WaitCopies,
+    NoToken,
+)
 
 
 def scratch(op) -> int:
-    """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of a role: a histogram's counts, and what one thread found for those that hold copies."""
+    """Bytes of shared memory that an operation takes beside its kernel's buffers, for each copy of
+    a role: a histogram's counts, and what one thread found for those that hold copies.
+    """
     found = None
-    if isinstance(op, tile.Histogram): return -(-4 * op.result.type.size // 16) * 16
-    if isinstance(op, tile.Atomic): found = op.result
-    if isinstance(op, tile.LoadPointers) and op.semantics is not None: found = op.result
-    if found is None or not isinstance(found.type, TileType): return 0
-    return max(16, prod(1 << (n - 1).bit_length() for n in found.type.extents) * max(1, bits(found.type.element) // 8))
+    if isinstance(op, tile.Histogram):
+        return -(-4 * op.result.type.size // 16) * 16
+    if isinstance(op, tile.Atomic):
+        found = op.result
+    if isinstance(op, tile.LoadPointers) and op.semantics is not None:
+        found = op.result
+    if found is None or not isinstance(found.type, TileType):
+        return 0
+    return max(
+        16,
+        prod(1 << (n - 1).bit_length() for n in found.type.extents)
+        * max(1, bits(found.type.element) // 8),
+    )

@@ -1,8 +1,9 @@
 """IR as text: the context that knows the dialect, parse and print with source locations.
 
-`parse` takes untrusted text: it refuses what would hang or exhaust the process (size, nesting, huge numbers) and turns
-every failure into one located VerifyError.
+`parse` takes untrusted text: it refuses what would hang or exhaust the process (size, nesting, huge
+numbers) and turns every failure into one located VerifyError.
 """
+
 from __future__ import annotations
 
 import re
@@ -22,41 +23,71 @@ from tkc.errors import Location, VerifyError
 from tkc.ir import elementwise, shared, threads, tile
 from tkc.ir.types import TYPES
 
-Tile = Dialect("tile", [*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS], list(TYPES))
+Tile = Dialect(
+    "tile",
+    [*elementwise.OPERATIONS, *tile.OPERATIONS, *shared.OPERATIONS, *threads.OPERATIONS],
+    list(TYPES),
+)
 
 MAX_BYTES, MAX_NESTING, MAX_DIGITS = 16 << 20, 100, 19
 
-# xDSL's pattern of a string literal nests two repetitions and takes exponential time on an unterminated literal.
-MLIRLexer._unescaped_characters_regex = re.compile(r'"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*"')
+# xDSL's pattern of a string literal nests two repetitions and takes exponential time on an
+# unterminated literal.
+MLIRLexer._unescaped_characters_regex = re.compile(
+    r'"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*"'
+)
 
 
 @cache
 def context() -> Context:
     c = Context()
-    for dialect in (Builtin, scf.Scf, Tile): c.load_dialect(dialect)
+    for dialect in (Builtin, scf.Scf, Tile):
+        c.load_dialect(dialect)
     return c
 
 
 def parse(text: str, name: str = "<ir>") -> ModuleOp:
     """A module from its text. Raises VerifyError with file, line and column."""
     _refuse(text, name)
-    try: return Parser(context(), text, name).parse_module()
-    except ParseError as e: raise VerifyError(f"{_position(e, text, name)}: {e.msg}") from None
-    except (VerifyException, ValueError, NotImplementedError, RecursionError, AttributeError, KeyError, TypeError, AssertionError, OverflowError) as e:
+    try:
+        return Parser(context(), text, name).parse_module()
+    except ParseError as e:
+        raise VerifyError(f"{_position(e, text, name)}: {e.msg}") from None
+    except (
+        VerifyException,
+        ValueError,
+        NotImplementedError,
+        RecursionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        AssertionError,
+        OverflowError,
+    ) as e:
         raise VerifyError(f"{name}: {_first_line(e)}") from None
-    except Exception as e:                                    # xDSL raises bare Exception in places
+    except Exception as e:  # xDSL raises bare Exception in places
         raise VerifyError(f"{name}: {_first_line(e)}") from None
 
 
 def _refuse(text: str, name: str) -> None:
-    if len(text) > MAX_BYTES: raise VerifyError(f"{name}: {len(text)} bytes of IR; at most {MAX_BYTES} are read")
+    if len(text) > MAX_BYTES:
+        raise VerifyError(f"{name}: {len(text)} bytes of IR; at most {MAX_BYTES} are read")
     depth = 0
     for m in re.finditer(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[{(\[<]|[})\]]|\d{20,}', text):
         token = m.group()
-        if token[0] in "{([": depth += 1
-        elif token[0] in "})]": depth -= 1
-        elif token[0].isdigit(): raise VerifyError(f"{name}:{text.count(chr(10), 0, m.start()) + 1}: a number of {len(token)} digits; at most {MAX_DIGITS} are read")
-        if depth > MAX_NESTING: raise VerifyError(f"{name}:{text.count(chr(10), 0, m.start()) + 1}: nesting deeper than {MAX_NESTING}")
+        if token[0] in "{([":
+            depth += 1
+        elif token[0] in "})]":
+            depth -= 1
+        elif token[0].isdigit():
+            raise VerifyError(
+                f"{name}:{text.count(chr(10), 0, m.start()) + 1}: a number of {len(token)} digits;"
+                f" at most {MAX_DIGITS} are read"
+            )
+        if depth > MAX_NESTING:
+            raise VerifyError(
+                f"{name}:{text.count(chr(10), 0, m.start()) + 1}: nesting deeper than {MAX_NESTING}"
+            )
 
 
 def _position(e: ParseError, text: str, name: str) -> str:
@@ -65,17 +96,22 @@ def _position(e: ParseError, text: str, name: str) -> str:
     return f"{name}:{line}:{start - text.rfind(chr(10), 0, start)}"
 
 
-def _first_line(e: BaseException) -> str: return (str(e).strip().split("\n") or [""])[0] or type(e).__name__
+def _first_line(e: BaseException) -> str:
+    return (str(e).strip().split("\n") or [""])[0] or type(e).__name__
 
 
 class _Printer(Printer):
     def print_operation_type(self, op: Operation) -> None:
-        """Without the location, which scf.while would print here and again at its end (and parses at its end only)."""
+        """Without the location, which scf.while would print here and again at its end (and parses
+        at its end only).
+        """
         self.print_function_type(op.operand_types, op.result_types)
 
 
 def show(op: Operation, locations: bool = False) -> str:
-    """The text of a module or operation; with `locations`, each operation's place in the user's source follows it."""
+    """The text of a module or operation; with `locations`, each operation's place in the user's
+    source follows it.
+    """
     out = StringIO()
     _Printer(stream=out, print_debuginfo=locations).print_op(op)
     return out.getvalue() + "\n"
@@ -85,14 +121,18 @@ def location_of(op: Operation) -> Location | None:
     """The user's source of an operation, the nearest enclosing one's where it has none."""
     while op is not None:
         loc = op.location
-        if isinstance(loc, FileLineColLoc): return Location(loc.filename.data, loc.line.data, loc.column.data)
+        if isinstance(loc, FileLineColLoc):
+            return Location(loc.filename.data, loc.line.data, loc.column.data)
         op = op.parent_op()
     return None
 
 
 def source(location: Location):
     """The attribute of a location."""
-    return FileLineColLoc(StringAttr(location.file), IntAttr(location.line), IntAttr(location.column))
+    return FileLineColLoc(
+        StringAttr(location.file), IntAttr(location.line), IntAttr(location.column)
+    )
 
 
-def is_unknown(loc) -> bool: return isinstance(loc, UnknownLoc)
+def is_unknown(loc) -> bool:
+    return isinstance(loc, UnknownLoc)

@@ -1,15 +1,17 @@
 """Level 4: threads. Warp roles, barriers, fences, clusters, TMA, asynchronous dots.
 
-A kernel's body is run by every thread of the block. `tile.roles` splits it into concurrent roles, each a group of warps:
+A kernel's body is run by every thread of the block. `tile.roles` splits it into concurrent roles,
+each a group of warps:
 
     tile.roles {
       tile.role producer {warps = 4, registers = 40, single} { ^0(%who: i32): … }       one elected thread runs the body
       tile.role consumer {warps = 4, copies = 2, registers = 232} { ^0(%who: i32): … }  two instances of 4 warps; %who tells which
     }
 
-Inside a role every tile is distributed over one instance's warps, and every operation that issues a copy, an arrival or a
-commit does so once for the instance (its first thread), unless it says otherwise. A kernel without roles is one instance
-of all its warps. Scalars are uniform: every thread of the instance has the same value.
+Inside a role every tile is distributed over one instance's warps, and every operation that issues a
+copy, an arrival or a commit does so once for the instance (its first thread), unless it says
+otherwise. A kernel without roles is one instance of all its warps. Scalars are uniform: every
+thread of the instance has the same value.
 
     tile.mbarrier_init %full {count = 1}             one thread; made visible by `tile.fence mbarrier_init` and a barrier
     tile.mbarrier_wait %full[%s] %parity             until the phase of that parity is complete (a fresh barrier: parity 1 is)
@@ -22,8 +24,10 @@ of all its warps. Scalars are uniform: every thread of the instance has the same
     tile.cp_async %a[…] %stage ; tile.cp_commit ; tile.cp_wait 2
     tile.send %box %x %full[%s]                      registers to the same place in every block of the cluster, counted by that barrier of each
 
-Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips the parity as it wraps.
+Ring state is two scalars: `%s1, %p1 = tile.ring_next %s, %p {stages = 4}` steps the stage and flips
+the parity as it wraps.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -31,40 +35,87 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, UnitAttr, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
-    irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, prop_def, region_def, result_def, traits_def, var_operand_def, var_result_def,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
 )
-from xdsl.traits import HasParent, MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, NoTerminator, Pure, is_side_effect_free
+from xdsl.traits import (
+    HasParent,
+    MemoryAllocEffect,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    NoTerminator,
+    Pure,
+    is_side_effect_free,
+)
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.shared import CopyIn
 from tkc.ir.syntax import OneToOne, Source, TileOperation
 from tkc.ir.tile import SEGMENTED, Reduce, ints
-from tkc.ir.types import ArrayType, BarriersType, MapType, PendingType, PointerType, SharedType, TileType, bits
+from tkc.ir.types import (
+    ArrayType,
+    BarriersType,
+    MapType,
+    PendingType,
+    PointerType,
+    SharedType,
+    TileType,
+    bits,
+)
 
-number = lambda value: IntegerAttr(value, i64)
-flags = lambda **given: {k: UnitAttr() for k, v in given.items() if v}
-named = lambda **given: {k: StringAttr(v) for k, v in given.items() if v}
+
+def number(value):
+    return IntegerAttr(value, i64)
+
+
+def flags(**given):
+    return {k: UnitAttr() for k, v in given.items() if v}
+
+
+def named(**given):
+    return {k: StringAttr(v) for k, v in given.items() if v}
+
+
 EFFECT = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
 
-# -------------------------------------------------------------------------------------------------------------- roles
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Roles(TileOperation):
-    """The block's warps part into the roles inside, in order of their warps; what follows runs after all of them."""
+    """The block's warps part into the roles inside, in order of their warps; what follows runs
+    after all of them.
+    """
+
     name = "tile.roles"
     body = region_def("single_block")
     traits = traits_def(NoTerminator(), MemoryReadEffect(), MemoryWriteEffect())
-    def __init__(self, roles: Sequence[Role] = ()): super().__init__(regions=[Region(Block(list(roles)))])
+
+    def __init__(self, roles: Sequence[Role] = ()):
+        super().__init__(regions=[Region(Block(list(roles)))])
 
 
 def making_warp(kernel: Operation) -> int:
-    """The warp whose first thread makes barriers and asks for maps: the second where warps part into roles, for the first works out meanwhile where the first copies lie; else the first, which may use them at once."""
+    """The warp whose first thread makes barriers and asks for maps: the second where warps part
+    into roles, for the first works out meanwhile where the first copies lie; else the first, which
+    may use them at once.
+    """
     return int(any(isinstance(op, Roles) for region in kernel.regions for op in region.block.ops))
 
 
 @irdl_op_definition
 class Role(TileOperation):
-    """`copies` instances of `warps` warps. registers: setmaxnreg. single: one elected thread runs the body."""
+    """`copies` instances of `warps` warps. registers: setmaxnreg. single: one elected thread runs
+    the body.
+    """
+
     name = "tile.role"
     __form__ = "@sym_name"
     sym_name = prop_def(StringAttr)
@@ -75,15 +126,31 @@ class Role(TileOperation):
     body = region_def("single_block")
     traits = traits_def(NoTerminator(), HasParent(Roles), MemoryReadEffect(), MemoryWriteEffect())
 
-    def __init__(self, name: str, warps: int, copies: int = 1, registers: int | None = None, single: bool = False, region: Region | None = None):
-        properties = {"sym_name": StringAttr(name), "warps": number(warps), "copies": number(copies)} | flags(single=single)
-        if registers: properties["registers"] = number(registers)
+    def __init__(
+        self,
+        name: str,
+        warps: int,
+        copies: int = 1,
+        registers: int | None = None,
+        single: bool = False,
+        region: Region | None = None,
+    ):
+        properties = {
+            "sym_name": StringAttr(name),
+            "warps": number(warps),
+            "copies": number(copies),
+        } | flags(single=single)
+        if registers:
+            properties["registers"] = number(registers)
         super().__init__(properties=properties, regions=[region or Region(Block(arg_types=[i32]))])
 
     @property
-    def instances(self) -> int: return self.copies.value.data if self.copies else 1
+    def instances(self) -> int:
+        return self.copies.value.data if self.copies else 1
+
     @property
-    def who(self) -> SSAValue: return self.body.block.args[0]
+    def who(self) -> SSAValue:
+        return self.body.block.args[0]
 
 
 IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "member", "thread", "warp")
@@ -91,150 +158,235 @@ IDENTITIES = ("block", "blocks", "cluster", "clusters", "cluster_rank", "member"
 
 @irdl_op_definition
 class Identity(Source):
-    """A physical index: block (linear ctaid.x) and their number, cluster and their number, this block's rank in its cluster; member: which of the programs that a
-    block runs side by side (to level 3); thread and warp within the instance (the two that are not uniform)."""
+    """A physical index: block (linear ctaid.x) and their number, cluster and their number, this
+    block's rank in its cluster; member: which of the programs that a block runs side by side (to
+    level 3); thread and warp within the instance (the two that are not uniform).
+    """
+
     name = "tile.identity"
     __form__ = "@what"
     what = prop_def(StringAttr)
-    def __init__(self, what: str): super().__init__(properties={"what": StringAttr(what)}, result_types=[i32])
+
+    def __init__(self, what: str):
+        super().__init__(properties={"what": StringAttr(what)}, result_types=[i32])
 
     def verify_(self) -> None:
-        if self.what.data not in IDENTITIES: raise VerifyException(f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}")
+        if self.what.data not in IDENTITIES:
+            raise VerifyException(
+                f"unknown identity {self.what.data!r}; there are {', '.join(IDENTITIES)}"
+            )
 
 
 @irdl_op_definition
 class Workspace(Source):
-    """Memory of the launch: `bytes` for every program of the user's grid, or in all (`whole`), aligned to 256, all zero before the kernel's first launch; what one launch
-    leaves there the next one finds. Two of these operations have two places."""
+    """Memory of the launch: `bytes` for every program of the user's grid, or in all (`whole`),
+    aligned to 256, all zero before the kernel's first launch; what one launch leaves there the next
+    one finds. Two of these operations have two places."""
+
     name = "tile.workspace"
     bytes = prop_def(IntegerAttr)
     whole = opt_prop_def(UnitAttr)
-    def __init__(self, element: Attribute, bytes: int, whole: bool = False): super().__init__(properties={"bytes": number(bytes)} | flags(whole=whole), result_types=[PointerType(element)])
+
+    def __init__(self, element: Attribute, bytes: int, whole: bool = False):
+        super().__init__(
+            properties={"bytes": number(bytes)} | flags(whole=whole),
+            result_types=[PointerType(element)],
+        )
 
 
 @irdl_op_definition
 class NextProgram(TileOperation):
-    """The number of the program that a block takes next, of `total` in their order: blocks start with those of their own numbers and claim the rest
-    one by one from a counter of the launch. What is claimed past the last is at least `total`; it is claimed once by each block, at its end. From level 2 on the first thread
-    alone has the number, of a cluster that shares programs that of its first block, and gives it to the others through shared memory."""
+    """The number of the program that a block takes next, of `total` in their order: blocks start
+    with those of their own numbers and claim the rest one by one from a counter of the launch. What
+    is claimed past the last is at least `total`; it is claimed once by each block, at its end. From
+    level 2 on the first thread alone has the number, of a cluster that shares programs that of its
+    first block, and gives it to the others through shared memory.
+    """
+
     name = "tile.next_program"
     __form__ = "total"
     total, result = operand_def(i32), result_def(i32)
     traits = EFFECT
-    def __init__(self, total: SSAValue): super().__init__(operands=[total], result_types=[i32])
+
+    def __init__(self, total: SSAValue):
+        super().__init__(operands=[total], result_types=[i32])
 
 
-# ----------------------------------------------------------------------------------------------------- scalars between roles
+# --------------------------------------------------------------------------------------------------
 class _Box(TileOperation):
     traits = EFFECT
 
     def verify_(self) -> None:
         t = self.box.type
-        if t.stages != 1 or t.element != i32: raise VerifyException(f"'{self.name}' takes one stage of a buffer of i32, got {t}")
+        if t.stages != 1 or t.element != i32:
+            raise VerifyException(f"'{self.name}' takes one stage of a buffer of i32, got {t}")
 
 
 @irdl_op_definition
 class Post(_Box):
     """One thread leaves a scalar in a buffer, in its first element."""
+
     name = "tile.post"
     __form__ = "box value"
     box, value = operand_def(SharedType), operand_def(i32)
-    def __init__(self, box: SSAValue, value: SSAValue): super().__init__(operands=[box, value])
+
+    def __init__(self, box: SSAValue, value: SSAValue):
+        super().__init__(operands=[box, value])
 
 
 @irdl_op_definition
 class Fetch(_Box):
     """Every thread of the instance reads the scalar in a buffer."""
+
     name = "tile.fetch"
     __form__ = "box"
     box, result = operand_def(SharedType), result_def(i32)
-    def __init__(self, box: SSAValue): super().__init__(operands=[box], result_types=[i32])
+
+    def __init__(self, box: SSAValue):
+        super().__init__(operands=[box], result_types=[i32])
 
 
 @irdl_op_definition
 class Vote(TileOperation):
-    """Whether every element of truth values is true, as far as whoever asks can see: all of the block (scope "block", where all its threads meet), or the elements that a
-    warp holds (scope "warp"), so that warps may answer differently. Which it is nobody may notice: only branches ask, and where all that a warp holds is true, both of their
-    sides yield it the same; of scope "warp", nothing in them leaves the warp. What the block found (scope "block") is one number like any other."""
+    """Whether every element of truth values is true, as far as whoever asks can see: all of the
+    block (scope "block", where all its threads meet), or the elements that a warp holds (scope
+    "warp"), so that warps may answer differently. Which it is nobody may notice: only branches ask,
+    and where all that a warp holds is true, both of their sides yield it the same; of scope "warp",
+    nothing in them leaves the warp. What the block found (scope "block") is one number like any
+    other.
+    """
+
     name = "tile.vote"
     __form__ = "arg"
     arg, result = operand_def(TileType), result_def(i1)
     scope = opt_prop_def(StringAttr)
     traits = traits_def(Pure())
-    def __init__(self, arg: SSAValue): super().__init__(operands=[arg], result_types=[i1])
+
+    def __init__(self, arg: SSAValue):
+        super().__init__(operands=[arg], result_types=[i1])
 
     def verify_(self) -> None:
-        if self.arg.type.element != i1: raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
-        if self.scope is not None and self.scope.data not in ("warp", "block"): raise VerifyException(f"'tile.vote' has no scope {self.scope.data!r}; there are warp and block")
+        if self.arg.type.element != i1:
+            raise VerifyException(f"'tile.vote' takes truth values, not {self.arg.type}")
+        if self.scope is not None and self.scope.data not in ("warp", "block"):
+            raise VerifyException(
+                f"'tile.vote' has no scope {self.scope.data!r}; there are warp and block"
+            )
         block = self.scope is not None and self.scope.data == "block"
-        if not block and any(use.operation.name != "scf.if" for use in self.result.uses): raise VerifyException("only branches ask 'tile.vote'")
-        for inner in (inner for use in self.result.uses for region in use.operation.regions for inner in region.walk()) if self.scope is not None and self.scope.data == "warp" else ():
-            crossing = isinstance(inner, Reduce) and any(a.type.register_layout is not None and a.type.register_layout.warps_along(inner.axis.value.data) > 1 for a in inner.args)
-            if crossing or not inner.regions and inner.name != "scf.yield" and not is_side_effect_free(inner): raise VerifyException(f"a branch that each warp takes for itself holds '{inner.name}', which is for all warps together")
+        if not block and any(use.operation.name != "scf.if" for use in self.result.uses):
+            raise VerifyException("only branches ask 'tile.vote'")
+        for inner in (
+            (
+                inner
+                for use in self.result.uses
+                for region in use.operation.regions
+                for inner in region.walk()
+            )
+            if self.scope is not None and self.scope.data == "warp"
+            else ()
+        ):
+            crossing = isinstance(inner, Reduce) and any(
+                a.type.register_layout is not None
+                and a.type.register_layout.warps_along(inner.axis.value.data) > 1
+                for a in inner.args
+            )
+            if (
+                crossing
+                or not inner.regions
+                and inner.name != "scf.yield"
+                and not is_side_effect_free(inner)
+            ):
+                raise VerifyException(
+                    f"a branch that each warp takes for itself holds '{inner.name}', which is for"
+                    " all warps together"
+                )
 
 
-# ----------------------------------------------------------------------------------------------------------- barriers
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Barrier(TileOperation):
     """bar.sync: `threads` threads meet at hardware barrier `id`."""
+
     name = "tile.barrier"
     __form__ = "id"
     id = operand_def(i32)
     threads = prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, id: SSAValue, threads: int): super().__init__(operands=[id], properties={"threads": number(threads)})
+
+    def __init__(self, id: SSAValue, threads: int):
+        super().__init__(operands=[id], properties={"threads": number(threads)})
 
 
 @irdl_op_definition
 class BarrierArrive(TileOperation):
     """bar.arrive: counts as arrived without waiting."""
+
     name = "tile.barrier_arrive"
     __form__ = "id"
     id = operand_def(i32)
     threads = prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, id: SSAValue, threads: int): super().__init__(operands=[id], properties={"threads": number(threads)})
+
+    def __init__(self, id: SSAValue, threads: int):
+        super().__init__(operands=[id], properties={"threads": number(threads)})
 
 
 @irdl_op_definition
 class Turn(TileOperation):
-    """The warpgroups of an instance take turns at the tensor cores: `start` once, before the first; then `begin` waits for one's turn, `end` hands
-    it to the next. A matter of speed alone: it orders no memory, and every thread meets the same turns."""
+    """The warpgroups of an instance take turns at the tensor cores: `start` once, before the first;
+    then `begin` waits for one's turn, `end` hands it to the next. A matter of speed alone: it
+    orders no memory, and every thread meets the same turns.
+    """
+
     name = "tile.turn"
     __form__ = "@what"
     what = prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, what: str): super().__init__(properties={"what": StringAttr(what)})
+
+    def __init__(self, what: str):
+        super().__init__(properties={"what": StringAttr(what)})
 
     def verify_(self) -> None:
-        if self.what.data not in ("start", "begin", "end"): raise VerifyException(f"unknown turn {self.what.data!r}; there are start, begin, end")
+        if self.what.data not in ("start", "begin", "end"):
+            raise VerifyException(f"unknown turn {self.what.data!r}; there are start, begin, end")
 
 
 @irdl_op_definition
 class BlockBarrier(TileOperation):
-    """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on hardware barriers counted down
-    from 15; `tile.barrier` counts up from 1. each "warpgroup": those of every warpgroup among themselves."""
+    """All threads of the instance (of the block, outside roles): __syncthreads. Instances meet on
+    hardware barriers counted down from 15; `tile.barrier` counts up from 1. each "warpgroup": those
+    of every warpgroup among themselves.
+    """
+
     name = "tile.block_barrier"
     each = opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, each: str | None = None): super().__init__(properties=named(each=each))
+
+    def __init__(self, each: str | None = None):
+        super().__init__(properties=named(each=each))
 
 
 @irdl_op_definition
 class ClusterArrive(TileOperation):
     """barrier.cluster.arrive; relaxed: orders nothing (enough after an mbarrier_init fence)."""
+
     name = "tile.cluster_arrive"
     relaxed = opt_prop_def(UnitAttr)
     traits = EFFECT
-    def __init__(self, relaxed: bool = False): super().__init__(properties=flags(relaxed=relaxed))
+
+    def __init__(self, relaxed: bool = False):
+        super().__init__(properties=flags(relaxed=relaxed))
 
 
 @irdl_op_definition
 class ClusterWait(TileOperation):
     """barrier.cluster.wait: until every thread of the cluster has arrived."""
+
     name = "tile.cluster_wait"
     traits = EFFECT
-    def __init__(self): super().__init__()
+
+    def __init__(self):
+        super().__init__()
 
 
 FENCES = ("mbarrier_init", "async_shared", "async_global", "dot", "block", "gpu")
@@ -242,123 +394,198 @@ FENCES = ("mbarrier_init", "async_shared", "async_global", "dot", "block", "gpu"
 
 @irdl_op_definition
 class Fence(TileOperation):
-    """mbarrier_init: initialised barriers become visible to the cluster and to async copies. async_shared/async_global: this
-    thread's ordinary accesses become visible to the asynchronous proxy. dot: wgmma.fence, before the first dot of a group
-    and wherever registers of a dot were touched since. block, gpu: memory fences."""
+    """mbarrier_init: initialised barriers become visible to the cluster and to async copies.
+    async_shared/async_global: this thread's ordinary accesses become visible to the asynchronous
+    proxy. dot: wgmma.fence, before the first dot of a group and wherever registers of a dot were
+    touched since. block, gpu: memory fences."""
+
     name = "tile.fence"
     __form__ = "@kind"
     kind = prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, kind: str): super().__init__(properties={"kind": StringAttr(kind)})
+
+    def __init__(self, kind: str):
+        super().__init__(properties={"kind": StringAttr(kind)})
 
     def verify_(self) -> None:
-        if self.kind.data not in FENCES: raise VerifyException(f"unknown fence {self.kind.data!r}; there are {', '.join(FENCES)}")
+        if self.kind.data not in FENCES:
+            raise VerifyException(
+                f"unknown fence {self.kind.data!r}; there are {', '.join(FENCES)}"
+            )
 
 
 @irdl_op_definition
 class Barriers(TileOperation):
     """Room for the mbarriers of a ring; `offset` as in tile.alloc."""
+
     name = "tile.mbarriers"
     __form__ = "@offset?"
     offset = opt_prop_def(IntegerAttr)
     result = result_def(BarriersType)
     traits = traits_def(MemoryAllocEffect())
+
     def __init__(self, stages: int, offset: int | None = None):
-        super().__init__(properties={} if offset is None else {"offset": number(offset)}, result_types=[BarriersType(stages)])
+        super().__init__(
+            properties={} if offset is None else {"offset": number(offset)},
+            result_types=[BarriersType(stages)],
+        )
 
 
 @irdl_op_definition
 class MbarrierInit(TileOperation):
     """Every mbarrier of the ring expects `count` arrivals a phase; done by one thread of the block."""
+
     name = "tile.mbarrier_init"
     __form__ = "barriers"
     barriers = operand_def(BarriersType)
     count = prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, barriers: SSAValue, count: int): super().__init__(operands=[barriers], properties={"count": number(count)})
+
+    def __init__(self, barriers: SSAValue, count: int):
+        super().__init__(operands=[barriers], properties={"count": number(count)})
 
 
 @irdl_op_definition
 class MbarrierWait(TileOperation):
-    """Until the phase of that parity has completed. unless: skipped where this earlier test already said so."""
+    """Until the phase of that parity has completed. unless: skipped where this earlier test already
+    said so.
+    """
+
     name = "tile.mbarrier_wait"
     __form__ = "barriers [index] parity unless?"
-    barriers, index, parity, unless = operand_def(BarriersType), var_operand_def(), operand_def(i32), opt_operand_def(i1)
+    barriers, index, parity, unless = (
+        operand_def(BarriersType),
+        var_operand_def(),
+        operand_def(i32),
+        opt_operand_def(i1),
+    )
     irdl_options = SEGMENTED
     traits = EFFECT
-    def __init__(self, barriers, index, parity, unless=None): super().__init__(operands=[barriers, [index], parity, [unless] if unless else []])
+
+    def __init__(self, barriers, index, parity, unless=None):
+        super().__init__(operands=[barriers, [index], parity, [unless] if unless else []])
 
 
 @irdl_op_definition
 class MbarrierTest(TileOperation):
     """Whether the phase of that parity has completed, without waiting."""
+
     name = "tile.mbarrier_test"
     __form__ = "barriers [index] parity"
-    barriers, index, parity, result = operand_def(BarriersType), var_operand_def(), operand_def(i32), result_def(i1)
+    barriers, index, parity, result = (
+        operand_def(BarriersType),
+        var_operand_def(),
+        operand_def(i32),
+        result_def(i1),
+    )
     traits = EFFECT
-    def __init__(self, barriers, index, parity): super().__init__(operands=[barriers, [index], parity], result_types=[i1])
+
+    def __init__(self, barriers, index, parity):
+        super().__init__(operands=[barriers, [index], parity], result_types=[i1])
 
 
 @irdl_op_definition
 class MbarrierArrive(TileOperation):
-    """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the same barrier of each.
-    each "warp": one arrival by every warp of the instance. `when`: only if that holds."""
+    """One arrival by the instance; `to`: a bit mask of blocks of the cluster, one arrival at the
+    same barrier of each. each "warp": one arrival by every warp of the instance. `when`: only if
+    that holds."""
+
     name = "tile.mbarrier_arrive"
     __form__ = "barriers [index] to? when?"
-    barriers, index, to, when = operand_def(BarriersType), var_operand_def(), opt_operand_def(i32), opt_operand_def(i1)
+    barriers, index, to, when = (
+        operand_def(BarriersType),
+        var_operand_def(),
+        opt_operand_def(i32),
+        opt_operand_def(i1),
+    )
     each = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
     traits = EFFECT
+
     def __init__(self, barriers, index, to=None, each: str | None = None, when=None):
-        super().__init__(operands=[barriers, [index], [to] if to else [], [when] if when else []], properties={"each": StringAttr(each)} if each else {})
+        super().__init__(
+            operands=[barriers, [index], [to] if to else [], [when] if when else []],
+            properties={"each": StringAttr(each)} if each else {},
+        )
 
 
 @irdl_op_definition
 class MbarrierExpect(TileOperation):
     """One arrival that also announces bytes of asynchronous copies to this phase."""
+
     name = "tile.mbarrier_expect"
     __form__ = "barriers [index]"
     barriers, index = operand_def(BarriersType), var_operand_def()
     bytes = prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, barriers, index, bytes: int): super().__init__(operands=[barriers, [index]], properties={"bytes": number(bytes)})
+
+    def __init__(self, barriers, index, bytes: int):
+        super().__init__(operands=[barriers, [index]], properties={"bytes": number(bytes)})
 
 
 @irdl_op_definition
 class Send(TileOperation):
-    """Registers to the same place in the shared memory of every block of the cluster (st.async). Each block's mbarrier at that index counts the bytes that arrive there: whoever
-    waits for a phase that expects all of them sees them. lone: as of a tile.write."""
+    """Registers to the same place in the shared memory of every block of the cluster (st.async).
+    Each block's mbarrier at that index counts the bytes that arrive there: whoever waits for a
+    phase that expects all of them sees them. lone: as of a tile.write."""
+
     name = "tile.send"
     __form__ = "buffer value barriers [index]"
-    buffer, value, barriers, index = operand_def(SharedType), operand_def(TileType), operand_def(BarriersType), var_operand_def()
+    buffer, value, barriers, index = (
+        operand_def(SharedType),
+        operand_def(TileType),
+        operand_def(BarriersType),
+        var_operand_def(),
+    )
     lone = opt_prop_def(UnitAttr)
     traits = EFFECT
-    def __init__(self, buffer: SSAValue, value: SSAValue, barriers: SSAValue, index: SSAValue, lone: bool = False): super().__init__(operands=[buffer, value, barriers, [index]], properties=flags(lone=lone))
+
+    def __init__(
+        self,
+        buffer: SSAValue,
+        value: SSAValue,
+        barriers: SSAValue,
+        index: SSAValue,
+        lone: bool = False,
+    ):
+        super().__init__(operands=[buffer, value, barriers, [index]], properties=flags(lone=lone))
 
     def verify_(self) -> None:
-        if bits(self.value.type.element) not in (32, 64): raise VerifyException(f"'tile.send' takes elements of 32 or 64 bits, not {self.value.type.element}")
+        if bits(self.value.type.element) not in (32, 64):
+            raise VerifyException(
+                f"'tile.send' takes elements of 32 or 64 bits, not {self.value.type.element}"
+            )
 
 
 @irdl_op_definition
 class RingNext(TileOperation):
     """The next stage and its parity: stage + steps mod stages, parity flipped for each wrap.
     `steps`: an operand (i32), 1 where absent."""
+
     name = "tile.ring_next"
     __form__ = "stage parity steps?"
     stage, parity, steps = operand_def(i32), operand_def(i32), opt_operand_def(i32)
     next_stage, next_parity = result_def(i32), result_def(i32)
     stages = prop_def(IntegerAttr)
     traits = traits_def(Pure())
+
     def __init__(self, stage, parity, stages: int, steps=None):
-        super().__init__(operands=[stage, parity, [steps] if steps else []], properties={"stages": number(stages)}, result_types=[i32, i32])
+        super().__init__(
+            operands=[stage, parity, [steps] if steps else []],
+            properties={"stages": number(stages)},
+            result_types=[i32, i32],
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- TMA copies
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class TensorMap(OneToOne):
-    """The tensor map of an array argument for boxes of the result's type: the host builds it, the kernel gets it as a parameter.
-    `order`: the array's axes in the map's order, where that is another (the last one is dense in memory). tf32: copies round float32 to tf32.
-    fetch: at most so many bytes at once the L2 cache asks memory for (absent: as many as it can)."""
+    """The tensor map of an array argument for boxes of the result's type: the host builds it, the
+    kernel gets it as a parameter. `order`: the array's axes in the map's order, where that is
+    another (the last one is dense in memory). tf32: copies round float32 to tf32. fetch: at most so
+    many bytes at once the L2 cache asks memory for (absent: as many as it can).
+    """
+
     name = "tile.tensor_map"
     __form__ = "arg"
     arg, result = operand_def(ArrayType), result_def(MapType)
@@ -366,71 +593,144 @@ class TensorMap(OneToOne):
     tf32 = opt_prop_def(UnitAttr)
     fetch = opt_prop_def(IntegerAttr)
 
-    def __init__(self, arg: SSAValue, result: MapType, order: Sequence[int] = (), tf32: bool = False, fetch: int = 0):
-        super().__init__(arg, result, **({"order": ints(order)} if list(order) != sorted(order) else {}), **flags(tf32=tf32), **({"fetch": number(fetch)} if fetch else {}))
+    def __init__(
+        self,
+        arg: SSAValue,
+        result: MapType,
+        order: Sequence[int] = (),
+        tf32: bool = False,
+        fetch: int = 0,
+    ):
+        super().__init__(
+            arg,
+            result,
+            **({"order": ints(order)} if list(order) != sorted(order) else {}),
+            **flags(tf32=tf32),
+            **({"fetch": number(fetch)} if fetch else {}),
+        )
 
     @property
-    def axes(self) -> tuple[int, ...]: return tuple(self.order.get_values()) if self.order is not None else tuple(range(self.result.type.rank))
+    def axes(self) -> tuple[int, ...]:
+        return (
+            tuple(self.order.get_values())
+            if self.order is not None
+            else tuple(range(self.result.type.rank))
+        )
 
 
 @irdl_op_definition
 class TmaLoad(TileOperation):
-    """A box to shared memory; completes its bytes on the mbarrier. `to`: multicast to the blocks of that bit mask, at the same
-    offsets and barrier of each. hint: "evict_first" or "evict_last"."""
+    """A box to shared memory; completes its bytes on the mbarrier. `to`: multicast to the blocks of
+    that bit mask, at the same offsets and barrier of each. hint: "evict_first" or "evict_last"."""
+
     name = "tile.tma_load"
     __form__ = "map [offsets] buffer barriers [index] to?"
-    map, offsets, buffer, barriers, index, to = operand_def(MapType), var_operand_def(), operand_def(SharedType), operand_def(BarriersType), var_operand_def(), opt_operand_def(i32)
+    map, offsets, buffer, barriers, index, to = (
+        operand_def(MapType),
+        var_operand_def(),
+        operand_def(SharedType),
+        operand_def(BarriersType),
+        var_operand_def(),
+        opt_operand_def(i32),
+    )
     hint = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
     traits = EFFECT
 
     def __init__(self, map, offsets, buffer, barriers, index, to=None, hint: str | None = None):
-        super().__init__(operands=[map, list(offsets), buffer, barriers, [index], [to] if to else []], properties={"hint": StringAttr(hint)} if hint else {})
+        super().__init__(
+            operands=[map, list(offsets), buffer, barriers, [index], [to] if to else []],
+            properties={"hint": StringAttr(hint)} if hint else {},
+        )
 
 
 @irdl_op_definition
 class TmaStore(TileOperation):
-    """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max", "min" instead of a store.
-    each "warpgroup": one thread of every warpgroup sends its share of the buffer's first axis, a box; the shares lie one behind the other along `axis` of the array."""
+    """A buffer to the array; part of the issuing thread's current bulk group. reduce: "add", "max",
+    "min" instead of a store. each "warpgroup": one thread of every warpgroup sends its share of the
+    buffer's first axis, a box; the shares lie one behind the other along `axis` of the array.
+    """
+
     name = "tile.tma_store"
     __form__ = "map [offsets] buffer"
     map, offsets, buffer = operand_def(MapType), var_operand_def(), operand_def(SharedType)
-    reduce, each, axis = opt_prop_def(StringAttr), opt_prop_def(StringAttr), opt_prop_def(IntegerAttr)
+    reduce, each, axis = (
+        opt_prop_def(StringAttr),
+        opt_prop_def(StringAttr),
+        opt_prop_def(IntegerAttr),
+    )
     traits = EFFECT
-    def __init__(self, map, offsets, buffer, reduce: str | None = None, each: str | None = None, axis: int | None = None):
-        super().__init__(operands=[map, list(offsets), buffer], properties=named(reduce=reduce, each=each) | ({} if axis is None else {"axis": number(axis)}))
+
+    def __init__(
+        self,
+        map,
+        offsets,
+        buffer,
+        reduce: str | None = None,
+        each: str | None = None,
+        axis: int | None = None,
+    ):
+        super().__init__(
+            operands=[map, list(offsets), buffer],
+            properties=named(reduce=reduce, each=each)
+            | ({} if axis is None else {"axis": number(axis)}),
+        )
 
     def verify_(self) -> None:
-        if self.each is None: return
-        if self.axis is None or not 0 <= self.axis.value.data < self.map.type.rank: raise VerifyException("'tile.tma_store' by each warpgroup names the axis of the array along which they share")
+        if self.each is None:
+            return
+        if self.axis is None or not 0 <= self.axis.value.data < self.map.type.rank:
+            raise VerifyException(
+                "'tile.tma_store' by each warpgroup names the axis of the array along which they"
+                " share"
+            )
         box, rows = self.map.type.extents[self.axis.value.data], self.buffer.type.extents[0]
-        if rows % box: raise VerifyException(f"'tile.tma_store' by each warpgroup sends boxes of {box} rows of a buffer of {rows}")
+        if rows % box:
+            raise VerifyException(
+                f"'tile.tma_store' by each warpgroup sends boxes of {box} rows of a buffer of"
+                f" {rows}"
+            )
 
 
 @irdl_op_definition
 class BulkCommit(TileOperation):
-    """Ends the current group of bulk stores of the issuing thread (each "warpgroup": of one of every warpgroup)."""
+    """Ends the current group of bulk stores of the issuing thread (each "warpgroup": of one of
+    every warpgroup).
+    """
+
     name = "tile.bulk_commit"
     each = opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, each: str | None = None): super().__init__(properties=named(each=each))
+
+    def __init__(self, each: str | None = None):
+        super().__init__(properties=named(each=each))
 
 
 @irdl_op_definition
 class BulkWait(TileOperation):
-    """The issuing thread (each "warpgroup": one of every warpgroup) waits until at most `pending` groups are in flight; read: until they have read their source."""
+    """The issuing thread (each "warpgroup": one of every warpgroup) waits until at most `pending`
+    groups are in flight; read: until they have read their source.
+    """
+
     name = "tile.bulk_wait"
     __form__ = "@pending"
     pending = prop_def(IntegerAttr)
     read, each = opt_prop_def(UnitAttr), opt_prop_def(StringAttr)
     traits = EFFECT
-    def __init__(self, pending: int, read: bool = True, each: str | None = None): super().__init__(properties={"pending": number(pending)} | flags(read=read) | named(each=each))
+
+    def __init__(self, pending: int, read: bool = True, each: str | None = None):
+        super().__init__(
+            properties={"pending": number(pending)} | flags(read=read) | named(each=each)
+        )
 
 
-# ----------------------------------------------------------------------------------------------------- cp.async copies
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class CpAsync(CopyIn):
-    """The instance's threads copy a block by cp.async; part of each thread's current group. Zero fill outside the array."""
+    """The instance's threads copy a block by cp.async; part of each thread's current group. Zero
+    fill outside the array.
+    """
+
     name = "tile.cp_async"
     traits = EFFECT
 
@@ -438,32 +738,49 @@ class CpAsync(CopyIn):
 @irdl_op_definition
 class CpCommit(TileOperation):
     """Each thread's cp.async copies since its last commit become one group."""
+
     name = "tile.cp_commit"
     traits = EFFECT
-    def __init__(self): super().__init__()
+
+    def __init__(self):
+        super().__init__()
 
 
 @irdl_op_definition
 class CpWait(TileOperation):
-    """Each thread waits until at most `pending` of its groups are in flight. (A barrier makes them visible to the others.)"""
+    """Each thread waits until at most `pending` of its groups are in flight. (A barrier makes them
+    visible to the others.)
+    """
+
     name = "tile.cp_wait"
     __form__ = "@pending"
     pending = prop_def(IntegerAttr)
     traits = EFFECT
-    def __init__(self, pending: int): super().__init__(properties={"pending": number(pending)})
+
+    def __init__(self, pending: int):
+        super().__init__(properties={"pending": number(pending)})
 
 
-# --------------------------------------------------------------------------------------------------- asynchronous dots
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class DotAsync(TileOperation):
-    """wgmma of one warpgroup: acc + a·b for a: M×K (shared view, or a tile in the A fragment's layout), b: K×N shared view.
+    """wgmma of one warpgroup: acc + a·b for a: M×K (shared view, or a tile in the A fragment's
+    layout), b: K×N shared view.
 
-    acc is a tile or pending, and the result is in its registers. Without acc the sum starts from nothing (the first instruction
-    does not add); `keep` decides at run time whether acc's old value counts (false: it does not).
+    acc is a tile or pending, and the result is in its registers. Without acc the sum starts from
+    nothing (the first instruction does not add); `keep` decides at run time whether acc's old value
+    counts (false: it does not).
     """
+
     name = "tile.dot_async"
     __form__ = "a b acc? keep?"
-    a, b, acc, keep, result = operand_def(), operand_def(SharedType), opt_operand_def(), opt_operand_def(i1), result_def(PendingType)
+    a, b, acc, keep, result = (
+        operand_def(),
+        operand_def(SharedType),
+        opt_operand_def(),
+        opt_operand_def(i1),
+        result_def(PendingType),
+    )
     irdl_options = SEGMENTED
     traits = EFFECT
 
@@ -471,33 +788,51 @@ class DotAsync(TileOperation):
         if result is None:
             t = SSAValue.get(acc).type
             result = t if isinstance(t, PendingType) else PendingType(t)
-        super().__init__(operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result])
+        super().__init__(
+            operands=[a, b, [acc] if acc else [], [keep] if keep else []], result_types=[result]
+        )
 
     def verify_(self) -> None:
-        if self.keep is not None and self.acc is None: raise VerifyException("'tile.dot_async' has no accumulator to keep")
+        if self.keep is not None and self.acc is None:
+            raise VerifyException("'tile.dot_async' has no accumulator to keep")
         a, b, d = self.a.type.extents, self.b.type.extents, self.result.type.tile.extents
-        if len(a) != 2 or len(b) != 2 or a[1] != b[0] or d != (a[0], b[1]): raise VerifyException(f"'tile.dot_async' of {list(a)} and {list(b)} does not give {list(d)}")
-        if self.acc is not None and self.acc.type not in (self.result.type, self.result.type.tile): raise VerifyException(f"accumulator {self.acc.type} of a dot that gives {self.result.type}")
+        if len(a) != 2 or len(b) != 2 or a[1] != b[0] or d != (a[0], b[1]):
+            raise VerifyException(
+                f"'tile.dot_async' of {list(a)} and {list(b)} does not give {list(d)}"
+            )
+        if self.acc is not None and self.acc.type not in (self.result.type, self.result.type.tile):
+            raise VerifyException(
+                f"accumulator {self.acc.type} of a dot that gives {self.result.type}"
+            )
 
 
 @irdl_op_definition
 class Undefined(Source):
     """An accumulator whose old value nobody will use: registers as they are."""
+
     name = "tile.undefined"
-    def __init__(self, result: PendingType): super().__init__(result_types=[result])
+
+    def __init__(self, result: PendingType):
+        super().__init__(result_types=[result])
 
 
 @irdl_op_definition
 class DotCommit(TileOperation):
     """Ends the current group of asynchronous dots."""
+
     name = "tile.dot_commit"
     traits = EFFECT
-    def __init__(self): super().__init__()
+
+    def __init__(self):
+        super().__init__()
 
 
 @irdl_op_definition
 class DotWait(TileOperation):
-    """Waits until at most `pending` groups are in flight. Operands are all dots in flight; those results that are tiles are ready."""
+    """Waits until at most `pending` groups are in flight. Operands are all dots in flight; those
+    results that are tiles are ready.
+    """
+
     name = "tile.dot_wait"
     __form__ = "@pending [args]"
     args, results_ = var_operand_def(PendingType), var_result_def()
@@ -507,13 +842,56 @@ class DotWait(TileOperation):
     def __init__(self, pending: int, args: Sequence[SSAValue], ready: Sequence[bool] | None = None):
         args = list(args)
         ready = [pending == 0] * len(args) if ready is None else ready
-        super().__init__(operands=[args], properties={"pending": number(pending)}, result_types=[[a.type.tile if r else a.type for a, r in zip(args, ready)]])
+        super().__init__(
+            operands=[args],
+            properties={"pending": number(pending)},
+            result_types=[
+                [a.type.tile if r else a.type for a, r in zip(args, ready, strict=False)]
+            ],
+        )
 
     def verify_(self) -> None:
-        for a, r in zip(self.args, self.results):
-            if r.type not in (a.type, a.type.tile): raise VerifyException(f"'tile.dot_wait' of {a.type} cannot give {r.type}")
-            if self.pending.value.data == 0 and isinstance(r.type, PendingType): raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
+        for a, r in zip(self.args, self.results, strict=False):
+            if r.type not in (a.type, a.type.tile):
+                raise VerifyException(f"'tile.dot_wait' of {a.type} cannot give {r.type}")
+            if self.pending.value.data == 0 and isinstance(r.type, PendingType):
+                raise VerifyException("after 'tile.dot_wait 0' nothing is pending")
 
 
-OPERATIONS = (Roles, Role, Identity, Vote, Workspace, NextProgram, Post, Fetch, Barrier, BarrierArrive, Turn, BlockBarrier, ClusterArrive, ClusterWait, Fence, Barriers, MbarrierInit, MbarrierWait, MbarrierTest,
-              MbarrierArrive, MbarrierExpect, Send, RingNext, TensorMap, TmaLoad, TmaStore, BulkCommit, BulkWait, CpAsync, CpCommit, CpWait, DotAsync, Undefined, DotCommit, DotWait)
+OPERATIONS = (
+    Roles,
+    Role,
+    Identity,
+    Vote,
+    Workspace,
+    NextProgram,
+    Post,
+    Fetch,
+    Barrier,
+    BarrierArrive,
+    Turn,
+    BlockBarrier,
+    ClusterArrive,
+    ClusterWait,
+    Fence,
+    Barriers,
+    MbarrierInit,
+    MbarrierWait,
+    MbarrierTest,
+    MbarrierArrive,
+    MbarrierExpect,
+    Send,
+    RingNext,
+    TensorMap,
+    TmaLoad,
+    TmaStore,
+    BulkCommit,
+    BulkWait,
+    CpAsync,
+    CpCommit,
+    CpWait,
+    DotAsync,
+    Undefined,
+    DotCommit,
+    DotWait,
+)

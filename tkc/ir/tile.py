@@ -1,89 +1,151 @@
-"""Level 0: the block program. Kernels, constants, shapes, reductions, dots and global memory on tiles and scalars.
+"""Level 0: the block program. Kernels, constants, shapes, reductions, dots and global memory on
+tiles and scalars.
 
     tile.kernel @matmul(%a: !tile.array<?x?xbf16>, …) {warps = 8 : i64} {
       %p = tile.program_id 0 : i32
       %acc = tile.constant 0.0 : !tile.tile<128x256xf32>      (a splat; a scalar type gives a scalar)
       %r = scf.for %k = %zero to %K step %bk iter_args(%c = %acc) -> (…) : i32 {
-        %x = tile.load %a[%m, %k] {extents = array<i64: 128, 64>} : (!tile.array<…>, i32, i32) -> !tile.tile<128x64xbf16>
-        …
-        %d = tile.dot %x, %y, %c {precision = "ieee"} : (…) -> !tile.tile<128x256xf32>
-        scf.yield %d : …
+        %x = tile.load %a[%m, %k] {extents = array<i64: 128, 64>} : (!tile.array<…>, i32, i32) ->
+        !tile.tile<128x64xbf16> … %d = tile.dot %x, %y, %c {precision = "ieee"} : (…) ->
+        !tile.tile<128x256xf32> scf.yield %d : …
       }
       tile.return
     }
 
 Control flow is xDSL's scf (for, if, while); integers of loops are i32 or i64.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FloatAttr, IntegerAttr, StringAttr, SymbolNameConstraint, UnitAttr, f32, i1, i32, i64
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    FloatAttr,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    UnitAttr,
+    f32,
+    i1,
+    i32,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
-    AttrSizedOperandSegments, irdl_op_definition, operand_def, opt_operand_def, opt_prop_def, opt_region_def, opt_result_def, prop_def, region_def, result_def,
-    traits_def, var_operand_def, var_result_def,
+    AttrSizedOperandSegments,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    opt_prop_def,
+    opt_region_def,
+    opt_result_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, IsTerminator, MemoryReadEffect, MemoryWriteEffect, Pure, SymbolOpInterface
+from xdsl.traits import (
+    IsolatedFromAbove,
+    IsTerminator,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    Pure,
+    SymbolOpInterface,
+)
 from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.syntax import OneToOne, Source, TileOperation, number_of_bits, optional_attributes
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float, is_integer, like
 
-ints = lambda values: DenseArrayBase.from_list(i64, list(values))
+
+def ints(values):
+    return DenseArrayBase.from_list(i64, list(values))
+
+
 SEGMENTED = (AttrSizedOperandSegments(as_property=True),)
 
 
-# ------------------------------------------------------------------------------------------------------- the kernel
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Kernel(TileOperation):
-    """A kernel: one block, ended by tile.return. Attributes: `warps` (compute warps of a program), `level` (0–4), `target`,
-    `argument_names`, at level 4 also `cluster` ([x, y]), `persistent`, `shared_bytes`; whatever a pass wants to record."""
+    """A kernel: one block, ended by tile.return. Attributes: `warps` (compute warps of a program),
+    `level` (0–4), `target`, `argument_names`, at level 4 also `cluster` ([x, y]), `persistent`,
+    `shared_bytes`; whatever a pass wants to record.
+    """
+
     name = "tile.kernel"
     sym_name = prop_def(SymbolNameConstraint())
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove(), SymbolOpInterface())
 
-    def __init__(self, name: str, argument_types: Sequence[Attribute], attributes: dict[str, Attribute] | None = None, region: Region | None = None):
+    def __init__(
+        self,
+        name: str,
+        argument_types: Sequence[Attribute],
+        attributes: dict[str, Attribute] | None = None,
+        region: Region | None = None,
+    ):
         region = region or Region(Block(arg_types=argument_types))
-        super().__init__(properties={"sym_name": StringAttr(name)}, attributes=attributes or {}, regions=[region])
+        super().__init__(
+            properties={"sym_name": StringAttr(name)}, attributes=attributes or {}, regions=[region]
+        )
 
     @property
-    def arguments(self): return self.body.block.args
+    def arguments(self):
+        return self.body.block.args
 
     def integer(self, name: str, default: int = 0) -> int:
         value = self.attributes.get(name)
         return value.value.data if isinstance(value, IntegerAttr) else default
 
-    def set_integer(self, name: str, value: int) -> None: self.attributes[name] = IntegerAttr(value, i64)
+    def set_integer(self, name: str, value: int) -> None:
+        self.attributes[name] = IntegerAttr(value, i64)
 
     @property
-    def warps(self) -> int: return self.integer("warps", 4)
+    def warps(self) -> int:
+        return self.integer("warps", 4)
+
     @property
-    def level(self) -> int: return self.integer("level", 0)
+    def level(self) -> int:
+        return self.integer("level", 0)
 
     def print(self, printer: Printer) -> None:
-        printer.print_string(" "); printer.print_symbol_name(self.sym_name.data)
-        printer.print_string("("); printer.print_list(self.arguments, printer.print_block_argument); printer.print_string(")")
-        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
-        printer.print_string(" "); printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name.data)
+        printer.print_string("(")
+        printer.print_list(self.arguments, printer.print_block_argument)
+        printer.print_string(")")
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
 
     @classmethod
     def parse(cls, parser: Parser):
         name = parser.parse_symbol_name().data
-        found = parser.parse_comma_separated_list(parser.Delimiter.PAREN, lambda: (parser.parse_argument(), parser.parse_optional_location()))
+        found = parser.parse_comma_separated_list(
+            parser.Delimiter.PAREN,
+            lambda: (parser.parse_argument(), parser.parse_optional_location()),
+        )
         attributes = optional_attributes(parser)
         kernel = cls(name, [], attributes, parser.parse_region([argument for argument, _ in found]))
-        for argument, (_, place) in zip(kernel.arguments, found):
-            if place is not None: argument.location = place
+        for argument, (_, place) in zip(kernel.arguments, found, strict=False):
+            if place is not None:
+                argument.location = place
         return kernel
 
 
 @irdl_op_definition
 class Return(TileOperation):
     """The end of a kernel. (A program that stops early is an scf.if round the rest of its body.)"""
+
     name = "tile.return"
     traits = traits_def(IsTerminator())
 
@@ -91,13 +153,18 @@ class Return(TileOperation):
 @irdl_op_definition
 class Constant(Source):
     """A scalar, or a tile with that value everywhere. bool: 0 or 1 of i1."""
+
     name = "tile.constant"
     value = prop_def(IntegerAttr | FloatAttr)
 
     def __init__(self, value: float | int | bool | Attribute, result: Attribute):
         element = element_of(result)
         if not isinstance(value, (IntegerAttr, FloatAttr)):
-            value = FloatAttr(float(value), element) if is_float(element) else IntegerAttr(int(value), element, truncate_bits=True)
+            value = (
+                FloatAttr(float(value), element)
+                if is_float(element)
+                else IntegerAttr(int(value), element, truncate_bits=True)
+            )
         super().__init__(properties={"value": value}, result_types=[result])
 
     @property
@@ -107,22 +174,36 @@ class Constant(Source):
         return n & 1 if element_of(self.result.type) == i1 else n
 
     def verify_(self) -> None:
-        if self.value.type != element_of(self.result.type): raise VerifyException(f"a constant of {self.value.type} cannot be {self.result.type}")
+        if self.value.type != element_of(self.result.type):
+            raise VerifyException(f"a constant of {self.value.type} cannot be {self.result.type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
-        self.value.print_without_type(printer) if hasattr(self.value, "print_without_type") else printer.print_attribute(self.value)
-        if self.attributes: printer.print_string(" "); printer.print_attr_dict(self.attributes)
-        printer.print_string(" : "); printer.print_attribute(self.result.type)
+        (
+            self.value.print_without_type(printer)
+            if hasattr(self.value, "print_without_type")
+            else printer.print_attribute(self.value)
+        )
+        if self.attributes:
+            printer.print_string(" ")
+            printer.print_attr_dict(self.attributes)
+        printer.print_string(" : ")
+        printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser):
         value = parser.parse_optional_boolean()
-        if value is None: value = parser.parse_number(allow_boolean=False) if parser._current_token.text[:2].lower() != "0x" else (parser.parse_integer(),)
+        if value is None:
+            value = (
+                parser.parse_number(allow_boolean=False)
+                if parser._current_token.text[:2].lower() != "0x"
+                else (parser.parse_integer(),)
+            )
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         t = parser.parse_type()
-        if isinstance(value, tuple): value = number_of_bits(value[0], element_of(t))
+        if isinstance(value, tuple):
+            value = number_of_bits(value[0], element_of(t))
         op = cls(value, t)
         op.attributes |= attributes
         return op
@@ -131,154 +212,229 @@ class Constant(Source):
 @irdl_op_definition
 class ProgramId(Source):
     """The index of this program along a grid axis: `tile.program_id 0 : i32`."""
+
     name = "tile.program_id"
     __form__ = "@axis"
     axis = prop_def(IntegerAttr)
-    def __init__(self, axis: int): super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
+
+    def __init__(self, axis: int):
+        super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
 
 @irdl_op_definition
 class NumPrograms(Source):
     """The extent of the logical grid along an axis."""
+
     name = "tile.num_programs"
     __form__ = "@axis"
     axis = prop_def(IntegerAttr)
-    def __init__(self, axis: int): super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
+
+    def __init__(self, axis: int):
+        super().__init__(properties={"axis": IntegerAttr(axis, i64)}, result_types=[i32])
 
 
 @irdl_op_definition
 class Arange(Source):
     """start, start + 1, …: a rank-1 tile of integers."""
+
     name = "tile.arange"
     __form__ = "@start"
     start = prop_def(IntegerAttr)
-    def __init__(self, start: int, result: TileType): super().__init__(properties={"start": IntegerAttr(start, i64)}, result_types=[result])
+
+    def __init__(self, start: int, result: TileType):
+        super().__init__(properties={"start": IntegerAttr(start, i64)}, result_types=[result])
 
     def verify_(self) -> None:
         t = self.result.type
-        if not isinstance(t, TileType) or t.rank != 1 or not is_integer(t.element): raise VerifyException(f"'tile.arange' gives a rank-1 tile of integers, not {t}")
+        if not isinstance(t, TileType) or t.rank != 1 or not is_integer(t.element):
+            raise VerifyException(f"'tile.arange' gives a rank-1 tile of integers, not {t}")
 
 
 @irdl_op_definition
 class Multiple(TileOperation):
-    """The operand, known to be a multiple of `divisor` (a user's promise or a fact of the specialization)."""
+    """The operand, known to be a multiple of `divisor` (a user's promise or a fact of the
+    specialization).
+    """
+
     name = "tile.multiple"
     __form__ = "arg @divisor"
     arg, result = operand_def(), result_def()
     divisor = prop_def(IntegerAttr)
     traits = traits_def(Pure())
+
     def __init__(self, arg: SSAValue, divisor: int):
-        super().__init__(operands=[arg], properties={"divisor": IntegerAttr(divisor, i64)}, result_types=[SSAValue.get(arg).type])
+        super().__init__(
+            operands=[arg],
+            properties={"divisor": IntegerAttr(divisor, i64)},
+            result_types=[SSAValue.get(arg).type],
+        )
 
 
 @irdl_op_definition
 class Assume(TileOperation):
     """A scalar condition that the user promises to hold."""
+
     name = "tile.assume"
     __form__ = "condition"
     condition = operand_def(i1)
     traits = traits_def(MemoryWriteEffect())
 
 
-# ------------------------------------------------------------------------------------------------------------ shapes
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Splat(OneToOne):
     """A scalar as a tile."""
+
     name = "tile.splat"
     __form__ = "arg"
 
     def verify_(self) -> None:
-        if not isinstance(self.result.type, TileType) or self.arg.type != self.result.type.element: raise VerifyException(f"'tile.splat' cannot make {self.result.type} of {self.arg.type}")
+        if not isinstance(self.result.type, TileType) or self.arg.type != self.result.type.element:
+            raise VerifyException(f"'tile.splat' cannot make {self.result.type} of {self.arg.type}")
 
 
 @irdl_op_definition
 class Broadcast(OneToOne):
     """Extents of 1 stretched (the rank stays)."""
+
     name = "tile.broadcast"
     __form__ = "arg"
 
     def verify_(self) -> None:
         a, r = self.arg.type, self.result.type
-        if a.rank != r.rank or any(m not in (1, n) for m, n in zip(a.extents, r.extents)): raise VerifyException(f"{a} does not broadcast to {r}")
+        if a.rank != r.rank or any(
+            m not in (1, n) for m, n in zip(a.extents, r.extents, strict=False)
+        ):
+            raise VerifyException(f"{a} does not broadcast to {r}")
 
 
 @irdl_op_definition
 class Reshape(OneToOne):
-    """The same elements in row-major order under other extents; also inserts and drops extents of 1."""
+    """The same elements in row-major order under other extents; also inserts and drops extents of
+    1.
+    """
+
     name = "tile.reshape"
     __form__ = "arg"
 
     def verify_(self) -> None:
-        if self.arg.type.size != self.result.type.size: raise VerifyException(f"{self.arg.type} has {self.arg.type.size} elements, {self.result.type} has {self.result.type.size}")
+        if self.arg.type.size != self.result.type.size:
+            raise VerifyException(
+                f"{self.arg.type} has {self.arg.type.size} elements, {self.result.type} has"
+                f" {self.result.type.size}"
+            )
 
 
 @irdl_op_definition
 class Transpose(OneToOne):
     """Axis i of the result is axis permutation[i] of the operand."""
+
     name = "tile.transpose"
     __form__ = "arg"
     permutation = prop_def(DenseArrayBase)
 
     def __init__(self, arg: SSAValue, permutation: Sequence[int], result: Attribute | None = None):
         t = SSAValue.get(arg).type
-        super().__init__(arg, result or TileType([t.extents[p] for p in permutation], t.element), permutation=ints(permutation))
+        super().__init__(
+            arg,
+            result or TileType([t.extents[p] for p in permutation], t.element),
+            permutation=ints(permutation),
+        )
 
     def verify_(self) -> None:
         p = self.permutation.get_values()
-        if sorted(p) != list(range(self.arg.type.rank)) or self.result.type.extents != tuple(self.arg.type.extents[i] for i in p):
-            raise VerifyException(f"'tile.transpose' by {list(p)} does not take {self.arg.type} to {self.result.type}")
+        if sorted(p) != list(range(self.arg.type.rank)) or self.result.type.extents != tuple(
+            self.arg.type.extents[i] for i in p
+        ):
+            raise VerifyException(
+                f"'tile.transpose' by {list(p)} does not take {self.arg.type} to {self.result.type}"
+            )
 
 
 @irdl_op_definition
 class Slice(OneToOne):
     """A static part: starts `offsets`, extents of the result, steps `strides` (1 where absent)."""
+
     name = "tile.slice"
     __form__ = "arg"
     offsets = prop_def(DenseArrayBase)
     strides = opt_prop_def(DenseArrayBase)
 
-    def __init__(self, arg: SSAValue, offsets: Sequence[int], result: TileType, strides: Sequence[int] | None = None):
-        super().__init__(arg, result, offsets=ints(offsets), **({"strides": ints(strides)} if strides and any(s != 1 for s in strides) else {}))
+    def __init__(
+        self,
+        arg: SSAValue,
+        offsets: Sequence[int],
+        result: TileType,
+        strides: Sequence[int] | None = None,
+    ):
+        super().__init__(
+            arg,
+            result,
+            offsets=ints(offsets),
+            **({"strides": ints(strides)} if strides and any(s != 1 for s in strides) else {}),
+        )
 
     @property
-    def steps(self) -> tuple[int, ...]: return tuple(self.strides.get_values()) if self.strides else (1,) * self.arg.type.rank
+    def steps(self) -> tuple[int, ...]:
+        return tuple(self.strides.get_values()) if self.strides else (1,) * self.arg.type.rank
 
     def verify_(self) -> None:
-        for o, n, s, extent in zip(self.offsets.get_values(), self.result.type.extents, self.steps, self.arg.type.extents):
-            if o < 0 or o + (n - 1) * s >= extent: raise VerifyException(f"'tile.slice' from {o}, {n} elements by {s}, leaves an extent of {extent}")
+        for o, n, s, extent in zip(
+            self.offsets.get_values(),
+            self.result.type.extents,
+            self.steps,
+            self.arg.type.extents,
+            strict=False,
+        ):
+            if o < 0 or o + (n - 1) * s >= extent:
+                raise VerifyException(
+                    f"'tile.slice' from {o}, {n} elements by {s}, leaves an extent of {extent}"
+                )
 
 
 @irdl_op_definition
 class Extract(OneToOne):
     """One element at a static index, as a scalar that every thread has."""
+
     name = "tile.extract"
     __form__ = "arg"
     index = prop_def(DenseArrayBase)
-    def __init__(self, arg: SSAValue, index: Sequence[int]): super().__init__(arg, SSAValue.get(arg).type.element, index=ints(index))
+
+    def __init__(self, arg: SSAValue, index: Sequence[int]):
+        super().__init__(arg, SSAValue.get(arg).type.element, index=ints(index))
 
 
 @irdl_op_definition
 class Flip(OneToOne):
     """The order of one axis reversed."""
+
     name = "tile.flip"
     __form__ = "arg"
     axis = prop_def(IntegerAttr)
-    def __init__(self, arg: SSAValue, axis: int): super().__init__(arg, SSAValue.get(arg).type, axis=IntegerAttr(axis, i64))
+
+    def __init__(self, arg: SSAValue, axis: int):
+        super().__init__(arg, SSAValue.get(arg).type, axis=IntegerAttr(axis, i64))
 
 
 @irdl_op_definition
 class Concat(TileOperation):
     """Tiles one after the other along an axis."""
+
     name = "tile.concat"
     __form__ = "[args]"
     args, result = var_operand_def(), result_def()
     axis = prop_def(IntegerAttr)
     traits = traits_def(Pure())
+
     def __init__(self, args: Sequence[SSAValue], axis: int, result: TileType):
-        super().__init__(operands=[list(args)], properties={"axis": IntegerAttr(axis, i64)}, result_types=[result])
+        super().__init__(
+            operands=[list(args)],
+            properties={"axis": IntegerAttr(axis, i64)},
+            result_types=[result],
+        )
 
 
-# ---------------------------------------------------------------------------------------------- reductions and scans
+# ---------------------------------------------------------------------------------------------- red
 REDUCTIONS = ("sum", "max", "min", "prod", "any", "all", "xor", "argmax", "argmin", "combine")
 
 
@@ -286,9 +442,10 @@ REDUCTIONS = ("sum", "max", "min", "prod", "any", "all", "xor", "argmax", "argmi
 class Reduce(TileOperation):
     """Along one axis, which disappears (a rank-1 tile gives a scalar).
 
-    kind argmax/argmin give i32 indices, the first of equals. kind combine takes several tiles of one shape and a region
-    of 2n scalars that yields n: an associative combination.
+    kind argmax/argmin give i32 indices, the first of equals. kind combine takes several tiles of
+    one shape and a region of 2n scalars that yields n: an associative combination.
     """
+
     name = "tile.reduce"
     __form__ = "@kind [args]"
     args, results_ = var_operand_def(), var_result_def()
@@ -297,19 +454,36 @@ class Reduce(TileOperation):
     combine = opt_region_def()
     traits = traits_def(Pure())
 
-    def __init__(self, kind: str, args: Sequence[SSAValue] | SSAValue, axis: int, results: Sequence[Attribute] | None = None, combine: Region | None = None):
+    def __init__(
+        self,
+        kind: str,
+        args: Sequence[SSAValue] | SSAValue,
+        axis: int,
+        results: Sequence[Attribute] | None = None,
+        combine: Region | None = None,
+    ):
         args = [args] if isinstance(args, SSAValue) else list(args)
-        if results is None: results = [reduced(a.type, axis, i32 if kind.startswith("arg") else None) for a in args]
-        super().__init__(operands=[args], properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)}, result_types=[list(results)],
-                         regions=[[combine] if combine else []])
+        if results is None:
+            results = [reduced(a.type, axis, i32 if kind.startswith("arg") else None) for a in args]
+        super().__init__(
+            operands=[args],
+            properties={"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)},
+            result_types=[list(results)],
+            regions=[[combine] if combine else []],
+        )
 
     @property
-    def result(self): return self.results[0]
+    def result(self):
+        return self.results[0]
 
     def verify_(self) -> None:
-        if self.kind.data not in REDUCTIONS: raise VerifyException(f"unknown reduction {self.kind.data!r}; there are {', '.join(REDUCTIONS)}")
+        if self.kind.data not in REDUCTIONS:
+            raise VerifyException(
+                f"unknown reduction {self.kind.data!r}; there are {', '.join(REDUCTIONS)}"
+            )
         t, axis = self.args[0].type, self.axis.value.data
-        if not isinstance(t, TileType) or not 0 <= axis < t.rank: raise VerifyException(f"'tile.reduce' along axis {axis} of {t}")
+        if not isinstance(t, TileType) or not 0 <= axis < t.rank:
+            raise VerifyException(f"'tile.reduce' along axis {axis} of {t}")
 
 
 def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribute:
@@ -320,7 +494,10 @@ def reduced(t: TileType, axis: int, element: Attribute | None = None) -> Attribu
 
 @irdl_op_definition
 class Scan(TileOperation):
-    """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in tile.reduce."""
+    """Inclusive prefix along one axis: kind sum, prod, max, min, or combine with a region as in
+    tile.reduce.
+    """
+
     name = "tile.scan"
     __form__ = "@kind [args]"
     args, results_ = var_operand_def(), var_result_def()
@@ -330,51 +507,82 @@ class Scan(TileOperation):
     combine = opt_region_def()
     traits = traits_def(Pure())
 
-    def __init__(self, kind: str, args: Sequence[SSAValue] | SSAValue, axis: int, reverse: bool = False, combine: Region | None = None):
+    def __init__(
+        self,
+        kind: str,
+        args: Sequence[SSAValue] | SSAValue,
+        axis: int,
+        reverse: bool = False,
+        combine: Region | None = None,
+    ):
         args = [args] if isinstance(args, SSAValue) else list(args)
-        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | ({"reverse": UnitAttr()} if reverse else {})
-        super().__init__(operands=[args], properties=properties, result_types=[[a.type for a in args]], regions=[[combine] if combine else []])
+        properties = {"kind": StringAttr(kind), "axis": IntegerAttr(axis, i64)} | (
+            {"reverse": UnitAttr()} if reverse else {}
+        )
+        super().__init__(
+            operands=[args],
+            properties=properties,
+            result_types=[[a.type for a in args]],
+            regions=[[combine] if combine else []],
+        )
 
     @property
-    def result(self): return self.results[0]
+    def result(self):
+        return self.results[0]
 
 
 @irdl_op_definition
 class Yield(TileOperation):
     """Ends the region of a combine."""
+
     name = "tile.yield"
     __form__ = "[args]"
     args = var_operand_def()
     traits = traits_def(IsTerminator())
-    def __init__(self, *args: SSAValue): super().__init__(operands=[list(args)])
+
+    def __init__(self, *args: SSAValue):
+        super().__init__(operands=[list(args)])
 
 
 @irdl_op_definition
 class Sort(OneToOne):
     """Ascending (or descending) along the last axis; NaN last."""
+
     name = "tile.sort"
     __form__ = "arg"
     descending = opt_prop_def(UnitAttr)
-    def __init__(self, arg: SSAValue, descending: bool = False): super().__init__(arg, SSAValue.get(arg).type, **({"descending": UnitAttr()} if descending else {}))
+
+    def __init__(self, arg: SSAValue, descending: bool = False):
+        super().__init__(
+            arg, SSAValue.get(arg).type, **({"descending": UnitAttr()} if descending else {})
+        )
 
 
 @irdl_op_definition
 class Histogram(TileOperation):
-    """Counts (i32) of the values 0 … bins − 1 of a rank-1 integer tile; others, and masked ones, are not counted."""
+    """Counts (i32) of the values 0 … bins − 1 of a rank-1 integer tile; others, and masked ones,
+    are not counted.
+    """
+
     name = "tile.histogram"
     __form__ = "arg mask?"
     arg, mask, result = operand_def(), opt_operand_def(), result_def()
     traits = traits_def(Pure())
+
     def __init__(self, arg: SSAValue, bins: int, mask: SSAValue | None = None):
-        super().__init__(operands=[arg, [mask] if mask else []], result_types=[TileType([bins], i32)])
+        super().__init__(
+            operands=[arg, [mask] if mask else []], result_types=[TileType([bins], i32)]
+        )
 
 
 @irdl_op_definition
 class Dot(TileOperation):
-    """acc + a·b: [.., M, K] × [.., K, N]. precision: "ieee" (products exact in the accumulator's type), "tf32", "tf32x3".
+    """acc + a·b: [.., M, K] × [.., K, N]. precision: "ieee" (products exact in the accumulator's
+    type), "tf32", "tf32x3".
 
     From level 1 on `instruction` names what computes it ("mma", "wgmma", "fma").
     """
+
     name = "tile.dot"
     __form__ = "a b acc"
     a, b, acc, result = operand_def(), operand_def(), operand_def(), result_def()
@@ -382,150 +590,261 @@ class Dot(TileOperation):
     instruction = opt_prop_def(StringAttr)
     traits = traits_def(Pure())
 
-    def __init__(self, a: SSAValue, b: SSAValue, acc: SSAValue, precision: str = "ieee", instruction: str | None = None):
-        super().__init__(operands=[a, b, acc], result_types=[SSAValue.get(acc).type],
-                         properties={"precision": StringAttr(precision)} | ({"instruction": StringAttr(instruction)} if instruction else {}))
+    def __init__(
+        self,
+        a: SSAValue,
+        b: SSAValue,
+        acc: SSAValue,
+        precision: str = "ieee",
+        instruction: str | None = None,
+    ):
+        super().__init__(
+            operands=[a, b, acc],
+            result_types=[SSAValue.get(acc).type],
+            properties={"precision": StringAttr(precision)}
+            | ({"instruction": StringAttr(instruction)} if instruction else {}),
+        )
 
     def verify_(self) -> None:
         a, b, c = self.a.type.extents, self.b.type.extents, self.acc.type.extents
-        if a[-1] != b[-2] or c != (*a[:-2], a[-2], b[-1]) or a[:-2] != b[:-2]: raise VerifyException(f"'tile.dot' of {list(a)} and {list(b)} does not give {list(c)}")
-        if self.result.type != self.acc.type: raise VerifyException("'tile.dot' gives the type of its accumulator")
-        if self.precision.data not in ("ieee", "tf32", "tf32x3"): raise VerifyException(f"'tile.dot' has no precision {self.precision.data!r}; there are ieee, tf32, tf32x3")
-        if self.precision.data != "ieee" and self.a.type.element != f32: raise VerifyException(f"'tile.dot' of {self.a.type.element}: {self.precision.data} is for operands of f32")
+        if a[-1] != b[-2] or c != (*a[:-2], a[-2], b[-1]) or a[:-2] != b[:-2]:
+            raise VerifyException(f"'tile.dot' of {list(a)} and {list(b)} does not give {list(c)}")
+        if self.result.type != self.acc.type:
+            raise VerifyException("'tile.dot' gives the type of its accumulator")
+        if self.precision.data not in ("ieee", "tf32", "tf32x3"):
+            raise VerifyException(
+                f"'tile.dot' has no precision {self.precision.data!r}; there are ieee, tf32, tf32x3"
+            )
+        if self.precision.data != "ieee" and self.a.type.element != f32:
+            raise VerifyException(
+                f"'tile.dot' of {self.a.type.element}: {self.precision.data} is for operands of f32"
+            )
 
 
-# ------------------------------------------------------------------------------------------------------------ arrays
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Dim(OneToOne):
     """An extent of an array: `tile.dim %a, 0`."""
+
     name = "tile.dim"
     __form__ = "arg @axis"
     axis = prop_def(IntegerAttr)
-    def __init__(self, arg: SSAValue, axis: int, result: Attribute = i32): super().__init__(arg, result, axis=IntegerAttr(axis, i64))
+
+    def __init__(self, arg: SSAValue, axis: int, result: Attribute = i32):
+        super().__init__(arg, result, axis=IntegerAttr(axis, i64))
 
 
 @irdl_op_definition
 class Stride(OneToOne):
     """A stride of an array, in elements."""
+
     name = "tile.stride"
     __form__ = "arg @axis"
     axis = prop_def(IntegerAttr)
-    def __init__(self, arg: SSAValue, axis: int, result: Attribute = i64): super().__init__(arg, result, axis=IntegerAttr(axis, i64))
+
+    def __init__(self, arg: SSAValue, axis: int, result: Attribute = i64):
+        super().__init__(arg, result, axis=IntegerAttr(axis, i64))
 
 
 @irdl_op_definition
 class Pointer(OneToOne):
     """The address of an array's first element."""
+
     name = "tile.pointer"
     __form__ = "arg"
-    def __init__(self, arg: SSAValue): super().__init__(arg, PointerType(SSAValue.get(arg).type.element))
+
+    def __init__(self, arg: SSAValue):
+        super().__init__(arg, PointerType(SSAValue.get(arg).type.element))
 
 
 @irdl_op_definition
 class View(TileOperation):
-    """Part of an array, no copy: per axis "index" (one operand; the axis disappears), "slice" (start and stop) or "all"."""
+    """Part of an array, no copy: per axis "index" (one operand; the axis disappears), "slice"
+    (start and stop) or "all".
+    """
+
     name = "tile.view"
     __form__ = "array [offsets]"
     array, offsets, result = operand_def(ArrayType), var_operand_def(), result_def(ArrayType)
     kinds = prop_def(ArrayAttr[StringAttr])
     traits = traits_def(Pure())
 
-    def __init__(self, array: SSAValue, kinds: Sequence[str], offsets: Sequence[SSAValue], result: ArrayType):
-        super().__init__(operands=[array, list(offsets)], properties={"kinds": ArrayAttr(map(StringAttr, kinds))}, result_types=[result])
+    def __init__(
+        self, array: SSAValue, kinds: Sequence[str], offsets: Sequence[SSAValue], result: ArrayType
+    ):
+        super().__init__(
+            operands=[array, list(offsets)],
+            properties={"kinds": ArrayAttr(map(StringAttr, kinds))},
+            result_types=[result],
+        )
 
     def verify_(self) -> None:
         kinds = [k.data for k in self.kinds]
-        if len(kinds) != self.array.type.rank or len(self.offsets) != sum({"index": 1, "slice": 2, "all": 0}[k] for k in kinds):
-            raise VerifyException(f"'tile.view' by {kinds} with {len(self.offsets)} offsets of {self.array.type}")
+        if len(kinds) != self.array.type.rank or len(self.offsets) != sum(
+            {"index": 1, "slice": 2, "all": 0}[k] for k in kinds
+        ):
+            raise VerifyException(
+                f"'tile.view' by {kinds} with {len(self.offsets)} offsets of {self.array.type}"
+            )
 
 
 @irdl_op_definition
 class MakeArray(TileOperation):
     """An array from an address, extents and strides (in elements)."""
+
     name = "tile.make_array"
     __form__ = "pointer [shape] strides*"
-    pointer, shape, strides, result = operand_def(), var_operand_def(), var_operand_def(), result_def(ArrayType)
+    pointer, shape, strides, result = (
+        operand_def(),
+        var_operand_def(),
+        var_operand_def(),
+        result_def(ArrayType),
+    )
     irdl_options = SEGMENTED
     traits = traits_def(Pure())
-    def __init__(self, pointer: SSAValue, shape: Sequence[SSAValue], strides: Sequence[SSAValue], result: ArrayType):
+
+    def __init__(
+        self,
+        pointer: SSAValue,
+        shape: Sequence[SSAValue],
+        strides: Sequence[SSAValue],
+        result: ArrayType,
+    ):
         super().__init__(operands=[pointer, list(shape), list(strides)], result_types=[result])
 
 
-# ------------------------------------------------------------------------------------------------------------ memory
+# --------------------------------------------------------------------------------------------------
 @irdl_op_definition
 class Load(TileOperation):
-    """A block of an array at element offsets. Elements outside the array (or where the mask is false) read as `other` (0).
+    """A block of an array at element offsets. Elements outside the array (or where the mask is
+    false) read as `other` (0).
 
-    `extents` gives the extent along each axis, −1 where the axis is dropped (None in the source). An offset may be a
-    rank-1 integer tile: a gather along that axis. All axes dropped: a scalar.
+    `extents` gives the extent along each axis, −1 where the axis is dropped (None in the source).
+    An offset may be a rank-1 integer tile: a gather along that axis. All axes dropped: a scalar.
     """
+
     name = "tile.load"
     __form__ = "array [offsets] mask? other?"
-    array, offsets, mask, other, result = operand_def(ArrayType), var_operand_def(), opt_operand_def(), opt_operand_def(), result_def()
+    array, offsets, mask, other, result = (
+        operand_def(ArrayType),
+        var_operand_def(),
+        opt_operand_def(),
+        opt_operand_def(),
+        result_def(),
+    )
     extents = prop_def(DenseArrayBase)
-    fetch = opt_prop_def(IntegerAttr)             # bytes that the L2 cache asks memory for where it misses some of them
+    fetch = opt_prop_def(
+        IntegerAttr
+    )  # bytes that the L2 cache asks memory for where it misses some of them
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
 
-    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], extents: Sequence[int], mask: SSAValue | None = None, other: SSAValue | None = None,
-                 result: Attribute | None = None):
+    def __init__(
+        self,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        extents: Sequence[int],
+        mask: SSAValue | None = None,
+        other: SSAValue | None = None,
+        result: Attribute | None = None,
+    ):
         kept = [n for n in extents if n >= 0]
         element = SSAValue.get(array).type.element
-        super().__init__(operands=[array, list(offsets), [mask] if mask else [], [other] if other else []], properties={"extents": ints(extents)},
-                         result_types=[result or (TileType(kept, element) if kept else element)])
+        super().__init__(
+            operands=[array, list(offsets), [mask] if mask else [], [other] if other else []],
+            properties={"extents": ints(extents)},
+            result_types=[result or (TileType(kept, element) if kept else element)],
+        )
 
-    def verify_(self) -> None: _verify_block(self, self.result.type)
+    def verify_(self) -> None:
+        _verify_block(self, self.result.type)
 
 
 @irdl_op_definition
 class Store(TileOperation):
     """The inverse of tile.load; what lies outside the array, or is masked, is not written."""
+
     name = "tile.store"
     __form__ = "array [offsets] value mask?"
-    array, offsets, value, mask = operand_def(ArrayType), var_operand_def(), operand_def(), opt_operand_def()
+    array, offsets, value, mask = (
+        operand_def(ArrayType),
+        var_operand_def(),
+        operand_def(),
+        opt_operand_def(),
+    )
     extents = prop_def(DenseArrayBase)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryWriteEffect())
 
-    def __init__(self, array: SSAValue, offsets: Sequence[SSAValue], value: SSAValue, extents: Sequence[int], mask: SSAValue | None = None):
-        super().__init__(operands=[array, list(offsets), value, [mask] if mask else []], properties={"extents": ints(extents)})
+    def __init__(
+        self,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        value: SSAValue,
+        extents: Sequence[int],
+        mask: SSAValue | None = None,
+    ):
+        super().__init__(
+            operands=[array, list(offsets), value, [mask] if mask else []],
+            properties={"extents": ints(extents)},
+        )
 
-    def verify_(self) -> None: _verify_block(self, self.value.type)
+    def verify_(self) -> None:
+        _verify_block(self, self.value.type)
 
 
 def _verify_block(op, t: Attribute) -> None:
     extents = op.extents.get_values()
-    if len(extents) != op.array.type.rank or len(op.offsets) != len(extents): raise VerifyException(f"'{op.name}' gives {len(op.offsets)} offsets and {len(extents)} extents for {op.array.type}")
+    if len(extents) != op.array.type.rank or len(op.offsets) != len(extents):
+        raise VerifyException(
+            f"'{op.name}' gives {len(op.offsets)} offsets and {len(extents)} extents for"
+            f" {op.array.type}"
+        )
     kept = tuple(n for n in extents if n >= 0)
-    if (t.extents if isinstance(t, TileType) else ()) != kept: raise VerifyException(f"'{op.name}' of extents {list(kept)} does not match {t}")
+    if (t.extents if isinstance(t, TileType) else ()) != kept:
+        raise VerifyException(f"'{op.name}' of extents {list(kept)} does not match {t}")
 
 
 @irdl_op_definition
 class LoadPointers(TileOperation):
     """One element from each address (a tile of them, or one); where the mask is false, `other` (0)."""
+
     name = "tile.load_pointers"
     __form__ = "pointers mask? other?"
-    pointers, mask, other, result = operand_def(), opt_operand_def(), opt_operand_def(), result_def()
-    semantics = opt_prop_def(StringAttr)          # "acquire" orders later loads after it
+    pointers, mask, other, result = (
+        operand_def(),
+        opt_operand_def(),
+        opt_operand_def(),
+        result_def(),
+    )
+    semantics = opt_prop_def(StringAttr)  # "acquire" orders later loads after it
     scope = opt_prop_def(StringAttr)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect())
 
-    def __init__(self, pointers: SSAValue, mask: SSAValue | None = None, other: SSAValue | None = None):
+    def __init__(
+        self, pointers: SSAValue, mask: SSAValue | None = None, other: SSAValue | None = None
+    ):
         t = SSAValue.get(pointers).type
-        super().__init__(operands=[pointers, [mask] if mask else [], [other] if other else []], result_types=[like(t, element_of(t).element)])
+        super().__init__(
+            operands=[pointers, [mask] if mask else [], [other] if other else []],
+            result_types=[like(t, element_of(t).element)],
+        )
 
 
 @irdl_op_definition
 class StorePointers(TileOperation):
     """One element to each address where the mask is true."""
+
     name = "tile.store_pointers"
     __form__ = "pointers value mask?"
     pointers, value, mask = operand_def(), operand_def(), opt_operand_def()
     semantics = opt_prop_def(StringAttr)
     scope = opt_prop_def(StringAttr)
     traits = traits_def(MemoryWriteEffect())
-    def __init__(self, pointers: SSAValue, value: SSAValue, mask: SSAValue | None = None): super().__init__(operands=[pointers, value, [mask] if mask else []])
+
+    def __init__(self, pointers: SSAValue, value: SSAValue, mask: SSAValue | None = None):
+        super().__init__(operands=[pointers, value, [mask] if mask else []])
 
 
 ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
@@ -533,13 +852,22 @@ ATOMICS = ("add", "max", "min", "and", "or", "xor", "exchange", "compare")
 
 @irdl_op_definition
 class Atomic(TileOperation):
-    """Read-modify-write at addresses; the old values are the optional result. kind compare also takes `expected`."""
+    """Read-modify-write at addresses; the old values are the optional result. kind compare also
+    takes `expected`.
+    """
+
     name = "tile.atomic"
     __form__ = "@kind pointers value expected? mask?"
-    pointers, value, expected, mask, result = operand_def(), operand_def(), opt_operand_def(), opt_operand_def(), opt_result_def()
+    pointers, value, expected, mask, result = (
+        operand_def(),
+        operand_def(),
+        opt_operand_def(),
+        opt_operand_def(),
+        opt_result_def(),
+    )
     kind = prop_def(StringAttr)
-    semantics = opt_prop_def(StringAttr)          # relaxed, acquire, release, acq_rel (default)
-    scope = opt_prop_def(StringAttr)              # block, gpu (default), system
+    semantics = opt_prop_def(StringAttr)  # relaxed, acquire, release, acq_rel (default)
+    scope = opt_prop_def(StringAttr)  # block, gpu (default), system
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
@@ -547,33 +875,58 @@ class Atomic(TileOperation):
 @irdl_op_definition
 class AtomicBlock(TileOperation):
     """Read-modify-write of a block of an array, without a result (may become a TMA reduction)."""
+
     name = "tile.atomic_block"
     __form__ = "@kind array [offsets] value mask?"
-    array, offsets, value, mask = operand_def(ArrayType), var_operand_def(), operand_def(), opt_operand_def()
+    array, offsets, value, mask = (
+        operand_def(ArrayType),
+        var_operand_def(),
+        operand_def(),
+        opt_operand_def(),
+    )
     kind = prop_def(StringAttr)
     extents = prop_def(DenseArrayBase)
     irdl_options = SEGMENTED
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
-    def __init__(self, kind: str, array: SSAValue, offsets: Sequence[SSAValue], value: SSAValue, extents: Sequence[int], mask: SSAValue | None = None):
-        super().__init__(operands=[array, list(offsets), value, [mask] if mask else []], properties={"kind": StringAttr(kind), "extents": ints(extents)})
+    def __init__(
+        self,
+        kind: str,
+        array: SSAValue,
+        offsets: Sequence[SSAValue],
+        value: SSAValue,
+        extents: Sequence[int],
+        mask: SSAValue | None = None,
+    ):
+        super().__init__(
+            operands=[array, list(offsets), value, [mask] if mask else []],
+            properties={"kind": StringAttr(kind), "extents": ints(extents)},
+        )
 
-    def verify_(self) -> None: _verify_block(self, self.value.type)
+    def verify_(self) -> None:
+        _verify_block(self, self.value.type)
 
 
 def watches(op: Operation) -> bool:
-    """Whether an operation reads what other programs may be writing meanwhile: an atomic, or a load with semantics."""
+    """Whether an operation reads what other programs may be writing meanwhile: an atomic, or a load
+    with semantics.
+    """
     return isinstance(op, Atomic) or isinstance(op, LoadPointers) and op.semantics is not None
 
 
 def waits_for_programs(kernel: Kernel) -> bool:
-    """Whether a program may wait for what another writes: a loop without a count reads memory that others write meanwhile."""
-    return any(watches(op) for loop in kernel.walk() if loop.name == "scf.while" for op in loop.walk())
+    """Whether a program may wait for what another writes: a loop without a count reads memory that
+    others write meanwhile.
+    """
+    return any(
+        watches(op) for loop in kernel.walk() if loop.name == "scf.while" for op in loop.walk()
+    )
 
 
 @irdl_op_definition
 class Print(TileOperation):
     """Prints scalars or tiles for debugging: `{}` in the text is the place of one."""
+
     name = "tile.print"
     __form__ = "@text [args]"
     args = var_operand_def()
@@ -584,6 +937,7 @@ class Print(TileOperation):
 @irdl_op_definition
 class Assert(TileOperation):
     """Traps with a message where a condition (scalar or tile) is false."""
+
     name = "tile.assert"
     __form__ = "@text condition"
     condition = operand_def()
@@ -591,5 +945,40 @@ class Assert(TileOperation):
     traits = traits_def(MemoryWriteEffect())
 
 
-OPERATIONS = (Kernel, Return, Constant, ProgramId, NumPrograms, Arange, Multiple, Assume, Splat, Broadcast, Reshape, Transpose, Slice, Extract, Flip, Concat, Reduce,
-              Scan, Yield, Sort, Histogram, Dot, Dim, Stride, Pointer, View, MakeArray, Load, Store, LoadPointers, StorePointers, Atomic, AtomicBlock, Print, Assert)
+OPERATIONS = (
+    Kernel,
+    Return,
+    Constant,
+    ProgramId,
+    NumPrograms,
+    Arange,
+    Multiple,
+    Assume,
+    Splat,
+    Broadcast,
+    Reshape,
+    Transpose,
+    Slice,
+    Extract,
+    Flip,
+    Concat,
+    Reduce,
+    Scan,
+    Yield,
+    Sort,
+    Histogram,
+    Dot,
+    Dim,
+    Stride,
+    Pointer,
+    View,
+    MakeArray,
+    Load,
+    Store,
+    LoadPointers,
+    StorePointers,
+    Atomic,
+    AtomicBlock,
+    Print,
+    Assert,
+)

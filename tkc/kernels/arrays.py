@@ -1,8 +1,10 @@
-"""Arrays of torch, cupy, jax and NumPy by one set of names: what the functions of this library allocate and reshape.
+"""Arrays of torch, cupy, jax and NumPy by one set of names: what the functions of this library
+allocate and reshape.
 
-Nothing is imported that the caller has not imported: an array's own library makes its outputs, on its own device.
-Element types have tkc's names ("bfloat16", "float8_e4m3").
+Nothing is imported that the caller has not imported: an array's own library makes its outputs, on
+its own device. Element types have tkc's names ("bfloat16", "float8_e4m3").
 """
+
 from __future__ import annotations
 
 import sys
@@ -13,27 +15,34 @@ from typing import Any
 
 import tkc
 
-Array = Any                                     # a tensor or array of torch, cupy, jax or NumPy
+Array = Any  # a tensor or array of torch, cupy, jax or NumPy
 
-THEIRS = {"float8_e4m3": "float8_e4m3fn", "bool_": "bool"}      # other libraries' names of our element types
+THEIRS = {
+    "float8_e4m3": "float8_e4m3fn",
+    "bool_": "bool",
+}  # other libraries' names of our element types
 OURS = {theirs: ours for ours, theirs in THEIRS.items()}
 
 
-_libraries: dict[type, str] = {}                # of types seen before
-_names: dict[Any, str] = {}                     # of element types
+_libraries: dict[type, str] = {}  # of types seen before
+_names: dict[Any, str] = {}  # of element types
 
 
 def library(x: Array) -> str:
-    """"torch", "cupy", "jax" or "numpy": whose array this is. Raises LaunchError for anything else."""
+    """ "torch", "cupy", "jax" or "numpy": whose array this is. Raises LaunchError for anything else."""
     return _libraries.get(type(x)) or _libraries.setdefault(type(x), _library(x))
 
 
 def _library(x: Array) -> str:
     name = type(x).__module__.partition(".")[0]
-    name = {"jaxlib": "jax", "cupy_backends": "cupy", "tkc": "jax"}.get(name, name)         # ours: views of jax's
-    if name in ("cupy", "jax", "numpy") and hasattr(x, "dtype"): return name
+    name = {"jaxlib": "jax", "cupy_backends": "cupy", "tkc": "jax"}.get(
+        name, name
+    )  # ours: views of jax's
+    if name in ("cupy", "jax", "numpy") and hasattr(x, "dtype"):
+        return name
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor): return "torch"
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
     raise tkc.LaunchError(f"expected an array of torch, cupy, jax or NumPy, got {type(x).__name__}")
 
 
@@ -47,9 +56,11 @@ def dtype_of(x: Array) -> str:
 
 def _dtype(name: str, lib: str):
     theirs = THEIRS.get(name, name)
-    if lib == "torch": return getattr(sys.modules["torch"], theirs)
+    if lib == "torch":
+        return getattr(sys.modules["torch"], theirs)
     import ml_dtypes
     import numpy as np
+
     return np.dtype(getattr(ml_dtypes, theirs, theirs))
 
 
@@ -59,35 +70,60 @@ def _there(like: Array, lib: str) -> AbstractContextManager:
 
 
 def empty(like: Array, shape=None, dtype: str | None = None) -> Array:
-    """An array whose elements are not set, of the library and on the device of `like`, contiguous; its shape and element type by default."""
+    """An array whose elements are not set, of the library and on the device of `like`, contiguous;
+    its shape and element type by default.
+    """
     lib = library(like)
-    shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
-    if lib == "torch": return like.new_empty(shape, dtype=kind)
-    if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
-    with _there(like, lib): return import_module(lib).empty(shape, kind)
+    shape, kind = (
+        tuple(like.shape if shape is None else shape),
+        (like.dtype if dtype is None else _dtype(dtype, lib)),
+    )
+    if lib == "torch":
+        return like.new_empty(shape, dtype=kind)
+    if lib == "jax":
+        return import_module("tkc.kernels.views").zeros(like, shape, kind)
+    with _there(like, lib):
+        return import_module(lib).empty(shape, kind)
 
 
 def zeros(like: Array, shape=None, dtype: str | None = None) -> Array:
     """The same, filled with zeros."""
     lib = library(like)
-    shape, kind = tuple(like.shape if shape is None else shape), like.dtype if dtype is None else _dtype(dtype, lib)
-    if lib == "torch": return like.new_zeros(shape, dtype=kind)
-    if lib == "jax": return import_module("tkc.kernels.views").zeros(like, shape, kind)
-    with _there(like, lib): return import_module(lib).zeros(shape, kind)
+    shape, kind = (
+        tuple(like.shape if shape is None else shape),
+        (like.dtype if dtype is None else _dtype(dtype, lib)),
+    )
+    if lib == "torch":
+        return like.new_zeros(shape, dtype=kind)
+    if lib == "jax":
+        return import_module("tkc.kernels.views").zeros(like, shape, kind)
+    with _there(like, lib):
+        return import_module(lib).zeros(shape, kind)
 
 
 def full(like: Array, shape, value: float, dtype: str) -> Array:
     """One number everywhere, likewise."""
     lib = library(like)
-    if lib == "torch": return like.new_full(shape, value, dtype=_dtype(dtype, lib))
-    if lib == "jax": return import_module("jax.numpy").full(shape, value, _dtype(dtype, lib), device=like.sharding)
-    with _there(like, lib): return import_module(lib).full(shape, value, _dtype(dtype, lib))
+    if lib == "torch":
+        return like.new_full(shape, value, dtype=_dtype(dtype, lib))
+    if lib == "jax":
+        return import_module("jax.numpy").full(
+            shape, value, _dtype(dtype, lib), device=like.sharding
+        )
+    with _there(like, lib):
+        return import_module(lib).full(shape, value, _dtype(dtype, lib))
 
 
 def matrix(x: Array, columns: int | None = None) -> Array:
-    """The array as rows of its last axis (or of `columns` elements); a view where its strides allow one."""
+    """The array as rows of its last axis (or of `columns` elements); a view where its strides allow
+    one.
+    """
     columns = (x.shape[-1] if len(x.shape) else 1) if columns is None else columns
-    rows = prod(x.shape[:-1]) if columns == (x.shape[-1] if len(x.shape) else 1) else prod(x.shape) // max(columns, 1)
+    rows = (
+        prod(x.shape[:-1])
+        if columns == (x.shape[-1] if len(x.shape) else 1)
+        else prod(x.shape) // max(columns, 1)
+    )
     return x if tuple(x.shape) == (rows, columns) else x.reshape((rows, columns))
 
 
@@ -97,40 +133,59 @@ def flat(x: Array) -> Array:
 
 
 def written_out(x: Array) -> Array:
-    """A tensor of torch, copied where its elements repeat (the gradient of a sum is one number with strides of 0): no tensor map and no wide load reads those."""
+    """A tensor of torch, copied where its elements repeat (the gradient of a sum is one number with
+    strides of 0): no tensor map and no wide load reads those.
+    """
     return x.contiguous() if 0 in x.stride() else x
 
 
 def contiguous(x: Array) -> Array:
     """The array itself if its elements lie one after the other, else a copy."""
     lib = library(x)
-    if lib == "torch": return x.contiguous()
-    return x if lib == "jax" or x.flags.c_contiguous else x.copy(order="C")         # of jax every array is, and views are of results
+    if lib == "torch":
+        return x.contiguous()
+    return (
+        x if lib == "jax" or x.flags.c_contiguous else x.copy(order="C")
+    )  # of jax every array is, and views are of results
 
 
 def last(x: Array, axis: int) -> Array:
     """The array with `axis` swapped to the end. Raises LaunchError where there is no such axis."""
     library(x)
     rank = len(x.shape)
-    if not -rank <= axis < rank: raise tkc.LaunchError(f"axis {axis} of an array of rank {rank}; it is {-rank} to {rank - 1}" if rank else "expected an array of rank 1 or more, got a scalar")
+    if not -rank <= axis < rank:
+        raise tkc.LaunchError(
+            f"axis {axis} of an array of rank {rank}; it is {-rank} to {rank - 1}"
+            if rank
+            else "expected an array of rank 1 or more, got a scalar"
+        )
     return x if axis % rank == rank - 1 else x.swapaxes(axis, -1)
 
 
 def same_shape(**arrays: Array) -> None:
     """Raises LaunchError unless all arrays (None left out) have one shape."""
     given = [(name, tuple(x.shape)) for name, x in arrays.items() if x is not None]
-    if any(shape != given[0][1] for _, shape in given): raise tkc.LaunchError("expected one shape, got " + " and ".join(f"{n} of {list(s)}" for n, s in given))
+    if any(shape != given[0][1] for _, shape in given):
+        raise tkc.LaunchError(
+            "expected one shape, got " + " and ".join(f"{n} of {list(s)}" for n, s in given)
+        )
 
 
 def floats(*arrays: Array | None) -> None:
-    """Raises LaunchError where something (None left out) is no array, or one without float elements."""
+    """Raises LaunchError where something (None left out) is no array, or one without float
+    elements.
+    """
     for x in arrays:
-        if x is not None and library(x) and "float" not in (kind := dtype_of(x)): raise tkc.LaunchError(f"expected elements of a float type, got {kind}; convert the array")
+        if x is not None and library(x) and "float" not in (kind := dtype_of(x)):
+            raise tkc.LaunchError(
+                f"expected elements of a float type, got {kind}; convert the array"
+            )
 
 
 def expect(x: Array, shape, name: str) -> None:
     """Raises LaunchError unless an array (or None) has this shape."""
-    if x is not None and tuple(x.shape) != tuple(shape): raise tkc.LaunchError(f"{name}: expected the shape {list(shape)}, got {list(x.shape)}")
+    if x is not None and tuple(x.shape) != tuple(shape):
+        raise tkc.LaunchError(f"{name}: expected the shape {list(shape)}, got {list(x.shape)}")
 
 
 def power(n: int) -> int:

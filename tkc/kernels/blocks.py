@@ -1,19 +1,25 @@
-"""How large a program's block is: functions of the shape alone, so that the same shapes give the same kernels.
+"""How large a program's block is: functions of the shape alone, so that the same shapes give the
+same kernels.
 
-A program should have enough bytes in flight to hide memory's latency, and few enough elements a thread that they stay in registers.
+A program should have enough bytes in flight to hide memory's latency, and few enough elements a
+thread that they stay in registers.
 """
+
 from __future__ import annotations
 
 from tkc.kernels.arrays import power
 
-ELEMENTS = 4096                                 # of a program that holds short rows, or a strip
-PROGRAMS = 264                                  # that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU
+ELEMENTS = 4096  # of a program that holds short rows, or a strip
+# that walk over rows and hold sums over them: two for each multiprocessor of the largest GPU
+PROGRAMS = 264
 
 
 def row_block(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of the block of a program that holds whole rows."""
     columns = max(1, columns)
-    step = 64 if columns <= 16384 else 16384 if columns <= 65536 else 32768       # a long row is dealt out in equal parts
+    step = (
+        64 if columns <= 16384 else 16384 if columns <= 65536 else 32768
+    )  # a long row is dealt out in equal parts
     block = power(columns) if columns < 1024 else -(-columns // step) * step
     return max(1, min(power(rows), ELEMENTS // block)), block
 
@@ -24,7 +30,9 @@ def row_programs(blocks: int) -> int:
 
 
 def columns_block(rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of a step of a program that sums over rows: few columns, so that there are many programs."""
+    """(rows, columns) of a step of a program that sums over rows: few columns, so that there are
+    many programs.
+    """
     return min(power(max(rows, 1)), 64), min(power(max(columns, 1)), 64)
 
 

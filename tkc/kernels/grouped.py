@@ -1,74 +1,161 @@
-"""Products of groups of rows, each with a matrix of its own, in one launch: the layers of experts, whose rows are sorted by expert.
+"""Products of groups of rows, each with a matrix of its own, in one launch: the layers of experts,
+whose rows are sorted by expert.
 
     c[start:end] = a[start:end] @ b[g]          for group g with its rows start = ends[g - 1] to end = ends[g]
 
-Where groups end is known on the device alone. A small kernel writes for each program its group, its rows, its columns and its steps of k; the product is then the plain
-one, with a row, a column and a matrix that are loaded: tensor maps take all of them as coordinates. Only a group's last block, which the next group begins in, stores by rows.
-Programs of which there turn out to be none take no steps. Their number is bounded without knowing the groups: a / BM + 1 blocks of rows, and one more for each group.
+Where groups end is known on the device alone. A small kernel writes for each program its group, its
+rows, its columns and its steps of k; the product is then the plain one, with a row, a column and a
+matrix that are loaded: tensor maps take all of them as coordinates. Only a group's last block,
+which the next group begins in, stores by rows. Programs of which there turn out to be none take no
+steps. Their number is bounded without knowing the groups: a / BM + 1 blocks of rows, and one more
+for each group.
 
-The table is also the order of the programs: a group after the other, so that its matrix is read once, and in a group as on any matrix: so many blocks of rows side by side,
-column after column. An order that does not know where groups end reads two matrices at once.
+The table is also the order of the programs: a group after the other, so that its matrix is read
+once, and in a group as on any matrix: so many blocks of rows side by side, column after column. An
+order that does not know where groups end reads two matrices at once.
 """
+
 from __future__ import annotations
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
-from tkc.kernels.matmul import BYTES, REMEMBERED, aligned, facts_of, result_dtype, strides_of, summed
+from tkc.kernels.matmul import (
+    BYTES,
+    REMEMBERED,
+    aligned,
+    facts_of,
+    result_dtype,
+    strides_of,
+    summed,
+)
 from tkc.kernels.operator import operator
 
-LOWEST, NARROWEST = 32, 64                      # rows and columns of a block, at least, but of narrow results
-BLOCKS = 16                                     # of the product's programs that one of _places looks for
-TOGETHER = 2048                                 # rows that go through the columns side by side: with as many columns they are what runs at once
+LOWEST, NARROWEST = 32, 64  # rows and columns of a block, at least, but of narrow results
+BLOCKS = 16  # of the product's programs that one of _places looks for
+# rows that go through the columns side by side: with as many columns they are what runs at once
+TOGETHER = 2048
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64), (32, 64))
 
 
 @tkc.jit
-def _places(ends, places, rows, steps, columns, BM: tkc.constexpr, GROUPS: tkc.constexpr, BLOCKS: tkc.constexpr):
-    """places[:, t] = group, first row, end, steps and block of columns of program t; rows of no group follow the last one, with no steps."""
-    groups, g, t = ends.shape[0], tkc.arange(GROUPS), tkc.program_id(0) * BLOCKS + tkc.arange(BLOCKS)
-    given = lambda i: tkc.where(i < groups, tkc.minimum(tkc.maximum(tkc.load(ends, (tkc.minimum(i, groups - 1),), (GROUPS,)).to(tkc.int32), 0), rows), rows)
-    until = lambda x: tkc.scan(x, 0, tkc.maximum)                               # an end before the one before leaves an empty group
+def _places(
+    ends,
+    places,
+    rows,
+    steps,
+    columns,
+    BM: tkc.constexpr,
+    GROUPS: tkc.constexpr,
+    BLOCKS: tkc.constexpr,
+):
+    """places[:, t] = group, first row, end, steps and block of columns of program t; rows of no
+    group follow the last one, with no steps.
+    """
+    groups, g, t = (
+        ends.shape[0],
+        tkc.arange(GROUPS),
+        tkc.program_id(0) * BLOCKS + tkc.arange(BLOCKS),
+    )
+
+    def given(i):
+        return tkc.where(
+            i < groups,
+            tkc.minimum(
+                tkc.maximum(
+                    tkc.load(ends, (tkc.minimum(i, groups - 1),), (GROUPS,)).to(tkc.int32), 0
+                ),
+                rows,
+            ),
+            rows,
+        )
+
+    def until(x):
+        return tkc.scan(x, 0, tkc.maximum)  # an end before the one before leaves an empty group
+
     end, start = until(given(g)), until(tkc.where(g > 0, given(tkc.maximum(g - 1, 0)), 0))
     count = (end - start + (BM - 1)) // BM
     above = (tkc.cumsum(count) - count) * columns
     here = (t[:, None] >= above[None, :]) & (t[:, None] < (above + count * columns)[None, :])
-    of = lambda x: tkc.sum(tkc.where(here, x[None, :], 0), axis=1)
+
+    def of(x):
+        return tkc.sum(tkc.where(here, x[None, :], 0), axis=1)
+
     there, group, high = of(tkc.full((GROUPS,), 1, tkc.int32)), of(g), of(count)
     inside = there * t - of(above)
     side = TOGETHER // BM
     strip = inside // (side * columns)
-    inside, height = inside - strip * side * columns, tkc.maximum(tkc.minimum(side, high - strip * side), 1)
+    inside, height = (
+        inside - strip * side * columns,
+        tkc.maximum(tkc.minimum(side, high - strip * side), 1),
+    )
     column = inside // height
-    first, at = of(start) + (strip * side + inside - column * height) * BM, tkc.program_id(0) * BLOCKS
-    for i, x in enumerate((tkc.minimum(group, groups - 1), first, of(end), tkc.where((there > 0) & (group < groups), steps, 0), column)): tkc.store(places[i], (at,), x)
+    first, at = (
+        of(start) + (strip * side + inside - column * height) * BM,
+        tkc.program_id(0) * BLOCKS,
+    )
+    for i, x in enumerate(
+        (
+            tkc.minimum(group, groups - 1),
+            first,
+            of(end),
+            tkc.where((there > 0) & (group < groups), steps, 0),
+            column,
+        )
+    ):
+        tkc.store(places[i], (at,), x)
 
 
 def _configs(args: dict) -> list[tkc.Config]:
-    """Blocks: a first one for the CPU, then those of which the model takes its choice; as low as the groups are on average."""
+    """Blocks: a first one for the CPU, then those of which the model takes its choice; as low as
+    the groups are on average.
+    """
     (m, n), size, groups = args["c"].shape, BYTES[dtype_of(args["a"])], args["b"].shape[0]
     line = min(max(32, 128 // size), max(64 // size, power(args["a"].shape[-1])))
     high = max(LOWEST, power(m // max(groups, 1)))
-    tiles = [(bm, bn) for bm, bn in TILES if bm <= high and bn <= max(64, power(n)) and (bm > LOWEST or high == LOWEST)]
+    tiles = [
+        (bm, bn)
+        for bm, bn in TILES
+        if bm <= high and bn <= max(64, power(n)) and (bm > LOWEST or high == LOWEST)
+    ]
     host = (min(128, high), min(128, max(16, power(n))), 64)
-    return [tkc.Config(BM=bm, BN=bn, BK=bk) for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles)])]
+    return [
+        tkc.Config(BM=bm, BN=bn, BK=bk)
+        for bm, bn, bk in dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles)])
+    ]
 
 
-def _programs(a: Array, b: Array, BM: int, BN: int) -> int: return (a.shape[0] // BM + 1 + b.shape[0]) * tkc.cdiv(b.shape[2], BN)
-def _grid(args: dict) -> tuple[int]: return (_programs(args["a"], args["b"], args["BM"], args["BN"]),)
+def _programs(a: Array, b: Array, BM: int, BN: int) -> int:
+    return (a.shape[0] // BM + 1 + b.shape[0]) * tkc.cdiv(b.shape[2], BN)
+
+
+def _grid(args: dict) -> tuple[int]:
+    return (_programs(args["a"], args["b"], args["BM"], args["BN"]),)
 
 
 def table(a: Array, b: Array, ends: Array, BM: int, BN: int) -> Array:
     """Of the programs of these blocks."""
     count = tkc.cdiv(_programs(a, b, BM, BN), BLOCKS)
     places = empty(ends, (5, count * BLOCKS), "int32")
-    _places[count](ends, places, a.shape[0], a.shape[1], tkc.cdiv(b.shape[2], BN), BM=BM, GROUPS=power(b.shape[0] + 1), BLOCKS=BLOCKS)
+    _places[count](
+        ends,
+        places,
+        a.shape[0],
+        a.shape[1],
+        tkc.cdiv(b.shape[2], BN),
+        BM=BM,
+        GROUPS=power(b.shape[0] + 1),
+        BLOCKS=BLOCKS,
+    )
     return places
 
 
 def _key(args: dict) -> str:
-    """"bfloat16 4096x512x64 of 8 nn"."""
+    """ "bfloat16 4096x512x64 of 8 nn"."""
     a, b, c = args["a"], args["b"], args["c"]
-    return f"{dtype_of(a)} {a.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]} {''.join('n' if strides_of(x)[-1] == 1 else 't' for x in (a, b))}"
+    return (
+        f"{dtype_of(a)} {a.shape[0]}x{c.shape[1]}x{a.shape[1]} of {b.shape[0]}"
+        f" {''.join('n' if strides_of(x)[-1] == 1 else 't' for x in (a, b))}"
+    )
 
 
 @tkc.autotune(_configs, key=_key, measure=False)
@@ -79,8 +166,10 @@ def _grouped(a, b, places, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.cons
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, steps, BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(w, (k, n), (BK, BN)), acc)
-    if m + BM <= end: tkc.store(c, (m, n), acc.to(c.dtype))
-    else: tkc.store(c[:end], (m, n), acc.to(c.dtype))
+    if m + BM <= end:
+        tkc.store(c, (m, n), acc.to(c.dtype))
+    else:
+        tkc.store(c[:end], (m, n), acc.to(c.dtype))
 
 
 @tkc.jit
@@ -88,7 +177,9 @@ def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexp
     """c[g] = a[rows of g]ᵀ @ b[rows of g]: what a group's rows say of its matrix."""
     m, n, g = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
     end = tkc.minimum(ends[g], a.shape[0]).to(tkc.int32)
-    start = tkc.where(g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), a.shape[0]).to(tkc.int32), 0)
+    start = tkc.where(
+        g > 0, tkc.minimum(tkc.maximum(ends[tkc.maximum(g - 1, 0)], 0), a.shape[0]).to(tkc.int32), 0
+    )
     x, y = a[:end], b[:end]
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(start, end, BK):
@@ -96,50 +187,93 @@ def _outer(a, b, ends, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexp
     tkc.store(c[g], (m, n), acc.to(c.dtype))
 
 
-_chosen: dict[tuple, tuple[int, int]] = {}       # the blocks for arrays like these
+_chosen: dict[tuple, tuple[int, int]] = {}  # the blocks for arrays like these
 
 
 def _checked(a: Array, b: Array, ends: Array) -> None:
     """Raises LaunchError where shapes, types or (of host arrays) the ends do not fit."""
-    if len({library(x) for x in (a, b, ends)}) > 1: raise tkc.LaunchError(f"grouped_matmul: a is an array of {library(a)}, b of {library(b)}, ends of {library(ends)}; convert to one")
-    if len(a.shape) != 2 or len(b.shape) != 3 or len(ends.shape) != 1: raise tkc.LaunchError(f"grouped_matmul takes a [M, K], b [G, K, N] and ends [G], got {list(a.shape)}, {list(b.shape)} and {list(ends.shape)}")
-    if a.shape[1] != b.shape[1]: raise tkc.LaunchError(f"grouped_matmul: a has {a.shape[1]} columns and b has {b.shape[1]} rows ({list(a.shape)} @ {list(b.shape)}); transpose one")
-    if b.shape[0] != ends.shape[0]: raise tkc.LaunchError(f"grouped_matmul: {b.shape[0]} matrices and {ends.shape[0]} ends of groups; give one end a matrix")
-    if dtype_of(a) != dtype_of(b): raise tkc.LaunchError(f"grouped_matmul: expected one element type, got {dtype_of(a)} and {dtype_of(b)}; convert one")
-    if dtype_of(a) not in BYTES: raise tkc.LaunchError(f"grouped_matmul does not take {dtype_of(a)}; convert to one of {', '.join(BYTES)}")
-    if dtype_of(ends) not in ("int32", "int64"): raise tkc.LaunchError(f"grouped_matmul: ends are int32 or int64, got {dtype_of(ends)}; convert them")
+    if len({library(x) for x in (a, b, ends)}) > 1:
+        raise tkc.LaunchError(
+            f"grouped_matmul: a is an array of {library(a)}, b of {library(b)}, ends of"
+            f" {library(ends)}; convert to one"
+        )
+    if len(a.shape) != 2 or len(b.shape) != 3 or len(ends.shape) != 1:
+        raise tkc.LaunchError(
+            f"grouped_matmul takes a [M, K], b [G, K, N] and ends [G], got {list(a.shape)},"
+            f" {list(b.shape)} and {list(ends.shape)}"
+        )
+    if a.shape[1] != b.shape[1]:
+        raise tkc.LaunchError(
+            f"grouped_matmul: a has {a.shape[1]} columns and b has {b.shape[1]} rows"
+            f" ({list(a.shape)} @ {list(b.shape)}); transpose one"
+        )
+    if b.shape[0] != ends.shape[0]:
+        raise tkc.LaunchError(
+            f"grouped_matmul: {b.shape[0]} matrices and {ends.shape[0]} ends of groups; give one"
+            " end a matrix"
+        )
+    if dtype_of(a) != dtype_of(b):
+        raise tkc.LaunchError(
+            f"grouped_matmul: expected one element type, got {dtype_of(a)} and {dtype_of(b)};"
+            " convert one"
+        )
+    if dtype_of(a) not in BYTES:
+        raise tkc.LaunchError(
+            f"grouped_matmul does not take {dtype_of(a)}; convert to one of {', '.join(BYTES)}"
+        )
+    if dtype_of(ends) not in ("int32", "int64"):
+        raise tkc.LaunchError(
+            f"grouped_matmul: ends are int32 or int64, got {dtype_of(ends)}; convert them"
+        )
 
 
 @operator
 def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) -> Array:
-    """a's groups of rows, each times its matrix: c[ends[g - 1]:ends[g]] = a[ends[g - 1]:ends[g]] @ b[g], the first group from row 0. torch calls it _grouped_mm.
+    """a's groups of rows, each times its matrix: c[ends[g - 1]:ends[g]] = a[ends[g - 1]:ends[g]] @
+    b[g], the first group from row 0. torch calls it _grouped_mm.
 
-    a: [M, K]; b: [G, K, N], of a's element type, in any memory order (for weights [G, N, K] pass b.swapaxes(1, 2)); ends: [G], int32 or int64, ascending, at most M; a group
-    may be empty. Gives [M, N] of `dtype` (a's; int32 of integers, bfloat16 of 8-bit floats), summed in float32; rows after the last group are 0. One launch and a small one before it; nothing
-    waits for the host. Differentiable with torch. Raises LaunchError where shapes or types do not fit.
+    a: [M, K]; b: [G, K, N], of a's element type, in any memory order (for weights [G, N, K] pass
+    b.swapaxes(1, 2)); ends: [G], int32 or int64, ascending, at most M; a group may be empty. Gives
+    [M, N] of `dtype` (a's; int32 of integers, bfloat16 of 8-bit floats), summed in float32; rows
+    after the last group are 0. One launch and a small one before it; nothing waits for the host.
+    Differentiable with torch. Raises LaunchError where shapes or types do not fit.
     """
     _checked(a, b, ends)
     m, n = a.shape[0], b.shape[2]
     out = (zeros if 0 in b.shape else empty)(a, (m, n), result_dtype(a, dtype))
     yield out
-    if 0 in out.shape or 0 in b.shape: return
+    if 0 in out.shape or 0 in b.shape:
+        return
     a = aligned(a, n, m * n * a.shape[1])
     if (blocks := _chosen.get(facts := (facts_of(a), facts_of(b), facts_of(out)))) is None:
-        if len(_chosen) >= REMEMBERED: _chosen.clear()
-        given = _grouped.choose(a, b, table(a, b, ends, LOWEST, NARROWEST), out, grid=_grid).config.constants       # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
+        if len(_chosen) >= REMEMBERED:
+            _chosen.clear()
+        given = _grouped.choose(
+            a,
+            b,
+            table(a, b, ends, LOWEST, NARROWEST),
+            out,
+            grid=_grid,
+            # what is measured (TKC_AUTOTUNE=1) has rows and steps, of the smallest blocks
+        ).config.constants
         blocks = _chosen[facts] = given["BM"], given["BN"]
     _grouped[_grid](a, b, table(a, b, ends, *blocks), out)
 
 
 @operator
 def grouped_outer(a: Array, b: Array, ends: Array) -> Array:
-    """For each group of rows a[rows].T @ b[rows], [G, K, N]: the gradient of grouped_matmul for its matrices. a: [M, K]; b: [M, N]; ends: [G], as there."""
+    """For each group of rows a[rows].T @ b[rows], [G, K, N]: the gradient of grouped_matmul for its
+    matrices. a: [M, K]; b: [M, N]; ends: [G], as there.
+    """
     out = (zeros if 0 in a.shape else empty)(a, (ends.shape[0], a.shape[1], b.shape[1]))
     yield out
-    if 0 in out.shape or 0 in a.shape: return
+    if 0 in out.shape or 0 in a.shape:
+        return
     small = dtype_of(a) not in ("bfloat16", "float16")
     bm, bn = (min(64 if small else 128, max(16, power(x.shape[1]))) for x in (a, b))
-    _outer[tkc.cdiv(a.shape[1], bm), tkc.cdiv(b.shape[1], bn), ends.shape[0]](a, b, ends, out, BM=bm, BN=bn, BK=32)
+    _outer[tkc.cdiv(a.shape[1], bm), tkc.cdiv(b.shape[1], bn), ends.shape[0]](
+        a, b, ends, out, BM=bm, BN=bn, BK=32
+    )
 
 
 @grouped_matmul.backward(saves="a b ends")

@@ -1,11 +1,17 @@
-"""Matrix products, with NumPy's rules for their shapes and an epilogue that costs nothing: activation(a @ b + bias).
+"""Matrix products, with NumPy's rules for their shapes and an epilogue that costs nothing:
+activation(a @ b + bias).
 
-The kernel is the plain block program of examples/matmul.py. Its blocks and schedule are chosen for the shapes by the compiler's cost model and the tables beside this
-file (`tkc.autotune`, without measuring; TKC_AUTOTUNE=1 measures). Operands may be row- or column-major, in every combination, without a copy. Rows that do not start at
-multiples of 16 bytes cannot be copied by the hardware's own engine: where the cost model finds it faster, such operands are copied to rows that do, both in one launch.
-So it is with a long k and few blocks, which is cut in parts that a second launch adds up, always in the same order; a matrix times a vector has launches of its own,
-and a result whose rows start at odd elements is computed as its transpose. How arrays like some seen before are launched is remembered (`_ways`).
+The kernel is the plain block program of examples/matmul.py. Its blocks and schedule are chosen for
+the shapes by the compiler's cost model and the tables beside this file (`tkc.autotune`, without
+measuring; TKC_AUTOTUNE=1 measures). Operands may be row- or column-major, in every combination,
+without a copy. Rows that do not start at multiples of 16 bytes cannot be copied by the hardware's
+own engine: where the cost model finds it faster, such operands are copied to rows that do, both in
+one launch. So it is with a long k and few blocks, which is cut in parts that a second launch adds
+up, always in the same order; a matrix times a vector has launches of its own, and a result whose
+rows start at odd elements is computed as its transpose. How arrays like some seen before are
+launched is remembered (`_ways`).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,36 +26,145 @@ from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_o
 from tkc.kernels.operator import operator
 
 TABLES = Path(__file__).parent / "tables" / "h200.json"
-ACTIVATIONS = MappingProxyType({"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid} | {name: (lambda x, f=f: f(x, False)) for name, f in FUNCTIONS.items()})
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "float8_e5m2": 1}
+ACTIVATIONS = MappingProxyType(
+    {"relu": lambda x: tkc.maximum(x, 0), "tanh": tkc.tanh, "sigmoid": tkc.sigmoid}
+    | {name: lambda x, f=f: f(x, False) for name, f in FUNCTIONS.items()}
+)
+BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+}
 THIN = ((16, 64), (16, 128), (16, 256), (32, 64), (32, 128))
-BESIDE = 4                                      # blocks of rows that read b together
-LONG, WAVES = 4096, 4                           # k from which programs there and back pay, in two waves or more, and beyond which blocks of 192 x 256 do, in so many
-GREAT = MappingProxyType({"BM": 192, "BN": 256, "num_warps": 12, "num_stages": 3, "raster": 11, "serpentine": True, "stream_k": 4})
-TILES = ((128, 256), (256, 128), (128, 128), (128, 192), (256, 192), (64, 256), (64, 128), (64, 64), (128, 64))
-WORTH, SHORT = 1 << 28, 16                     # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
+BESIDE = 4  # blocks of rows that read b together
+LONG, WAVES = (
+    4096,
+    4,
+    # k from which programs there and back pay, in two waves or more, and beyond which blocks of 192
+    # x
+    # 256 do, in so many
+)
+GREAT = MappingProxyType(
+    {
+        "BM": 192,
+        "BN": 256,
+        "num_warps": 12,
+        "num_stages": 3,
+        "raster": 11,
+        "serpentine": True,
+        "stream_k": 4,
+    }
+)
+TILES = (
+    (128, 256),
+    (256, 128),
+    (128, 128),
+    (128, 192),
+    (256, 192),
+    (64, 256),
+    (64, 128),
+    (64, 64),
+    (128, 64),
+)
+WORTH, SHORT = (
+    1 << 28,
+    16,
+)  # multiply-adds, and rows or columns that share an operand, from which aligned copies of it pay
 REMEMBERED = 4096
-ROWS, COLUMNS, BOTH = 32, 256, (64, 128)        # of a program that copies, and of one that copies rows to columns
-ALONG, DOWN, ACROSS = range(3)                  # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a transpose
-PROGRAMS, DEEPEST, LARGE = 132, 256, 1 << 14    # multiprocessors of a large device; least k of a part, and of all parts what stands for many
-LONGEST, WHOLE = 1 << 17, 1 << 13               # elements of a row that the blocks of a cluster hold, and that one does best
-ADDING = 1 << 14                                # elements of parts that a program adds up, about
-LATER, COPIED, ADDED = 2.5e-6, 0.85, 0.9        # seconds of a launch that follows another; of the memory's rate, what a copy reaches, and adding up parts
+ROWS, COLUMNS, BOTH = (
+    32,
+    256,
+    (64, 128),
+)  # of a program that copies, and of one that copies rows to columns
+ALONG, DOWN, ACROSS = range(
+    3
+    # how a matrix is copied: its rows are dense, its columns, or rows are copied to the rows of a
+    # transpose
+)
+PROGRAMS, DEEPEST, LARGE = (
+    132,
+    256,
+    1 << 14,
+)  # multiprocessors of a large device; least k of a part, and of all parts what stands for many
+LONGEST, WHOLE = (
+    1 << 17,
+    1 << 13,
+)  # elements of a row that the blocks of a cluster hold, and that one does best
+ADDING = 1 << 14  # elements of parts that a program adds up, about
+LATER, COPIED, ADDED = (
+    2.5e-6,
+    0.85,
+    0.9,
+    # seconds of a launch that follows another; of the memory's rate, what a copy reaches, and
+    # adding up
+    # parts
+)
 
 
 def _configs(args: dict) -> list[tkc.Config]:
-    """Blocks for a product: a first one for the CPU, then those of which the model takes its choice on a GPU."""
+    """Blocks for a product: a first one for the CPU, then those of which the model takes its choice
+    on a GPU.
+    """
     (m, n), k, size = args["c"].shape[-2:], args["a"].shape[-1], BYTES[dtype_of(args["a"])]
-    once = len(args["b"].shape) == len(args["c"].shape)                              # b is read, where few blocks have all rows, which stand side by side: it need not displace what others have in the cache
-    line = min(max(32, 128 // size), max(64 // size, power(k)))                 # k of a block: 128 bytes, the widest swizzle, unless there is less
-    tiles = [(bm, bn) for bm, bn in (*(THIN if m <= 32 else ()), *TILES) if bm <= max(64, power(m)) and bn <= max(64, power(n))]
+    once = len(args["b"].shape) == len(
+        args["c"].shape
+        # b is read, where few blocks have all rows, which stand side by side: it need not displace
+        # what
+        # others have in the cache
+    )
+    line = min(
+        max(32, 128 // size), max(64 // size, power(k))
+    )  # k of a block: 128 bytes, the widest swizzle, unless there is less
+    tiles = [
+        (bm, bn)
+        for bm, bn in (*(THIN if m <= 32 else ()), *TILES)
+        if bm <= max(64, power(m)) and bn <= max(64, power(n))
+    ]
     host = (min(256, power(m)), min(256, power(n)), 64)
-    made = dict.fromkeys([host, *((bm, bn, line) for bm, bn in tiles), *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64)])
-    # what is long walks there and back, and where there is room for waves of them in blocks that read least: on an H200 1 to 2 % and 3 to 5 % faster (8192 x 28672 x 8192, 5120³, 6144³), but not of k = 2048, nor the blocks of 4096
-    back = {"serpentine": True} if len(args["c"].shape) == 2 and size == 2 and k >= LONG and m * n >= 2 * PROGRAMS * 128 * 256 else {}
-    found = [tkc.Config(BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})) for bm, bn, bk in made]
-    cut = any(s * size % 32 for x in (args["a"], args["b"]) for s in strides_of(x) if s != 1)                  # rows of which copies are slow: smaller blocks share more of them (3000 x 5000 x 7000: 0.93 of 128 x 256)
-    return found + [tkc.Config(BK=line, **GREAT)] * (bool(back) and not cut and k > LONG and m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"])
+    made = dict.fromkeys(
+        [
+            host,
+            *((bm, bn, line) for bm, bn in tiles),
+            *((bm, bn, 2 * line) for bm, bn in tiles if bm * bn <= 128 * 64),
+        ]
+    )
+    # what is long walks there and back, and where there is room for waves of them in blocks that
+    # read least: on an H200 1 to 2 % and 3 to 5 % faster (8192 x 28672 x 8192, 5120³, 6144³), but
+    # not of k = 2048, nor the blocks of 4096
+    back = (
+        {"serpentine": True}
+        if len(args["c"].shape) == 2
+        and size == 2
+        and k >= LONG
+        and m * n >= 2 * PROGRAMS * 128 * 256
+        else {}
+    )
+    found = [
+        tkc.Config(
+            BM=bm, BN=bn, BK=bk, **back, **({"retain": True} if once and m <= BESIDE * bm else {})
+        )
+        for bm, bn, bk in made
+    ]
+    cut = any(
+        s * size % 32
+        for x in (args["a"], args["b"])
+        for s in strides_of(x)
+        if s != 1
+        # rows of which copies are slow: smaller blocks share more of them (3000 x 5000 x 7000: 0.93
+        # of
+        # 128 x 256)
+    )
+    return found + [tkc.Config(BK=line, **GREAT)] * (
+        bool(back)
+        and not cut
+        and k > LONG
+        and m * n >= WAVES * PROGRAMS * GREAT["BM"] * GREAT["BN"]
+    )
 
 
 def _grid(args: dict) -> tuple[int, int, int]:
@@ -58,12 +173,31 @@ def _grid(args: dict) -> tuple[int, int, int]:
 
 
 def _key(args: dict) -> str:
-    """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, and operands whose rows are not aligned. Not the epilogue."""
+    """What the choice depends on: "bfloat16 4096x512x64 nt", then the number of batches, and
+    operands whose rows are not aligned. Not the epilogue.
+    """
     a, b, c = args["a"], args["b"], args["c"]
     (*batch, m, n), k, kind = c.shape, a.shape[-1], dtype_of(a)
     order = "".join("n" if strides_of(x)[-1] == 1 else "t" for x in (a, b))
-    odd = "".join(name for name, x in zip("abc", (a, b, c)) if any(s * BYTES.get(dtype_of(x), 4) % 16 for s, e in zip(strides_of(x), x.shape) if s != 1 and e != 1) or _astray(x))
-    return " ".join([kind, f"{m}x{n}x{k}", order, *([f"of {prod(batch)}"] if batch else []), *([f"odd {odd}"] if odd else [])])
+    odd = "".join(
+        name
+        for name, x in zip("abc", (a, b, c), strict=False)
+        if any(
+            s * BYTES.get(dtype_of(x), 4) % 16
+            for s, e in zip(strides_of(x), x.shape, strict=False)
+            if s != 1 and e != 1
+        )
+        or _astray(x)
+    )
+    return " ".join(
+        [
+            kind,
+            f"{m}x{n}x{k}",
+            order,
+            *([f"of {prod(batch)}"] if batch else []),
+            *([f"odd {odd}"] if odd else []),
+        ]
+    )
 
 
 def summed(dtype):
@@ -73,34 +207,69 @@ def summed(dtype):
 
 @tkc.autotune(_configs, key=_key, measure=False, table=TABLES)
 @tkc.jit
-def _product(a, b, bias, c, ACTIVATION: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def _product(
+    a,
+    b,
+    bias,
+    c,
+    ACTIVATION: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+):
     a, b, c = (x[tkc.program_id(2)] if x.ndim == 3 else x for x in (a, b, c))
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     acc = tkc.zeros((BM, BN), summed(a.dtype))
     for k in tkc.range(0, a.shape[1], BK):
         acc = tkc.dot(tkc.load(a, (m, k), (BM, BK)), tkc.load(b, (k, n), (BK, BN)), acc)
-    if bias is not None: acc = acc + (tkc.load(bias, (n,), (BN,))[None, :] if bias.ndim == 1 else tkc.load(bias, (m, 0), (BM, 1))).to(acc.dtype)
-    if ACTIVATION is not None: acc = ACTIVATIONS[ACTIVATION](acc)
+    if bias is not None:
+        acc = acc + (
+            tkc.load(bias, (n,), (BN,))[None, :]
+            if bias.ndim == 1
+            else tkc.load(bias, (m, 0), (BM, 1))
+        ).to(acc.dtype)
+    if ACTIVATION is not None:
+        acc = ACTIVATIONS[ACTIVATION](acc)
     tkc.store(c, (m, n), acc.to(c.dtype))
 
 
 def _depths(args: dict) -> list[tkc.Config]:
-    """Blocks for a product in parts, and k of a part: so that there are about as many programs as multiprocessors, or twice as many."""
+    """Blocks for a product in parts, and k of a part: so that there are about as many programs as
+    multiprocessors, or twice as many.
+    """
     (m, n), k, found = args["c"].shape[-2:], args["a"].shape[-1], []
     for config in _configs(args):
         blocks = tkc.cdiv(m, config.constants["BM"]) * tkc.cdiv(n, config.constants["BN"])
-        counts = dict.fromkeys(min(programs // blocks, k // DEEPEST) for programs in (PROGRAMS, 2 * PROGRAMS))
-        found += [tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * DEEPEST) * DEEPEST) for count in counts if count > 1]
-    return found or [tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, DEEPEST) * DEEPEST) for config in _configs(args)]
+        counts = dict.fromkeys(
+            min(programs // blocks, k // DEEPEST) for programs in (PROGRAMS, 2 * PROGRAMS)
+        )
+        found += [
+            tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, count * DEEPEST) * DEEPEST)
+            for count in counts
+            if count > 1
+        ]
+    return found or [
+        tkc.Config(**config.constants, DEPTH=tkc.cdiv(k, DEEPEST) * DEEPEST)
+        for config in _configs(args)
+    ]
 
 
-def _grid_of_parts(args: dict) -> tuple[int, int, int]: return tkc.cdiv(args["c"].shape[1], args["BM"]), tkc.cdiv(args["c"].shape[2], args["BN"]), tkc.cdiv(args["a"].shape[1], args["DEPTH"])
+def _grid_of_parts(args: dict) -> tuple[int, int, int]:
+    return (
+        tkc.cdiv(args["c"].shape[1], args["BM"]),
+        tkc.cdiv(args["c"].shape[2], args["BN"]),
+        tkc.cdiv(args["a"].shape[1], args["DEPTH"]),
+    )
 
 
 @tkc.autotune(_depths, key=_key, measure=False)
 @tkc.jit
-def _partial(a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
-    """The product in parts of DEPTH of its k, one matrix of c each: for few programs with long loops."""
+def _partial(
+    a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr
+):
+    """The product in parts of DEPTH of its k, one matrix of c each: for few programs with long
+    loops.
+    """
     m, n, part = tkc.program_id(0) * BM, tkc.program_id(1) * BN, tkc.program_id(2)
     acc = tkc.zeros((BM, BN), tkc.float32)
     for k in tkc.range(part * DEPTH, tkc.minimum((part + 1) * DEPTH, a.shape[1]), BK):
@@ -109,26 +278,53 @@ def _partial(a, b, c, DEPTH: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr
 
 
 @tkc.jit
-def _sum(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BM: tkc.constexpr, BN: tkc.constexpr):
+def _sum(
+    parts,
+    bias,
+    out,
+    ACTIVATION: tkc.constexpr,
+    PARTS: tkc.constexpr,
+    BM: tkc.constexpr,
+    BN: tkc.constexpr,
+):
     """The sum of the parts, always in the same order, all of them asked for at once."""
     m, n = tkc.program_id(0) * BM, tkc.program_id(1) * BN
     total = tkc.sum(tkc.load(parts, (0, m, n), (PARTS, BM, BN)), axis=0)
-    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
-    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    if bias is not None:
+        total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)[None, :]
+    if ACTIVATION is not None:
+        total = ACTIVATIONS[ACTIVATION](total)
     tkc.store(out, (m, n), total.to(out.dtype))
 
 
 @tkc.jit
-def _rows(x, rows, bias, out, ACTIVATION: tkc.constexpr, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+def _rows(
+    x,
+    rows,
+    bias,
+    out,
+    ACTIVATION: tkc.constexpr,
+    STEPS: tkc.constexpr,
+    BN: tkc.constexpr,
+    BK: tkc.constexpr,
+):
     """A vector times each row of a matrix: of rows that are dense, each whole in one program."""
     n = tkc.program_id(0) * BN
-    def times(k): return tkc.load(rows, (n, k), (BN, BK)).to(tkc.float32) * tkc.load(x, (0, k), (1, BK)).to(tkc.float32)
+
+    def times(k):
+        return tkc.load(rows, (n, k), (BN, BK)).to(tkc.float32) * tkc.load(x, (0, k), (1, BK)).to(
+            tkc.float32
+        )
+
     acc = times(0)
     if STEPS > 1:
-        for k in tkc.range(BK, rows.shape[1], BK): acc = acc + times(k)
+        for k in tkc.range(BK, rows.shape[1], BK):
+            acc = acc + times(k)
     total = tkc.sum(acc, axis=1)
-    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
-    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    if bias is not None:
+        total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
+    if ACTIVATION is not None:
+        total = ACTIVATIONS[ACTIVATION](total)
     tkc.store(out, (0, n), total.to(out.dtype)[None, :])
 
 
@@ -138,7 +334,9 @@ def _vector(x, b, parts, STEPS: tkc.constexpr, BN: tkc.constexpr, BK: tkc.conste
     n, part = tkc.program_id(0) * BN, tkc.program_id(1)
     acc = tkc.zeros((BK, BN), tkc.float32)
     for k in tkc.range(part * STEPS * BK, tkc.minimum((part + 1) * STEPS * BK, b.shape[0]), BK):
-        acc = acc + tkc.load(x[0], (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(b, (k, n), (BK, BN)).to(tkc.float32)
+        acc = acc + tkc.load(x[0], (k,), (BK,)).to(tkc.float32)[:, None] * tkc.load(
+            b, (k, n), (BK, BN)
+        ).to(tkc.float32)
     tkc.store(parts, (part, n), tkc.sum(acc, axis=0)[None, :])
 
 
@@ -147,53 +345,86 @@ def _total(parts, bias, out, ACTIVATION: tkc.constexpr, PARTS: tkc.constexpr, BN
     """The sum of the parts, always in the same order."""
     n = tkc.program_id(0) * BN
     total = tkc.sum(tkc.load(parts, (0, n), (PARTS, BN)), axis=0)
-    if bias is not None: total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
-    if ACTIVATION is not None: total = ACTIVATIONS[ACTIVATION](total)
+    if bias is not None:
+        total = total + tkc.load(bias, (n,), (BN,)).to(tkc.float32)
+    if ACTIVATION is not None:
+        total = ACTIVATIONS[ACTIVATION](total)
     tkc.store(out, (0, n), total.to(out.dtype)[None, :])
 
 
 @tkc.jit
 def _copies(x, p, y, q, HOW: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
-    """One matrix copied to another, or two in one launch, the first one's programs first. HOW: of the first one, and times 4 of the second, ALONG, DOWN or ACROSS."""
+    """One matrix copied to another, or two in one launch, the first one's programs first. HOW: of
+    the first one, and times 4 of the second, ALONG, DOWN or ACROSS.
+    """
     program, one, two = tkc.program_id(0), HOW % 4, HOW // 4
-    if y is None: _moved(x, p, program, one, ROWS, COLUMNS)
+    if y is None:
+        _moved(x, p, program, one, ROWS, COLUMNS)
     else:
         first = tkc.cdiv(x.shape[one == DOWN], ROWS) * tkc.cdiv(x.shape[one != DOWN], COLUMNS)
-        if program < first: _moved(x, p, program, one, ROWS, COLUMNS)
-        else: _moved(y, q, program - first, two, ROWS, COLUMNS)
+        if program < first:
+            _moved(x, p, program, one, ROWS, COLUMNS)
+        else:
+            _moved(y, q, program - first, two, ROWS, COLUMNS)
 
 
 def _moved(x, out, program, how, rows, columns):
     across = tkc.cdiv(x.shape[how != DOWN], columns)
     i, j = program // across * rows, program % across * columns
-    if how == ALONG: tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
-    elif how == DOWN: tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
-    else: tkc.store(out, (j, i), tkc.load(x, (i, j), (rows, columns)).T)
+    if how == ALONG:
+        tkc.store(out, (i, j), tkc.load(x, (i, j), (rows, columns)))
+    elif how == DOWN:
+        tkc.store(out, (j, i), tkc.load(x, (j, i), (columns, rows)))
+    else:
+        tkc.store(out, (j, i), tkc.load(x, (i, j), (rows, columns)).T)
 
 
-# ------------------------------------------------------------------------------------------------------------ shapes
+# --------------------------------------------------------------------------------------------------
 def _shape(a: Array, b: Array) -> tuple[int, ...]:
     """The shape of a @ b by NumPy's rules. Raises LaunchError."""
-    if library(a) != library(b): raise tkc.LaunchError(f"matmul: a is an array of {library(a)}, b of {library(b)}; convert one")
+    if library(a) != library(b):
+        raise tkc.LaunchError(
+            f"matmul: a is an array of {library(a)}, b of {library(b)}; convert one"
+        )
     given = tuple(a.shape), tuple(b.shape), dtype_of(a), dtype_of(b)
-    try: return _shape_of(*given)
-    except TypeError: return _shape_of.__wrapped__(*given)                      # extents that torch traces are symbols, which have no hash
+    try:
+        return _shape_of(*given)
+    except TypeError:
+        return _shape_of.__wrapped__(
+            *given
+        )  # extents that torch traces are symbols, which have no hash
 
 
 @lru_cache(REMEMBERED)
 def _shape_of(a: tuple[int, ...], b: tuple[int, ...], *kinds: str) -> tuple[int, ...]:
-    if not a or not b: raise tkc.LaunchError("matmul takes arrays of rank 1 and more, got a scalar; multiply with *")
-    if kinds[0] != kinds[1] and not all(k.startswith("float8") for k in kinds): raise tkc.LaunchError(f"matmul: expected one element type, got {kinds[0]} and {kinds[1]}; convert one")
-    if kinds[0] not in BYTES: raise tkc.LaunchError(f"matmul does not take {kinds[0]}; convert to one of {', '.join(BYTES)}")
+    if not a or not b:
+        raise tkc.LaunchError(
+            "matmul takes arrays of rank 1 and more, got a scalar; multiply with *"
+        )
+    if kinds[0] != kinds[1] and not all(k.startswith("float8") for k in kinds):
+        raise tkc.LaunchError(
+            f"matmul: expected one element type, got {kinds[0]} and {kinds[1]}; convert one"
+        )
+    if kinds[0] not in BYTES:
+        raise tkc.LaunchError(
+            f"matmul does not take {kinds[0]}; convert to one of {', '.join(BYTES)}"
+        )
     k, inner = a[-1], b[-2] if len(b) > 1 else b[0]
-    if k != inner: raise tkc.LaunchError(f"matmul: a has {k} columns and b has {inner} rows ({list(a)} @ {list(b)}); transpose one")
+    if k != inner:
+        raise tkc.LaunchError(
+            f"matmul: a has {k} columns and b has {inner} rows ({list(a)} @ {list(b)});"
+            " transpose one"
+        )
     return (*_batch(a[:-2], b[:-2]), *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
 def _batch(one, other) -> tuple[int, ...]:
     shape = [1] * (max(len(one), len(other)) - len(one)) + list(one)
     for i, n in enumerate(reversed(other), 1):
-        if n != shape[-i] and 1 not in (n, shape[-i]): raise tkc.LaunchError(f"matmul: batches of {list(one)} and {list(other)} cannot be broadcast")
+        if n != shape[-i] and 1 not in (n, shape[-i]):
+            raise tkc.LaunchError(
+                f"matmul: batches of {list(one)} and {list(other)} cannot be broadcast"
+            )
         shape[-i] = n if shape[-i] == 1 else shape[-i]
     return tuple(shape)
 
@@ -201,194 +432,344 @@ def _batch(one, other) -> tuple[int, ...]:
 def result_dtype(a: Array, dtype: str | None) -> str:
     """Of the result: asked for, or that of a, int32 of integers and bfloat16 of 8-bit floats."""
     kind = dtype_of(a)
-    return dtype or ("int32" if "int" in kind else "bfloat16" if kind.startswith("float8") else kind)
+    return dtype or (
+        "int32" if "int" in kind else "bfloat16" if kind.startswith("float8") else kind
+    )
 
 
 def strides_of(x: Array) -> tuple[int, ...]:
     """In elements."""
-    if hasattr(x, "span"): return x.strides                                        # a description: what assembling is given
-    if library(x) == "torch": return tuple(x.stride())
-    if not hasattr(x, "strides"): return tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))          # jax's
+    if hasattr(x, "span"):
+        return x.strides  # a description: what assembling is given
+    if library(x) == "torch":
+        return tuple(x.stride())
+    if not hasattr(x, "strides"):
+        return tuple(prod(x.shape[i + 1 :]) for i in range(len(x.shape)))  # jax's
     return tuple(s // x.dtype.itemsize for s in x.strides)
 
 
 def _operand(x: Array, batch: tuple[int, ...]) -> Array:
-    """An operand with the axes (batch, rows, columns), or without the first where it has none of its own."""
-    if prod(x.shape[:-2]) == 1: return x if len(x.shape) == 2 else x.reshape(x.shape[-2:])
-    if tuple(x.shape[:-2]) != batch: x = x.expand((*batch, *x.shape[-2:])) if library(x) == "torch" else _broadcast(x, (*batch, *x.shape[-2:]))
+    """An operand with the axes (batch, rows, columns), or without the first where it has none of
+    its own.
+    """
+    if prod(x.shape[:-2]) == 1:
+        return x if len(x.shape) == 2 else x.reshape(x.shape[-2:])
+    if tuple(x.shape[:-2]) != batch:
+        x = (
+            x.expand((*batch, *x.shape[-2:]))
+            if library(x) == "torch"
+            else _broadcast(x, (*batch, *x.shape[-2:]))
+        )
     return x if len(x.shape) == 3 else x.reshape((prod(batch), *x.shape[-2:]))
 
 
 def _broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     from importlib import import_module
+
     return import_module("jax.numpy" if library(x) == "jax" else library(x)).broadcast_to(x, shape)
 
 
 def aligned(x: Array, shared: int, work: int) -> Array:
-    """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes. shared: how often each element is used."""
-    return _copier([x], [_turned(x)])(x)[0] if shared >= SHORT and work >= WORTH and _unaligned(x) else x
+    """The matrix, or where it is worth while a copy whose rows start at multiples of 16 bytes.
+    shared: how often each element is used.
+    """
+    return (
+        _copier([x], [_turned(x)])(x)[0]
+        if shared >= SHORT and work >= WORTH and _unaligned(x)
+        else x
+    )
 
 
 def _unaligned(x: Array) -> bool:
-    """Whether the rows (or columns) of a matrix on a GPU start elsewhere than at multiples of 16 bytes, where the hardware's own engine does not copy them."""
-    if len(x.shape) != 2 or _host(x): return False
+    """Whether the rows (or columns) of a matrix on a GPU start elsewhere than at multiples of 16
+    bytes, where the hardware's own engine does not copy them.
+    """
+    if len(x.shape) != 2 or _host(x):
+        return False
     pitch, dense = _pitch(x)
     return dense != 1 or pitch * BYTES[dtype_of(x)] % 16 != 0 or _address(x) % 16 != 0
 
 
 def narrow(c: Array) -> bool:
     """Whether rows of a result on a GPU do not start at multiples of two elements."""
-    return not _host(c) and strides_of(c)[1] == 1 < min(*c.shape, strides_of(c)[0]) and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
+    return (
+        not _host(c)
+        and strides_of(c)[1] == 1 < min(*c.shape, strides_of(c)[0])
+        and (strides_of(c)[0] % 2 == 1 or _address(c) % (2 * BYTES.get(dtype_of(c), 4)) != 0)
+    )
 
 
-def _turned(x: Array) -> bool: return strides_of(x)[1] != 1 and min(x.shape) > 1
-def _pitch(x: Array) -> tuple[int, int]: return strides_of(x)[::-1] if _turned(x) else strides_of(x)
+def _turned(x: Array) -> bool:
+    return strides_of(x)[1] != 1 and min(x.shape) > 1
+
+
+def _pitch(x: Array) -> tuple[int, int]:
+    return strides_of(x)[::-1] if _turned(x) else strides_of(x)
 
 
 def _unfit(x: Array, inner: int) -> bool:
-    """Whether Hopper's engines do not take a factor on a GPU as it lies: for its rows, or because it has 8 bits and another axis is dense than `inner`, along which sums run."""
-    return not _host(x) and (_unaligned(x) or BYTES[dtype_of(x)] == 1 and _turned(x) == inner and min(x.shape) > 1)
+    """Whether Hopper's engines do not take a factor on a GPU as it lies: for its rows, or because
+    it has 8 bits and another axis is dense than `inner`, along which sums run.
+    """
+    return not _host(x) and (
+        _unaligned(x) or BYTES[dtype_of(x)] == 1 and _turned(x) == inner and min(x.shape) > 1
+    )
 
 
 def _odd(a: Array, b: Array) -> list[bool]:
     """Which of two factors are worth a copy that Hopper's engines take as it lies."""
     (m, k), n = a.shape, b.shape[1]
-    return [shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner) for x, shared, inner in ((a, n, 1), (b, m, 0))]
+    return [
+        shared >= SHORT and m * n * k >= WORTH and _unfit(x, inner)
+        for x, shared, inner in ((a, n, 1), (b, m, 0))
+    ]
 
 
 def fitting(a: Array, b: Array) -> list[Array]:
-    """Two factors, or where it is worth while copies that Hopper's engines take as they lie, made in one launch."""
+    """Two factors, or where it is worth while copies that Hopper's engines take as they lie, made
+    in one launch.
+    """
     odd = _odd(a, b)
-    given = [(x, _columns(x, inner)) for x, o, inner in zip((a, b), odd, (1, 0)) if o]
-    made = iter(_copier(*zip(*given))(*(x for x, _ in given))) if given else iter(())
-    return [next(made) if o else x for x, o in zip((a, b), odd)]
+    given = [(x, _columns(x, inner)) for x, o, inner in zip((a, b), odd, (1, 0), strict=False) if o]
+    made = iter(_copier(*zip(*given, strict=False))(*(x for x, _ in given))) if given else iter(())
+    return [next(made) if o else x for x, o in zip((a, b), odd, strict=False)]
 
 
 def _columns(x: Array, inner: int) -> bool:
-    """Whether the columns of an aligned copy of a factor are dense, not its rows: as they are, but of 8 bits what sums run along."""
+    """Whether the columns of an aligned copy of a factor are dense, not its rows: as they are, but
+    of 8 bits what sums run along.
+    """
     return inner == 0 if BYTES[dtype_of(x)] == 1 else _turned(x)
 
 
 def _padded(x: Array, columns: bool) -> int:
-    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut sectors are slow to copy. columns: these are dense in the copy."""
+    """Elements from one row of an aligned copy to the next: whole lines of 128 bytes, rows that cut
+    sectors are slow to copy. columns: these are dense in the copy.
+    """
     line = 128 // BYTES[dtype_of(x)]
     return -(-x.shape[0 if columns else 1] // line) * line
 
 
 def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
-    """A function of one matrix or two like these, that copies them in one launch to rows (or columns, where these are to be dense) that start at multiples of 16 bytes."""
-    turned, steps = tuple(map(_turned, given)), [(1, _padded(x, c)) if c else (_padded(x, c), 1) for x, c in zip(given, columns)]
-    how = [ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns)]
+    """A function of one matrix or two like these, that copies them in one launch to rows (or
+    columns, where these are to be dense) that start at multiples of 16 bytes.
+    """
+    turned, steps = (
+        tuple(map(_turned, given)),
+        [
+            (1, _padded(x, c)) if c else (_padded(x, c), 1)
+            for x, c in zip(given, columns, strict=False)
+        ],
+    )
+    how = [
+        ACROSS if t != c else DOWN if t else ALONG for t, c in zip(turned, columns, strict=False)
+    ]
     height, width = BOTH if ACROSS in how else (ROWS, COLUMNS)
-    programs = sum(tkc.cdiv(n, height) * tkc.cdiv(m, width) for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned)))
+    programs = sum(
+        tkc.cdiv(n, height) * tkc.cdiv(m, width)
+        for n, m in (x.shape[::-1] if t else x.shape for x, t in zip(given, turned, strict=False))
+    )
 
     def fresh(x, column, steps):
-        if hasattr(x, "new_empty_strided"): return x.new_empty_strided(x.shape, steps)
+        if hasattr(x, "new_empty_strided"):
+            return x.new_empty_strided(x.shape, steps)
         n, m = x.shape[::-1] if column else x.shape
         out = empty(x, (n, max(steps)))[:, :m]
         return out.T if column else out
 
     def run(*arrays):
         made, told = list(map(fresh, arrays, columns, steps)), []
-        for x, out, t, h in zip(arrays, made, turned, how): told += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
-        _copies[programs](*told, *([None] * (4 - len(told))), HOW=sum(h << 2 * i for i, h in enumerate(how)), ROWS=height, COLUMNS=width)
+        for x, out, t, h in zip(arrays, made, turned, how, strict=False):
+            told += [x.T if h == ACROSS and t else x, out.T if h == ACROSS and not t else out]
+        _copies[programs](
+            *told,
+            *([None] * (4 - len(told))),
+            HOW=sum(h << 2 * i for i, h in enumerate(how)),
+            ROWS=height,
+            COLUMNS=width,
+        )
         return made
+
     return run
 
 
-def _astray(x: Array) -> bool: return not hasattr(x, "span") and not _host(x) and _address(x) % 16 != 0
-def _host(x: Array) -> bool: return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
-def _address(x: Array) -> int: return x.data_ptr() if library(x) == "torch" else x.data.ptr
+def _astray(x: Array) -> bool:
+    return not hasattr(x, "span") and not _host(x) and _address(x) % 16 != 0
 
 
-# ---------------------------------------------------------------------------------------------------------- products
-_ways: dict[tuple, Callable] = {}               # how products of arrays like some seen before are launched: a function (a, b, bias, out)
+def _host(x: Array) -> bool:
+    return library(x) == "numpy" or library(x) == "torch" and not x.is_cuda or library(x) == "jax"
+
+
+def _address(x: Array) -> int:
+    return x.data_ptr() if library(x) == "torch" else x.data.ptr
+
+
+# --------------------------------------------------------------------------------------------------
+_ways: dict[
+    tuple, Callable
+] = {}  # how products of arrays like some seen before are launched: a function (a, b, bias, out)
 
 
 def facts_of(x: Array) -> tuple:
-    """What a choice for an array depends on: where its memory is, too, for a device has blocks of its own."""
-    if hasattr(x, "data_ptr"): return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
+    """What a choice for an array depends on: where its memory is, too, for a device has blocks of
+    its own.
+    """
+    if hasattr(x, "data_ptr"):
+        return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
     return x.shape, getattr(x, "strides", None), x.dtype, type(x), getattr(x, "sharding", None)
 
 
 def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out: Array) -> None:
-    facts = facts_of(a), facts_of(b), facts_of(out), None if bias is None else bias.shape, activation
-    if (way := _ways.get(facts)) is not None: return way(a, b, bias, out)
+    facts = (
+        facts_of(a),
+        facts_of(b),
+        facts_of(out),
+        None if bias is None else bias.shape,
+        activation,
+    )
+    if (way := _ways.get(facts)) is not None:
+        return way(a, b, bias, out)
     given = a, b, out
-    if activation is not None and activation not in ACTIVATIONS: raise tkc.LaunchError(f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]): raise tkc.LaunchError(f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}")
-    if 0 in out.shape: return
-    if len(a.shape) == 1: a, out = a[None, :], out[..., None] if len(b.shape) == 1 else out[..., None, :]
-    if len(b.shape) == 1: b, out = b[:, None], out[..., None]
+    if activation is not None and activation not in ACTIVATIONS:
+        raise tkc.LaunchError(
+            f"activation is None or one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+        )
+    if bias is not None and tuple(bias.shape) != tuple(out.shape[-1:]):
+        raise tkc.LaunchError(
+            f"matmul: expected a bias of {list(out.shape[-1:])}, got {list(bias.shape)}"
+        )
+    if 0 in out.shape:
+        return
+    if len(a.shape) == 1:
+        a, out = a[None, :], out[..., None] if len(b.shape) == 1 else out[..., None, :]
+    if len(b.shape) == 1:
+        b, out = b[:, None], out[..., None]
     batch = tuple(out.shape[:-2])
-    if len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out):       # rows of all batches are rows of one product
-        a, out, batch = a.reshape((prod(a.shape[:-1]), a.shape[-1])), out.reshape((prod(out.shape[:-1]), out.shape[-1])), ()
+    if (
+        len(a.shape) > 2 and len(b.shape) == 2 and _dense(a) and _dense(out)
+    ):  # rows of all batches are rows of one product
+        a, out, batch = (
+            a.reshape((prod(a.shape[:-1]), a.shape[-1])),
+            out.reshape((prod(out.shape[:-1]), out.shape[-1])),
+            (),
+        )
     m, n = out.shape[-2:]
-    if len(batch) > 1 and not _dense(out):                                         # axes that do not merge: a result of its own, copied
+    if len(batch) > 1 and not _dense(out):  # axes that do not merge: a result of its own, copied
         result = empty(out)
         _launch(a, b, bias, activation, result)
         out[...] = result
         return
-    a, b, c = _operand(a, batch), _operand(b, batch), out if len(batch) < 2 else out.reshape((prod(batch), m, n))
-    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2: c = c[0]
+    a, b, c = (
+        _operand(a, batch),
+        _operand(b, batch),
+        out if len(batch) < 2 else out.reshape((prod(batch), m, n)),
+    )
+    if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2:
+        c = c[0]
     way = _way(a, b, bias, activation, c)
-    if all(x is y for x, y in zip(given, (a, b, c))) and library(a) != "cupy":
-        if len(_ways) >= REMEMBERED: _ways.clear()
+    if all(x is y for x, y in zip(given, (a, b, c), strict=False)) and library(a) != "cupy":
+        if len(_ways) >= REMEMBERED:
+            _ways.clear()
         _ways[facts] = way
     way(a, b, bias, c)
 
 
 def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
-    """How a product of two matrices or of batches is launched: as it is, of copies whose rows are aligned, in parts of k, or as a vector's; of those that come into question the cost model's choice."""
-    if len(c.shape) != 2: return _whole(a, b, bias, activation, c)
+    """How a product of two matrices or of batches is launched: as it is, of copies whose rows are
+    aligned, in parts of k, or as a vector's; of those that come into question the cost model's
+    choice.
+    """
+    if len(c.shape) != 2:
+        return _whole(a, b, bias, activation, c)
     (m, n), k = c.shape, a.shape[1]
     if _floats(a) and k:
         if n == 1 < m and bias is None:
             then = _way(b.T, a.T, None, activation, c.T)
             return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
-        if m == 1 and (then := _vectors(b, n, k, activation)): return then
+        if m == 1 and (then := _vectors(b, n, k, activation)):
+            return then
     odd = _odd(a, b)
     columns = [_columns(a, 1), _columns(b, 0)]
     few = _floats(a) and _few(m, n, k)
-    if not few and narrow(c):                                                      # columns, where neighbours that a thread holds could only be stored one by one: of the transpose it holds whole runs
+    if not few and narrow(
+        c
+        # columns, where neighbours that a thread holds could only be stored one by one: of the
+        # transpose it holds whole runs
+    ):
         then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
-    if not any(odd) and not few: return _whole(a, b, bias, activation, c)
-    def whole(a, b, bias, c): _product[_grid](a, b, bias, c, ACTIVATION=activation)
+    if not any(odd) and not few:
+        return _whole(a, b, bias, activation, c)
+
+    def whole(a, b, bias, c):
+        _product[_grid](a, b, bias, c, ACTIVATION=activation)
+
     def copied(then):
-        copy = _copier([x for x, o in zip((a, b), odd) if o], [t for t, o in zip(columns, odd) if o])
-        if all(odd): return lambda a, b, bias, c: then(*copy(a, b), bias, c)
-        return (lambda a, b, bias, c: then(*copy(a), b, bias, c)) if odd[0] else lambda a, b, bias, c: then(a, *copy(b), bias, c)
+        copy = _copier(
+            [x for x, o in zip((a, b), odd, strict=False) if o],
+            [t for t, o in zip(columns, odd, strict=False) if o],
+        )
+        if all(odd):
+            return lambda a, b, bias, c: then(*copy(a, b), bias, c)
+        return (
+            (lambda a, b, bias, c: then(*copy(a), b, bias, c))
+            if odd[0]
+            else lambda a, b, bias, c: then(a, *copy(b), bias, c)
+        )
+
     target, ways = tkc.target_of(a), []
-    if target == "cpu": return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
-    for copies in (False, True)[:1 + any(odd)]:
-        factors = [_text(x, t if copies and o else None) for x, t, o in zip((a, b), columns, odd)]
-        first = copies * (LATER + 2 * BYTES[dtype_of(a)] * sum(prod(x.shape) for x, o in zip((a, b), odd) if o) / (COPIED * _rate(target)))
+    if target == "cpu":
+        return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
+    for copies in (False, True)[: 1 + any(odd)]:
+        factors = [
+            _text(x, t if copies and o else None)
+            for x, t, o in zip((a, b), columns, odd, strict=False)
+        ]
+        first = copies * (
+            LATER
+            + 2
+            * BYTES[dtype_of(a)]
+            * sum(prod(x.shape) for x, o in zip((a, b), odd, strict=False) if o)
+            / (COPIED * _rate(target))
+        )
         given = (*factors, None, _text(c)) if copies else (a, b, None, c)
-        seconds = _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
+        seconds = (
+            _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
+        )
         ways.append((first + seconds, copied(whole) if copies else whole))
-        if not few: continue
+        if not few:
+            continue
         parts, seconds = _parted(factors, m, n, k, activation, target)
         ways.append((first + seconds, copied(parts) if copies else parts))
     return min(ways, key=lambda way: way[0])[1]
 
 
-def _whole(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable: return _product[_grid].like(a, b, bias, c, ACTIVATION=activation)
+def _whole(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
+    return _product[_grid].like(a, b, bias, c, ACTIVATION=activation)
 
 
-def _parted(factors: Sequence[str], m: int, n: int, k: int, activation: str | None, target: str) -> tuple[Callable, float]:
+def _parted(
+    factors: Sequence[str], m: int, n: int, k: int, activation: str | None, target: str
+) -> tuple[Callable, float]:
     """A product in parts of k that are added up in a second launch, and the model's seconds."""
-    choice = _partial.choose(*factors, f"float32[{LARGE // DEEPEST}, {m}, {n}]", grid=_grid_of_parts, target=target)
+    choice = _partial.choose(
+        *factors, f"float32[{LARGE // DEEPEST}, {m}, {n}]", grid=_grid_of_parts, target=target
+    )
     config = dict(choice.config.items)
     count = tkc.cdiv(k, config["DEPTH"])
     grid, held = (tkc.cdiv(m, config["BM"]), tkc.cdiv(n, config["BN"]), count), power(count)
-    rows, columns = max(1, 64 // held), min(256, max(64, ADDING // held)) if m * n >= 256 * PROGRAMS else 64
+    rows, columns = (
+        max(1, 64 // held),
+        (min(256, max(64, ADDING // held)) if m * n >= 256 * PROGRAMS else 64),
+    )
     sums = tkc.cdiv(m, rows), tkc.cdiv(n, columns)
 
     def run(a, b, bias, c):
         parts = empty(c, (count, m, n), "float32")
         _partial.kernel[grid](a, b, parts, **config)
         _sum[sums](parts, bias, c, ACTIVATION=activation, PARTS=held, BM=rows, BN=columns)
+
     return run, (choice.seconds or 0.0) + LATER + 4 * m * n * count / (ADDED * _rate(target))
 
 
@@ -398,45 +779,71 @@ def _rate(target: str) -> float:
 
 
 def _few(m: int, n: int, k: int) -> bool:
-    """Whether blocks of C may be too few to give every multiprocessor a program, and k is long enough to be cut."""
+    """Whether blocks of C may be too few to give every multiprocessor a program, and k is long
+    enough to be cut.
+    """
     side = 64 if m <= 64 else 128
     return tkc.cdiv(m, side) * tkc.cdiv(n, side) <= PROGRAMS // 2 and k >= 8 * DEEPEST
 
 
 def _text(x: Array, columns: bool | None = None) -> str:
-    """What stands for a matrix where nothing is launched, or for an aligned copy of it, whose columns are dense or its rows."""
-    strides = strides_of(x) if columns is None else (1, _padded(x, True)) if columns else (_padded(x, False), 1)
-    return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides))}]"
+    """What stands for a matrix where nothing is launched, or for an aligned copy of it, whose
+    columns are dense or its rows.
+    """
+    strides = (
+        strides_of(x)
+        if columns is None
+        else (1, _padded(x, True))
+        if columns
+        else (_padded(x, False), 1)
+    )
+    return f"{dtype_of(x)}[{', '.join(f'{n}:{s}' for n, s in zip(x.shape, strides, strict=False))}]"
 
 
 def _vectors(b: Array, n: int, k: int, activation: str | None) -> Callable | None:
-    """How a row times a matrix is launched; None where that is an ordinary product: rows of the matrix that the hardware's own engine copies are best multiplied as they come."""
-    columns = strides_of(b)[1] == 1 and n > 1                                        # neighbours in memory: columns, or k
-    if columns and n >= 64 and not _host(b) and not _unaligned(b): return None
+    """How a row times a matrix is launched; None where that is an ordinary product: rows of the
+    matrix that the hardware's own engine copies are best multiplied as they come.
+    """
+    columns = strides_of(b)[1] == 1 and n > 1  # neighbours in memory: columns, or k
+    if columns and n >= 64 and not _host(b) and not _unaligned(b):
+        return None
     if not columns and not _host(b) and (n >= 4 * PROGRAMS or k <= LONGEST):
         bn, bk = (4, 2048) if k > WHOLE and n >= 4 * PROGRAMS else (1, power(k))
         grid, steps = tkc.cdiv(n, bn), tkc.cdiv(k, bk)
         warps = {"num_warps": 8} if 2048 <= bn * bk <= 8192 else {}
-        return lambda a, b, bias, c: _rows[grid](a, b.T, bias, c, ACTIVATION=activation, STEPS=steps, BN=bn, BK=bk, **warps)
+        return lambda a, b, bias, c: _rows[grid](
+            a, b.T, bias, c, ACTIVATION=activation, STEPS=steps, BN=bn, BK=bk, **warps
+        )
     bn = 64 if columns else min(16, power(n))
     bk = 4096 // bn
     steps, strips = tkc.cdiv(k, bk), tkc.cdiv(n, bn)
-    each = power(tkc.cdiv(steps * strips, 4 * PROGRAMS))                             # steps of a program
+    each = power(tkc.cdiv(steps * strips, 4 * PROGRAMS))  # steps of a program
     count = tkc.cdiv(steps, each)
 
     def run(a, b, bias, c):
         parts = empty(c, (count, n), "float32")
         _vector[strips, count](a, b, parts, STEPS=each, BN=bn, BK=bk)
         _total[tkc.cdiv(n, 64)](parts, bias, c, ACTIVATION=activation, PARTS=power(count), BN=64)
+
     return run
 
 
-def _dense(x: Array) -> bool: return strides_of(x) == tuple(prod(x.shape[i + 1:]) for i in range(len(x.shape)))
-def _floats(x: Array) -> bool: return dtype_of(x) in ("bfloat16", "float16", "float32")
+def _dense(x: Array) -> bool:
+    return strides_of(x) == tuple(prod(x.shape[i + 1 :]) for i in range(len(x.shape)))
+
+
+def _floats(x: Array) -> bool:
+    return dtype_of(x) in ("bfloat16", "float16", "float32")
 
 
 @operator(name="matmul")
-def _new(a: Array, b: Array, bias: Array | None = None, activation: str | None = None, dtype: str | None = None) -> Array:
+def _new(
+    a: Array,
+    b: Array,
+    bias: Array | None = None,
+    activation: str | None = None,
+    dtype: str | None = None,
+) -> Array:
     """matmul with a result of its own."""
     out = empty(a, _shape(a, b), result_dtype(a, dtype))
     yield out
@@ -444,56 +851,101 @@ def _new(a: Array, b: Array, bias: Array | None = None, activation: str | None =
 
 
 @operator(name="matmul_", mutates="out")
-def _into(out: Array, a: Array, b: Array, bias: Array | None = None, activation: str | None = None) -> None:
+def _into(
+    out: Array, a: Array, b: Array, bias: Array | None = None, activation: str | None = None
+) -> None:
     """matmul into a given array."""
-    if tuple(out.shape) != _shape(a, b): raise tkc.LaunchError(f"matmul: expected out of {list(_shape(a, b))}, got {list(out.shape)}")
-    if out is a or out is b: raise tkc.LaunchError("matmul: out is one of the factors, which would change while they are read; give another array")
+    if tuple(out.shape) != _shape(a, b):
+        raise tkc.LaunchError(
+            f"matmul: expected out of {list(_shape(a, b))}, got {list(out.shape)}"
+        )
+    if out is a or out is b:
+        raise tkc.LaunchError(
+            "matmul: out is one of the factors, which would change while they are read; give"
+            " another array"
+        )
     yield None
     _launch(a, b, bias, activation, out)
 
 
-def matmul(a: Array, b: Array, bias: Array | None = None, activation: str | None = None, out: Array | None = None, dtype: str | None = None) -> Array:
-    """activation(a @ b + bias), by NumPy's rules for shapes: vectors, matrices, and batches of them, broadcast.
+def matmul(
+    a: Array,
+    b: Array,
+    bias: Array | None = None,
+    activation: str | None = None,
+    out: Array | None = None,
+    dtype: str | None = None,
+) -> Array:
+    """activation(a @ b + bias), by NumPy's rules for shapes: vectors, matrices, and batches of
+    them, broadcast.
 
-    a, b: of one element type (the two float8 may mix), in any memory order; accumulated in float32 (float64 and integers in their own). bias: [N], added in the
-    accumulator's precision. activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", "tanh", "sigmoid". out: where the result goes (not into a or b), rounded to its element type; else a new
-    array of `dtype`, by default that of a (int32 of integers, bfloat16 of 8-bit floats). Differentiable with torch. Raises LaunchError where shapes or types do not fit.
+    a, b: of one element type (the two float8 may mix), in any memory order; accumulated in float32
+    (float64 and integers in their own). bias: [N], added in the accumulator's precision.
+    activation: None, "relu", "gelu" (by erf), "gelu_tanh", "silu", "tanh", "sigmoid". out: where
+    the result goes (not into a or b), rounded to its element type; else a new array of `dtype`, by
+    default that of a (int32 of integers, bfloat16 of 8-bit floats). Differentiable with torch.
+    Raises LaunchError where shapes or types do not fit.
     """
-    if out is None: return _new(a, b, bias, activation, dtype)
+    if out is None:
+        return _new(a, b, bias, activation, dtype)
     _into(out, a, b, bias, activation)
     return out
 
 
 @cache
-def _turn(rank: int) -> tuple[int, ...]: return (*range(rank - 2), rank - 1, rank - 2)
+def _turn(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _summed(grad, shape):
     """A gradient summed over what was broadcast."""
-    if len(grad.shape) > len(shape): grad = grad.sum(tuple(range(len(grad.shape) - len(shape))))
+    if len(grad.shape) > len(shape):
+        grad = grad.sum(tuple(range(len(grad.shape) - len(shape))))
     for axis, n in enumerate(shape):
-        if n == 1 and grad.shape[axis] != 1: grad = grad.sum(axis, keepdim=True)
+        if n == 1 and grad.shape[axis] != 1:
+            grad = grad.sum(axis, keepdim=True)
     return grad
 
 
 @_new.backward(saves="a b bias activation result")
 def _(saved, grad):
     a, b, bias, activation = saved.a, saved.b, saved.bias, saved.activation
-    if activation == "relu": grad = grad * (saved.result > 0)
-    elif activation == "tanh": grad = grad * (1 - saved.result.float().square())
-    elif activation == "sigmoid": grad = grad * (saved.result.float() * (1 - saved.result.float()))
+    if activation == "relu":
+        grad = grad * (saved.result > 0)
+    elif activation == "tanh":
+        grad = grad * (1 - saved.result.float().square())
+    elif activation == "sigmoid":
+        grad = grad * (saved.result.float() * (1 - saved.result.float()))
     elif activation is not None:
         before = _new(a, b, bias, None, None)
-        grad = silu_backward(grad, before) if activation == "silu" else gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
+        grad = (
+            silu_backward(grad, before)
+            if activation == "silu"
+            else gelu_backward(grad, before, "tanh" if activation == "gelu_tanh" else "none")
+        )
     grad = written_out(grad.to(a.dtype))
     left, right = a[None, :] if len(a.shape) == 1 else a, b[:, None] if len(b.shape) == 1 else b
     full = grad
-    if len(a.shape) == 1: full = full.unsqueeze(-1 if len(b.shape) == 1 else -2)
-    if len(b.shape) == 1: full = full.unsqueeze(-1)
-    turn = lambda x: x.permute(_turn(len(x.shape)))
+    if len(a.shape) == 1:
+        full = full.unsqueeze(-1 if len(b.shape) == 1 else -2)
+    if len(b.shape) == 1:
+        full = full.unsqueeze(-1)
+
+    def turn(x):
+        return x.permute(_turn(len(x.shape)))
+
     da = _summed(_new(full, turn(right)), left.shape).reshape(a.shape) if saved.needs["a"] else None
-    if not saved.needs["b"]: db = None
-    elif len(right.shape) == 2 and len(left.shape) > 2: db = _new(left.reshape(-1, left.shape[-1]).T, full.reshape(-1, full.shape[-1])).reshape(b.shape)
-    else: db = _summed(_new(turn(left), full), right.shape).reshape(b.shape)
-    dbias = grad.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype) if bias is not None and saved.needs["bias"] else None
+    if not saved.needs["b"]:
+        db = None
+    elif len(right.shape) == 2 and len(left.shape) > 2:
+        db = _new(left.reshape(-1, left.shape[-1]).T, full.reshape(-1, full.shape[-1])).reshape(
+            b.shape
+        )
+    else:
+        db = _summed(_new(turn(left), full), right.shape).reshape(b.shape)
+    dbias = (
+        grad.reshape(-1, grad.shape[-1]).sum(0).to(bias.dtype)
+        if bias is not None and saved.needs["bias"]
+        else None
+    )
     return da, db, dbias, None, None

@@ -1,32 +1,61 @@
-"""Layer norm and RMS norm, forward and backward, alone and fused with the addition of a residual stream.
+"""Layer norm and RMS norm, forward and backward, alone and fused with the addition of a residual
+stream.
 
     layer norm    y = (h - mean h) / sqrt(mean (h - mean h)^2 + eps) * weight + bias
     RMS norm      y = h / sqrt(mean h^2 + eps) * weight                                    h = x, or x + residual
 
-Backward, with n = h normalized, s = 1 / sqrt(…), d = g * weight (Ba et al., 2016; Zhang and Sennrich, 2019):
+Backward, with n = h normalized, s = 1 / sqrt(…), d = g * weight (Ba et al., 2016; Zhang and
+Sennrich, 2019):
 
     d h = s (d - n mean(d n) - mean d)       the last term for layer norm only          d weight = sum over rows of g n,  d bias = sum of g
 
-The statistics are computed again from the row, which is in registers anyway: nothing but inputs is kept for the backward pass. mean(d n) is s mean(d h), of the centred row, so that
-it need not wait for s: threads meet once for a row, and once more for its mean. Sums over rows are
-partial sums, one a program and each in its own order of rows, and then the sum of those: the same shapes give the same bits.
+The statistics are computed again from the row, which is in registers anyway: nothing but inputs is
+kept for the backward pass. mean(d n) is s mean(d h), of the centred row, so that it need not wait
+for s: threads meet once for a row, and once more for its mean. Sums over rows are partial sums, one
+a program and each in its own order of rows, and then the sum of those: the same shapes give the
+same bits.
 """
+
 from __future__ import annotations
 
 import tkc
-from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, expect, floats, matrix, same_shape
+from tkc.kernels.arrays import (
+    Array,
+    contiguous,
+    dtype_of,
+    empty,
+    expect,
+    floats,
+    matrix,
+    same_shape,
+)
 from tkc.kernels.blocks import columns_block, row_block, row_programs
 from tkc.kernels.operator import operator
 
-WIDE = 8192                                     # columns over which the sums over rows are a kernel of their own: sums and row would not fit a block's registers
+# columns over which the sums over rows are a kernel of their own: sums and row would not fit a
+# block's registers
+WIDE = 8192
 
 
 @tkc.jit
-def _norm(x, residual, weight, bias, out, total, eps, CENTRE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _norm(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    total,
+    eps,
+    CENTRE: tkc.constexpr,
+    ROWS: tkc.constexpr,
+    COLUMNS: tkc.constexpr,
+):
     row, length = tkc.program_id(0) * ROWS, x.shape[1]
     values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
     if residual is not None:
-        values = (values + tkc.load(residual, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)).to(total.dtype)
+        values = (values + tkc.load(residual, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)).to(
+            total.dtype
+        )
         tkc.store(total, (row, 0), values)
         values = values.to(tkc.float32)
     if CENTRE:
@@ -34,20 +63,42 @@ def _norm(x, residual, weight, bias, out, total, eps, CENTRE: tkc.constexpr, ROW
         values = tkc.where((tkc.arange(COLUMNS) < length)[None, :], values - mean[:, None], 0)
     scale = tkc.rsqrt(tkc.sum(values * values, axis=1) / length + eps)
     result = values * scale[:, None]
-    if weight is not None: result = result * tkc.load(weight, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
-    if bias is not None: result = result + tkc.load(bias, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
+    if weight is not None:
+        result = result * tkc.load(weight, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
+    if bias is not None:
+        result = result + tkc.load(bias, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
     tkc.store(out, (row, 0), result.to(out.dtype))
 
 
 @tkc.jit
-def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, eps, CENTRE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _norm_backward(
+    grad,
+    extra,
+    h,
+    weight,
+    out,
+    weights,
+    biases,
+    means,
+    scales,
+    eps,
+    CENTRE: tkc.constexpr,
+    ROWS: tkc.constexpr,
+    COLUMNS: tkc.constexpr,
+):
     first, length = tkc.program_id(0), h.shape[1]
     inside = (tkc.arange(COLUMNS) < length)[None, :]
     scale = 1.0 if weight is None else tkc.load(weight, (0,), (COLUMNS,)).to(tkc.float32)[None, :]
     by_weight, by_bias = tkc.zeros((COLUMNS,)), tkc.zeros((COLUMNS,))
     for row in tkc.range(first * ROWS, h.shape[0], tkc.num_programs(0) * ROWS):
-        values, g = tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
-        mean, (d, rest) = tkc.zeros((ROWS,)), (g * scale, 1.0) if weights is None else (g, scale)          # where g itself is wanted too, it alone is kept
+        values, g = (
+            tkc.load(h, (row, 0), (ROWS, COLUMNS)).to(tkc.float32),
+            tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32),
+        )
+        mean, (d, rest) = (
+            tkc.zeros((ROWS,)),
+            ((g * scale, 1.0) if weights is None else (g, scale)),
+        )  # where g itself is wanted too, it alone is kept
         if CENTRE:
             mean, middle = tkc.sum(values, axis=1) / length, tkc.sum(d * rest, axis=1) / length
             values = tkc.where(inside, values - mean[:, None], 0)
@@ -58,114 +109,225 @@ def _norm_backward(grad, extra, h, weight, out, weights, biases, means, scales, 
             tkc.store(scales, (row,), s.reshape(ROWS))
         n = values * s
         result = rest * d - n * (s * (both / length)[:, None])
-        if CENTRE: result = result - middle[:, None]
+        if CENTRE:
+            result = result - middle[:, None]
         result = result * s
-        if extra is not None: result = result + tkc.load(extra, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
+        if extra is not None:
+            result = result + tkc.load(extra, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
         tkc.store(out, (row, 0), result.to(out.dtype))
-        if weights is not None: by_weight = by_weight + tkc.sum(g * n, axis=0)
-        if biases is not None: by_bias = by_bias + tkc.sum(g, axis=0)
-    if weights is not None: tkc.store(weights[first], (0,), by_weight)
-    if biases is not None: tkc.store(biases[first], (0,), by_bias)
+        if weights is not None:
+            by_weight = by_weight + tkc.sum(g * n, axis=0)
+        if biases is not None:
+            by_bias = by_bias + tkc.sum(g, axis=0)
+    if weights is not None:
+        tkc.store(weights[first], (0,), by_weight)
+    if biases is not None:
+        tkc.store(biases[first], (0,), by_bias)
 
 
 @tkc.jit
-def _column_sums(grad, h, means, scales, weights, biases, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _column_sums(
+    grad, h, means, scales, weights, biases, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr
+):
     column, part = tkc.program_id(0) * COLUMNS, tkc.program_id(1)
     by_weight, by_bias = tkc.zeros((ROWS, COLUMNS)), tkc.zeros((ROWS, COLUMNS))
     for row in tkc.range(part * ROWS, h.shape[0], tkc.num_programs(1) * ROWS):
-        g, values = tkc.load(grad, (row, column), (ROWS, COLUMNS)).to(tkc.float32), tkc.load(h, (row, column), (ROWS, COLUMNS)).to(tkc.float32)
+        g, values = (
+            tkc.load(grad, (row, column), (ROWS, COLUMNS)).to(tkc.float32),
+            tkc.load(h, (row, column), (ROWS, COLUMNS)).to(tkc.float32),
+        )
         mean, s = tkc.load(means, (row,), (ROWS,)), tkc.load(scales, (row,), (ROWS,))
         by_weight = by_weight + g * (values - mean[:, None]) * s[:, None]
         by_bias = by_bias + g
     tkc.store(weights[part], (column,), tkc.sum(by_weight, axis=0))
-    if biases is not None: tkc.store(biases[part], (column,), tkc.sum(by_bias, axis=0))
+    if biases is not None:
+        tkc.store(biases[part], (column,), tkc.sum(by_bias, axis=0))
 
 
 @tkc.jit
 def _sum_rows(x, out, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     column = tkc.program_id(0) * COLUMNS
     total = tkc.zeros((ROWS, COLUMNS))
-    for row in tkc.range(0, x.shape[0], ROWS): total = total + tkc.load(x, (row, column), (ROWS, COLUMNS))
+    for row in tkc.range(0, x.shape[0], ROWS):
+        total = total + tkc.load(x, (row, column), (ROWS, COLUMNS))
     tkc.store(out, (column,), tkc.sum(total, axis=0).to(out.dtype))
 
 
-def _forward(x: Array, residual: Array | None, weight: Array | None, bias: Array | None, eps: float, centre: bool):
-    if not len(x.shape): raise tkc.LaunchError("a norm is along the last axis; expected an array of rank 1 or more, got a scalar")
-    for name, v in ("weight", weight), ("bias", bias): expect(v, x.shape[-1:], name)
-    if residual is not None: same_shape(x=x, residual=residual)
+def _forward(
+    x: Array,
+    residual: Array | None,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    centre: bool,
+):
+    if not len(x.shape):
+        raise tkc.LaunchError(
+            "a norm is along the last axis; expected an array of rank 1 or more, got a scalar"
+        )
+    for name, v in ("weight", weight), ("bias", bias):
+        expect(v, x.shape[-1:], name)
+    if residual is not None:
+        same_shape(x=x, residual=residual)
     floats(x, residual, weight, bias)
     out, total = empty(x), None if residual is None else empty(residual)
     yield out if residual is None else (out, total)
     source, target = matrix(contiguous(x)), matrix(out)
-    stream, sums = (None, None) if residual is None else (matrix(contiguous(residual)), matrix(total))
+    stream, sums = (
+        (None, None) if residual is None else (matrix(contiguous(residual)), matrix(total))
+    )
     rows, block = row_block(*source.shape)
-    _norm[tkc.cdiv(source.shape[0], rows)](source, stream, weight, bias, target, sums, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
+    _norm[tkc.cdiv(source.shape[0], rows)](
+        source, stream, weight, bias, target, sums, eps, CENTRE=centre, ROWS=rows, COLUMNS=block
+    )
 
 
-def _backward(grad: Array, extra: Array | None, h: Array, weight: Array | None, eps: float, centre: bool):
+def _backward(
+    grad: Array, extra: Array | None, h: Array, weight: Array | None, eps: float, centre: bool
+):
     same_shape(grad=grad, h=h, extra=extra)
     floats(grad, extra, h, weight)
     expect(weight, h.shape[-1:], "weight")
     out = empty(h)
-    by_weight, by_bias = empty(h, h.shape[-1:], dtype_of(h if weight is None else weight)), empty(h, h.shape[-1:], dtype_of(h if weight is None else weight))
+    by_weight, by_bias = (
+        empty(h, h.shape[-1:], dtype_of(h if weight is None else weight)),
+        empty(h, h.shape[-1:], dtype_of(h if weight is None else weight)),
+    )
     yield (out, by_weight, by_bias) if centre else (out, by_weight)
-    source, g, more, target = matrix(contiguous(h)), matrix(contiguous(grad)), None if extra is None else matrix(contiguous(extra)), matrix(out)
+    source, g, more, target = (
+        matrix(contiguous(h)),
+        matrix(contiguous(grad)),
+        None if extra is None else matrix(contiguous(extra)),
+        matrix(out),
+    )
     rows, block = row_block(*source.shape)
     wide = source.shape[1] > WIDE
     programs = row_programs(tkc.cdiv(source.shape[0], rows))
     parts = min(programs, 16) if wide else programs
-    weights, biases = (empty(h, (parts, source.shape[1]), "float32") if wanted else None for wanted in (True, centre))
+    weights, biases = (
+        empty(h, (parts, source.shape[1]), "float32") if wanted else None
+        for wanted in (True, centre)
+    )
     if wide:
         means, scales = (empty(h, source.shape[:1], "float32") for _ in range(2))
-        _norm_backward[max(1, tkc.cdiv(source.shape[0], rows))](g, more, source, weight, target, None, None, means, scales, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
-        _column_sums[tkc.cdiv(source.shape[1], 512), parts](g, source, means, scales, weights, biases, ROWS=8, COLUMNS=512)
-    else: _norm_backward[programs](g, more, source, weight, target, weights, biases, None, None, eps, CENTRE=centre, ROWS=rows, COLUMNS=block)
-    for parts, result in ((weights, by_weight), (biases, by_bias))[:1 + centre]:
+        _norm_backward[max(1, tkc.cdiv(source.shape[0], rows))](
+            g,
+            more,
+            source,
+            weight,
+            target,
+            None,
+            None,
+            means,
+            scales,
+            eps,
+            CENTRE=centre,
+            ROWS=rows,
+            COLUMNS=block,
+        )
+        _column_sums[tkc.cdiv(source.shape[1], 512), parts](
+            g, source, means, scales, weights, biases, ROWS=8, COLUMNS=512
+        )
+    else:
+        _norm_backward[programs](
+            g,
+            more,
+            source,
+            weight,
+            target,
+            weights,
+            biases,
+            None,
+            None,
+            eps,
+            CENTRE=centre,
+            ROWS=rows,
+            COLUMNS=block,
+        )
+    for parts, result in ((weights, by_weight), (biases, by_bias))[: 1 + centre]:
         height, width = columns_block(*parts.shape)
         _sum_rows[tkc.cdiv(parts.shape[1], width)](parts, result, ROWS=height, COLUMNS=width)
 
 
 @operator
-def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5) -> Array:
-    """Layer norm along the last axis; weight and bias are vectors of its length. The result has x's element type; computed in float32, the variance
-    from squared deviations. Raises LaunchError where a shape does not fit."""
+def layer_norm(
+    x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
+) -> Array:
+    """Layer norm along the last axis; weight and bias are vectors of its length. The result has x's
+    element type; computed in float32, the variance from squared deviations. Raises LaunchError
+    where a shape does not fit."""
     yield from _forward(x, None, weight, bias, eps, True)
 
 
 @operator
 def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-6) -> Array:
-    """RMS norm along the last axis, in x's element type; computed in float32. Raises LaunchError where a shape does not fit."""
+    """RMS norm along the last axis, in x's element type; computed in float32. Raises LaunchError
+    where a shape does not fit.
+    """
     yield from _forward(x, None, weight, None, eps, False)
 
 
 @operator
-def add_layer_norm(x: Array, residual: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5) -> tuple[Array, Array]:
-    """layer_norm(x + residual) and x + residual, which is rounded to the residual's element type before it is normalized."""
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, Array]:
+    """layer_norm(x + residual) and x + residual, which is rounded to the residual's element type
+    before it is normalized.
+    """
     yield from _forward(x, residual, weight, bias, eps, True)
 
 
 @operator
-def add_rms_norm(x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6) -> tuple[Array, Array]:
-    """rms_norm(x + residual) and x + residual, which is rounded to the residual's element type before it is normalized."""
+def add_rms_norm(
+    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6
+) -> tuple[Array, Array]:
+    """rms_norm(x + residual) and x + residual, which is rounded to the residual's element type
+    before it is normalized.
+    """
     yield from _forward(x, residual, weight, None, eps, False)
 
 
 @operator
-def layer_norm_backward(grad: Array, h: Array, weight: Array | None = None, extra: Array | None = None, eps: float = 1e-5) -> tuple[Array, Array, Array]:
-    """The gradients of layer norm's input h (`extra`, one that reaches h another way, added), weight and bias."""
+def layer_norm_backward(
+    grad: Array,
+    h: Array,
+    weight: Array | None = None,
+    extra: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, Array, Array]:
+    """The gradients of layer norm's input h (`extra`, one that reaches h another way, added),
+    weight and bias.
+    """
     yield from _backward(grad, extra, h, weight, eps, True)
 
 
 @operator
-def rms_norm_backward(grad: Array, h: Array, weight: Array | None = None, extra: Array | None = None, eps: float = 1e-6) -> tuple[Array, Array]:
-    """The gradients of RMS norm's input h (`extra`, one that reaches h another way, added) and weight."""
+def rms_norm_backward(
+    grad: Array,
+    h: Array,
+    weight: Array | None = None,
+    extra: Array | None = None,
+    eps: float = 1e-6,
+) -> tuple[Array, Array]:
+    """The gradients of RMS norm's input h (`extra`, one that reaches h another way, added) and
+    weight.
+    """
     yield from _backward(grad, extra, h, weight, eps, False)
 
 
 @layer_norm.backward(saves="x weight bias eps")
 def _(saved, grad):
     x, weight, bias = layer_norm_backward(grad, saved.x, saved.weight, None, saved.eps)
-    return x, weight if saved.needs["weight"] else None, bias.to(saved.bias.dtype) if saved.needs["bias"] else None, None
+    return (
+        x,
+        weight if saved.needs["weight"] else None,
+        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
+        None,
+    )
 
 
 @rms_norm.backward(saves="x weight eps")
@@ -177,7 +339,13 @@ def _(saved, grad):
 @add_layer_norm.backward(saves="x result weight bias eps")
 def _(saved, grad, grad_sum):
     h, weight, bias = layer_norm_backward(grad, saved.result[1], saved.weight, grad_sum, saved.eps)
-    return h.to(saved.x.dtype), h, weight if saved.needs["weight"] else None, bias.to(saved.bias.dtype) if saved.needs["bias"] else None, None
+    return (
+        h.to(saved.x.dtype),
+        h,
+        weight if saved.needs["weight"] else None,
+        bias.to(saved.bias.dtype) if saved.needs["bias"] else None,
+        None,
+    )
 
 
 @add_rms_norm.backward(saves="x result weight eps")

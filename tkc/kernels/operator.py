@@ -1,7 +1,8 @@
-"""`@operator`: a function of arrays that launches kernels, for every library at once, and a custom op for torch.
+"""`@operator`: a function of arrays that launches kernels, for every library at once, and a custom
+op for torch.
 
-How to add a kernel. Write the kernel with `tkc` alone, and below it a *generator* that checks its arguments, allocates and yields
-its results, and then launches:
+How to add a kernel. Write the kernel with `tkc` alone, and below it a *generator* that checks its
+arguments, allocates and yields its results, and then launches:
 
     @tkc.jit
     def _scale(x, out, factor, N: tkc.constexpr):
@@ -18,14 +19,17 @@ its results, and then launches:
     @scale.backward(saves="factor")                             # parameters by name, or `result`
     def _(saved, grad): return scale(grad, saved.factor), None  # one gradient a parameter
 
-`scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on the same device. A torch tensor goes
-through `torch.ops.tkc.scale`, whose schema is read from the annotations (Array, Array | None, int, float, bool, str), whose fake
-function is the generator up to its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to do. A function that changes arguments in place
-names them: `@operator(mutates="x")`; it yields what it returns, or None.
-What a call did is remembered (calls.py), so a generator looks at extents, strides, element types, devices, addresses modulo 16 and numbers, and at nothing else. Numbers that are others in each
-call (a step, a seed) it names too: `@operator(varies="seed")`.
-Put its name into the list in __init__.py and a test into tests/kernels/.
+`scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on
+the same device. A torch tensor goes through `torch.ops.tkc.scale`, whose schema is read from the
+annotations (Array, Array | None, int, float, bool, str), whose fake function is the generator up to
+its `yield`, and whose autograd is `backward`: see torch_ops.py; or past it, where it had nothing to
+do. A function that changes arguments in place names them: `@operator(mutates="x")`; it yields what
+it returns, or None. What a call did is remembered (calls.py), so a generator looks at extents,
+strides, element types, devices, addresses modulo 16 and numbers, and at nothing else. Numbers that
+are others in each call (a step, a seed) it names too: `@operator(varies="seed")`. Put its name into
+the list in __init__.py and a test into tests/kernels/.
 """
+
 from __future__ import annotations
 
 import functools
@@ -36,69 +40,118 @@ from importlib import import_module
 
 import tkc
 
-TYPES = {"Array": "Tensor", "Array | None": "Tensor?", "int": "int", "int | None": "int?", "float": "float", "float | None": "float?", "bool": "bool", "str": "str", "str | None": "str?"}
+TYPES = {
+    "Array": "Tensor",
+    "Array | None": "Tensor?",
+    "int": "int",
+    "int | None": "int?",
+    "float": "float",
+    "float | None": "float?",
+    "bool": "bool",
+    "str": "str",
+    "str | None": "str?",
+}
 OPERATORS: dict[str, Operator] = {}
 
 
-def operator(fn: Callable | None = None, *, mutates: str = "", varies: str = "", name: str | None = None) -> Operator:
-    """Makes an Operator of a generator function. mutates: names of the parameters that it writes to. varies: of numbers that are others in each call, of which it computes by + − · / and powers, or
-    compares them, but nothing else. name: torch's, by default the function's own."""
-    if fn is None: return lambda f: Operator(f, tuple(mutates.split()), tuple(varies.split()), name)
+def operator(
+    fn: Callable | None = None, *, mutates: str = "", varies: str = "", name: str | None = None
+) -> Operator:
+    """Makes an Operator of a generator function. mutates: names of the parameters that it writes
+    to. varies: of numbers that are others in each call, of which it computes by + − · / and powers,
+    or compares them, but nothing else. name: torch's, by default the function's own."""
+    if fn is None:
+        return lambda f: Operator(f, tuple(mutates.split()), tuple(varies.split()), name)
     return Operator(fn, (), (), name)
 
 
 class Operator:
-    """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its results without a launch."""
+    """A function of arrays. Call it; `run` is the function without torch's dispatcher, `shapes` its
+    results without a launch.
+    """
 
-    def __init__(self, fn: Callable, mutates: tuple[str, ...], varies: tuple[str, ...], name: str | None = None):
+    def __init__(
+        self,
+        fn: Callable,
+        mutates: tuple[str, ...],
+        varies: tuple[str, ...],
+        name: str | None = None,
+    ):
         functools.update_wrapper(self, fn)
         self.fn, self.name, self.mutates, self.varies = fn, name or fn.__name__, mutates, varies
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         self.returns = str(inspect.signature(fn).return_annotation)
         self.gradient: Callable | None = None
         self.saves: tuple[str, ...] = ()
-        self.numbers = tuple((i, p.name) for i, p in enumerate(self.parameters) if str(p.annotation).startswith("float"))
-        self.torch = self.first = self.compiling = self.written = None          # once torch is there: torch.ops.tkc.<name>, who knows calls that were made before, whether torch compiles, and who is told what was changed in place
+        self.numbers = tuple(
+            (i, p.name)
+            for i, p in enumerate(self.parameters)
+            if str(p.annotation).startswith("float")
+        )
+        self.torch = self.first = self.compiling = self.written = (
+            # once torch is there: torch.ops.tkc.<name>, who knows calls that were made before,
+            # whether torch compiles, and who is told what was changed in place
+            None
+        )
         OPERATORS[self.name] = self
 
-    def __repr__(self): return f"<operator tkc::{self.schema}>"
+    def __repr__(self):
+        return f"<operator tkc::{self.schema}>"
 
     def __call__(self, *args, **kwargs):
         if self.first is None:
-            if "torch" not in sys.modules: return self.run(*args, **kwargs)
+            if "torch" not in sys.modules:
+                return self.run(*args, **kwargs)
             import_module("tkc.kernels.torch_ops").register(self)
-        if self.compiling(): return self.torch(*args, **kwargs)
+        if self.compiling():
+            return self.torch(*args, **kwargs)
         return self.first(*args, **kwargs)
 
     def run(self, *args, **kwargs):
         """Allocates, launches, returns."""
-        foreign = "jax" in sys.modules and any(type(a).__module__.startswith("jax") for a in (*args, *kwargs.values()))
+        foreign = "jax" in sys.modules and any(
+            type(a).__module__.startswith("jax") for a in (*args, *kwargs.values())
+        )
         if self.mutates and foreign:
-            raise tkc.LaunchError(f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never change; pass an array of another library")
-        for i, name in self.numbers:                            # 1 is 1.0: it would be another kernel
+            raise tkc.LaunchError(
+                f"{self.name} changes {', '.join(self.mutates)} in place, and arrays of jax never"
+                " change; pass an array of another library"
+            )
+        for i, name in self.numbers:  # 1 is 1.0: it would be another kernel
             if i < len(args):
-                if type(args[i]) is int: args = (*args[:i], float(args[i]), *args[i + 1:])
-            elif type(kwargs.get(name)) is int: kwargs[name] = float(kwargs[name])
+                if type(args[i]) is int:
+                    args = (*args[:i], float(args[i]), *args[i + 1 :])
+            elif type(kwargs.get(name)) is int:
+                kwargs[name] = float(kwargs[name])
         steps = self.fn(*args, **kwargs)
         result = next(steps)
-        for _ in steps: raise RuntimeError(f"{self.name} yields more than once")
-        if self.written is not None: self.written(args, kwargs)
-        if not foreign: return result
+        for _ in steps:
+            raise RuntimeError(f"{self.name} yields more than once")
+        if self.written is not None:
+            self.written(args, kwargs)
+        if not foreign:
+            return result
         given = import_module("tkc.kernels.views").given
         return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
 
     def shapes(self, *args, **kwargs):
-        """What `run` would return, not computed: its arrays have the right shapes and element types."""
+        """What `run` would return, not computed: its arrays have the right shapes and element
+        types.
+        """
         steps = self.fn(*args, **kwargs)
         result = next(steps)
         steps.close()
         return result
 
     def backward(self, saves: str = "") -> Callable:
-        """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or None, a parameter."""
+        """Gives the gradient: a function (saved, *gradients of the results) -> one gradient, or
+        None, a parameter.
+        """
+
         def decorate(fn: Callable) -> Callable:
             self.gradient, self.saves = fn, tuple(saves.split())
             return fn
+
         return decorate
 
     @property
@@ -107,9 +160,18 @@ class Operator:
         letters, words = iter("abcdefgh"), []
         for p in self.parameters:
             kind = TYPES[str(p.annotation)]
-            if p.name in self.mutates: kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
-            default = "" if p.default is p.empty else f'="{p.default}"' if isinstance(p.default, str) else f"={p.default}"
+            if p.name in self.mutates:
+                kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
+            default = (
+                ""
+                if p.default is p.empty
+                else f'="{p.default}"'
+                if isinstance(p.default, str)
+                else f"={p.default}"
+            )
             words.append(f"{kind} {p.name}{default}")
         count = self.returns.count("Array")
-        results = "()" if not count else "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        results = (
+            "()" if not count else "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+        )
         return f"{self.name}({', '.join(words)}) -> {results}"

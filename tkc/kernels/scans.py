@@ -1,16 +1,20 @@
 """Sums: of everything, and cumulative along an axis in a single pass over memory.
 
-cumsum is a look-back scan (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016), with two levels so that the order of
-additions, and with it every bit, is the same in every run. Program i scans its block, and publishes one word: the sum of its block, or, as the last of a group of
-GROUP programs, the sum of everything up to its end. What comes before a block is then the sum of neighbouring words, asked for at once:
+cumsum is a look-back scan (Merrill and Garland, "Single-pass parallel prefix scan with decoupled
+look-back", 2016), with two levels so that the order of additions, and with it every bit, is the
+same in every run. Program i scans its block, and publishes one word: the sum of its block, or, as
+the last of a group of GROUP programs, the sum of everything up to its end. What comes before a
+block is then the sum of neighbouring words, asked for at once:
 
     program       0     1     2     3  |  4     5     6     7  |  8        groups of 4
     word         s0    s1    s2    S3     s4    s5    s6    S7             S7 = S3 + s4 + … + s7
     program 6 adds                 S3  +  s4  + s5
 
-Programs that wait are run by tkc in launch order, so that nobody waits for one that has not begun. Number and status share a word of 64 bits, and no
-access is ordered after another: word = READY | the number's bits, or 0 where there is nothing yet.
+Programs that wait are run by tkc in launch order, so that nobody waits for one that has not begun.
+Number and status share a word of 64 bits, and no access is ordered after another: word = READY |
+the number's bits, or 0 where there is nothing yet.
 """
+
 from __future__ import annotations
 
 import tkc
@@ -18,17 +22,27 @@ from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, m
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
 from tkc.kernels.operator import operator
 
-LONG, PART, GROUP, READY = 8192, 4096, 256, 1 << 32         # elements of a row that one program scans; of a program that shares its row with others; programs of a group; a word that has a number
+LONG, PART, GROUP, READY = (
+    8192,
+    4096,
+    256,
+    1 << 32,
+    # elements of a row that one program scans; of a program that shares its row with others;
+    # programs
+    # of a group; a word that has a number
+)
 NARROW = {"bool_", "int8", "int16", "int32", "uint8", "uint16"}
 
 
-def _publish(at, number): tkc.store(at, number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | READY, sem="relaxed")
+def _publish(at, number):
+    tkc.store(at, number.to(tkc.uint32, bitcast=True).to(tkc.uint64) | READY, sem="relaxed")
 
 
 def _sum_of_words(at, wanted, kind):
     """The sum of the numbers that others publish, once all that are wanted are there."""
     words = tkc.load(at, mask=wanted, other=READY, sem="relaxed")
-    while not tkc.all(words >= READY): words = tkc.load(at, mask=words < READY, other=words, sem="relaxed")
+    while not tkc.all(words >= READY):
+        words = tkc.load(at, mask=words < READY, other=words, sem="relaxed")
     return tkc.sum(words.to(tkc.uint32).to(kind, bitcast=True))
 
 
@@ -39,16 +53,22 @@ def _cumsum(x, out, words, REVERSE: tkc.constexpr, N: tkc.constexpr, GROUP: tkc.
     start, place = (tkc.num_programs(0) - 1 - block if REVERSE else block) * N, block % GROUP
     values = tkc.load(x, (start,), (N,)).to(tkc.float32 if x.dtype.is_float else tkc.int32)
     own = tkc.sum(values)
-    if place < GROUP - 1: _publish(words.ptr + block, own)
-    before = _sum_of_words(words.ptr + (block - 1 - back), (back <= place) & (back < block), values.dtype)
-    if place == GROUP - 1: _publish(words.ptr + block, before + own)
+    if place < GROUP - 1:
+        _publish(words.ptr + block, own)
+    before = _sum_of_words(
+        words.ptr + (block - 1 - back), (back <= place) & (back < block), values.dtype
+    )
+    if place == GROUP - 1:
+        _publish(words.ptr + block, before + own)
     tkc.store(out, (start,), (tkc.cumsum(values, reverse=REVERSE) + before).to(out.dtype))
 
 
 @tkc.jit
 def _cumsum_rows(x, out, REVERSE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
     row = tkc.program_id(0) * ROWS
-    values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(tkc.float32 if x.dtype.is_float else tkc.int32)
+    values = tkc.load(x, (row, 0), (ROWS, COLUMNS)).to(
+        tkc.float32 if x.dtype.is_float else tkc.int32
+    )
     tkc.store(out, (row, 0), tkc.cumsum(values, axis=1, reverse=REVERSE).to(out.dtype))
 
 
@@ -56,41 +76,52 @@ def _cumsum_rows(x, out, REVERSE: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: t
 def _sum(x, out, N: tkc.constexpr):
     first = tkc.program_id(0)
     total = tkc.zeros((N,), tkc.float32 if x.dtype.is_float else tkc.int64)
-    for i in tkc.range(first * N, x.shape[0], tkc.num_programs(0) * N): total = total + tkc.load(x, (i,), (N,)).to(total.dtype)
+    for i in tkc.range(first * N, x.shape[0], tkc.num_programs(0) * N):
+        total = total + tkc.load(x, (i,), (N,)).to(total.dtype)
     tkc.store(out.ptr + first, tkc.sum(total).to(out.dtype))
 
 
 @operator
 def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
-    """The running sum along an axis, from its end with reverse, in x's element type: floats of 32 bits or fewer are summed in float32 and rounded once, integers of 32
-    bits or fewer in int32. The same bits in every run. Raises LaunchError for other types."""
+    """The running sum along an axis, from its end with reverse, in x's element type: floats of 32
+    bits or fewer are summed in float32 and rounded once, integers of 32 bits or fewer in int32. The
+    same bits in every run. Raises LaunchError for other types."""
     kind = dtype_of(x)
-    if not (kind in NARROW or kind in ("float32", "float16", "bfloat16")): raise tkc.LaunchError(f"cumsum takes numbers of 32 bits or fewer, got {kind}")
+    if not (kind in NARROW or kind in ("float32", "float16", "bfloat16")):
+        raise tkc.LaunchError(f"cumsum takes numbers of 32 bits or fewer, got {kind}")
     turned = last(x, axis)
     out = empty(turned)
     yield last(out, axis)
     source, target = matrix(contiguous(turned)), matrix(out)
     rows, columns = source.shape
     if columns <= LONG:
-        block = power(max(columns, 1))                          # a scan over warps takes whole runs
+        block = power(max(columns, 1))  # a scan over warps takes whole runs
         height = max(1, min(power(rows), ELEMENTS // block))
-        _cumsum_rows[tkc.cdiv(rows, height)](source, target, REVERSE=reverse, ROWS=height, COLUMNS=block)
+        _cumsum_rows[tkc.cdiv(rows, height)](
+            source, target, REVERSE=reverse, ROWS=height, COLUMNS=block
+        )
     elif rows:
         blocks = tkc.cdiv(columns, PART)
         words = zeros(x, (rows, blocks), "uint64")
-        for part in parts(rows): _cumsum[blocks, part.stop - part.start](source[part], target[part], words[part], REVERSE=reverse, N=PART, GROUP=GROUP)
+        for part in parts(rows):
+            _cumsum[blocks, part.stop - part.start](
+                source[part], target[part], words[part], REVERSE=reverse, N=PART, GROUP=GROUP
+            )
 
 
 @operator
 def sum(x: Array) -> Array:
-    """The sum of all elements, as an array without axes: floats in x's type, summed in float32; integers in int64. The same bits in every run."""
+    """The sum of all elements, as an array without axes: floats in x's type, summed in float32;
+    integers in int64. The same bits in every run.
+    """
     floats = "float" in dtype_of(x)
     out = empty(x, (), dtype_of(x) if floats else "int64")
     yield out
     values = flat(contiguous(x))
     n = max(1024, min(power(values.shape[0]), 8192))
     programs = max(1, min(tkc.cdiv(values.shape[0], n), 4 * PROGRAMS))
-    if programs == 1: _sum[1](values, out, N=n)
+    if programs == 1:
+        _sum[1](values, out, N=n)
     else:
         parts = empty(x, (programs,), "float32" if floats else "int64")
         _sum[programs](values, parts, N=n)
@@ -98,8 +129,10 @@ def sum(x: Array) -> Array:
 
 
 @cumsum.backward(saves="axis reverse")
-def _(saved, grad): return cumsum(grad, saved.axis, not saved.reverse), None, None
+def _(saved, grad):
+    return cumsum(grad, saved.axis, not saved.reverse), None, None
 
 
 @sum.backward(saves="x")
-def _(saved, grad): return grad.expand(saved.x.shape)
+def _(saved, grad):
+    return grad.expand(saved.x.shape)

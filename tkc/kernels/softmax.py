@@ -1,8 +1,9 @@
 """Softmax and log-softmax along an axis, forward and backward: a row is read once and written once.
 
-    softmax(x)[i] = exp(x[i] - max x) / sum exp(x - max x)          d x = y (g - sum g y)
-    log_softmax(x)[i] = x[i] - max x - log sum exp(x - max x)       d x = g - exp(y) sum g
+softmax(x)[i] = exp(x[i] - max x) / sum exp(x - max x)          d x = y (g - sum g y)
+log_softmax(x)[i] = x[i] - max x - log sum exp(x - max x)       d x = g - exp(y) sum g
 """
+
 from __future__ import annotations
 
 from math import e, inf, log, log2
@@ -23,13 +24,14 @@ def _softmax(x, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.const
     shifted = (values - top[:, None]) * LOG2E
     powers = tkc.exp2(shifted)
     total = tkc.sum(powers, axis=1)
-    if LOG: result = (shifted - tkc.log2(total)[:, None]) * LN2
-    else: result = powers * (1 / total)[:, None]
+    result = (shifted - tkc.log2(total)[:, None]) * LN2 if LOG else powers * (1 / total)[:, None]
     tkc.store(out, (row, 0), result.to(out.dtype))
 
 
 @tkc.jit
-def _softmax_backward(grad, y, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr):
+def _softmax_backward(
+    grad, y, out, LOG: tkc.constexpr, ROWS: tkc.constexpr, COLUMNS: tkc.constexpr
+):
     row = tkc.program_id(0) * ROWS
     g = tkc.load(grad, (row, 0), (ROWS, COLUMNS)).to(tkc.float32)
     if LOG:
@@ -64,13 +66,17 @@ def _backward(grad: Array, result: Array, axis: int, log_: bool):
 
 @operator
 def softmax(x: Array, axis: int = -1) -> Array:
-    """exp(x) / sum exp(x) along an axis, in x's shape and float type; computed in float32. Raises LaunchError where x has no such axis."""
+    """exp(x) / sum exp(x) along an axis, in x's shape and float type; computed in float32. Raises
+    LaunchError where x has no such axis.
+    """
     yield from _forward(x, axis, False)
 
 
 @operator
 def log_softmax(x: Array, axis: int = -1) -> Array:
-    """log(softmax(x, axis)), without the loss of log and exp. Raises LaunchError where x has no such axis."""
+    """log(softmax(x, axis)), without the loss of log and exp. Raises LaunchError where x has no
+    such axis.
+    """
     yield from _forward(x, axis, True)
 
 
@@ -87,8 +93,10 @@ def log_softmax_backward(grad: Array, result: Array, axis: int = -1) -> Array:
 
 
 @softmax.backward(saves="result axis")
-def _(saved, grad): return softmax_backward(grad, saved.result, saved.axis), None
+def _(saved, grad):
+    return softmax_backward(grad, saved.result, saved.axis), None
 
 
 @log_softmax.backward(saves="result axis")
-def _(saved, grad): return log_softmax_backward(grad, saved.result, saved.axis), None
+def _(saved, grad):
+    return log_softmax_backward(grad, saved.result, saved.axis), None

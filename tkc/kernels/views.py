@@ -1,9 +1,12 @@
-"""Views of arrays of jax. jax has none: its reshape, transposes and slices are copies, and what a kernel wrote to a copy of a result would be lost. So results, and what is passed from
-launch to launch, are allocated by jax and seen through NumPy's rules for views, which compute addresses and never look at what is there: of a GPU's memory, too.
+"""Views of arrays of jax. jax has none: its reshape, transposes and slices are copies, and what a
+kernel wrote to a copy of a result would be lost. So results, and what is passed from launch to
+launch, are allocated by jax and seen through NumPy's rules for views, which compute addresses and
+never look at what is there: of a GPU's memory, too.
 
     out = zeros(x, (4, 6))           out.whole: jax's array;  out.reshape(24), out.T, out[1:] are the same memory
     given(out.swapaxes(0, 1))        the array of jax with what is there now
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -16,19 +19,29 @@ import numpy as np
 
 class HostView(np.ndarray):
     """Memory of the host. whole: the array of jax that it belongs to."""
+
     whole: Any = None
 
-    def __array_finalize__(self, other) -> None: self.whole = getattr(other, "whole", None)
+    def __array_finalize__(self, other) -> None:
+        self.whole = getattr(other, "whole", None)
 
     @property
-    def sharding(self): return self.whole.sharding
+    def sharding(self):
+        return self.whole.sharding
 
 
 class DeviceView(HostView):
     """Memory of a GPU: extents and strides may be asked for, elements not."""
 
     @property
-    def __cuda_array_interface__(self) -> dict: return {"shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "data": (self.ctypes.data, False), "version": 3}
+    def __cuda_array_interface__(self) -> dict:
+        return {
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.ctypes.data, False),
+            "version": 3,
+        }
 
 
 def zeros(like, shape: tuple[int, ...], kind: np.dtype) -> HostView:
@@ -43,10 +56,18 @@ def zeros(like, shape: tuple[int, ...], kind: np.dtype) -> HostView:
 
 
 def given(view):
-    """The array of jax that a view shows all of, in another order of axes if need be; anything else as it is."""
-    if not isinstance(view, HostView): return view
-    if view.shape == view.whole.shape and view.flags.c_contiguous: return view.whole
+    """The array of jax that a view shows all of, in another order of axes if need be; anything else
+    as it is.
+    """
+    if not isinstance(view, HostView):
+        return view
+    if view.shape == view.whole.shape and view.flags.c_contiguous:
+        return view.whole
     order = sorted(range(view.ndim), key=lambda i: -view.strides[i])
     turned = view.transpose(order)
-    if view.size != view.whole.size or not turned.flags.c_contiguous: raise RuntimeError(f"a result of shape {view.shape} and strides {view.strides} is not all of an array of {view.whole.shape}")
+    if view.size != view.whole.size or not turned.flags.c_contiguous:
+        raise RuntimeError(
+            f"a result of shape {view.shape} and strides {view.strides} is not all of an array of"
+            f" {view.whole.shape}"
+        )
     return view.whole.reshape(turned.shape).transpose(np.argsort(order))

@@ -1,4 +1,5 @@
 """Arrays in global memory as a kernel sees them: shape, strides, dtype, pointer, views."""
+
 from __future__ import annotations
 
 import math
@@ -19,73 +20,119 @@ from tkc.language.values import Pointer, Scalar, Tile, Value, describe, unpack, 
 @dataclass(frozen=True, eq=False)
 class Extents(Sequence):
     """Extents or strides: Python ints where known, else read from the array when asked for."""
+
     array: Array
     facts: tuple[Fact, ...]
     op: type
-    def __len__(self): return len(self.facts)
-    def __repr__(self): return "(" + ", ".join(str(f.exact) if f.exact is not None else "?" for f in self.facts) + ")"
+
+    def __len__(self):
+        return len(self.facts)
+
+    def __repr__(self):
+        return (
+            "(" + ", ".join(str(f.exact) if f.exact is not None else "?" for f in self.facts) + ")"
+        )
 
     def __getitem__(self, axis):
-        if isinstance(axis, slice): return tuple(self)[axis]
+        if isinstance(axis, slice):
+            return tuple(self)[axis]
         axis = unpack(axis)
-        if not isinstance(axis, int): fail(f"an axis is a Python integer, got {describe(axis)}")
-        if not -len(self) <= axis < len(self): raise IndexError(f"axis {axis} of an array of rank {len(self)}")
+        if not isinstance(axis, int):
+            fail(f"an axis is a Python integer, got {describe(axis)}")
+        if not -len(self) <= axis < len(self):
+            raise IndexError(f"axis {axis} of an array of rank {len(self)}")
         return self.array._known(self.facts[axis], self.op, axis % len(self))
 
 
 @dataclass(frozen=True, eq=False)
 class Array:
-    """An array: `.shape` and `.strides` (Python ints where the specialization knows them), `.dtype`, `.ptr`.
+    """An array: `.shape` and `.strides` (Python ints where the specialization knows them),
+    `.dtype`, `.ptr`.
 
-    `a[b, h]` fixes leading axes and gives a view; `a[start:stop]` bounds one; an index on every axis loads a scalar.
+    `a[b, h]` fixes leading axes and gives a view; `a[start:stop]` bounds one; an index on every
+    axis loads a scalar.
     """
+
     ssa: SSAValue
-    wide: bool = False                  # extents and offsets need 64 bits
+    wide: bool = False  # extents and offsets need 64 bits
     _cache: dict = field(default_factory=dict, repr=False)
     __hash__ = None
 
-    def use(self) -> SSAValue: return tracer().use(self.ssa)
+    def use(self) -> SSAValue:
+        return tracer().use(self.ssa)
+
     @property
-    def facts(self) -> ArrayFacts: return self.ssa.type.facts
+    def facts(self) -> ArrayFacts:
+        return self.ssa.type.facts
+
     @property
-    def dtype(self) -> DType: return BY_IR[self.ssa.type.element]
+    def dtype(self) -> DType:
+        return BY_IR[self.ssa.type.element]
+
     @property
-    def ndim(self) -> int: return self.ssa.type.rank
+    def ndim(self) -> int:
+        return self.ssa.type.rank
+
     @property
-    def shape(self) -> Extents: return Extents(self, self.facts.shape, tile.Dim)
+    def shape(self) -> Extents:
+        return Extents(self, self.facts.shape, tile.Dim)
+
     @property
-    def strides(self) -> Extents: return Extents(self, self.facts.strides, tile.Stride)
+    def strides(self) -> Extents:
+        return Extents(self, self.facts.strides, tile.Stride)
+
     @property
-    def ptr(self) -> Value: return self._get("ptr", lambda: tile.Pointer(self.use()))
+    def ptr(self) -> Value:
+        return self._get("ptr", lambda: tile.Pointer(self.use()))
+
     @property
-    def T(self): fail("an array has no .T; load a tile and transpose it: tkc.load(array, offsets, shape).T")
+    def T(self):
+        fail("an array has no .T; load a tile and transpose it: tkc.load(array, offsets, shape).T")
 
     def _known(self, fact: Fact, op, axis: int):
-        if fact.exact is not None: return fact.exact
+        if fact.exact is not None:
+            return fact.exact
         return self._get((op, axis), lambda: op(self.use(), axis, i64 if self.wide else i32))
 
     def _get(self, key, make) -> Value:
         """A property of the array, computed once where the earlier one is still visible."""
         t, found = tracer(), self._cache.get(key)
-        if found is not None and any(found.ssa.owner.parent is b for b in t.blocks): return found
+        if found is not None and any(found.ssa.owner.parent is b for b in t.blocks):
+            return found
         self._cache[key] = wrap(t.emit(make()).results[0])
         return self._cache[key]
 
-    def _describe(self) -> str: return f"array of {self.dtype.name}, rank {self.ndim}"
-    def __repr__(self): return f"<{self._describe()}>"
-    def __copy__(self): return self
-    def __deepcopy__(self, memo): return self
-    def __len__(self): fail("len() of an array; use .shape[0]")
-    def __iter__(self): fail("an array cannot be iterated; index it")
-    def __bool__(self): fail("an array has no truth value; compare its .shape, or pass None as a constexpr")
-    def __setitem__(self, index, value): fail("assign to memory with tkc.store(array, offsets, value)")
+    def _describe(self) -> str:
+        return f"array of {self.dtype.name}, rank {self.ndim}"
+
+    def __repr__(self):
+        return f"<{self._describe()}>"
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __len__(self):
+        fail("len() of an array; use .shape[0]")
+
+    def __iter__(self):
+        fail("an array cannot be iterated; index it")
+
+    def __bool__(self):
+        fail("an array has no truth value; compare its .shape, or pass None as a constexpr")
+
+    def __setitem__(self, index, value):
+        fail("assign to memory with tkc.store(array, offsets, value)")
 
     def __getitem__(self, index):
         index = index if isinstance(index, tuple) else (index,)
         if any(i is Ellipsis for i in index):
             at = next(k for k, i in enumerate(index) if i is Ellipsis)
-            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1:]
-        if len(index) > self.ndim: fail(f"{len(index)} indices for an {self._describe()}")
+            index = index[:at] + (slice(None),) * (self.ndim - len(index) + 1) + index[at + 1 :]
+        if len(index) > self.ndim:
+            fail(f"{len(index)} indices for an {self._describe()}")
         index = tuple(map(unpack, index)) + (slice(None),) * (self.ndim - len(index))
         if all(not isinstance(i, slice) for i in index):
             offsets = [self._index(i, axis) for axis, i in enumerate(index)]
@@ -93,7 +140,11 @@ class Array:
         return self._view(index)
 
     def _index(self, i, axis: int) -> SSAValue:
-        if isinstance(i, Tile): fail("an array is indexed by scalars; to gather, give the integer tile as an offset: tkc.load(array, (tile, …), shape)")
+        if isinstance(i, Tile):
+            fail(
+                "an array is indexed by scalars; to gather, give the integer tile as an offset:"
+                " tkc.load(array, (tile, …), shape)"
+            )
         if isinstance(i, int) and not isinstance(i, bool) and i < 0:
             exact = self.facts.shape[axis].exact
             i = exact + i if exact is not None else self.shape[axis] + i
@@ -106,66 +157,146 @@ class Array:
             extent, stride = facts.shape[axis], facts.strides[axis]
             step = (stride.exact if stride.exact is not None else stride.divisor) * element_bytes
             if not isinstance(i, slice):
-                kinds.append("index"); offsets.append(self._index(i, axis))
-                align = math.gcd(align, step * (i if isinstance(i, int) and i >= 0 else divisor(offsets[-1])))
+                kinds.append("index")
+                offsets.append(self._index(i, axis))
+                align = math.gcd(
+                    align, step * (i if isinstance(i, int) and i >= 0 else divisor(offsets[-1]))
+                )
                 continue
             strides.append(stride)
-            if i.step not in (None, 1): fail("an array is sliced by steps of 1")
+            if i.step not in (None, 1):
+                fail("an array is sliced by steps of 1")
             start, stop = unpack(i.start), unpack(i.stop)
             if start in (None, 0) if not isinstance(start, Value) else False:
-                if stop is None: kinds.append("all"); shape.append(extent); continue
+                if stop is None:
+                    kinds.append("all")
+                    shape.append(extent)
+                    continue
             start = 0 if start is None else start
             kinds.append("slice")
             first = self._index(start, axis)
             last = self._index(self.shape[axis] if stop is None else stop, axis)
             offsets += [first, last]
-            known = isinstance(start, int) and start >= 0 and extent.exact is not None and (stop is None or isinstance(stop, int) and stop >= 0)
-            whole = extent.divisor if extent.exact is None else extent.exact                       # where the slice ends behind it
-            shape.append(Fact(exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)) if known else Fact(math.gcd(divisor(first), divisor(last), whole) or 1))
+            known = (
+                isinstance(start, int)
+                and start >= 0
+                and extent.exact is not None
+                and (stop is None or isinstance(stop, int) and stop >= 0)
+            )
+            whole = (
+                extent.divisor if extent.exact is None else extent.exact
+            )  # where the slice ends behind it
+            shape.append(
+                Fact(
+                    exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)
+                )
+                if known
+                else Fact(math.gcd(divisor(first), divisor(last), whole) or 1)
+            )
             align = math.gcd(align, step * divisor(first))
-        if all(k == "all" for k in kinds): return self
-        result = ArrayType(len(shape), self.ssa.type.element, ArrayFacts(tuple(shape), tuple(strides), max(align, 1)))
+        if all(k == "all" for k in kinds):
+            return self
+        result = ArrayType(
+            len(shape),
+            self.ssa.type.element,
+            ArrayFacts(tuple(shape), tuple(strides), max(align, 1)),
+        )
         return Array(tracer().emit(tile.View(self.use(), kinds, offsets, result)).result, self.wide)
 
 
-def _load_first(self, *_): fail(f"an {self._describe()} lives in memory and takes no part in arithmetic; load a tile of it: tkc.load(array, offsets, shape)")
+def _load_first(self, *_):
+    fail(
+        f"an {self._describe()} lives in memory and takes no part in arithmetic; load a tile of it:"
+        " tkc.load(array, offsets, shape)"
+    )
 
 
-for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
-    for _method in (f"__{_name}__", f"__r{_name}__"): setattr(Array, _method, _load_first)
-for _method in "__neg__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__".split(): setattr(Array, _method, _load_first)
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]:
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(Array, _method, _load_first)
+for _method in [
+    "__neg__",
+    "__abs__",
+    "__invert__",
+    "__eq__",
+    "__ne__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+]:
+    setattr(Array, _method, _load_first)
 
 
 def integer(x, what: str) -> SSAValue:
     """A scalar integer (Python or traced) as an SSA value of i32 or i64."""
     x = unpack(x)
-    if isinstance(x, bool) or not isinstance(x, (int, Value)): fail(f"{what} is an integer, got {describe(x)}")
-    if isinstance(x, int): return tracer().constant(x, integer_type(x))
-    if not isinstance(x, Scalar) or not x.dtype.is_int: fail(f"{what} is an integer scalar, got {describe(x)}")
-    if x.dtype.ir in (i32, i64): return x.use()
+    if isinstance(x, bool) or not isinstance(x, (int, Value)):
+        fail(f"{what} is an integer, got {describe(x)}")
+    if isinstance(x, int):
+        return tracer().constant(x, integer_type(x))
+    if not isinstance(x, Scalar) or not x.dtype.is_int:
+        fail(f"{what} is an integer scalar, got {describe(x)}")
+    if x.dtype.ir in (i32, i64):
+        return x.use()
     return x.to(int64 if x.dtype.bits >= 32 else BY_IR[i32]).use()
 
 
 def array(pointer, dtype: DType, shape, strides=None) -> Array:
-    """An array made in the kernel from an address (a pointer, or an integer scalar of 64 bits), extents and strides in elements.
+    """An array made in the kernel from an address (a pointer, or an integer scalar of 64 bits),
+    extents and strides in elements.
 
     Without strides the array is contiguous, the last axis innermost.
     """
     pointer = unpack(pointer)
-    if not isinstance(pointer, Scalar): fail(f"tkc.array takes a scalar address, got {describe(pointer)}")
-    if not isinstance(dtype, DType): fail(f"tkc.array(pointer, dtype, shape, strides): dtype is a dtype such as tkc.float32, got {dtype!r:.60}")
+    if not isinstance(pointer, Scalar):
+        fail(f"tkc.array takes a scalar address, got {describe(pointer)}")
+    if not isinstance(dtype, DType):
+        fail(
+            "tkc.array(pointer, dtype, shape, strides): dtype is a dtype such as tkc.float32, got"
+            f" {dtype!r:.60}"
+        )
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if strides is None:
         strides = [1]
-        for n in reversed(shape[1:]): strides.insert(0, strides[0] * n)
+        for n in reversed(shape[1:]):
+            strides.insert(0, strides[0] * n)
     strides = tuple(strides) if isinstance(strides, (tuple, list)) else (strides,)
-    if len(shape) != len(strides): fail(f"tkc.array: {len(shape)} extents and {len(strides)} strides")
+    if len(shape) != len(strides):
+        fail(f"tkc.array: {len(shape)} extents and {len(strides)} strides")
     if not isinstance(pointer.dtype, Pointer):
-        if pointer.dtype not in (int64, uint64): fail(f"an address has 64 bits (int64 or uint64), got {pointer.dtype.name}")
+        if pointer.dtype not in (int64, uint64):
+            fail(f"an address has 64 bits (int64 or uint64), got {pointer.dtype.name}")
         pointer = pointer.to(Pointer(dtype), bitcast=True)
-    elif pointer.dtype.element is not dtype: pointer = pointer.to(int64, bitcast=True).to(Pointer(dtype), bitcast=True)
-    fact = lambda n: Fact(exact=n) if isinstance(unpack(n), int) else Fact()
+    elif pointer.dtype.element is not dtype:
+        pointer = pointer.to(int64, bitcast=True).to(Pointer(dtype), bitcast=True)
+
+    def fact(n):
+        return Fact(exact=n) if isinstance(unpack(n), int) else Fact()
+
     facts = ArrayFacts(tuple(map(fact, shape)), tuple(map(fact, strides)), dtype.bits // 8)
-    extents, steps = [integer(n, "an extent") for n in shape], [integer(n, "a stride") for n in strides]
+    extents, steps = (
+        [integer(n, "an extent") for n in shape],
+        [integer(n, "a stride") for n in strides],
+    )
     wide = any(v.type == i64 for v in (*extents, *steps))
-    return Array(tracer().emit(tile.MakeArray(pointer.use(), extents, steps, ArrayType(len(shape), dtype.ir, facts))).result, wide)
+    return Array(
+        tracer()
+        .emit(tile.MakeArray(pointer.use(), extents, steps, ArrayType(len(shape), dtype.ir, facts)))
+        .result,
+        wide,
+    )

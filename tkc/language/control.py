@@ -1,9 +1,11 @@
-"""Control flow while tracing: the runtime half of what `rewrite` puts in place of for, while, if, and, or, not.
+"""Control flow while tracing: the runtime half of what `rewrite` puts in place of for, while, if,
+and, or, not.
 
-Each construct first finds out whether it is about traced values. If not, it steps aside and Python goes on. If it is, the body
-is traced into a block, as often as needed until the set of carried slots is stable (usually once: see state.py), and the scf
-operation is made from the last pass.
+Each construct first finds out whether it is about traced values. If not, it steps aside and Python
+goes on. If it is, the body is traced into a block, as often as needed until the set of carried
+slots is stable (usually once: see state.py), and the scf operation is made from the last pass.
 """
+
 from __future__ import annotations
 
 import builtins
@@ -20,7 +22,22 @@ from tkc.ir import elementwise
 from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
-from tkc.language.state import UNBOUND, Lost, Mismatch, Picture, build, contents, flatten, leaf, merge, mutable_parts, same, shared, traced_function, types
+from tkc.language.state import (
+    UNBOUND,
+    Lost,
+    Mismatch,
+    Picture,
+    build,
+    contents,
+    flatten,
+    leaf,
+    merge,
+    mutable_parts,
+    same,
+    shared,
+    traced_function,
+    types,
+)
 from tkc.language.tracer import discard, fail, frames, pure, tracer
 from tkc.language.values import Scalar, Tile, Value, describe, lift, unpack
 
@@ -28,7 +45,8 @@ unbound = UNBOUND
 MAX_PASSES = 40
 
 
-def _clean(names: dict[str, Any]) -> dict[str, Any]: return {n: v for n, v in names.items() if not n.startswith("__tkc")}
+def _clean(names: dict[str, Any]) -> dict[str, Any]:
+    return {n: v for n, v in names.items() if not n.startswith("__tkc")}
 
 
 def _condition(c) -> SSAValue:
@@ -38,56 +56,93 @@ def _condition(c) -> SSAValue:
 
 def _is_traced(c, words: str) -> bool:
     """Whether a condition is traced; a tile has no single truth value."""
-    if isinstance(c, Tile): fail(f"{words} needs one truth value, got a tile ({describe(c)}); combine tiles with &, | and ~, choose with tkc.where, or reduce with tkc.any or tkc.all")
+    if isinstance(c, Tile):
+        fail(
+            f"{words} needs one truth value, got a tile ({describe(c)}); combine tiles with &, |"
+            " and ~, choose with tkc.where, or reduce with tkc.any or tkc.all"
+        )
     return isinstance(c, Scalar)
 
 
 class Construct:
-    """Common to for, while and if: the picture at entry and the bindings to make in the user's frame."""
+    """Common to for, while and if: the picture at entry and the bindings to make in the user's
+    frame.
+    """
+
     traced = False
     broken = False
 
-    def __init__(self): self.depth, self.bindings = len(tracer().blocks), {}
+    def __init__(self):
+        self.depth, self.bindings = len(tracer().blocks), {}
 
-    def __getitem__(self, name: str): return self.bindings.get(name, UNBOUND)
+    def __getitem__(self, name: str):
+        return self.bindings.get(name, UNBOUND)
 
     def _bind(self, picture: Picture, values: dict[tuple, Any], reasons: dict[tuple, str]) -> None:
         """All names and containers as in the picture, except these slots."""
         picture.restore()
         self.bindings = dict(picture.names)
-        for slot, value in values.items(): picture.rebind(slot, value, self.bindings, reasons.get(slot, ""))
+        for slot, value in values.items():
+            picture.rebind(slot, value, self.bindings, reasons.get(slot, ""))
 
     def jump(self, kind: str) -> None:
         """A break or continue of this loop is about to run."""
-        if self.traced: fail(f"`{kind}` cannot leave a traced loop; put the condition into the loop (while), or the rest of the body under an `if`")
-        if len(tracer().blocks) != self.depth: fail(f"`{kind}` under a traced condition cannot steer a Python loop; make the loop a tkc.range loop with an `if`, or a `while`")
+        if self.traced:
+            fail(
+                f"`{kind}` cannot leave a traced loop; put the condition into the loop (while), or"
+                " the rest of the body under an `if`"
+            )
+        if len(tracer().blocks) != self.depth:
+            fail(
+                f"`{kind}` under a traced condition cannot steer a Python loop; make the loop a"
+                " tkc.range loop with an `if`, or a `while`"
+            )
         self.broken |= kind == "break"
 
 
-# --------------------------------------------------------------------------------------------------------------- loops
+# --------------------------------------------------------------------------------------------------
 @dataclass
 class Range:
     """The trip counts of a traced loop."""
+
     start: Any
     stop: Any
     step: Any
     num_stages: int | None = None
-    def __iter__(self): fail("a traced range works in a `for` statement of a kernel only (not in comprehensions, zip, enumerate or list); use tkc.static_range to unroll")
+
+    def __iter__(self):
+        fail(
+            "a traced range works in a `for` statement of a kernel only (not in comprehensions,"
+            " zip, enumerate or list); use tkc.static_range to unroll"
+        )
+
     __len__ = __getitem__ = __iter__
 
 
 def range_(*bounds, num_stages: int | None = None) -> Range:
-    """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced once, run at run time.
+    """range(stop), range(start, stop) or range(start, stop, step) as a loop of the kernel: traced
+    once, run at run time.
 
     num_stages: a wish for the depth of the loop's rings, which the plan follows where it can.
     """
-    if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 1): fail(f"num_stages is a positive integer, got {describe(num_stages)}")
-    if not 1 <= len(bounds) <= 3: fail(f"tkc.range takes 1 to 3 numbers, got {len(bounds)}")
-    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
+    if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 1):
+        fail(f"num_stages is a positive integer, got {describe(num_stages)}")
+    if not 1 <= len(bounds) <= 3:
+        fail(f"tkc.range takes 1 to 3 numbers, got {len(bounds)}")
+    start, stop, step = (
+        (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
+    )
     start, stop, step = map(unpack, (start, stop, step))
     for what, v in (("start", start), ("stop", stop), ("step", step)):
-        if isinstance(v, bool) or not isinstance(v, (int, Scalar)) or isinstance(v, Scalar) and not v.dtype.is_int: fail(f"the {what} of a range is an integer, got {describe(v)}")
-    if isinstance(step, int) and step == 0: fail("the step of a range is not 0")
+        if (
+            isinstance(v, bool)
+            or not isinstance(v, (int, Scalar))
+            or isinstance(v, Scalar)
+            and not v.dtype.is_int
+        ):
+            fail(f"the {what} of a range is an integer, got {describe(v)}")
+    if isinstance(step, int) and step == 0:
+        fail("the step of a range is not 0")
     return Range(start, stop, step, num_stages)
 
 
@@ -95,7 +150,11 @@ def static_range(*bounds):
     """range(...) unrolled at compile time."""
     bounds = [unpack(b) for b in bounds]
     for b in bounds:
-        if isinstance(b, Value): fail(f"tkc.static_range needs numbers known at compile time, got a traced {describe(b)}; use tkc.range")
+        if isinstance(b, Value):
+            fail(
+                f"tkc.static_range needs numbers known at compile time, got a traced {describe(b)};"
+                " use tkc.range"
+            )
     return builtins.range(*bounds)
 
 
@@ -109,12 +168,18 @@ class Loop(Construct):
 
     def _begin(self, picture: Picture, assigned: tuple[str, ...], where: str) -> None:
         self.traced, self.where, self.picture, self.passes = True, where, picture, 0
-        self.carried = {(0, n): leaf(v) for n in assigned if isinstance(v := picture.names.get(n), Value)}
+        self.carried = {
+            (0, n): leaf(v) for n in assigned if isinstance(v := picture.names.get(n), Value)
+        }
         self.lost: dict[tuple, str] = {}
 
     def old(self, slot: tuple) -> Any:
         owner, key = slot
-        return self.picture.names.get(key, UNBOUND) if owner == 0 else self.picture.containers[owner][1][key]
+        return (
+            self.picture.names.get(key, UNBOUND)
+            if owner == 0
+            else self.picture.containers[owner][1][key]
+        )
 
     def _open(self, block: Block) -> None:
         """Block arguments for the carried slots, bound in the frame."""
@@ -122,78 +187,129 @@ class Loop(Construct):
         for slot, spec in self.carried.items():
             args = [block.insert_arg(t, len(block.args)) for t in types(spec)]
             if (name := self.picture.label(slot)).isidentifier():
-                for a in args: a.name_hint = name
+                for a in args:
+                    a.name_hint = name
             self.entry[slot] = build(spec, iter(args))
             self.copies += [(slot, x, contents(x)) for x in mutable_parts(self.entry[slot])]
         self._bind(self.picture, self.entry | dict.fromkeys(self.lost, UNBOUND), self.lost)
 
-    def _settle(self, names: dict[str, Any], ignore: tuple[str, ...] = ()) -> tuple[bool, dict[tuple, Any]]:
-        """Compares the state with the entry's: (whether the carried slots stand, the contents to yield)."""
+    def _settle(
+        self, names: dict[str, Any], ignore: tuple[str, ...] = ()
+    ) -> tuple[bool, dict[tuple, Any]]:
+        """Compares the state with the entry's: (whether the carried slots stand, the contents to
+        yield).
+        """
         changed, after = self.picture.changes(names, self.where), Picture.take(names)
         stable, result, counts = True, {}, shared(changed, self.picture, after)
         for slot, copy, before in self.copies:
             now = contents(copy)
-            if changed.get(slot, (None, None))[1] is not self.entry[slot] and (now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before)):
-                fail(f"`{self.picture.label(slot)}` is changed in place and also replaced inside {self.where}; do one of the two")
+            if changed.get(slot, (None, None))[1] is not self.entry[slot] and (
+                now.keys() != before.keys() or not all(same(before[k], now[k]) for k in before)
+            ):
+                fail(
+                    f"`{self.picture.label(slot)}` is changed in place and also replaced inside"
+                    f" {self.where}; do one of the two"
+                )
         for slot, (old, new) in changed.items():
-            if slot in self.lost or slot[0] == 0 and slot[1] in ignore: continue
-            if old is UNBOUND:                                 # first bound inside: a name of the body
-                self.lost[slot] = f"`{self.picture.label(slot)}` has a value only inside {self.where}; give it one before the loop to use it after"
+            if slot in self.lost or slot[0] == 0 and slot[1] in ignore:
                 continue
-            if new is UNBOUND: self.lost[slot] = tracer().reasons.get(slot[1], f"`{slot[1]}` is deleted inside {self.where}"); stable = False; continue
-            try: spec = merge(old, new, counts)
+            if old is UNBOUND:  # first bound inside: a name of the body
+                self.lost[slot] = (
+                    f"`{self.picture.label(slot)}` has a value only inside {self.where}; give it"
+                    " one before the loop to use it after"
+                )
+                continue
+            if new is UNBOUND:
+                self.lost[slot] = tracer().reasons.get(
+                    slot[1], f"`{slot[1]}` is deleted inside {self.where}"
+                )
+                stable = False
+                continue
+            try:
+                spec = merge(old, new, counts)
             except Mismatch as e:
                 label = self.picture.label(slot)
-                self.lost[slot] = f"`{label}` is not the same kind of value before {self.where} and after an iteration: {e}; convert with .to(), or start from a value of the later kind"
+                self.lost[slot] = (
+                    f"`{label}` is not the same kind of value before {self.where} and after an"
+                    f" iteration: {e}; convert with .to(), or start from a value of the later kind"
+                )
                 self.carried.pop(slot, None)
                 stable = False
                 continue
-            if self.carried.get(slot) != spec: stable = False
+            if self.carried.get(slot) != spec:
+                stable = False
             self.carried[slot] = spec
             result[slot] = new
         for slot in self.carried:
-            if slot not in result: result[slot] = self.entry.get(slot, self.old(slot))
+            if slot not in result:
+                result[slot] = self.entry.get(slot, self.old(slot))
         self.passes += 1
-        if self.passes > MAX_PASSES: fail(f"the types of the variables of {self.where} do not settle: {', '.join(self.picture.label(s) for s in self.carried)}; convert with .to()")
+        if self.passes > MAX_PASSES:
+            fail(
+                f"the types of the variables of {self.where} do not settle:"
+                f" {', '.join(self.picture.label(s) for s in self.carried)}; convert with .to()"
+            )
         return stable, result
 
     def _initial(self) -> list[SSAValue]:
         self.picture.restore()
         return [v for slot, spec in self.carried.items() for v in flatten(self.old(slot), spec)]
 
-    def _yielded(self, result: dict[tuple, Any]) -> list[SSAValue]: return [v for slot, spec in self.carried.items() for v in flatten(result[slot], spec)]
+    def _yielded(self, result: dict[tuple, Any]) -> list[SSAValue]:
+        return [v for slot, spec in self.carried.items() for v in flatten(result[slot], spec)]
 
     def _finish(self, results, ignore: tuple[str, ...] = ()) -> None:
         """Binds the results of the loop in the frame."""
         ssa, after = iter(results), {}
-        for slot, spec in self.carried.items(): after[slot] = build(spec, ssa)
-        reasons = self.lost | {(0, n): f"`{n}` is the variable of {self.where} and has no value after it; compute what you need from the bounds" for n in ignore}
+        for slot, spec in self.carried.items():
+            after[slot] = build(spec, ssa)
+        reasons = self.lost | {
+            (0, n): (
+                f"`{n}` is the variable of {self.where} and has no value after it; compute what you"
+                " need from the bounds"
+            )
+            for n in ignore
+        }
         self._bind(self.picture, after | dict.fromkeys(reasons, UNBOUND), reasons)
 
 
 class ForLoop(Loop):
     """`for target in iterable: body`, as an iterator whose one iteration (or few) is traced."""
 
-    def __init__(self, iterable, names: dict[str, Any], targets: tuple[str, ...], assigned: tuple[str, ...]):
+    def __init__(
+        self, iterable, names: dict[str, Any], targets: tuple[str, ...], assigned: tuple[str, ...]
+    ):
         super().__init__()
-        if isinstance(iterable, Value): iterable.__iter__()
+        if isinstance(iterable, Value):
+            iterable.__iter__()
         self.iterable, self.targets = iterable, targets
-        if isinstance(iterable, Range): self._begin(Picture.take(_clean(names)), tuple(n for n in assigned if n not in targets), "the loop")
+        if isinstance(iterable, Range):
+            self._begin(
+                Picture.take(_clean(names)),
+                tuple(n for n in assigned if n not in targets),
+                "the loop",
+            )
 
     def __iter__(self):
-        if not self.traced: yield from self.iterable; return
+        if not self.traced:
+            yield from self.iterable
+            return
         t, r = tracer(), self.iterable
         start, stop, step, backwards = r.start, r.stop, r.step, False
-        if isinstance(step, int) and step < 0: backwards, start, stop, step = True, 0, r.start - r.stop, -step
+        if isinstance(step, int) and step < 0:
+            backwards, start, stop, step = True, 0, r.start - r.stop, -step
         bounds = [integer(b, "a bound") for b in (start, stop, step)]
         width = i64 if any(b.type == i64 for b in bounds) else i32
-        bounds = [b if b.type == width else t.emit(elementwise.Cast(b, width)).result for b in bounds]
+        bounds = [
+            b if b.type == width else t.emit(elementwise.Cast(b, width)).result for b in bounds
+        ]
         while True:
             before, body = Block(), Block(arg_types=[width])
             t.blocks += [before, body]
             self._open(body)
             index = values.wrap(body.args[0])
-            if self.targets: body.args[0].name_hint = self.targets[0]
+            if self.targets:
+                body.args[0].name_hint = self.targets[0]
             yield r.start - index if backwards else index
             stable, result = self.settled
             if not stable:
@@ -205,21 +321,34 @@ class ForLoop(Loop):
             initial = self._initial()
             t.blocks.pop()
             # A guess that comes back unchanged is not carried after all.
-            fixed = {arg: first for y, arg, first in zip(yielded, args, initial) if y is arg}
+            fixed = {
+                arg: first
+                for y, arg, first in zip(yielded, args, initial, strict=False)
+                if y is arg
+            }
             keep = [k for k, arg in enumerate(args) if arg not in fixed]
-            with t.inside(before), t.inside(body): t.emit(scf.YieldOp(*(fixed.get(yielded[k], yielded[k]) for k in keep)))
-            for arg, first in fixed.items(): arg.replace_all_uses_with(first); body.erase_arg(arg)
+            with t.inside(before), t.inside(body):
+                t.emit(scf.YieldOp(*(fixed.get(yielded[k], yielded[k]) for k in keep)))
+            for arg, first in fixed.items():
+                arg.replace_all_uses_with(first)
+                body.erase_arg(arg)
             t.inline(before)
             loop = t.emit(scf.ForOp(*bounds, [initial[k] for k in keep], Region(body)))
-            if r.num_stages is not None: loop.attributes["num_stages"] = IntegerAttr(r.num_stages, i64)
+            if r.num_stages is not None:
+                loop.attributes["num_stages"] = IntegerAttr(r.num_stages, i64)
             given = iter(loop.results)
-            return self._finish([next(given) if k in keep else initial[k] for k in range(len(args))], self.targets)
+            return self._finish(
+                [next(given) if k in keep else initial[k] for k in range(len(args))], self.targets
+            )
 
-    def leave(self, names: dict[str, Any]) -> None: self.settled = self._settle(_clean(names), self.targets)
+    def leave(self, names: dict[str, Any]) -> None:
+        self.settled = self._settle(_clean(names), self.targets)
 
 
 class WhileLoop(Loop):
-    """`while test: body`. Iterations whose test is a Python value run in Python; from the first traced test on it is a loop."""
+    """`while test: body`. Iterations whose test is a Python value run in Python; from the first
+    traced test on it is a loop.
+    """
 
     def __init__(self, assigned: tuple[str, ...]):
         super().__init__()
@@ -234,7 +363,8 @@ class WhileLoop(Loop):
             return True
         if self.opened:
             stable, result = self._settle(names)
-            if stable: return self._close(result)
+            if stable:
+                return self._close(result)
             self._abandon()
         self._start()
         return True
@@ -248,8 +378,10 @@ class WhileLoop(Loop):
 
     def _abandon(self) -> None:
         t = tracer()
-        del t.blocks[self.depth:]
-        discard(self.body); discard(self.test_block); discard(self.before)
+        del t.blocks[self.depth :]
+        discard(self.body)
+        discard(self.test_block)
+        discard(self.before)
 
     def test(self, condition, names: dict[str, Any]) -> bool:
         """After the test: a plain one decides now; a traced one opens the body."""
@@ -264,10 +396,13 @@ class WhileLoop(Loop):
             self._begin(self.plain, self.assigned, "the loop")
             self.opened, self.again = False, True
             return True
-        if not _is_traced(condition, "`while`"): condition = lift(bool(condition), bool_)
+        if not _is_traced(condition, "`while`"):
+            condition = lift(bool(condition), bool_)
         stable, result = self._settle(names)
         self.again = not stable
-        if self.again: self._abandon(); return True
+        if self.again:
+            self._abandon()
+            return True
         t.emit(scf.ConditionOp(_condition(condition), *self._yielded(result)))
         t.blocks[-1] = self.body
         self.opened = True
@@ -287,7 +422,7 @@ class WhileLoop(Loop):
         return False
 
 
-# ---------------------------------------------------------------------------------------------------------- branches
+# --------------------------------------------------------------------------------------------------
 class Branch(Construct):
     """`if test: … else: …`: both arms are traced, then merged."""
 
@@ -295,19 +430,23 @@ class Branch(Construct):
         super().__init__()
         self.test = unpack(test)
         self.traced = _is_traced(self.test, "`if`")
-        if not self.traced: self.truth = bool(self.test); return
+        if not self.traced:
+            self.truth = bool(self.test)
+            return
         self.condition = _condition(self.test)
         self.picture = Picture.take(_clean(names))
 
     def then(self) -> bool:
-        if not self.traced: return self.truth
+        if not self.traced:
+            return self.truth
         self.arms, self.ends = [Block(), Block()], []
         tracer().blocks.append(self.arms[0])
         self.bindings = dict(self.picture.names)
         return True
 
     def orelse(self, names: dict[str, Any]) -> bool:
-        if not self.traced: return not self.truth
+        if not self.traced:
+            return not self.truth
         self._end(names)
         self._bind(self.picture, {}, {})
         tracer().blocks.append(self.arms[1])
@@ -329,39 +468,84 @@ class Branch(Construct):
             old = (a.get(slot) or b[slot])[0]
             x, y = a[slot][1] if slot in a else old, b[slot][1] if slot in b else old
             label = self.picture.label(slot)
-            if (x is UNBOUND or y is UNBOUND) and old is not UNBOUND and slot[1] in t.reasons: reasons[slot] = t.reasons[slot[1]]; continue
-            if x is UNBOUND or y is UNBOUND: reasons[slot] = f"`{label}` has a value in one branch of an `if` only; give it one before the `if`, or in both branches"; continue
-            try: spec = merge(x, y, counts)
-            except Mismatch as e: reasons[slot] = f"`{label}` differs between the branches of an `if`: {e}; give both the same kind, e.g. with .to()"; continue
-            if types(spec): merged[slot] = (x, y, spec)
-            else: plain[slot] = build(spec, iter(()))
+            if (x is UNBOUND or y is UNBOUND) and old is not UNBOUND and slot[1] in t.reasons:
+                reasons[slot] = t.reasons[slot[1]]
+                continue
+            if x is UNBOUND or y is UNBOUND:
+                reasons[slot] = (
+                    f"`{label}` has a value in one branch of an `if` only; give it one before the"
+                    " `if`, or in both branches"
+                )
+                continue
+            try:
+                spec = merge(x, y, counts)
+            except Mismatch as e:
+                reasons[slot] = (
+                    f"`{label}` differs between the branches of an `if`: {e}; give both the same"
+                    " kind, e.g. with .to()"
+                )
+                continue
+            if types(spec):
+                merged[slot] = (x, y, spec)
+            else:
+                plain[slot] = build(spec, iter(()))
         for k, block in enumerate(self.arms):
-            with t.inside(block): t.emit(scf.YieldOp(*(v for *ends, spec in merged.values() for v in flatten(ends[k], spec))))
-        op = t.emit(scf.IfOp(self.condition, [ty for *_, spec in merged.values() for ty in types(spec)], Region(self.arms[0]), Region(self.arms[1])))
+            with t.inside(block):
+                t.emit(
+                    scf.YieldOp(
+                        *(v for *ends, spec in merged.values() for v in flatten(ends[k], spec))
+                    )
+                )
+        op = t.emit(
+            scf.IfOp(
+                self.condition,
+                [ty for *_, spec in merged.values() for ty in types(spec)],
+                Region(self.arms[0]),
+                Region(self.arms[1]),
+            )
+        )
         ssa = iter(op.results)
         after = {slot: build(spec, ssa) for slot, (_, _, spec) in merged.items()}
         self._bind(self.picture, after | plain | dict.fromkeys(reasons, UNBOUND), reasons)
 
 
-# --------------------------------------------------------------------------------------------------------- expressions
+# --------------------------------------------------------------------------------------------------
 def _choose(condition: Scalar, then, orelse) -> Any:
     """One of two thunks: by select where both may run, else by scf.if."""
     t, blocks, found = tracer(), [Block(), Block()], []
     c = _condition(condition)
-    for thunk, block in zip((then, orelse), blocks):
-        with unchanged("a conditional expression"), t.inside(block): found.append(thunk())
-    try: spec = merge(*found)
-    except Mismatch as e: fail(f"the two sides of a conditional expression differ: {e}; give both the same kind, e.g. with .to()")
+    for thunk, block in zip((then, orelse), blocks, strict=False):
+        with unchanged("a conditional expression"), t.inside(block):
+            found.append(thunk())
+    try:
+        spec = merge(*found)
+    except Mismatch as e:
+        fail(
+            f"the two sides of a conditional expression differ: {e}; give both the same kind, e.g."
+            " with .to()"
+        )
     if all(map(pure, blocks)):
-        for b in blocks: t.inline(b)
-        if found[1] is False or found[0] is True:          # `and`, `or`
+        for b in blocks:
+            t.inline(b)
+        if found[1] is False or found[0] is True:  # `and`, `or`
             name, other = ("and", found[0]) if found[1] is False else ("or", found[1])
-            if isinstance(other, bool): return values.wrap(c) if found == [True, False] else other
-            if isinstance(other, Scalar) and other.dtype is bool_: return values.wrap(t.emit(elementwise.CLASSES[name](c, other.use())).result)
+            if isinstance(other, bool):
+                return values.wrap(c) if found == [True, False] else other
+            if isinstance(other, Scalar) and other.dtype is bool_:
+                return values.wrap(t.emit(elementwise.CLASSES[name](c, other.use())).result)
         sides = [flatten(f, spec) for f in found]
-        return build(spec, iter([a if a is b else t.emit(elementwise.Select(c, a, b)).result for a, b in zip(*sides)]))
-    for f, block in zip(found, blocks):
-        with t.inside(block): t.emit(scf.YieldOp(*flatten(f, spec)))
+        return build(
+            spec,
+            iter(
+                [
+                    a if a is b else t.emit(elementwise.Select(c, a, b)).result
+                    for a, b in zip(*sides, strict=False)
+                ]
+            ),
+        )
+    for f, block in zip(found, blocks, strict=False):
+        with t.inside(block):
+            t.emit(scf.YieldOp(*flatten(f, spec)))
     return build(spec, iter(t.emit(scf.IfOp(c, types(spec), *map(Region, blocks))).results))
 
 
@@ -370,9 +554,11 @@ def and_(first, *thunks):
     result = unpack(first)
     for thunk in thunks:
         if not _is_traced(result, "`and`"):
-            if not result: return result
+            if not result:
+                return result
             result = unpack(thunk())
-        else: result = _choose(result, lambda: _truth(thunk(), "`and`"), lambda: False)
+        else:
+            result = _choose(result, lambda: _truth(thunk(), "`and`"), lambda: False)
     return result if not isinstance(result, Tile) else _is_traced(result, "`and`")
 
 
@@ -380,15 +566,23 @@ def or_(first, *thunks):
     result = unpack(first)
     for thunk in thunks:
         if not _is_traced(result, "`or`"):
-            if result: return result
+            if result:
+                return result
             result = unpack(thunk())
-        else: result = _choose(result, lambda: True, lambda: _truth(thunk(), "`or`"))
+        else:
+            result = _choose(result, lambda: True, lambda: _truth(thunk(), "`or`"))
     return result if not isinstance(result, Tile) else _is_traced(result, "`or`")
 
 
 def _truth(x, words: str):
     x = unpack(x)
-    return x if not _is_traced(x, words) and isinstance(x, bool) else (x if x.dtype is bool_ else x != 0) if isinstance(x, Scalar) else bool(x)
+    return (
+        x
+        if not _is_traced(x, words) and isinstance(x, bool)
+        else (x if x.dtype is bool_ else x != 0)
+        if isinstance(x, Scalar)
+        else bool(x)
+    )
 
 
 def not_(x):
@@ -399,19 +593,39 @@ def not_(x):
 def ifexp(condition, then, orelse):
     """`then() if condition else orelse()`."""
     condition = unpack(condition)
-    return _choose(condition, then, orelse) if _is_traced(condition, "`… if … else …`") else then() if condition else orelse()
+    return (
+        _choose(condition, then, orelse)
+        if _is_traced(condition, "`… if … else …`")
+        else then()
+        if condition
+        else orelse()
+    )
 
 
 def chain(first, names: tuple[str, ...], *thunks):
     """`a < b < c`: each operand is evaluated once, and only if needed."""
     import operator
-    functions = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne, "is": operator.is_, "isnot": operator.is_not,
-                 "in": lambda a, b: a in b, "notin": lambda a, b: a not in b}
+
+    functions = {
+        "lt": operator.lt,
+        "le": operator.le,
+        "gt": operator.gt,
+        "ge": operator.ge,
+        "eq": operator.eq,
+        "ne": operator.ne,
+        "is": operator.is_,
+        "isnot": operator.is_not,
+        "in": lambda a, b: a in b,
+        "notin": lambda a, b: a not in b,
+    }
+
     def rest(left, k):
         right = thunks[k]()
         result = functions[names[k]](left, right)
-        if isinstance(result, Tile): fail("a chained comparison of tiles has no single truth value; write (a < b) & (b < c)")
+        if isinstance(result, Tile):
+            fail("a chained comparison of tiles has no single truth value; write (a < b) & (b < c)")
         return result if k + 1 == len(names) else and_(result, lambda: rest(right, k + 1))
+
     return rest(first, 0)
 
 
@@ -426,50 +640,86 @@ def unchanged(what: str):
     before = Picture.take(_clean(frames()[0].f_locals))
     yield
     found = before.changes(before.names, what)
-    if found: fail(f"{what} changes `{before.label(next(iter(found)))}`; let it only return its result")
+    if found:
+        fail(f"{what} changes `{before.label(next(iter(found)))}`; let it only return its result")
 
 
-def python_min(*args, **kwargs): return _python_extreme(builtins.min, operations.minimum, args, kwargs)
-def python_max(*args, **kwargs): return _python_extreme(builtins.max, operations.maximum, args, kwargs)
+def python_min(*args, **kwargs):
+    return _python_extreme(builtins.min, operations.minimum, args, kwargs)
+
+
+def python_max(*args, **kwargs):
+    return _python_extreme(builtins.max, operations.maximum, args, kwargs)
 
 
 def _python_extreme(python, ours, args, kwargs):
     items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
-    if kwargs or not any(isinstance(x, Value) for x in items): return python(*args, **kwargs)
-    if any(isinstance(x, Tile) for x in items): fail(f"{python.__name__}() of tiles has no single answer; use tkc.{ours.__name__} element by element, or tkc.{python.__name__}(tile, axis)")
+    if kwargs or not any(isinstance(x, Value) for x in items):
+        return python(*args, **kwargs)
+    if any(isinstance(x, Tile) for x in items):
+        fail(
+            f"{python.__name__}() of tiles has no single answer; use tkc.{ours.__name__} element by"
+            f" element, or tkc.{python.__name__}(tile, axis)"
+        )
     result = items[0]
-    for x in items[1:]: result = ours(result, x)
+    for x in items[1:]:
+        result = ours(result, x)
     return result
 
 
-_OURS = {id(builtins.range): python_range, id(builtins.min): python_min, id(builtins.max): python_max}
+_OURS = {
+    id(builtins.range): python_range,
+    id(builtins.min): python_min,
+    id(builtins.max): python_max,
+}
 
 
 def callable_in_kernel(f):
     """What a call in a kernel calls: helpers rewritten, range, min and max that know traced values."""
     from tkc.language.rewrite import rewritten
-    if isinstance(f, FunctionType): return rewritten(f)
-    if id(f) in _OURS: return _OURS[id(f)]
-    if isinstance(f, MethodType) and isinstance(f.__func__, FunctionType): return MethodType(rewritten(f.__func__), f.__self__)
+
+    if isinstance(f, FunctionType):
+        return rewritten(f)
+    if id(f) in _OURS:
+        return _OURS[id(f)]
+    if isinstance(f, MethodType) and isinstance(f.__func__, FunctionType):
+        return MethodType(rewritten(f.__func__), f.__self__)
     inner = traced_function(f)
-    if inner is not None: return rewritten(inner)
-    if type(f).__module__ == "functools" and hasattr(f, "func"): return type(f)(callable_in_kernel(f.func), *f.args, **f.keywords)
-    if not isinstance(f, type) and isinstance(call := getattr(type(f), "__call__", None), FunctionType): return MethodType(rewritten(call), f)
+    if inner is not None:
+        return rewritten(inner)
+    if type(f).__module__ == "functools" and hasattr(f, "func"):
+        return type(f)(callable_in_kernel(f.func), *f.args, **f.keywords)
+    if not isinstance(f, type) and isinstance(
+        call := getattr(type(f), "__call__", None), FunctionType
+    ):
+        return MethodType(rewritten(call), f)
     return f
 
 
 call = callable_in_kernel
 
 
-def depth() -> int: return len(tracer().blocks)
+def depth() -> int:
+    return len(tracer().blocks)
 
 
 def check_return(depth_at_entry: int) -> None:
     """A `return` is about to run: not out of a traced region."""
     if len(tracer().blocks) != depth_at_entry:
-        fail("`return` inside a traced loop or a nested traced `if` cannot leave the function; a kernel may end early with `if c: return` at its top level, elsewhere put the rest under an `else`")
+        fail(
+            "`return` inside a traced loop or a nested traced `if` cannot leave the function; a"
+            " kernel may end early with `if c: return` at its top level, elsewhere put the rest"
+            " under an `else`"
+        )
 
 
-def for_loop(iterable, names, targets, assigned): return ForLoop(iterable, names, targets, assigned)
-def while_loop(assigned): return WhileLoop(assigned)
-def branch(test, names): return Branch(test, names)
+def for_loop(iterable, names, targets, assigned):
+    return ForLoop(iterable, names, targets, assigned)
+
+
+def while_loop(assigned):
+    return WhileLoop(assigned)
+
+
+def branch(test, names):
+    return Branch(test, names)

@@ -1,6 +1,26 @@
 """The element types where users and the front end look for them; they are defined in tkc.ir.dtypes."""
+
 from tkc.ir.dtypes import (
-    BY_IR, BY_NAME, BY_NUMPY, DTYPES, DType, bfloat16, bool_, float8_e4m3, float8_e5m2, float16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
+    BY_IR,
+    BY_NAME,
+    BY_NUMPY,
+    DTYPES,
+    DType,
+    bfloat16,
+    bool_,
+    float8_e4m3,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 
 __all__ = ["BY_IR", "BY_NAME", "BY_NUMPY", "DTYPES", "DType", *(t.name for t in DTYPES)]

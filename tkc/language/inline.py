@@ -1,4 +1,5 @@
 """PTX inside a kernel."""
+
 from __future__ import annotations
 
 import re
@@ -8,38 +9,81 @@ from tkc.ir.elementwise import InlinePtx, meaning_of
 from tkc.ir.types import like
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, tracer
-from tkc.language.values import Pointer, Value, broadcast_shapes, check, describe, lift, unpack, wrap
+from tkc.language.values import (
+    Pointer,
+    Value,
+    broadcast_shapes,
+    check,
+    describe,
+    lift,
+    unpack,
+    wrap,
+)
 
 
-def inline_ptx(text: str, *args, result: DType | tuple[DType, ...] | None = None, meaning: Callable | None = None, isa: str = "8.0"):
-    """PTX of your own, run for every element of the operands (which are broadcast): `inline_ptx("lg2.approx.f32 $0, $1;", x)`.
+def inline_ptx(
+    text: str,
+    *args,
+    result: DType | tuple[DType, ...] | None = None,
+    meaning: Callable | None = None,
+    isa: str = "8.0",
+):
+    """PTX of your own, run for every element of the operands (which are broadcast):
+    `inline_ptx("lg2.approx.f32 $0, $1;", x)`.
 
-    `$0`, `$1`, … are the results, then the operands; `$$` is a dollar. result: the dtype of the result (default: the first operand's), or a tuple of
-    dtypes, which gives a tuple. A float16, bfloat16 or integer of 8 or 16 bits is in a 16-bit register as its bits, a truth value in a predicate. Names
-    declared in the text are its own. isa: the PTX ISA version that the text needs. Elements of the padding run too, and copies of elements several times.
+    `$0`, `$1`, … are the results, then the operands; `$$` is a dollar. result: the dtype of the
+    result (default: the first operand's), or a tuple of dtypes, which gives a tuple. A float16,
+    bfloat16 or integer of 8 or 16 bits is in a 16-bit register as its bits, a truth value in a
+    predicate. Names declared in the text are its own. isa: the PTX ISA version that the text needs.
+    Elements of the padding run too, and copies of elements several times.
 
-    meaning: a NumPy function of the operands' arrays that gives the results, for the CPU and the simulator, which otherwise refuse the kernel.
-    Raises CompileError for a text that names an operand that is none.
+    meaning: a NumPy function of the operands' arrays that gives the results, for the CPU and the
+    simulator, which otherwise refuse the kernel. Raises CompileError for a text that names an
+    operand that is none.
     """
-    if not isinstance(text, str): fail(f"tkc.inline_ptx takes the text of PTX first, got {describe(text)}")
+    if not isinstance(text, str):
+        fail(f"tkc.inline_ptx takes the text of PTX first, got {describe(text)}")
     values = [check(x) for x in args]
     results = result if isinstance(result, tuple) else (result,) if result is not None else ()
     if not results:
-        if not values or not isinstance(values[0], Value): fail("tkc.inline_ptx needs result=, a dtype such as tkc.float32, where the first operand has none")
+        if not values or not isinstance(values[0], Value):
+            fail(
+                "tkc.inline_ptx needs result=, a dtype such as tkc.float32, where the first operand"
+                " has none"
+            )
         results = (values[0].dtype,)
     for t in map(unpack, results):
-        if not isinstance(t, DType): fail(f"the result of tkc.inline_ptx is a dtype such as tkc.float32, or a tuple of them, got {t!r:.60}")
-    if not re.fullmatch(r"\d+\.\d+", isa): fail(f"isa is a version of the PTX ISA such as '8.0', got {isa!r}")
-    if meaning is not None and not callable(meaning): fail(f"meaning is a NumPy function of the operands, got {describe(meaning)}")
+        if not isinstance(t, DType):
+            fail(
+                "the result of tkc.inline_ptx is a dtype such as tkc.float32, or a tuple of them,"
+                f" got {t!r:.60}"
+            )
+    if not re.fullmatch(r"\d+\.\d+", isa):
+        fail(f"isa is a version of the PTX ISA such as '8.0', got {isa!r}")
+    if meaning is not None and not callable(meaning):
+        fail(f"meaning is a NumPy function of the operands, got {describe(meaning)}")
     count = len(results) + len(values)
     for n in map(int, re.findall(r"(?<!\$)(?:\$\$)*\$(\d+)", text)):
-        if n >= count: fail(f"the text names ${n}, but there are {len(results)} results and {len(values)} operands: $0 to ${count - 1}")
+        if n >= count:
+            fail(
+                f"the text names ${n}, but there are {len(results)} results and {len(values)}"
+                f" operands: $0 to ${count - 1}"
+            )
     traced = [v for v in values if isinstance(v, Value)]
     shape = broadcast_shapes(*(v.shape for v in traced), ())
     operands = [lift(v, v.dtype if isinstance(v, Value) else None, shape) for v in values]
-    if any(isinstance(v.dtype, Pointer) for v in operands) and shape: fail("tkc.inline_ptx takes tiles of numbers; pointers only one by one")
+    if any(isinstance(v.dtype, Pointer) for v in operands) and shape:
+        fail("tkc.inline_ptx takes tiles of numbers; pointers only one by one")
     from tkc.ir.types import TileType
-    types = [like(operands[0].ssa.type, t.ir) if operands else TileType(shape, t.ir) if shape else t.ir for t in results]
-    op = tracer().emit(InlinePtx(text, [v.use() for v in operands], types, isa, meaning_of(meaning) if meaning else None))
+
+    types = [
+        like(operands[0].ssa.type, t.ir) if operands else TileType(shape, t.ir) if shape else t.ir
+        for t in results
+    ]
+    op = tracer().emit(
+        InlinePtx(
+            text, [v.use() for v in operands], types, isa, meaning_of(meaning) if meaning else None
+        )
+    )
     found = tuple(map(wrap, op.results))
     return found if isinstance(result, tuple) else found[0]

@@ -1,4 +1,5 @@
 """What a kernel can compute: programs, constants, mathematics, shapes, reductions, scans, dot."""
+
 from __future__ import annotations
 
 import builtins
@@ -14,25 +15,44 @@ from tkc.ir.types import TileType, element_of
 from tkc.language import values
 from tkc.language.dtypes import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from tkc.language.tracer import fail, tracer
-from tkc.language.values import Scalar, Tile, Value, apply, broadcast_shapes, cast, check, common, describe, lift, number, spread, static_shape, unpack, wrap
+from tkc.language.values import (
+    Scalar,
+    Tile,
+    Value,
+    apply,
+    broadcast_shapes,
+    cast,
+    check,
+    common,
+    describe,
+    lift,
+    number,
+    spread,
+    static_shape,
+    unpack,
+    wrap,
+)
 
 inf, nan = math.inf, math.nan
 
 
 def _axis(axis, x: Value, what: str) -> int:
     axis = unpack(axis)
-    if isinstance(axis, bool) or not isinstance(axis, int): fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
-    if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim: fail(f"{what}: axis {axis} of {describe(x)}")
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        fail(f"{what}: an axis is a Python integer, got {describe(axis)}")
+    if not isinstance(x, Tile) or not -x.ndim <= axis < x.ndim:
+        fail(f"{what}: axis {axis} of {describe(x)}")
     return axis % x.ndim
 
 
 def _tile(x, what: str) -> Tile:
     x = check(x)
-    if not isinstance(x, Tile): fail(f"{what} takes a tile, got {describe(x)}")
+    if not isinstance(x, Tile):
+        fail(f"{what} takes a tile, got {describe(x)}")
     return x
 
 
-# --------------------------------------------------------------------------------------------------------- programs
+# --------------------------------------------------------------------------------------------------
 def program_id(axis: int) -> Scalar:
     """The index of this program along axis 0, 1 or 2 of the grid (int32)."""
     return wrap(tracer().emit(tile.ProgramId(_grid_axis(axis))).result)
@@ -44,25 +64,34 @@ def num_programs(axis: int) -> Scalar:
 
 
 def _grid_axis(axis) -> int:
-    if unpack(axis) not in (0, 1, 2) or isinstance(axis, (bool, float)): fail(f"the axis of a grid is 0, 1 or 2, got {describe(axis)}")
+    if unpack(axis) not in (0, 1, 2) or isinstance(axis, (bool, float)):
+        fail(f"the axis of a grid is 0, 1 or 2, got {describe(axis)}")
     return int(axis)
 
 
-# -------------------------------------------------------------------------------------------------------- constants
+# --------------------------------------------------------------------------------------------------
 def arange(start, stop=None) -> Tile:
     """The integers start … stop - 1 (0 … start - 1 with one argument) as a rank-1 int32 tile."""
     start, stop = (0, start) if stop is None else (start, stop)
     start, stop = unpack(start), unpack(stop)
-    if not builtins.all(isinstance(v, int) and not isinstance(v, bool) for v in (start, stop)): fail("tkc.arange takes Python integers (make them tkc.constexpr); add a traced start to the result")
-    if stop <= start: fail(f"tkc.arange({start}, {stop}) is empty; tiles have extents of 1 and more")
-    dtype = int32 if -2**31 <= start and stop <= 2**31 else int64
+    if not builtins.all(isinstance(v, int) and not isinstance(v, bool) for v in (start, stop)):
+        fail(
+            "tkc.arange takes Python integers (make them tkc.constexpr); add a traced start to the"
+            " result"
+        )
+    if stop <= start:
+        fail(f"tkc.arange({start}, {stop}) is empty; tiles have extents of 1 and more")
+    dtype = int32 if start >= -(2**31) and stop <= 2**31 else int64
     return Tile(tracer().emit(tile.Arange(start, TileType([stop - start], dtype.ir))).result)
 
 
 def full(shape, value, dtype: DType | None = None) -> Tile:
-    """A tile with one value everywhere; dtype is the value's (float32 or int32 for a number) unless given."""
+    """A tile with one value everywhere; dtype is the value's (float32 or int32 for a number) unless
+    given.
+    """
     shape, value = static_shape(shape), check(value)
-    if isinstance(value, Value) and value.shape: fail(f"tkc.full takes a scalar, got {describe(value)}; use tkc.broadcast_to")
+    if isinstance(value, Value) and value.shape:
+        fail(f"tkc.full takes a scalar, got {describe(value)}; use tkc.broadcast_to")
     return lift(value, dtype, shape)
 
 
@@ -71,36 +100,62 @@ def zeros(shape, dtype: DType = float32) -> Tile:
     return full(shape, 0, dtype)
 
 
-# ------------------------------------------------------------------------------------------------------- mathematics
+# --------------------------------------------------------------------------------------------------
 def _float_function(name: str, python=None):
     def function(x):
         x = check(x)
         if not isinstance(x, Value):
-            try: return python(x)
-            except (ValueError, OverflowError, ZeroDivisionError): x = number(float(x), float32)
+            try:
+                return python(x)
+            except (ValueError, OverflowError, ZeroDivisionError):
+                x = number(float(x), float32)
         return apply(name, x, dtype=x.dtype if x.dtype.is_float else float32)
+
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{name}, element by element; integers are taken as float32."
     return function
 
 
-exp, exp2, expm1 = _float_function("exp", math.exp), _float_function("exp2", lambda x: 2.0 ** x), _float_function("expm1", math.expm1)
-log, log2, log1p = _float_function("log", math.log), _float_function("log2", math.log2), _float_function("log1p", math.log1p)
-sqrt, rsqrt = _float_function("sqrt", math.sqrt), _float_function("rsqrt", lambda x: 1 / math.sqrt(x))
-sin, cos, tanh, erf = _float_function("sin", math.sin), _float_function("cos", math.cos), _float_function("tanh", math.tanh), _float_function("erf", math.erf)
+exp, exp2, expm1 = (
+    _float_function("exp", math.exp),
+    _float_function("exp2", lambda x: 2.0**x),
+    _float_function("expm1", math.expm1),
+)
+log, log2, log1p = (
+    _float_function("log", math.log),
+    _float_function("log2", math.log2),
+    _float_function("log1p", math.log1p),
+)
+sqrt, rsqrt = (
+    _float_function("sqrt", math.sqrt),
+    _float_function("rsqrt", lambda x: 1 / math.sqrt(x)),
+)
+sin, cos, tanh, erf = (
+    _float_function("sin", math.sin),
+    _float_function("cos", math.cos),
+    _float_function("tanh", math.tanh),
+    _float_function("erf", math.erf),
+)
 
 
 def _rounding(name: str, python):
     def function(x):
         x = check(x)
-        if not isinstance(x, Value): return float(python(x)) if isinstance(x, float) else x
+        if not isinstance(x, Value):
+            return float(python(x)) if isinstance(x, float) else x
         return apply(name, x) if x.dtype.is_float else x
+
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{name}, element by element; the dtype stays."
     return function
 
 
-floor, ceil, round_, trunc = _rounding("floor", math.floor), _rounding("ceil", math.ceil), _rounding("round", builtins.round), _rounding("trunc", math.trunc)
+floor, ceil, round_, trunc = (
+    _rounding("floor", math.floor),
+    _rounding("ceil", math.ceil),
+    _rounding("round", builtins.round),
+    _rounding("trunc", math.trunc),
+)
 
 
 def isnan(x):
@@ -137,7 +192,9 @@ def div_rn(x, y):
 
 
 def pow_(x, y):
-    """x to the power of y, also `x ** y`, in floats (integers are taken as float32); powers of 1 to 4 are products."""
+    """x to the power of y, also `x ** y`, in floats (integers are taken as float32); powers of 1 to
+    4 are products.
+    """
     return values.power(x, y)
 
 
@@ -151,9 +208,11 @@ def fma(a, b, c):
 def _extreme(name: str, python):
     def function(x, y):
         x, y = check(x), check(y)
-        if not isinstance(x, Value) and not isinstance(y, Value): return math.nan if x != x or y != y else python(x, y)
+        if not isinstance(x, Value) and not isinstance(y, Value):
+            return math.nan if x != x or y != y else python(x, y)
         dtype = common(x, y)
         return apply(name, x, y, dtype=int32 if dtype.kind == "bool" else dtype)
+
     function.__name__ = function.__qualname__ = f"{name}imum"
     function.__doc__ = f"The {name}imum of two, element by element; NaN if either is."
     return function
@@ -166,12 +225,22 @@ def where(condition, x, y):
     """x where the condition holds, else y; the three are broadcast, x and y promoted."""
     condition, x, y = check(condition, "condition"), check(x), check(y)
     traced = [v for v in (condition, x, y) if isinstance(v, Value)]
-    if not traced: return x if condition else y
-    if isinstance(condition, Value) and condition.dtype is not bool_: fail(f"the condition of where is made of truth values, got {describe(condition)}; compare it, e.g. c != 0")
+    if not traced:
+        return x if condition else y
+    if isinstance(condition, Value) and condition.dtype is not bool_:
+        fail(
+            f"the condition of where is made of truth values, got {describe(condition)}; compare"
+            " it, e.g. c != 0"
+        )
     dtype, shape = common(x, y), broadcast_shapes(*(v.shape for v in traced))
-    if not isinstance(condition, Value): return lift(x if condition else y, dtype, shape)
+    if not isinstance(condition, Value):
+        return lift(x if condition else y, dtype, shape)
     c = condition if not condition.shape else spread(condition, shape)
-    return wrap(tracer().emit(elementwise.Select(c.use(), lift(x, dtype, shape).use(), lift(y, dtype, shape).use())).result)
+    return wrap(
+        tracer()
+        .emit(elementwise.Select(c.use(), lift(x, dtype, shape).use(), lift(y, dtype, shape).use()))
+        .result
+    )
 
 
 def cdiv(a, b):
@@ -179,12 +248,15 @@ def cdiv(a, b):
     return (a + (b - 1)) // b
 
 
-# ------------------------------------------------------------------------------------------------------------ shapes
+# --------------------------------------------------------------------------------------------------
 def broadcast_to(x, *shape) -> Tile:
     """The value stretched to a shape by NumPy's rules."""
-    shape = static_shape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+    shape = static_shape(
+        shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    )
     x = lift(x)
-    if broadcast_shapes(x.shape, shape) != shape: fail(f"{describe(x)} does not broadcast to {list(shape)}")
+    if broadcast_shapes(x.shape, shape) != shape:
+        fail(f"{describe(x)} does not broadcast to {list(shape)}")
     return spread(x, shape)
 
 
@@ -202,13 +274,24 @@ def cat(*tiles, axis: int = 0) -> Tile:
     """Tiles of one rank one after the other along an axis."""
     tiles = tiles[0] if len(tiles) == 1 and isinstance(tiles[0], (tuple, list)) else tiles
     tiles = [_tile(t, "tkc.cat") for t in tiles]
-    if not tiles: fail("tkc.cat needs a tile")
+    if not tiles:
+        fail("tkc.cat needs a tile")
     axis, dtype = _axis(axis, tiles[0], "tkc.cat"), common(*tiles)
-    rest = [t.shape[:axis] + t.shape[axis + 1:] for t in tiles]
-    if builtins.any(r != rest[0] or t.ndim != tiles[0].ndim for r, t in zip(rest, tiles)): fail(f"tkc.cat along axis {axis}: the other extents differ: {', '.join(map(describe, tiles))}")
+    rest = [t.shape[:axis] + t.shape[axis + 1 :] for t in tiles]
+    if builtins.any(
+        r != rest[0] or t.ndim != tiles[0].ndim for r, t in zip(rest, tiles, strict=False)
+    ):
+        fail(
+            f"tkc.cat along axis {axis}: the other extents differ:"
+            f" {', '.join(map(describe, tiles))}"
+        )
     shape = list(tiles[0].shape)
     shape[axis] = builtins.sum(t.shape[axis] for t in tiles)
-    return Tile(tracer().emit(tile.Concat([cast(t, dtype).use() for t in tiles], axis, TileType(shape, dtype.ir))).result)
+    return Tile(
+        tracer()
+        .emit(tile.Concat([cast(t, dtype).use() for t in tiles], axis, TileType(shape, dtype.ir)))
+        .result
+    )
 
 
 def join(a, b) -> Tile:
@@ -221,7 +304,8 @@ def join(a, b) -> Tile:
 def split(x) -> tuple[Value, Value]:
     """The inverse of join: the two halves of a last axis of 2."""
     x = _tile(x, "tkc.split")
-    if x.shape[-1] != 2: fail(f"tkc.split takes a tile whose last extent is 2, got {describe(x)}")
+    if x.shape[-1] != 2:
+        fail(f"tkc.split takes a tile whose last extent is 2, got {describe(x)}")
     return x[..., 0], x[..., 1]
 
 
@@ -237,22 +321,39 @@ def flip(x, axis: int = -1) -> Tile:
     return Tile(tracer().emit(tile.Flip(x.use(), _axis(axis, x, "tkc.flip"))).result)
 
 
-# ------------------------------------------------------------------------------------------------ reductions and scans
+# ------------------------------------------------------------------------------------------------ r
 def _accumulated(x: Tile) -> Tile:
     """Small integers and truth values are summed as 32 bits."""
-    if x.dtype.is_float or x.dtype.is_int and x.dtype.bits >= 32: return x
+    if x.dtype.is_float or x.dtype.is_int and x.dtype.bits >= 32:
+        return x
     return cast(x, uint32 if x.dtype.kind == "uint" else int32)
 
 
 def _in_float32(x: Value, one) -> Value:
     """What takes several steps is computed in float32 of narrow floats, and rounded once."""
-    return cast(one(cast(x, float32)), x.dtype) if isinstance(x, Value) and x.dtype.is_float and x.dtype.bits < 32 else one(x)
+    return (
+        cast(one(cast(x, float32)), x.dtype)
+        if isinstance(x, Value) and x.dtype.is_float and x.dtype.bits < 32
+        else one(x)
+    )
 
 
 def _reduce(kind: str, x: Tile, axis, keep_dims: bool) -> Value:
-    axes = tuple(range(x.ndim)) if axis is None else tuple(sorted({_axis(a, x, f"tkc.{kind}") for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}))
+    axes = (
+        tuple(range(x.ndim))
+        if axis is None
+        else tuple(
+            sorted(
+                {
+                    _axis(a, x, f"tkc.{kind}")
+                    for a in (axis if isinstance(axis, (tuple, list)) else (axis,))
+                }
+            )
+        )
+    )
     shape = x.shape
-    for a in reversed(axes): x = wrap(tracer().emit(tile.Reduce(kind, x.use(), a)).results[0])
+    for a in reversed(axes):
+        x = wrap(tracer().emit(tile.Reduce(kind, x.use(), a)).results[0])
     return _restore(x, shape, axes) if keep_dims else x
 
 
@@ -265,34 +366,61 @@ def _reduction(kind: str, prepare, doc: str):
     def function(x, axis=None, keep_dims: bool = False):
         x = _tile(x, f"tkc.{function.__name__}")
         return prepare(x, lambda t: _reduce(kind, t, axis, keep_dims))
+
     function.__name__ = function.__qualname__ = {"xor": "xor_sum"}.get(kind, kind)
-    function.__doc__ = f"{doc} along an axis, several axes (a tuple) or all (None); a tile of rank 1 gives a scalar. keep_dims keeps extents of 1."
+    function.__doc__ = (
+        f"{doc} along an axis, several axes (a tuple) or all (None); a tile of rank 1 gives a"
+        " scalar. keep_dims keeps extents of 1."
+    )
     return function
 
 
-def _truths(x: Tile) -> Tile: return x if x.dtype is bool_ else x != 0
+def _truths(x: Tile) -> Tile:
+    return x if x.dtype is bool_ else x != 0
 
 
 sum_ = _reduction("sum", lambda x, one: _in_float32(_accumulated(x), one), "The sum")
 prod = _reduction("prod", lambda x, one: _in_float32(_accumulated(x), one), "The product")
-max_ = _reduction("max", lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x), "The maximum (NaN if there is one)")
-min_ = _reduction("min", lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x), "The minimum (NaN if there is one)")
+max_ = _reduction(
+    "max",
+    lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x),
+    "The maximum (NaN if there is one)",
+)
+min_ = _reduction(
+    "min",
+    lambda x, one: one(cast(x, int32) if x.dtype is bool_ else x),
+    "The minimum (NaN if there is one)",
+)
 any_ = _reduction("any", lambda x, one: one(_truths(x)), "Whether any element is true")
 all_ = _reduction("all", lambda x, one: one(_truths(x)), "Whether all elements are true")
-xor_sum = _reduction("xor", lambda x, one: one(x) if not x.dtype.is_float else fail(f"tkc.xor_sum takes integers, got {describe(x)}"), "The exclusive or")
+xor_sum = _reduction(
+    "xor",
+    lambda x, one: (
+        one(x) if not x.dtype.is_float else fail(f"tkc.xor_sum takes integers, got {describe(x)}")
+    ),
+    "The exclusive or",
+)
 
 
 def _arg(kind: str):
     def function(x, axis=None, keep_dims: bool = False):
         x = _tile(x, f"tkc.{kind}")
-        if x.dtype is bool_: x = cast(x, int32)
+        if x.dtype is bool_:
+            x = cast(x, int32)
         shape = x.shape
-        if axis is None: x, along, gone = x.reshape(x.size), 0, tuple(range(len(shape)))
-        else: along = _axis(axis, x, f"tkc.{kind}"); gone = (along,)
+        if axis is None:
+            x, along, gone = x.reshape(x.size), 0, tuple(range(len(shape)))
+        else:
+            along = _axis(axis, x, f"tkc.{kind}")
+            gone = (along,)
         result = wrap(tracer().emit(tile.Reduce(kind, x.use(), along)).results[0])
         return _restore(result, shape, gone) if keep_dims else result
+
     function.__name__ = function.__qualname__ = kind
-    function.__doc__ = f"The int32 index of the {kind[3:]}imum along an axis (of the flattened tile if None); the first of equals."
+    function.__doc__ = (
+        f"The int32 index of the {kind[3:]}imum along an axis (of the flattened tile if None); the"
+        " first of equals."
+    )
     return function
 
 
@@ -302,37 +430,57 @@ argmax, argmin = _arg("argmax"), _arg("argmin")
 def _combine_region(tiles: list[Tile], combine) -> Region:
     """The user's combination, traced on 2n scalars."""
     from tkc.language.control import callable_in_kernel, unchanged
+
     t, elements = tracer(), [element_of(x.ssa.type) for x in tiles]
     block = Block(arg_types=elements * 2)
     with unchanged("the combination of a reduction or scan"), t.inside(block):
         got = callable_in_kernel(combine)(*map(wrap, block.args))
         got = list(got) if isinstance(got, (tuple, list)) else [got]
-        if len(got) != len(tiles): fail(f"the combination of {len(tiles)} tiles gives {len(tiles)} values, got {len(got)}")
-        for x, g in zip(tiles, got):
-            if isinstance(g, Value) and (g.dtype is not x.dtype or g.shape): fail(f"the combination of {x.dtype.name} gives {x.dtype.name}, got {describe(g)}")
-        t.emit(tile.Yield(*(lift(g, x.dtype).use() for x, g in zip(tiles, got))))
+        if len(got) != len(tiles):
+            fail(f"the combination of {len(tiles)} tiles gives {len(tiles)} values, got {len(got)}")
+        for x, g in zip(tiles, got, strict=False):
+            if isinstance(g, Value) and (g.dtype is not x.dtype or g.shape):
+                fail(f"the combination of {x.dtype.name} gives {x.dtype.name}, got {describe(g)}")
+        t.emit(tile.Yield(*(lift(g, x.dtype).use() for x, g in zip(tiles, got, strict=False))))
     return Region(block)
 
 
 def _tiles(x, what: str) -> list[Tile]:
     tiles = [_tile(t, what) for t in (x if isinstance(x, (tuple, list)) else (x,))]
-    if not tiles or builtins.any(t.shape != tiles[0].shape for t in tiles): fail(f"{what} takes tiles of one shape, got {', '.join(map(describe, tiles))}")
+    if not tiles or builtins.any(t.shape != tiles[0].shape for t in tiles):
+        fail(f"{what} takes tiles of one shape, got {', '.join(map(describe, tiles))}")
     return tiles
 
 
 def reduce(x, axis: int, combine, keep_dims: bool = False):
-    """A reduction by an associative function of scalars: combine(a, b), or combine(a0, a1, b0, b1) for a tuple of two tiles."""
+    """A reduction by an associative function of scalars: combine(a, b), or combine(a0, a1, b0, b1)
+    for a tuple of two tiles.
+    """
     tiles = _tiles(x, "tkc.reduce")
     axis = _axis(axis, tiles[0], "tkc.reduce")
-    op = tracer().emit(tile.Reduce("combine", [t.use() for t in tiles], axis, combine=_combine_region(tiles, combine)))
-    found = tuple(_restore(wrap(r), tiles[0].shape, (axis,)) if keep_dims else wrap(r) for r in op.results)
+    op = tracer().emit(
+        tile.Reduce(
+            "combine", [t.use() for t in tiles], axis, combine=_combine_region(tiles, combine)
+        )
+    )
+    found = tuple(
+        _restore(wrap(r), tiles[0].shape, (axis,)) if keep_dims else wrap(r) for r in op.results
+    )
     return found if isinstance(x, (tuple, list)) else found[0]
 
 
 def scan(x, axis: int, combine, reverse: bool = False):
     """An inclusive prefix scan by an associative function of scalars, as in tkc.reduce."""
     tiles = _tiles(x, "tkc.scan")
-    op = tracer().emit(tile.Scan("combine", [t.use() for t in tiles], _axis(axis, tiles[0], "tkc.scan"), reverse, _combine_region(tiles, combine)))
+    op = tracer().emit(
+        tile.Scan(
+            "combine",
+            [t.use() for t in tiles],
+            _axis(axis, tiles[0], "tkc.scan"),
+            reverse,
+            _combine_region(tiles, combine),
+        )
+    )
     found = tuple(map(wrap, op.results))
     return found if isinstance(x, (tuple, list)) else found[0]
 
@@ -340,7 +488,15 @@ def scan(x, axis: int, combine, reverse: bool = False):
 def _cumulative(kind: str, what: str):
     def function(x, axis: int = 0, reverse: bool = False):
         x = _accumulated(_tile(x, f"tkc.{function.__name__}"))
-        return _in_float32(x, lambda t: wrap(tracer().emit(tile.Scan(kind, t.use(), _axis(axis, t, f"tkc.{function.__name__}"), reverse)).results[0]))
+        return _in_float32(
+            x,
+            lambda t: wrap(
+                tracer()
+                .emit(tile.Scan(kind, t.use(), _axis(axis, t, f"tkc.{function.__name__}"), reverse))
+                .results[0]
+            ),
+        )
+
     function.__name__ = function.__qualname__ = "cum" + kind
     function.__doc__ = f"The running {what} along an axis (from its end with reverse)."
     return function
@@ -351,9 +507,11 @@ cumsum, cumprod = _cumulative("sum", "sum"), _cumulative("prod", "product")
 
 def softmax(x, axis: int = -1) -> Tile:
     """exp(x - max) / sum, along an axis; of narrow floats in float32, rounded once."""
+
     def one(v):
         e = exp(v - max_(v, axis, keep_dims=True))
         return e / sum_(e, axis, keep_dims=True)
+
     return _in_float32(_floating(_tile(x, "tkc.softmax")), one)
 
 
@@ -367,15 +525,19 @@ def sort(x, axis: int = -1, descending: bool = False) -> Tile:
 
 
 def topk(x, k: int, axis: int = -1, indices: bool = False):
-    """The k largest elements of an axis, in descending order (NaN last); with `indices` also their int32 places, the first of equals first.
+    """The k largest elements of an axis, in descending order (NaN last); with `indices` also their
+    int32 places, the first of equals first.
 
-    Elements of up to 32 bits are sorted together with their places as one 64-bit key; longer ones are taken out one after another.
+    Elements of up to 32 bits are sorted together with their places as one 64-bit key; longer ones
+    are taken out one after another.
     """
     x = _tile(x, "tkc.topk")
     axis, k = _axis(axis, x, "tkc.topk"), unpack(k)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= x.shape[axis]: fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= x.shape[axis]:
+        fail(f"tkc.topk of {describe(x)}: k is 1 to {x.shape[axis]}, got {describe(k)}")
     first = (slice(None),) * axis + (slice(0, k),)
-    if not indices: return sort(x, axis, descending=True)[first]
+    if not indices:
+        return sort(x, axis, descending=True)[first]
     order = list(range(x.ndim))
     order[axis], order[-1] = order[-1], order[axis]
     found, places = (_topk_by_key if x.dtype.bits <= 32 else _topk_one_by_one)(x.permute(order), k)
@@ -384,16 +546,20 @@ def topk(x, k: int, axis: int = -1, indices: bool = False):
 
 def _topk_by_key(x: Tile, k: int) -> tuple[Tile, Tile]:
     """The largest of (ordered bits of the element, places from the end)."""
-    n, wide = x.shape[-1], float32 if x.dtype.is_float else uint32 if x.dtype.kind == "uint" else int32
+    n, wide = (
+        x.shape[-1],
+        (float32 if x.dtype.is_float else uint32 if x.dtype.kind == "uint" else int32),
+    )
     bits = cast(x, wide).to(uint32, bitcast=True) if wide is not uint32 else cast(x, uint32)
     top = 0x80000000
     if wide is float32:
-        bits = where(cast(x, float32) == 0, 0, bits)                              # -0 is 0
+        bits = where(cast(x, float32) == 0, 0, bits)  # -0 is 0
         bits = where(isnan(x), 0, where(bits >= top, ~bits, bits | top))
-    elif wide is int32: bits = bits ^ top
+    elif wide is int32:
+        bits = bits ^ top
     places = spread(n - 1 - arange(n), x.shape).to(uint64)
     keys = sort((bits.to(uint64) << 32) | places, descending=True)[..., :k]
-    at = (n - 1 - (keys & 0xFFFFFFFF).to(int32))
+    at = n - 1 - (keys & 0xFFFFFFFF).to(int32)
     bits = (keys >> 32).to(uint32)
     if wide is float32:
         value = where(bits >= top, bits ^ top, ~bits).to(float32, bitcast=True)
@@ -405,17 +571,24 @@ def _topk_one_by_one(x: Tile, k: int) -> tuple[Tile, Tile]:
     """k times the first of the largest that is left."""
     n, rest = x.shape[-1], x.shape[:-1]
     number = isnan(x) if x.dtype.is_float else full(x.shape, 0) != 0
-    low = -inf if x.dtype.is_float else 0 if x.dtype.kind == "uint" else -2**63
+    low = -inf if x.dtype.is_float else 0 if x.dtype.kind == "uint" else -(2**63)
 
     def one(j, left, found, places):
         top = max_(where(left & ~number, x, low), axis=-1, keep_dims=True)
         any_number = any_(left & ~number, axis=-1, keep_dims=True)
-        at = argmax(cast(left & where(any_number, ~number & (x == top), number), int32), axis=-1, keep_dims=True)
+        at = argmax(
+            cast(left & where(any_number, ~number & (x == top), number), int32),
+            axis=-1,
+            keep_dims=True,
+        )
         here = spread(arange(n), x.shape) == at
         put = spread(arange(k), (*rest, k)) == j
         value = where(any_number, top, nan) if x.dtype.is_float else top
         return left & ~here, where(put, value, found), where(put, at, places)
-    _, found, places = _repeat(k, one, (full(x.shape, 0) == 0, zeros((*rest, k), x.dtype), zeros((*rest, k), int32)))
+
+    _, found, places = _repeat(
+        k, one, (full(x.shape, 0) == 0, zeros((*rest, k), x.dtype), zeros((*rest, k), int32))
+    )
     return found, places
 
 
@@ -423,65 +596,109 @@ def _repeat(count: int, one, carried: tuple[Value, ...]) -> tuple[Value, ...]:
     """carried = one(i, *carried) for i of 0 … count - 1, as a loop of the program."""
     t, block = tracer(), Block(arg_types=[i32, *(v.ssa.type for v in carried)])
     bounds = [t.constant(n, i32) for n in (0, count, 1)]
-    with t.inside(block): t.emit(scf.YieldOp(*(v.use() for v in one(*map(wrap, block.args)))))
-    return tuple(map(wrap, t.emit(scf.ForOp(*bounds, [v.use() for v in carried], Region(block))).results))
+    with t.inside(block):
+        t.emit(scf.YieldOp(*(v.use() for v in one(*map(wrap, block.args)))))
+    return tuple(
+        map(wrap, t.emit(scf.ForOp(*bounds, [v.use() for v in carried], Region(block))).results)
+    )
 
 
 def histogram(x, bins: int, mask=None) -> Tile:
-    """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and masked ones, are not counted."""
+    """How often (int32) each of 0 … bins - 1 occurs in a rank-1 integer tile; other values, and
+    masked ones, are not counted.
+    """
     from tkc.language.memory import mask_of
+
     x, bins = _tile(x, "tkc.histogram"), static_shape(bins)[0]
-    if x.ndim != 1 or not x.dtype.is_int: fail(f"tkc.histogram takes a rank-1 tile of integers, got {describe(x)}")
+    if x.ndim != 1 or not x.dtype.is_int:
+        fail(f"tkc.histogram takes a rank-1 tile of integers, got {describe(x)}")
     return Tile(tracer().emit(tile.Histogram(x.use(), bins, mask_of(mask, x.shape))).result)
 
 
-# --------------------------------------------------------------------------------------------------------------- dot
+# --------------------------------------------------------------------------------------------------
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 
 def dot(a, b, acc=None, precision: str = "ieee", out_dtype: DType | None = None) -> Tile:
     """acc + a·b for a of [.., M, K] and b of [.., K, N].
 
-    Both operands of one dtype (the two float8 may mix). The result has acc's dtype, or out_dtype; by default float32 for
-    floats, float64 for float64, int32 for integers. precision, for float32: "ieee" (exact products), "tf32", "tf32x3".
+    Both operands of one dtype (the two float8 may mix). The result has acc's dtype, or out_dtype;
+    by default float32 for floats, float64 for float64, int32 for integers. precision, for float32:
+    "ieee" (exact products), "tf32", "tf32x3".
     """
     a, b = _tile(a, "tkc.dot"), _tile(b, "tkc.dot")
-    if a.ndim < 2 or b.ndim < 2: fail(f"tkc.dot takes tiles of rank 2 and more, got {describe(a)} and {describe(b)}; add an axis with [None, :] or [:, None]")
-    if a.dtype is not b.dtype and not (a.dtype.is_float and b.dtype.is_float and a.dtype.bits == b.dtype.bits == 8):
-        fail(f"tkc.dot takes operands of one dtype, got {a.dtype.name} and {b.dtype.name}; convert one with .to()")
-    if a.shape[-1] != b.shape[-2]: fail(f"tkc.dot: a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({describe(a)}, {describe(b)}); transpose one with .T?")
-    if precision not in PRECISIONS: fail(f"precision is one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    if a.ndim < 2 or b.ndim < 2:
+        fail(
+            f"tkc.dot takes tiles of rank 2 and more, got {describe(a)} and {describe(b)}; add an"
+            " axis with [None, :] or [:, None]"
+        )
+    if a.dtype is not b.dtype and not (
+        a.dtype.is_float and b.dtype.is_float and a.dtype.bits == b.dtype.bits == 8
+    ):
+        fail(
+            f"tkc.dot takes operands of one dtype, got {a.dtype.name} and {b.dtype.name}; convert"
+            " one with .to()"
+        )
+    if a.shape[-1] != b.shape[-2]:
+        fail(
+            f"tkc.dot: a has {a.shape[-1]} columns and b has {b.shape[-2]} rows ({describe(a)},"
+            f" {describe(b)}); transpose one with .T?"
+        )
+    if precision not in PRECISIONS:
+        fail(f"precision is one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = spread(a, batch + a.shape[-2:]), spread(b, batch + b.shape[-2:])
     shape = batch + (a.shape[-2], b.shape[-1])
     default = (float64 if a.dtype is float64 else float32) if a.dtype.is_float else int32
-    if acc is None: acc = zeros(shape, out_dtype or default)
+    if acc is None:
+        acc = zeros(shape, out_dtype or default)
     acc = check(acc, "accumulator")
     acc = lift(acc, out_dtype or (None if isinstance(acc, Value) else default))
-    if acc.dtype.is_float != a.dtype.is_float: fail(f"tkc.dot of {a.dtype.name} accumulates in {default.name}, got an accumulator of {describe(acc)}")
-    if broadcast_shapes(acc.shape, shape) != shape: fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(acc)}")
-    return Tile(tracer().emit(tile.Dot(a.use(), b.use(), spread(acc, shape).use(), precision if a.dtype is float32 else "ieee")).result)
+    if acc.dtype.is_float != a.dtype.is_float:
+        fail(
+            f"tkc.dot of {a.dtype.name} accumulates in {default.name}, got an accumulator of"
+            f" {describe(acc)}"
+        )
+    if broadcast_shapes(acc.shape, shape) != shape:
+        fail(f"tkc.dot gives {list(shape)}, got an accumulator of {describe(acc)}")
+    return Tile(
+        tracer()
+        .emit(
+            tile.Dot(
+                a.use(),
+                b.use(),
+                spread(acc, shape).use(),
+                precision if a.dtype is float32 else "ieee",
+            )
+        )
+        .result
+    )
 
 
-# ------------------------------------------------------------------------------------------------- promises and debugging
+# -------------------------------------------------------------------------------------------------
 def assume(condition) -> None:
     """A promise that a scalar condition holds."""
     condition = check(condition, "condition")
     if not isinstance(condition, Value):
-        if not condition: fail("tkc.assume of something false")
+        if not condition:
+            fail("tkc.assume of something false")
         return
-    if condition.shape or condition.dtype is not bool_: fail(f"tkc.assume takes a scalar condition, got {describe(condition)}")
+    if condition.shape or condition.dtype is not bool_:
+        fail(f"tkc.assume takes a scalar condition, got {describe(condition)}")
     tracer().emit(tile.Assume(operands=[condition.use()]))
 
 
 def multiple_of(x, divisor: int):
     """The integer x, promised to be a multiple of `divisor`."""
     x, divisor = check(x), unpack(divisor)
-    if not isinstance(divisor, int) or divisor < 1: fail(f"tkc.multiple_of takes a positive Python integer as divisor, got {describe(divisor)}")
+    if not isinstance(divisor, int) or divisor < 1:
+        fail(f"tkc.multiple_of takes a positive Python integer as divisor, got {describe(divisor)}")
     if not isinstance(x, Value):
-        if x % divisor: fail(f"{x} is not a multiple of {divisor}")
+        if x % divisor:
+            fail(f"{x} is not a multiple of {divisor}")
         return x
-    if not x.dtype.is_int: fail(f"tkc.multiple_of takes integers, got {describe(x)}")
+    if not x.dtype.is_int:
+        fail(f"tkc.multiple_of takes integers, got {describe(x)}")
     return wrap(tracer().emit(tile.Multiple(x.use(), divisor)).result)
 
 
@@ -489,22 +706,32 @@ def print_(*args) -> None:
     """Prints scalars and tiles when the kernel runs; strings and numbers known now become the text."""
     text, traced = [], []
     for x in map(unpack, args):
-        if isinstance(x, Value): text.append("{}"); traced.append(x.use())
-        else: text.append(escaped(str(x)))
+        if isinstance(x, Value):
+            text.append("{}")
+            traced.append(x.use())
+        else:
+            text.append(escaped(str(x)))
     tracer().emit(tile.Print(operands=[traced], properties={"text": StringAttr(" ".join(text))}))
 
 
 def device_assert(condition, message: str = "") -> None:
     """Traps with a message where the condition (scalar or tile) is false when the kernel runs."""
     condition = check(condition, "condition")
-    if isinstance(condition, Value) and condition.dtype is not bool_: condition = condition != 0
-    tracer().emit(tile.Assert(operands=[lift(condition, bool_).use()], properties={"text": StringAttr(str(message))}))
+    if isinstance(condition, Value) and condition.dtype is not bool_:
+        condition = condition != 0
+    tracer().emit(
+        tile.Assert(
+            operands=[lift(condition, bool_).use()], properties={"text": StringAttr(str(message))}
+        )
+    )
 
 
 def static_assert(condition, message: str = "") -> None:
     """Fails the compilation unless a condition known now holds."""
-    if isinstance(condition, Value): fail("tkc.static_assert takes a condition known at compile time; use tkc.device_assert")
-    if not condition: fail(f"static_assert failed{': ' if message else ''}{message}")
+    if isinstance(condition, Value):
+        fail("tkc.static_assert takes a condition known at compile time; use tkc.device_assert")
+    if not condition:
+        fail(f"static_assert failed{': ' if message else ''}{message}")
 
 
 def static_print(*args) -> None:

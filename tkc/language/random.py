@@ -1,7 +1,9 @@
-"""Counter-based random numbers: Philox 4x32-10, the same bits for the same seed and offset on every device.
+"""Counter-based random numbers: Philox 4x32-10, the same bits for the same seed and offset on every
+device.
 
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
+
 from __future__ import annotations
 
 import math
@@ -16,8 +18,10 @@ KEYS, ROUNDS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
 def _word(x, shift: int = 0):
     """32 bits of an integer as uint32."""
     x = check(x)
-    if not isinstance(x, Value): return lift((x >> shift) & 0xFFFFFFFF, uint32)
-    if shift and x.dtype.bits <= 32: return lift(0, uint32)
+    if not isinstance(x, Value):
+        return lift((x >> shift) & 0xFFFFFFFF, uint32)
+    if shift and x.dtype.bits <= 32:
+        return lift(0, uint32)
     return (x.to(uint64) >> shift).to(uint32) if x.dtype.bits > 32 else x.to(uint32)
 
 
@@ -33,7 +37,8 @@ def philox(seed, offset):
     return c0, c1, c2, c3
 
 
-def _uniform(bits): return (bits >> 8).to(float32) * 2.0 ** -24
+def _uniform(bits):
+    return (bits >> 8).to(float32) * 2.0**-24
 
 
 def rand(seed, offset):
@@ -49,4 +54,4 @@ def randint(seed, offset):
 def randn(seed, offset):
     """Normal float32 (Box and Muller)."""
     a, b, *_ = philox(seed, offset)
-    return sqrt(-2.0 * log(maximum(_uniform(a), 2.0 ** -25))) * cos(_uniform(b) * (2 * math.pi))
+    return sqrt(-2.0 * log(maximum(_uniform(a), 2.0**-25))) * cos(_uniform(b) * (2 * math.pi))

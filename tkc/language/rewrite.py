@@ -1,4 +1,5 @@
-"""The light rewrite of a function before it is traced: for, while, if, and, or, not, x if c else y, chained comparisons, `is`, calls.
+"""The light rewrite of a function before it is traced: for, while, if, and, or, not, x if c else y,
+chained comparisons, `is`, calls.
 
     for k in xs:                    __tkc_1__ = __tkc__.for_loop(xs, locals(), ("k",), ("acc", "k"))
         acc = acc + f(k)            for k in __tkc_1__:
@@ -7,9 +8,11 @@
                                         if __tkc_1__.traced: __tkc_1__.leave(locals())
                                     if __tkc_1__.traced: acc = __tkc_1__["acc"]; …
 
-The result is ordinary Python with the user's line numbers, sharing the closure cells and globals of the original: what is not about
-traced values runs as before. `if c: return` at the end of an arm moves the rest of the function into the other arm.
+The result is ordinary Python with the user's line numbers, sharing the closure cells and globals of
+the original: what is not about traced values runs as before. `if c: return` at the end of an arm
+moves the rest of the function into the other arm.
 """
+
 from __future__ import annotations
 
 import ast
@@ -22,49 +25,84 @@ from tkc.language.state import is_users
 from tkc.language.tracer import fail, is_own
 
 _RUNTIME = "__tkc__"
-# By file: code objects of two files are equal where their text and line are, and each must keep its own places.
-_cache: defaultdict[str, weakref.WeakKeyDictionary[CodeType, CodeType | None]] = defaultdict(weakref.WeakKeyDictionary)
+# By file: code objects of two files are equal where their text and line are, and each must keep its
+# own places.
+_cache: defaultdict[str, weakref.WeakKeyDictionary[CodeType, CodeType | None]] = defaultdict(
+    weakref.WeakKeyDictionary
+)
 _done: weakref.WeakSet[CodeType] = weakref.WeakSet()
 _files: dict[str, tuple[str, ast.Module | None]] = {}
 
 
 def rewritten(f: FunctionType) -> FunctionType:
-    """The function as it is traced; itself if it is a library's or its source cannot be had (then traced control flow fails)."""
+    """The function as it is traced; itself if it is a library's or its source cannot be had (then
+    traced control flow fails).
+    """
     code = f.__code__
-    if _is_done(code) or not is_users(f) or is_own(code.co_filename): return f
+    if _is_done(code) or not is_users(f) or is_own(code.co_filename):
+        return f
     known = _cache[code.co_filename]
-    if code not in known: known[code] = _compile(code)
+    if code not in known:
+        known[code] = _compile(code)
     new = known[code]
-    if new is None: return f
+    if new is None:
+        return f
     from tkc.language import control
-    cells = dict(zip(code.co_freevars, f.__closure__ or ())) | {_RUNTIME: CellType(control)}
-    result = FunctionType(new, f.__globals__, f.__name__, f.__defaults__, tuple(cells[n] for n in new.co_freevars))
-    result.__kwdefaults__, result.__module__, result.__qualname__ = f.__kwdefaults__, f.__module__, f.__qualname__
+
+    cells = dict(zip(code.co_freevars, f.__closure__ or (), strict=False)) | {
+        _RUNTIME: CellType(control)
+    }
+    result = FunctionType(
+        new, f.__globals__, f.__name__, f.__defaults__, tuple(cells[n] for n in new.co_freevars)
+    )
+    result.__kwdefaults__, result.__module__, result.__qualname__ = (
+        f.__kwdefaults__,
+        f.__module__,
+        f.__qualname__,
+    )
     return result
 
 
 def _is_done(code: CodeType) -> bool:
-    """Whether code is rewritten, or part of what is. Of equal code objects the set knows one, and forgets it when that one dies; what calls the runtime has it as a free variable."""
+    """Whether code is rewritten, or part of what is. Of equal code objects the set knows one, and
+    forgets it when that one dies; what calls the runtime has it as a free variable.
+    """
     return _RUNTIME in code.co_freevars or code in _done
 
 
-def has_source(code: CodeType) -> bool: return _is_done(code) or _cache[code.co_filename].get(code) is not None
+def has_source(code: CodeType) -> bool:
+    return _is_done(code) or _cache[code.co_filename].get(code) is not None
 
 
 def _compile(code: CodeType) -> CodeType | None:
     node = _find(code)
-    if node is None: return None
+    if node is None:
+        return None
     names = [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
-    if sorted(code.co_varnames[:len(names)]) != sorted(names): return None          # the file changed since it was imported
-    if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)): return None
+    if sorted(code.co_varnames[: len(names)]) != sorted(names):
+        return None  # the file changed since it was imported
+    if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
+        return None
     new = _Rewriter().function(node)
-    arguments = ast.arguments([], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, [])
+    arguments = ast.arguments(
+        [], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, []
+    )
     inner = ast.Expr(new) if isinstance(new, ast.Lambda) else new
-    name = code.co_name                                     # a function that names itself means the global (or its free variable), not the factory's
+    name = (
+        code.co_name
+    )  # a function that names itself means the global (or its free variable), not the factory's
     own = [] if isinstance(node, ast.Lambda) or name in code.co_freevars else [ast.Global([name])]
-    factory = ast.FunctionDef("__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0)
-    home = (["", *code.co_qualname.split(".")])[-2]         # a method is compiled inside a class of its name, for its __private names
-    outside = ast.ClassDef(home, [], [], [factory], [], lineno=1, col_offset=0) if home.isidentifier() else factory
+    factory = ast.FunctionDef(
+        "__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0
+    )
+    home = (["", *code.co_qualname.split(".")])[
+        -2
+    ]  # a method is compiled inside a class of its name, for its __private names
+    outside = (
+        ast.ClassDef(home, [], [], [factory], [], lineno=1, col_offset=0)
+        if home.isidentifier()
+        else factory
+    )
     outer = compile(ast.fix_missing_locations(ast.Module([outside], [])), code.co_filename, "exec")
     for inside in (*([home] if outside is not factory else []), "__factory__", code.co_name):
         outer = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == inside)
@@ -76,117 +114,196 @@ def _compile(code: CodeType) -> CodeType | None:
 def _mark(code: CodeType) -> None:
     _done.add(code)
     for c in code.co_consts:
-        if isinstance(c, CodeType): _mark(c)
+        if isinstance(c, CodeType):
+            _mark(c)
 
 
 def _find(code: CodeType) -> ast.FunctionDef | ast.Lambda | None:
     """The definition of a code object in its file."""
     text = "".join(linecache.getlines(code.co_filename))
     if _files.get(code.co_filename, (None, None))[0] != text:
-        try: tree = ast.parse(text) if text else None
-        except (SyntaxError, ValueError): tree = None
+        try:
+            tree = ast.parse(text) if text else None
+        except (SyntaxError, ValueError):
+            tree = None
         _files[code.co_filename] = text, tree
     tree = _files[code.co_filename][1]
-    if tree is None: return None
+    if tree is None:
+        return None
     if code.co_name == "<lambda>":
-        found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
-        if len(found) > 1: return None
-    else: found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == code.co_name
-                   and min([n.lineno, *(d.lineno for d in n.decorator_list)]) == code.co_firstlineno]
-    if not found: return None
+        found = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno
+        ]
+        if len(found) > 1:
+            return None
+    else:
+        found = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.FunctionDef)
+            and n.name == code.co_name
+            and min([n.lineno, *(d.lineno for d in n.decorator_list)]) == code.co_firstlineno
+        ]
+    if not found:
+        return None
     import copy
+
     return copy.deepcopy(found[0])
 
 
-# --------------------------------------------------------------------------------------------------------------- names
+# --------------------------------------------------------------------------------------------------
 class _Assigned(ast.NodeVisitor):
     """Names that statements bind in their own scope."""
 
-    def __init__(self): self.names: dict[str, None] = {}
+    def __init__(self):
+        self.names: dict[str, None] = {}
+
     def visit_Name(self, n):
-        if isinstance(n.ctx, (ast.Store, ast.Del)): self.names[n.id] = None
-    def _definition(self, n): self.names[n.name] = None
+        if isinstance(n.ctx, (ast.Store, ast.Del)):
+            self.names[n.id] = None
+
+    def _definition(self, n):
+        self.names[n.name] = None
+
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _definition
-    def visit_Lambda(self, n): pass
-    def visit_alias(self, n): self.names[(n.asname or n.name).partition(".")[0]] = None
+
+    def visit_Lambda(self, n):
+        pass
+
+    def visit_alias(self, n):
+        self.names[(n.asname or n.name).partition(".")[0]] = None
+
     def visit_ExceptHandler(self, n):
-        if n.name: self.names[n.name] = None
+        if n.name:
+            self.names[n.name] = None
         self.generic_visit(n)
+
     def visit_MatchAs(self, n):
-        if n.name: self.names[n.name] = None
+        if n.name:
+            self.names[n.name] = None
         self.generic_visit(n)
+
     visit_MatchStar = visit_MatchAs
+
     def visit_MatchMapping(self, n):
-        if n.rest: self.names[n.rest] = None
+        if n.rest:
+            self.names[n.rest] = None
         self.generic_visit(n)
-    def _comprehension(self, n):                # its targets are its own; a := inside is ours
+
+    def _comprehension(self, n):  # its targets are its own; a := inside is ours
         for inner in ast.walk(n):
-            if isinstance(inner, ast.NamedExpr): self.names[inner.target.id] = None
+            if isinstance(inner, ast.NamedExpr):
+                self.names[inner.target.id] = None
+
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
 
 def assigned(nodes: list[ast.AST]) -> list[str]:
     visitor = _Assigned()
-    for n in nodes: visitor.visit(n)
+    for n in nodes:
+        visitor.visit(n)
     return list(visitor.names)
 
 
 def _own_nodes(nodes, kind):
     """Nodes of a kind, not inside nested functions."""
     for n in nodes:
-        if isinstance(n, kind): yield n
-        if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)): yield from _own_nodes(ast.iter_child_nodes(n), kind)
+        if isinstance(n, kind):
+            yield n
+        if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _own_nodes(ast.iter_child_nodes(n), kind)
 
 
-# --------------------------------------------------------------------------------------------------------- early returns
+# --------------------------------------------------------------------------------------------------
 _RESULT = "__returned__"
 
 
 def _ends(body: list[ast.stmt]) -> bool:
     """Every way through these statements ends in a return."""
-    return bool(body) and (isinstance(body[-1], (ast.Return, ast.Raise)) or isinstance(body[-1], ast.If) and _ends(body[-1].body) and _ends(body[-1].orelse))
+    return bool(body) and (
+        isinstance(body[-1], (ast.Return, ast.Raise))
+        or isinstance(body[-1], ast.If)
+        and _ends(body[-1].body)
+        and _ends(body[-1].orelse)
+    )
 
 
 def _tail_returns(body: list[ast.stmt]) -> list[ast.stmt]:
     """Returns at the ends of arms as assignments; what follows such an arm moves into the other."""
     for k, s in enumerate(body):
-        rest = body[k + 1:]
+        rest = body[k + 1 :]
         if isinstance(s, ast.Return):
             value = s.value or ast.copy_location(ast.Constant(None), s)
-            return body[:k] + [ast.copy_location(ast.Assign([ast.copy_location(ast.Name(_RESULT, ast.Store()), s)], value), s)]
+            return body[:k] + [
+                ast.copy_location(
+                    ast.Assign([ast.copy_location(ast.Name(_RESULT, ast.Store()), s)], value), s
+                )
+            ]
         if isinstance(s, ast.If) and any(_own_nodes([s], ast.Return)):
-            if _ends(s.body): s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse + rest)
-            elif _ends(s.orelse): s.body, s.orelse = _tail_returns(s.body + rest), _tail_returns(s.orelse)
-            elif not rest: s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse)
-            else: continue
-            return body[:k + 1]
+            if _ends(s.body):
+                s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse + rest)
+            elif _ends(s.orelse):
+                s.body, s.orelse = _tail_returns(s.body + rest), _tail_returns(s.orelse)
+            elif not rest:
+                s.body, s.orelse = _tail_returns(s.body), _tail_returns(s.orelse)
+            else:
+                continue
+            return body[: k + 1]
     return body
 
 
-# ------------------------------------------------------------------------------------------------------------ the rewrite
+# --------------------------------------------------------------------------------------------------
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self): self.loops, self.shared, self.count, self.returns = [], [], 0, False
+    def __init__(self):
+        self.loops, self.shared, self.count, self.returns = [], [], 0, False
 
     def function(self, node):
         """A function or lambda with its body rewritten."""
         saved = self.loops, self.shared, self.returns
         self.loops, self.returns = [], False
-        if isinstance(node, ast.Lambda): node.body = self.visit(node.body); self.loops, self.shared, self.returns = saved; return node
+        if isinstance(node, ast.Lambda):
+            node.body = self.visit(node.body)
+            self.loops, self.shared, self.returns = saved
+            return node
         node.decorator_list = []
         parameters = [a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)]
-        ours = {n for g in _own_nodes(node.body, ast.Nonlocal) for n in g.names} | set(assigned(node.body)) | set(parameters)
+        ours = (
+            {n for g in _own_nodes(node.body, ast.Nonlocal) for n in g.names}
+            | set(assigned(node.body))
+            | set(parameters)
+        )
         for g in _own_nodes(node.body, ast.Global):
-            fail(f"a kernel cannot assign the global {', '.join(g.names)} (line {g.lineno}); return the value, or pass a list")
-        nested = [n for s in node.body for f in ast.walk(s) if isinstance(f, ast.FunctionDef) for n in (m for g in ast.walk(f) if isinstance(g, ast.Nonlocal) for m in g.names)]
+            fail(
+                f"a kernel cannot assign the global {', '.join(g.names)} (line {g.lineno}); return"
+                " the value, or pass a list"
+            )
+        nested = [
+            n
+            for s in node.body
+            for f in ast.walk(s)
+            if isinstance(f, ast.FunctionDef)
+            for n in (m for g in ast.walk(f) if isinstance(g, ast.Nonlocal) for m in g.names)
+        ]
         self.shared = [n for n in dict.fromkeys(nested) if n in ours]
         body, prelude, coda = node.body, [], []
         if any(any(_own_nodes([s], ast.Return)) for s in body if isinstance(s, ast.If)):
             body = _tail_returns(body)
-            prelude, coda = self.code(f"{_RESULT} = None", node), self.code(f"return {_RESULT}", body[-1])
+            prelude, coda = (
+                self.code(f"{_RESULT} = None", node),
+                self.code(f"return {_RESULT}", body[-1]),
+            )
         inner = any(_own_nodes([s for s in body if not isinstance(s, ast.Return)], ast.Return))
-        if inner: self.returns = True; prelude = prelude + self.code(f"__tkc_depth__ = {_RUNTIME}.depth()", node)
-        docstring = body[:1] if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) else []
-        node.body = docstring + prelude + self.block(body[len(docstring):]) + coda
+        if inner:
+            self.returns = True
+            prelude = prelude + self.code(f"__tkc_depth__ = {_RUNTIME}.depth()", node)
+        docstring = (
+            body[:1]
+            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+            else []
+        )
+        node.body = docstring + prelude + self.block(body[len(docstring) :]) + coda
         self.loops, self.shared, self.returns = saved
         return node
 
@@ -198,14 +315,22 @@ class _Rewriter(ast.NodeTransformer):
         return out
 
     def code(self, text: str, at: ast.AST, **parts) -> list[ast.stmt]:
-        """Statements from text, at the place of a node; names in `parts` become these nodes, `pass` of a name its statements."""
+        """Statements from text, at the place of a node; names in `parts` become these nodes, `pass`
+        of a name its statements.
+        """
         tree = ast.parse(text)
-        for n in ast.walk(tree): ast.copy_location(n, at)
+        for n in ast.walk(tree):
+            ast.copy_location(n, at)
+
         class Fill(ast.NodeTransformer):
-            def visit_Name(self, n): return parts[n.id] if isinstance(parts.get(n.id), ast.AST) else n
+            def visit_Name(self, n):
+                return parts[n.id] if isinstance(parts.get(n.id), ast.AST) else n
+
             def visit_Expr(self, n):
-                if isinstance(n.value, ast.Name) and isinstance(parts.get(n.value.id), list): return parts[n.value.id]
+                if isinstance(n.value, ast.Name) and isinstance(parts.get(n.value.id), list):
+                    return parts[n.value.id]
                 return self.generic_visit(n)
+
         return Fill().visit(tree).body
 
     def temporary(self) -> str:
@@ -214,39 +339,69 @@ class _Rewriter(ast.NodeTransformer):
 
     def restore(self, temp: str, names: list[str], at: ast.AST) -> list[ast.stmt]:
         """Binds the names as the construct says, if it is traced."""
-        if not names: return []
-        lines = [f"    {n} = {temp}[{n!r}]\n    if {n} is {_RUNTIME}.unbound: del {n}\n" for n in names]
+        if not names:
+            return []
+        lines = [
+            f"    {n} = {temp}[{n!r}]\n    if {n} is {_RUNTIME}.unbound: del {n}\n" for n in names
+        ]
         return self.code(f"if {temp}.traced:\n{''.join(lines)}", at)
 
-    # ------------------------------------------------------------------------------------------------ statements
+    # ----------------------------------------------------------------------------------------------
     def visit_For(self, node: ast.For):
         temp, targets = self.temporary(), assigned([node.target])
-        names = [n for n in dict.fromkeys([*assigned(node.body), *targets, *self.shared]) if n != _RESULT or any(_own_nodes(node.body, ast.Return))]
+        names = [
+            n
+            for n in dict.fromkeys([*assigned(node.body), *targets, *self.shared])
+            if n != _RESULT or any(_own_nodes(node.body, ast.Return))
+        ]
         names += [n for n in assigned([ast.Expr(node.iter)]) if n not in names]
         iterable = self.visit(node.iter)
         self.loops.append(temp)
         body = self.block(node.body)
         self.loops.pop()
-        start = self.code(f"{temp} = {_RUNTIME}.for_loop(ITER, locals(), {tuple(targets)!r}, {tuple(names)!r})", node.iter, ITER=iterable)
-        loop = self.code(f"for TARGET in {temp}:\n    RESTORE\n    BODY\n    if {temp}.traced: {temp}.leave(locals())", node, BODY=body,
-                         RESTORE=self.restore(temp, [n for n in names if n not in targets], node) or [ast.copy_location(ast.Pass(), node)])
+        start = self.code(
+            f"{temp} = {_RUNTIME}.for_loop(ITER, locals(), {tuple(targets)!r}, {tuple(names)!r})",
+            node.iter,
+            ITER=iterable,
+        )
+        loop = self.code(
+            f"for TARGET in {temp}:\n    RESTORE\n    BODY\n    if {temp}.traced:"
+            f" {temp}.leave(locals())",
+            node,
+            BODY=body,
+            RESTORE=self.restore(temp, [n for n in names if n not in targets], node)
+            or [ast.copy_location(ast.Pass(), node)],
+        )
         loop[0].target = self.visit(node.target)
         return start + loop + self.restore(temp, names, node) + self.orelse(temp, node)
 
     def orelse(self, temp: str, node) -> list[ast.stmt]:
-        return self.code(f"if not {temp}.broken:\n    BODY", node, BODY=self.block(node.orelse)) if node.orelse else []
+        return (
+            self.code(f"if not {temp}.broken:\n    BODY", node, BODY=self.block(node.orelse))
+            if node.orelse
+            else []
+        )
 
     def visit_While(self, node: ast.While):
         temp = self.temporary()
-        names = list(dict.fromkeys([*assigned([ast.Expr(node.test)]), *assigned(node.body), *self.shared]))
+        names = list(
+            dict.fromkeys([*assigned([ast.Expr(node.test)]), *assigned(node.body), *self.shared])
+        )
         test = self.visit(node.test)
         self.loops.append(temp)
         body = self.block(node.body)
         self.loops.pop()
         nothing = [ast.copy_location(ast.Pass(), node)]
         start = self.code(f"{temp} = {_RUNTIME}.while_loop({tuple(names)!r})", node)
-        loop = self.code(f"while {temp}.enter(locals()):\n    RESTORE\n    if not {temp}.test(TEST, locals()): break\n    if {temp}.again: continue\n    AGAIN\n    BODY", node.test,
-                         TEST=test, BODY=body, RESTORE=self.restore(temp, names, node) or nothing, AGAIN=self.restore(temp, names, node) or nothing)
+        loop = self.code(
+            f"while {temp}.enter(locals()):\n    RESTORE\n    if not {temp}.test(TEST, locals()):"
+            f" break\n    if {temp}.again: continue\n    AGAIN\n    BODY",
+            node.test,
+            TEST=test,
+            BODY=body,
+            RESTORE=self.restore(temp, names, node) or nothing,
+            AGAIN=self.restore(temp, names, node) or nothing,
+        )
         return start + loop + self.restore(temp, names, node) + self.orelse(temp, node)
 
     def visit_If(self, node: ast.If):
@@ -254,33 +409,49 @@ class _Rewriter(ast.NodeTransformer):
         names = list(dict.fromkeys([*assigned(node.body), *assigned(node.orelse), *self.shared]))
         test, body, orelse = self.visit(node.test), self.block(node.body), self.block(node.orelse)
         nothing = [ast.copy_location(ast.Pass(), node)]
-        start = self.code(f"{temp} = {_RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY", node.test, TEST=test, BODY=body)
-        other = self.code(f"if {temp}.orelse(locals()):\n    RESTORE\n    BODY\nif {temp}.traced: {temp}.merge(locals())", node.test, BODY=orelse or nothing,
-                          RESTORE=self.restore(temp, names, node) or nothing)
+        start = self.code(
+            f"{temp} = {_RUNTIME}.branch(TEST, locals())\nif {temp}.then():\n    BODY",
+            node.test,
+            TEST=test,
+            BODY=body,
+        )
+        other = self.code(
+            f"if {temp}.orelse(locals()):\n    RESTORE\n    BODY\nif {temp}.traced:"
+            f" {temp}.merge(locals())",
+            node.test,
+            BODY=orelse or nothing,
+            RESTORE=self.restore(temp, names, node) or nothing,
+        )
         return start + other + self.restore(temp, names, node)
 
     def _jump(self, node):
         kind = "break" if isinstance(node, ast.Break) else "continue"
         return self.code(f"{self.loops[-1]}.jump({kind!r})", node) + [node] if self.loops else node
+
     visit_Break = visit_Continue = _jump
 
     def visit_Return(self, node: ast.Return):
         node = self.generic_visit(node)
-        if not self.returns: return node
+        if not self.returns:
+            return node
         return self.code(f"{_RUNTIME}.check_return(__tkc_depth__)", node) + [node]
 
     def visit_FunctionDef(self, node: ast.FunctionDef):
         node.args = self.generic_visit(node.args)
         decorators = [self.visit(d) for d in node.decorator_list]
-        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)): return node
+        if any(isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)) for n in ast.walk(node)):
+            return node
         node = self.function(node)
         node.decorator_list = decorators
         return node
 
-    def visit_ClassDef(self, node): return node
-    def visit_AsyncFunctionDef(self, node): return node
+    def visit_ClassDef(self, node):
+        return node
 
-    # ----------------------------------------------------------------------------------------------- expressions
+    def visit_AsyncFunctionDef(self, node):
+        return node
+
+    # ----------------------------------------------------------------------------------------------
     def expression(self, text: str, at: ast.AST, *operands: ast.expr) -> ast.expr:
         call = self.code(text, at)[0].value
         call.args += operands
@@ -292,35 +463,82 @@ class _Rewriter(ast.NodeTransformer):
 
     def lazy(self, node, operands) -> bool:
         """Operands may move into a lambda: they bind no name and do not yield."""
-        return not any(isinstance(n, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)) for o in operands for n in ast.walk(o))
+        return not any(
+            isinstance(n, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
+            for o in operands
+            for n in ast.walk(o)
+        )
 
     def visit_BoolOp(self, node: ast.BoolOp):
         node = self.generic_visit(node)
-        if not self.lazy(node, node.values[1:]): return node
+        if not self.lazy(node, node.values[1:]):
+            return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
-        return self.expression(f"{_RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:]))
+        return self.expression(
+            f"{_RUNTIME}.{name}()", node, node.values[0], *map(self.thunk, node.values[1:])
+        )
 
     def visit_UnaryOp(self, node: ast.UnaryOp):
         node = self.generic_visit(node)
-        return self.expression(f"{_RUNTIME}.not_()", node, node.operand) if isinstance(node.op, ast.Not) else node
+        return (
+            self.expression(f"{_RUNTIME}.not_()", node, node.operand)
+            if isinstance(node.op, ast.Not)
+            else node
+        )
 
     def visit_IfExp(self, node: ast.IfExp):
         node = self.generic_visit(node)
-        if not self.lazy(node, [node.body, node.orelse]): return node
-        return self.expression(f"{_RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse))
+        if not self.lazy(node, [node.body, node.orelse]):
+            return node
+        return self.expression(
+            f"{_RUNTIME}.ifexp()", node, node.test, self.thunk(node.body), self.thunk(node.orelse)
+        )
 
     def visit_Compare(self, node: ast.Compare):
         node = self.generic_visit(node)
         if len(node.ops) > 1 and self.lazy(node, node.comparators):
-            names = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is", ast.IsNot: "isnot", ast.In: "in", ast.NotIn: "notin"}
-            kinds = ast.copy_location(ast.Tuple([ast.Constant(names[type(o)]) for o in node.ops], ast.Load()), node)
-            return ast.fix_missing_locations(self.expression(f"{_RUNTIME}.chain()", node, node.left, kinds, *map(self.thunk, node.comparators)))
+            names = {
+                ast.Lt: "lt",
+                ast.LtE: "le",
+                ast.Gt: "gt",
+                ast.GtE: "ge",
+                ast.Eq: "eq",
+                ast.NotEq: "ne",
+                ast.Is: "is",
+                ast.IsNot: "isnot",
+                ast.In: "in",
+                ast.NotIn: "notin",
+            }
+            kinds = ast.copy_location(
+                ast.Tuple([ast.Constant(names[type(o)]) for o in node.ops], ast.Load()), node
+            )
+            return ast.fix_missing_locations(
+                self.expression(
+                    f"{_RUNTIME}.chain()",
+                    node,
+                    node.left,
+                    kinds,
+                    *map(self.thunk, node.comparators),
+                )
+            )
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            node.left, node.comparators[0] = (self.expression(f"{_RUNTIME}.used()", n, n) for n in (node.left, node.comparators[0]))
+            node.left, node.comparators[0] = (
+                self.expression(f"{_RUNTIME}.used()", n, n)
+                for n in (node.left, node.comparators[0])
+            )
         return node
 
     def visit_Call(self, node: ast.Call):
         node = self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in ("super", "locals", "globals", "vars", "dir", "eval", "exec"): return node
+        if isinstance(node.func, ast.Name) and node.func.id in (
+            "super",
+            "locals",
+            "globals",
+            "vars",
+            "dir",
+            "eval",
+            "exec",
+        ):
+            return node
         node.func = self.expression(f"{_RUNTIME}.call()", node.func, node.func)
         return node

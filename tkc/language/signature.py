@@ -1,4 +1,7 @@
-"""What one specialization of a kernel knows of its arguments. The runtime makes it from real arguments, `trace` reads it."""
+"""What one specialization of a kernel knows of its arguments. The runtime makes it from real
+arguments, `trace` reads it.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -10,18 +13,23 @@ from tkc.language.dtypes import DType
 
 @dataclass(frozen=True)
 class ArrayArgument:
-    """An array: element type, facts of extents, strides (in elements) and alignment; wide: offsets need 64 bits."""
+    """An array: element type, facts of extents, strides (in elements) and alignment; wide: offsets
+    need 64 bits.
+    """
+
     dtype: DType
     facts: ArrayFacts
     wide: bool = False
 
     @property
-    def rank(self) -> int: return len(self.facts.shape)
+    def rank(self) -> int:
+        return len(self.facts.shape)
 
 
 @dataclass(frozen=True)
 class ScalarArgument:
     """A number passed at run time, known to be a multiple of `divisor` (integers)."""
+
     dtype: DType
     divisor: int = 1
 
@@ -29,6 +37,7 @@ class ScalarArgument:
 @dataclass(frozen=True)
 class ConstantArgument:
     """A compile-time value: tkc.constexpr, None, or an integer equal to 1."""
+
     value: Any
 
 
@@ -38,38 +47,68 @@ Argument = ArrayArgument | ScalarArgument | ConstantArgument
 @dataclass(frozen=True)
 class Options:
     """Launch options that shape the code. None: the plan decides."""
-    num_warps: int | None = None          # warps that compute a program; those that copy come on top
-    num_stages: int | None = None         # buffers of each ring of copies: how far loads run ahead
-    num_ctas: int = 1                     # blocks of a cluster that share the tiles of one program
-    cluster: tuple[int, int] | None = None        # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
-    maxnreg: int | None = None            # registers a thread, at most, of a kernel without roles
-    roles: str | None = None              # "one", "cooperative", "pingpong" or "abreast": who copies, who multiplies
-    programs: int | None = None           # at once in a block; 2: ping-pong between programs; 2 to 4 abreast: neighbours of axis 0 side by side, a warpgroup each
-    raster: int | None = None             # programs of axis 0 that stand together before axis 1 moves on
-    serpentine: bool | None = None        # every second program of a block walks k, and every second raster its columns, backwards
-    retain: bool | None = None            # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has then done with
-    split_k: int | None = None            # programs that share one output block, each a part of k
-    stream_k: int | None = None           # programs of the last wave are shared by all blocks, each in at most so many parts of k
-    sum_parts: int | None = None          # 1: dots whose results a loop adds up stay whole; else they come in parts, so that one is added up under the next
-    persistent: bool | None = None        # a block takes one program after the other, and reads the next one's while it computes
-    turned: bool | None = None            # what is read along one axis and written along another is turned in registers
-    fuse: bool | None = None              # the next program's first dot runs under this one's epilogue
-    rotate: bool | None = None            # dots that wait for vector work run one iteration late, beside others (rotate-loops)
-    left_factor: str | None = None        # where a dot's left factor is read: "shared" memory, or "registers"
-    swap_dots: bool | None = None         # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
-    split_warps: tuple[int, int] | None = None    # warps along m and n that share a dot of mma.sync or of multiply-adds
-    epilogue: str | None = None           # how a dot's results leave: "tma", through slabs in shared memory, or "direct", from registers
-    store_columns: int | None = None      # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
-    slabs: int | None = None              # buffers in turn through which each result leaves; 0: through the stages of what a program has then read for the last time
-    queue: bool | None = None             # blocks claim their programs one by one, or they are dealt out
-    prefetch: bool | None = None          # loops without dots read one iteration ahead
-    relax: bool | None = None             # False: running maxima stay exact (relax-stabilizers)
-    debug: int = 0                        # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
+
+    num_warps: int | None = None  # warps that compute a program; those that copy come on top
+    num_stages: int | None = None  # buffers of each ring of copies: how far loads run ahead
+    num_ctas: int = 1  # blocks of a cluster that share the tiles of one program
+    cluster: tuple[int, int] | None = (
+        None  # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
+    )
+    maxnreg: int | None = None  # registers a thread, at most, of a kernel without roles
+    roles: str | None = (
+        None  # "one", "cooperative", "pingpong" or "abreast": who copies, who multiplies
+    )
+    # at once in a block; 2: ping-pong between programs; 2 to 4 abreast: neighbours of axis 0 side
+    # by side, a warpgroup each
+    programs: int | None = None
+    raster: int | None = None  # programs of axis 0 that stand together before axis 1 moves on
+    # every second program of a block walks k, and every second raster its columns, backwards
+    serpentine: bool | None = None
+    # L2 keeps the rows of a raster, which it reads again, longer than the columns, which it has
+    # then done with
+    retain: bool | None = None
+    split_k: int | None = None  # programs that share one output block, each a part of k
+    # programs of the last wave are shared by all blocks, each in at most so many parts of k
+    stream_k: int | None = None
+    # 1: dots whose results a loop adds up stay whole; else they come in parts, so that one is added
+    # up under the next
+    sum_parts: int | None = None
+    # a block takes one program after the other, and reads the next one's while it computes
+    persistent: bool | None = None
+    turned: bool | None = (
+        None  # what is read along one axis and written along another is turned in registers
+    )
+    fuse: bool | None = None  # the next program's first dot runs under this one's epilogue
+    rotate: bool | None = (
+        None  # dots that wait for vector work run one iteration late, beside others (rotate-loops)
+    )
+    left_factor: str | None = (
+        None  # where a dot's left factor is read: "shared" memory, or "registers"
+    )
+    swap_dots: bool | None = None  # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
+    split_warps: tuple[int, int] | None = (
+        None  # warps along m and n that share a dot of mma.sync or of multiply-adds
+    )
+    # how a dot's results leave: "tma", through slabs in shared memory, or "direct", from registers
+    epilogue: str | None = None
+    store_columns: int | None = (
+        None  # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
+    )
+    # buffers in turn through which each result leaves; 0: through the stages of what a program has
+    # then read for the last time
+    slabs: int | None = None
+    queue: bool | None = None  # blocks claim their programs one by one, or they are dealt out
+    prefetch: bool | None = None  # loops without dots read one iteration ahead
+    relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
+    debug: int = (
+        0  # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
+    )
     extra: tuple[tuple[str, Any], ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class Signature:
     """Arguments by parameter name, in the order of the function's parameters."""
+
     arguments: tuple[tuple[str, Argument], ...]
     options: Options = Options()

@@ -1,8 +1,10 @@
-"""What Python state a region (a loop body, a branch) changes, and how the changes become values of the IR.
+"""What Python state a region (a loop body, a branch) changes, and how the changes become values of
+the IR.
 
-Tracing runs a region's body once, though it will run many times or not at all. So everything the body can rebind is photographed
-before and compared after: the function's local names, and every *slot* of every container reachable from the frames of the
-kernel (list elements, dict values, attributes, closure cells, globals that the code names). A changed slot is
+Tracing runs a region's body once, though it will run many times or not at all. So everything the
+body can rebind is photographed before and compared after: the function's local names, and every
+*slot* of every container reachable from the frames of the kernel (list elements, dict values,
+attributes, closure cells, globals that the code names). A changed slot is
 
     carried    when old and new are numbers, values or equal structures of them: it becomes an iter_arg or a result,
     unbound    when they are not: the name is deleted (a slot gets a `Lost`), so that reading it is an error that says why,
@@ -10,12 +12,24 @@ kernel (list elements, dict values, attributes, closure cells, globals that the 
 
 Nothing that the body rebinds is ever silently taken at its old value.
 """
+
 from __future__ import annotations
 
 import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field, is_dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, GeneratorType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from zlib import crc32
 
@@ -35,118 +49,250 @@ UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
 
 class Lost:
     """Stands in a slot whose value is not known after (or inside) a region; any use is an error."""
-    def __init__(self, reason: str): object.__setattr__(self, "_reason", reason)
-    def __getattribute__(self, name): fail(object.__getattribute__(self, "_reason"))
-    def __repr__(self): return "<no value>"
+
+    def __init__(self, reason: str):
+        object.__setattr__(self, "_reason", reason)
+
+    def __getattribute__(self, name):
+        fail(object.__getattribute__(self, "_reason"))
+
+    def __repr__(self):
+        return "<no value>"
 
 
-def _refuse(self, *args, **kwargs): fail(object.__getattribute__(self, "_reason"))
+def _refuse(self, *args, **kwargs):
+    fail(object.__getattribute__(self, "_reason"))
 
 
-for _name in ("add sub mul truediv floordiv mod pow matmul and or xor lshift rshift radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor neg pos abs invert "
-              "eq ne lt le gt ge bool index int float iter len getitem setitem contains call str format hash setattr").split():
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "radd",
+    "rsub",
+    "rmul",
+    "rtruediv",
+    "rfloordiv",
+    "rmod",
+    "rpow",
+    "rand",
+    "ror",
+    "rxor",
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "bool",
+    "index",
+    "int",
+    "float",
+    "iter",
+    "len",
+    "getitem",
+    "setitem",
+    "contains",
+    "call",
+    "str",
+    "format",
+    "hash",
+    "setattr",
+]:
     setattr(Lost, f"__{_name}__", _refuse)
 
 
-# ------------------------------------------------------------------------------------------------------ containers
-_PLAIN = (*Number, str, bytes, complex, type(None), DType, Pointer, Value, np.generic, BuiltinFunctionType, CodeType, FrameType, Lost)
+# --------------------------------------------------------------------------------------------------
+_PLAIN = (
+    *Number,
+    str,
+    bytes,
+    complex,
+    type(None),
+    DType,
+    Pointer,
+    Value,
+    np.generic,
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    Lost,
+)
 
 
 def is_users(f: FunctionType) -> bool:
-    """A function that may take part in a kernel (not of a library); tkc's kernels count as the user's."""
+    """A function that may take part in a kernel (not of a library); tkc's kernels count as the
+    user's.
+    """
     return not is_library(f.__module__)
 
 
 def _global_names(code: CodeType) -> set[str]:
     names = set(code.co_names)
     for c in code.co_consts:
-        if isinstance(c, CodeType): names |= _global_names(c)
+        if isinstance(c, CodeType):
+            names |= _global_names(c)
     return names
 
 
 class Globals:
     """The names of a module that traced code mentions, as a container."""
-    def __init__(self, table: dict): self.table, self.names = table, set()
+
+    def __init__(self, table: dict):
+        self.table, self.names = table, set()
 
 
 class Frozen:
     """A content that can be compared but not put back."""
-    def __init__(self, mark): self.mark = mark
-    def __eq__(self, other): return isinstance(other, Frozen) and self.mark == other.mark
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __eq__(self, other):
+        return isinstance(other, Frozen) and self.mark == other.mark
 
 
 def contents(obj) -> dict | None:
     """The slots of a mutable container, or None for what is not one."""
     match obj:
-        case list() | deque(): return dict(enumerate(obj))
-        case dict(): return dict(obj)
-        case set(): return {"contents": Frozen(frozenset(map(id, obj)))}
-        case bytearray(): return {"contents": Frozen(bytes(obj))}
-        case np.ndarray() if obj.dtype == object: return {"contents": Frozen(tuple(map(id, obj.flat)))}
-        case np.ndarray(): return {"contents": Frozen((obj.shape, crc32(np.ascontiguousarray(obj).reshape(-1).view(np.uint8))))}
+        case list() | deque():
+            return dict(enumerate(obj))
+        case dict():
+            return dict(obj)
+        case set():
+            return {"contents": Frozen(frozenset(map(id, obj)))}
+        case bytearray():
+            return {"contents": Frozen(bytes(obj))}
+        case np.ndarray() if obj.dtype == object:
+            return {"contents": Frozen(tuple(map(id, obj.flat)))}
+        case np.ndarray():
+            return {
+                "contents": Frozen(
+                    (obj.shape, crc32(np.ascontiguousarray(obj).reshape(-1).view(np.uint8)))
+                )
+            }
         case CellType():
-            try: return {"contents": obj.cell_contents}
-            except ValueError: return {"contents": UNBOUND}
-        case Globals(): return {n: obj.table[n] for n in sorted(obj.names) if n in obj.table}
-        case GeneratorType(): return {"position": Frozen(obj.gi_frame.f_lasti if obj.gi_frame else None)}
-        case FunctionType(): return dict(vars(obj)) if is_users(obj) else None
-        case type() if is_library(obj.__module__): return None
-        case type(): return {n: v for n, v in vars(obj).items() if not n.startswith("__") and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)}
-        case MethodType() | tuple() | frozenset() | Array() | ModuleType(): return None
-    if isinstance(obj, _PLAIN): return None
-    if hasattr(type(obj), "__next__"): return _iterator(obj)
-    if is_library(type(obj).__module__) and type(obj).__module__ not in ("types", "collections"): return None
+            try:
+                return {"contents": obj.cell_contents}
+            except ValueError:
+                return {"contents": UNBOUND}
+        case Globals():
+            return {n: obj.table[n] for n in sorted(obj.names) if n in obj.table}
+        case GeneratorType():
+            return {"position": Frozen(obj.gi_frame.f_lasti if obj.gi_frame else None)}
+        case FunctionType():
+            return dict(vars(obj)) if is_users(obj) else None
+        case type() if is_library(obj.__module__):
+            return None
+        case type():
+            return {
+                n: v
+                for n, v in vars(obj).items()
+                if not n.startswith("__")
+                and not isinstance(v, GetSetDescriptorType | MemberDescriptorType)
+            }
+        case MethodType() | tuple() | frozenset() | Array() | ModuleType():
+            return None
+    if isinstance(obj, _PLAIN):
+        return None
+    if hasattr(type(obj), "__next__"):
+        return _iterator(obj)
+    if is_library(type(obj).__module__) and type(obj).__module__ not in ("types", "collections"):
+        return None
     found = dict(getattr(obj, "__dict__", {}))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for n in (slots,) if isinstance(slots, str) else slots:
-            if n not in ("__dict__", "__weakref__") and hasattr(obj, n): found[n] = getattr(obj, n)
+            if n not in ("__dict__", "__weakref__") and hasattr(obj, n):
+                found[n] = getattr(obj, n)
     return found
 
 
 def _iterator(obj) -> dict | None:
     """The position of an iterator, where it tells one."""
-    try: return {"position": Frozen(repr(obj.__reduce__()[1:]))}
-    except Exception: return None
+    try:
+        return {"position": Frozen(repr(obj.__reduce__()[1:]))}
+    except Exception:
+        return None
 
 
 def parts(obj) -> dict:
     """What an immutable object leads to."""
     match obj:
-        case tuple(): return dict(enumerate(obj))
-        case FunctionType() if is_users(obj): return {f"closure {n}": c for n, c in zip(obj.__code__.co_freevars, obj.__closure__ or ())} | {"defaults": obj.__defaults__}
-        case MethodType(): return {"self": obj.__self__, "function": obj.__func__}
-    if type(obj).__module__ == "functools" and hasattr(obj, "func"): return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
-    if (inner := traced_function(obj)) is not None: return {"function": inner}
+        case tuple():
+            return dict(enumerate(obj))
+        case FunctionType() if is_users(obj):
+            return {
+                f"closure {n}": c
+                for n, c in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=False)
+            } | {"defaults": obj.__defaults__}
+        case MethodType():
+            return {"self": obj.__self__, "function": obj.__func__}
+    if type(obj).__module__ == "functools" and hasattr(obj, "func"):
+        return {"function": obj.func, "arguments": obj.args, "keywords": obj.keywords}
+    if (inner := traced_function(obj)) is not None:
+        return {"function": inner}
     return {}
 
 
 def traced_function(obj) -> FunctionType | None:
     """The function under an object of ours that wraps one (tkc.jit)."""
-    if isinstance(obj, FunctionType) or not type(obj).__module__.startswith("tkc."): return None
-    try: found = vars(obj).get("__wrapped__", vars(obj).get("fn"))
-    except TypeError: return None
+    if isinstance(obj, FunctionType) or not type(obj).__module__.startswith("tkc."):
+        return None
+    try:
+        found = vars(obj).get("__wrapped__", vars(obj).get("fn"))
+    except TypeError:
+        return None
     return found if isinstance(found, FunctionType) else None
 
 
 def write(obj, key, value) -> None:
     """Rebinds one slot."""
     match obj:
-        case list() | deque() | dict(): obj[key] = value
+        case list() | deque() | dict():
+            obj[key] = value
         case CellType():
-            if value is not UNBOUND: obj.cell_contents = value
-            else: del obj.cell_contents
-        case Globals(): obj.table[key] = value
-        case type(): setattr(obj, key, value)
-        case _: object.__setattr__(obj, key, value)
+            if value is not UNBOUND:
+                obj.cell_contents = value
+            else:
+                del obj.cell_contents
+        case Globals():
+            obj.table[key] = value
+        case type():
+            setattr(obj, key, value)
+        case _:
+            object.__setattr__(obj, key, value)
 
 
-def is_immutable_record(obj) -> bool: return is_dataclass(obj) and not isinstance(obj, type) and type(obj).__dataclass_params__.frozen and not isinstance(obj, (DType, Pointer, Array))
+def is_immutable_record(obj) -> bool:
+    return (
+        is_dataclass(obj)
+        and not isinstance(obj, type)
+        and type(obj).__dataclass_params__.frozen
+        and not isinstance(obj, (DType, Pointer, Array))
+    )
 
 
 @dataclass
 class Picture:
-    """The state at one moment: local names, containers by identity with their slots, and how each is reached."""
+    """The state at one moment: local names, containers by identity with their slots, and how each
+    is reached.
+    """
+
     names: dict[str, Any]
     containers: dict[int, tuple[Any, dict]] = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
@@ -155,27 +301,40 @@ class Picture:
 
     @staticmethod
     def take(names: dict[str, Any], within: list[FrameType] | None = None) -> Picture:
-        """The state reachable from `names` (the locals of the innermost frame) and from the kernel's frames."""
+        """The state reachable from `names` (the locals of the innermost frame) and from the
+        kernel's frames.
+        """
         picture, tables, modules = Picture(names), {}, []
         stack: list[tuple[Any, str]] = [(v, n) for n, v in names.items()]
         for depth, frame in enumerate(frames(sys._getframe(1)) if within is None else within):
             picture._globals(tables, frame.f_globals, frame.f_code, stack)
-            if depth: stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
+            if depth:
+                stack += [(v, n) for n, v in frame.f_locals.items() if not n.startswith("__tkc")]
         seen = set()
         while stack or picture._modules(tables, modules, stack):
             obj, path = stack.pop()
-            if type(obj) is Lost or isinstance(obj, _PLAIN): continue
+            if type(obj) is Lost or isinstance(obj, _PLAIN):
+                continue
             picture.edges[id(obj)] += 1
-            if id(obj) in seen: continue
+            if id(obj) in seen:
+                continue
             seen.add(id(obj))
             picture.paths[id(obj)] = path
-            if len(seen) > LIMIT: fail(f"more than {LIMIT} objects are reachable from the kernel (through {path}); pass what the kernel needs as arguments")
-            if isinstance(obj, FunctionType) and is_users(obj): picture._globals(tables, obj.__globals__, obj.__code__, stack)
+            if len(seen) > LIMIT:
+                fail(
+                    f"more than {LIMIT} objects are reachable from the kernel (through {path});"
+                    " pass what the kernel needs as arguments"
+                )
+            if isinstance(obj, FunctionType) and is_users(obj):
+                picture._globals(tables, obj.__globals__, obj.__code__, stack)
             slots = contents(obj)
-            if slots is not None: picture.containers[id(obj)] = (obj, slots)
+            if slots is not None:
+                picture.containers[id(obj)] = (obj, slots)
             inner = parts(obj) | (slots or {})
-            if isinstance(obj, GeneratorType) and obj.gi_frame: inner |= obj.gi_frame.f_locals
-            if isinstance(obj, ModuleType) and not is_library(obj.__name__): modules.append(obj)
+            if isinstance(obj, GeneratorType) and obj.gi_frame:
+                inner |= obj.gi_frame.f_locals
+            if isinstance(obj, ModuleType) and not is_library(obj.__name__):
+                modules.append(obj)
             stack += [(v, _path(obj, path, k)) for k, v in inner.items()]
         return picture
 
@@ -194,7 +353,8 @@ class Picture:
 
     def _modules(self, tables: dict, modules: list, stack: list) -> bool:
         """Attributes of the user's modules whose names the code mentions, as far as they are new."""
-        for m in modules: self._mention(tables, vars(m), self.mentioned, stack)
+        for m in modules:
+            self._mention(tables, vars(m), self.mentioned, stack)
         return bool(stack)
 
     def restore(self) -> None:
@@ -202,36 +362,48 @@ class Picture:
         for obj, slots in self.containers.values():
             now = contents(obj)
             for k, v in slots.items():
-                if k not in now or not same(v, now[k]): write(obj, k, v)
+                if k not in now or not same(v, now[k]):
+                    write(obj, k, v)
 
     def forget(self) -> None:
         """Takes traced values out of the user's containers again: a trace leaves none behind."""
         for obj, slots in self.containers.values():
             now = contents(obj)
             for k, v in slots.items():
-                if k in now and (type(now[k]) is Lost or isinstance(now[k], (Value, Array))): write(obj, k, v)
+                if k in now and (type(now[k]) is Lost or isinstance(now[k], (Value, Array))):
+                    write(obj, k, v)
 
     def changes(self, names: dict[str, Any], where: str) -> dict[tuple, tuple[Any, Any]]:
         """Slots whose content differs now: (0, name) or (id of the container, key) -> (old, new)."""
         found = {}
         for n in self.names.keys() | names.keys():
             old, new = self.names.get(n, UNBOUND), names.get(n, UNBOUND)
-            if not same(old, new): found[0, n] = old, new
+            if not same(old, new):
+                found[0, n] = old, new
         for key, (obj, slots) in self.containers.items():
             now, path = contents(obj), self.paths[key]
-            if isinstance(obj, Globals): now = {n: obj.table[n] for n in slots if n in obj.table}
+            if isinstance(obj, Globals):
+                now = {n: obj.table[n] for n in slots if n in obj.table}
             if now.keys() != slots.keys():
-                fail(f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'} inside {where}; give it all its elements before, and assign to them inside")
+                fail(
+                    f"`{path}` changes its {'length' if isinstance(obj, (list, deque)) else 'keys'}"
+                    f" inside {where}; give it all its elements before, and assign to them inside"
+                )
             for k in slots:
-                if same(slots[k], now[k]): continue
+                if same(slots[k], now[k]):
+                    continue
                 if isinstance(slots[k], Frozen):
-                    fail(f"`{path}` ({type(obj).__name__}) changes inside {where}, where tracing cannot carry it; use a list of fixed length")
+                    fail(
+                        f"`{path}` ({type(obj).__name__}) changes inside {where}, where tracing"
+                        " cannot carry it; use a list of fixed length"
+                    )
                 found[key, k] = tuple(UNBOUND if type(x) is Lost else x for x in (slots[k], now[k]))
         return found
 
     def label(self, slot: tuple) -> str:
         owner, key = slot
-        if owner == 0: return "return" if key == "__returned__" else str(key)
+        if owner == 0:
+            return "return" if key == "__returned__" else str(key)
         obj, path = self.containers[owner][0], self.paths[owner]
         return str(key) if isinstance(obj, Globals) else _path(obj, path, key)
 
@@ -240,30 +412,41 @@ class Picture:
         owner, key = slot
         if owner == 0:
             names[key] = value
-            if value is UNBOUND: tracer().reasons[key] = reason
-        else: write(self.containers[owner][0], key, Lost(reason) if value is UNBOUND else value)
+            if value is UNBOUND:
+                tracer().reasons[key] = reason
+        else:
+            write(self.containers[owner][0], key, Lost(reason) if value is UNBOUND else value)
 
 
 def _path(obj, path: str, key) -> str:
-    if isinstance(obj, (list, tuple, dict, deque)): return f"{path}[{key!r}]"
-    if isinstance(obj, CellType): return path.removeprefix("closure ")
+    if isinstance(obj, (list, tuple, dict, deque)):
+        return f"{path}[{key!r}]"
+    if isinstance(obj, CellType):
+        return path.removeprefix("closure ")
     return key if isinstance(key, str) and key.startswith("closure ") else f"{path}.{key}"
 
 
 def same(old, new) -> bool:
     """Nothing to carry: the same object, or equal plain constants."""
-    if old is new or type(old) is type(new) is Lost: return True
-    if type(old) is not type(new): return False
+    if old is new or type(old) is type(new) is Lost:
+        return True
+    if type(old) is not type(new):
+        return False
     match old:
-        case float(): return old.hex() == new.hex()
-        case bool() | int() | str() | bytes() | frozenset(): return old == new
-        case tuple(): return len(old) == len(new) and all(map(same, old, new))
-        case Frozen(): return old == new
-    if is_immutable_record(old): return all(same(a, b) for a, b in zip(vars(old).values(), vars(new).values()))
+        case float():
+            return old.hex() == new.hex()
+        case bool() | int() | str() | bytes() | frozenset():
+            return old == new
+        case tuple():
+            return len(old) == len(new) and all(map(same, old, new))
+        case Frozen():
+            return old == new
+    if is_immutable_record(old):
+        return all(same(a, b) for a, b in zip(vars(old).values(), vars(new).values(), strict=False))
     return False
 
 
-# ----------------------------------------------------------------------------------------------------------- merging
+# --------------------------------------------------------------------------------------------------
 class Mismatch(Exception):
     """Two contents of a slot that cannot be one value of the IR; the message says how they differ."""
 
@@ -271,6 +454,7 @@ class Mismatch(Exception):
 @dataclass(frozen=True)
 class Leaf:
     """A number or value: its IR type."""
+
     type: Attribute
     wide: bool = False
 
@@ -278,121 +462,207 @@ class Leaf:
 @dataclass(frozen=True)
 class Keep:
     """The same constant on both sides."""
+
     value: Any
-    def __eq__(self, other): return isinstance(other, Keep) and same(self.value, other.value)
+
+    def __eq__(self, other):
+        return isinstance(other, Keep) and same(self.value, other.value)
 
 
 @dataclass(frozen=True)
 class Tree:
     """A structure: rebuilt by `like` from parts."""
+
     like: Any
     parts: tuple
-    def __eq__(self, other): return isinstance(other, Tree) and type(self.like) is type(other.like) and self.parts == other.parts
+
+    def __eq__(self, other):
+        return (
+            isinstance(other, Tree)
+            and type(self.like) is type(other.like)
+            and self.parts == other.parts
+        )
 
 
 def _number_type(x) -> Attribute:
     from tkc.language.values import of_number
+
     return of_number(x).ir
 
 
 def leaf(x) -> Leaf | None:
     """The leaf a number or value makes."""
     x = unpack(x)
-    if isinstance(x, Array): return Leaf(x.ssa.type, x.wide)
-    if isinstance(x, Value): return Leaf(x.ssa.type)
+    if isinstance(x, Array):
+        return Leaf(x.ssa.type, x.wide)
+    if isinstance(x, Value):
+        return Leaf(x.ssa.type)
     return Leaf(_number_type(x)) if isinstance(x, Number) else None
 
 
 def merge(old, new, counts: Counter | None = None):
     """What carries `old` in one way into the region and `new` out of it. Raises Mismatch."""
     old, new = unpack(old), unpack(new)
-    if same(old, new) and leaf(old) is None: return Keep(old)
+    if same(old, new) and leaf(old) is None:
+        return Keep(old)
     a, b = leaf(old), leaf(new)
-    if a and b: return _merge_leaves(old, new, a, b)
+    if a and b:
+        return _merge_leaves(old, new, a, b)
     if type(old) is type(new):
         keys = None
-        if isinstance(old, (tuple, list)) and len(old) == len(new): keys = range(len(old))
-        elif isinstance(old, dict) and list(old) == list(new): keys = list(old)
-        elif is_dataclass(old) and not isinstance(old, type) and vars(old).keys() == vars(new).keys(): keys = list(vars(old))
+        if isinstance(old, (tuple, list)) and len(old) == len(new):
+            keys = range(len(old))
+        elif isinstance(old, dict) and list(old) == list(new):
+            keys = list(old)
+        elif (
+            is_dataclass(old) and not isinstance(old, type) and vars(old).keys() == vars(new).keys()
+        ):
+            keys = list(vars(old))
         if keys is not None:
             mutable = not isinstance(old, tuple) and not is_immutable_record(old)
             if mutable and counts is not None and max(counts[id(old)], counts[id(new)]) > 1:
-                raise Mismatch(f"a {type(old).__name__} that something else also refers to, or that is also changed in place, is replaced by another; assign to its elements")
+                raise Mismatch(
+                    f"a {type(old).__name__} that something else also refers to, or that is also"
+                    " changed in place, is replaced by another; assign to its elements"
+                )
             return Tree(new, tuple(merge(_get(old, k), _get(new, k), counts) for k in keys))
     raise Mismatch(f"{_words(old)} against {_words(new)}")
 
 
-def _words(x) -> str: return "no value" if x is UNBOUND else describe(x) if leaf(x) or isinstance(x, (str, type(None))) else f"a {type(x).__name__} {_structure(x)}".rstrip()
-def _structure(x) -> str: return f"of {len(x)}" if isinstance(x, (list, tuple, dict)) else ""
+def _words(x) -> str:
+    return (
+        "no value"
+        if x is UNBOUND
+        else (
+            describe(x)
+            if leaf(x) or isinstance(x, (str, type(None)))
+            else f"a {type(x).__name__} {_structure(x)}".rstrip()
+        )
+    )
 
 
-def _get(obj, key): return obj[key] if isinstance(obj, (tuple, list, dict)) else getattr(obj, key)
+def _structure(x) -> str:
+    return f"of {len(x)}" if isinstance(x, (list, tuple, dict)) else ""
+
+
+def _get(obj, key):
+    return obj[key] if isinstance(obj, (tuple, list, dict)) else getattr(obj, key)
 
 
 def _merge_leaves(old, new, a: Leaf, b: Leaf) -> Leaf:
-    if a == b: return a
+    if a == b:
+        return a
     if isinstance(old, Number) and isinstance(new, Number):
-        if isinstance(old, bool) == isinstance(new, bool): return max(a, b, key=lambda l: (is_float(l.type), l.type == i64))
+        if isinstance(old, bool) == isinstance(new, bool):
+            return max(a, b, key=lambda l: (is_float(l.type), l.type == i64))
     elif isinstance(old, Number) or isinstance(new, Number):
         n, typed = (old, b) if isinstance(old, Number) else (new, a)
         t = typed.type
-        if t == i1 and isinstance(n, bool) or is_float(t) and not isinstance(n, bool): return typed
-        if is_integer(t) and isinstance(n, int) and not isinstance(n, bool): return typed
-        if is_integer(t) and isinstance(n, float): return Leaf(_number_type(n))
+        if t == i1 and isinstance(n, bool) or is_float(t) and not isinstance(n, bool):
+            return typed
+        if is_integer(t) and isinstance(n, int) and not isinstance(n, bool):
+            return typed
+        if is_integer(t) and isinstance(n, float):
+            return Leaf(_number_type(n))
     raise Mismatch(f"{describe(old)} against {describe(new)}")
 
 
 def flatten(x, spec) -> list[SSAValue]:
     """The IR values of a content, as its spec says."""
     match spec:
-        case Keep(): return []
+        case Keep():
+            return []
         case Leaf(t):
             x = unpack(x)
-            if isinstance(x, (Array, Value)): return [_as(x, t)]
+            if isinstance(x, (Array, Value)):
+                return [_as(x, t)]
             return [tracer().constant(x, t)]
-        case Tree(like): return [v for k, part in zip(_keys(like), spec.parts) for v in flatten(_get(x, k), part)]
+        case Tree(like):
+            return [
+                v
+                for k, part in zip(_keys(like), spec.parts, strict=False)
+                for v in flatten(_get(x, k), part)
+            ]
 
 
 def _as(x, t: Attribute) -> SSAValue:
     """An integer that meets a float becomes one; otherwise the type is the spec's."""
     from tkc.language.values import cast, dtype_of
+
     return x.use() if x.ssa.type == t else cast(x, dtype_of(t)).use()
 
 
-def _keys(obj): return range(len(obj)) if isinstance(obj, (tuple, list)) else list(obj) if isinstance(obj, dict) else list(vars(obj))
+def _keys(obj):
+    return (
+        range(len(obj))
+        if isinstance(obj, (tuple, list))
+        else list(obj)
+        if isinstance(obj, dict)
+        else list(vars(obj))
+    )
 
 
 def types(spec) -> list[Attribute]:
     match spec:
-        case Keep(): return []
-        case Leaf(t): return [t]
-        case Tree(): return [t for p in spec.parts for t in types(p)]
+        case Keep():
+            return []
+        case Leaf(t):
+            return [t]
+        case Tree():
+            return [t for p in spec.parts for t in types(p)]
 
 
 def build(spec, ssa):
     """A content from an iterator of IR values."""
     match spec:
-        case Keep(value): return value
-        case Leaf(t, wide): return Array(next(ssa), wide) if isinstance(t, ArrayType) else wrap(next(ssa))
+        case Keep(value):
+            return value
+        case Leaf(t, wide):
+            return Array(next(ssa), wide) if isinstance(t, ArrayType) else wrap(next(ssa))
         case Tree(like):
             made = [build(p, ssa) for p in spec.parts]
-            if isinstance(like, tuple): return type(like)(*made) if hasattr(like, "_fields") else type(like)(made)
-            if isinstance(like, list): return type(like)(made)
-            if isinstance(like, dict): return type(like)(zip(like, made))
+            if isinstance(like, tuple):
+                return type(like)(*made) if hasattr(like, "_fields") else type(like)(made)
+            if isinstance(like, list):
+                return type(like)(made)
+            if isinstance(like, dict):
+                return type(like)(zip(like, made, strict=False))
             copy = object.__new__(type(like))
-            for k, v in zip(_keys(like), made): object.__setattr__(copy, k, v)
+            for k, v in zip(_keys(like), made, strict=False):
+                object.__setattr__(copy, k, v)
             return copy
 
 
 def shared(changed, *pictures: Picture) -> Counter:
-    """How often an object is referred to, at most, in these pictures; one that was changed in place counts as shared."""
+    """How often an object is referred to, at most, in these pictures; one that was changed in place
+    counts as shared.
+    """
     counts = Counter()
-    for p in pictures: counts |= p.edges
+    for p in pictures:
+        counts |= p.edges
     return counts | Counter({owner: 2 for owner, _ in changed if owner != 0})
 
 
 def mutable_parts(x):
     """The mutable structures in a content."""
-    if isinstance(x, (Value, Array)): return
-    if isinstance(x, (list, dict)) or is_dataclass(x) and not isinstance(x, type) and not is_immutable_record(x): yield x
-    for part in (x if isinstance(x, (tuple, list)) else x.values() if isinstance(x, dict) else vars(x).values() if is_dataclass(x) and not isinstance(x, type) else ()): yield from mutable_parts(part)
+    if isinstance(x, (Value, Array)):
+        return
+    if (
+        isinstance(x, (list, dict))
+        or is_dataclass(x)
+        and not isinstance(x, type)
+        and not is_immutable_record(x)
+    ):
+        yield x
+    for part in (
+        x
+        if isinstance(x, (tuple, list))
+        else (
+            x.values()
+            if isinstance(x, dict)
+            else vars(x).values()
+            if is_dataclass(x) and not isinstance(x, type)
+            else ()
+        )
+    ):
+        yield from mutable_parts(part)

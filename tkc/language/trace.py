@@ -1,4 +1,7 @@
-"""trace(fn, signature): a Python function becomes a verified module with one tile.kernel at level 0."""
+"""trace(fn, signature): a Python function becomes a verified module with one tile.kernel at level
+0.
+"""
+
 from __future__ import annotations
 
 import inspect
@@ -23,30 +26,55 @@ from tkc.language.values import describe, wrap
 def trace(fn, signature: Signature) -> ModuleOp:
     """The kernel of one specialization.
 
-    Arrays and scalars of the signature become arguments, in its order; constants are plain Python values in the trace.
-    Raises CompileError at the user's line for whatever the language does not allow.
+    Arrays and scalars of the signature become arguments, in its order; constants are plain Python
+    values in the trace. Raises CompileError at the user's line for whatever the language does not
+    allow.
     """
     fn = traced_function(fn) or fn
-    if not isinstance(fn, FunctionType): raise CompileError(f"a kernel is a Python function, got {type(fn).__name__}")
+    if not isinstance(fn, FunctionType):
+        raise CompileError(f"a kernel is a Python function, got {type(fn).__name__}")
     start = Location(fn.__code__.co_filename, fn.__code__.co_firstlineno, 0, None, fn.__name__)
     arguments = dict(signature.arguments)
     _check_parameters(fn, arguments, start)
     dynamic = {n: a for n, a in arguments.items() if not isinstance(a, ConstantArgument)}
-    kernel = tile.Kernel(fn.__name__, [ArrayType(a.rank, a.dtype.ir, a.facts) if isinstance(a, ArrayArgument) else a.dtype.ir for a in dynamic.values()])
+    kernel = tile.Kernel(
+        fn.__name__,
+        [
+            ArrayType(a.rank, a.dtype.ir, a.facts) if isinstance(a, ArrayArgument) else a.dtype.ir
+            for a in dynamic.values()
+        ],
+    )
     kernel.location = source(start)
     kernel.set_integer("level", 0)
-    if signature.options.num_warps is not None: kernel.attributes["warps"] = IntegerAttr(signature.options.num_warps, i64)
+    if signature.options.num_warps is not None:
+        kernel.attributes["warps"] = IntegerAttr(signature.options.num_warps, i64)
     kernel.attributes["argument_names"] = ArrayAttr(map(StringAttr, dynamic))
-    if wide := [i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide]: kernel.attributes["wide"] = tile.ints(wide)
+    if wide := [
+        i for i, a in enumerate(dynamic.values()) if isinstance(a, ArrayArgument) and a.wide
+    ]:
+        kernel.attributes["wide"] = tile.ints(wide)
     with activate(Tracer(kernel.body.block)) as tracer:
-        values: dict[str, Any] = {n: a.value for n, a in arguments.items() if isinstance(a, ConstantArgument)}
-        for (name, a), ssa in zip(dynamic.items(), kernel.arguments):
+        values: dict[str, Any] = {
+            n: a.value for n, a in arguments.items() if isinstance(a, ConstantArgument)
+        }
+        for (name, a), ssa in zip(dynamic.items(), kernel.arguments, strict=False):
             ssa.name_hint = name
-            values[name] = Array(ssa, a.wide) if isinstance(a, ArrayArgument) else _scalar(tracer, a, ssa, name)
+            values[name] = (
+                Array(ssa, a.wide)
+                if isinstance(a, ArrayArgument)
+                else _scalar(tracer, a, ssa, name)
+            )
         before = Picture.take({"kernel": fn}, [])
-        try: result = _guarded(fn, values, tracer, start)
-        finally: before.forget()
-        if result is not None and type(result).__name__ != "Lost": raise CompileError(f"a kernel returns nothing, `{fn.__name__}` returns {describe(result)}; write results with tkc.store", start)
+        try:
+            result = _guarded(fn, values, tracer, start)
+        finally:
+            before.forget()
+        if result is not None and type(result).__name__ != "Lost":
+            raise CompileError(
+                f"a kernel returns nothing, `{fn.__name__}` returns {describe(result)}; write"
+                " results with tkc.store",
+                start,
+            )
         tracer.emit(tile.Return())
     module = ModuleOp([kernel])
     verify(module, "the traced kernel")
@@ -56,13 +84,26 @@ def trace(fn, signature: Signature) -> ModuleOp:
 def _check_parameters(fn: FunctionType, arguments: dict, start: Location) -> None:
     parameters = inspect.signature(fn).parameters
     for name in arguments:
-        if name not in parameters: raise CompileError(f"`{fn.__name__}` has no parameter `{name}`; it has {', '.join(parameters)}", start)
-    missing = [n for n, p in parameters.items() if n not in arguments and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if missing: raise CompileError(f"`{fn.__name__}` needs a value for {', '.join(f'`{n}`' for n in missing)}", start)
+        if name not in parameters:
+            raise CompileError(
+                f"`{fn.__name__}` has no parameter `{name}`; it has {', '.join(parameters)}", start
+            )
+    missing = [
+        n
+        for n, p in parameters.items()
+        if n not in arguments
+        and p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if missing:
+        raise CompileError(
+            f"`{fn.__name__}` needs a value for {', '.join(f'`{n}`' for n in missing)}", start
+        )
 
 
 def _scalar(tracer: Tracer, argument: ScalarArgument, ssa, name: str):
-    if argument.divisor <= 1 or not argument.dtype.is_int: return wrap(ssa)
+    if argument.divisor <= 1 or not argument.dtype.is_int:
+        return wrap(ssa)
     op = tile.Multiple(ssa, argument.divisor)
     op.result.name_hint = name
     tracer.blocks[-1].add_op(op)
@@ -71,19 +112,29 @@ def _scalar(tracer: Tracer, argument: ScalarArgument, ssa, name: str):
 
 def _guarded(fn: FunctionType, values: dict[str, Any], tracer: Tracer, start: Location):
     """Calls the kernel; what Python itself objects to becomes a CompileError at the user's line."""
-    try: return _traced_call(fn, values)
-    except Error: raise
-    except RecursionError: raise CompileError("the kernel's helpers call each other without end; recursion must stop on a compile-time condition", start) from None
-    except Exception as e: raise CompileError(_words(e, tracer), _location(e.__traceback__) or start) from e
+    try:
+        return _traced_call(fn, values)
+    except Error:
+        raise
+    except RecursionError:
+        raise CompileError(
+            "the kernel's helpers call each other without end; recursion must stop on a"
+            " compile-time condition",
+            start,
+        ) from None
+    except Exception as e:
+        raise CompileError(_words(e, tracer), _location(e.__traceback__) or start) from e
 
 
 def _traced_call(fn: FunctionType, values: dict[str, Any]):
     from tkc.language.rewrite import rewritten
+
     return rewritten(fn)(**values)
 
 
 def _words(e: Exception, tracer: Tracer) -> str:
-    if isinstance(e, NameError) and (m := re.search(r"'(\w+)'", str(e))) and m[1] in tracer.reasons: return tracer.reasons[m[1]]
+    if isinstance(e, NameError) and (m := re.search(r"'(\w+)'", str(e))) and m[1] in tracer.reasons:
+        return tracer.reasons[m[1]]
     text = str(e).replace("__tkc__.", "")
     return text if isinstance(e, (AttributeError, NameError)) else f"{type(e).__name__}: {text}"
 
@@ -91,6 +142,7 @@ def _words(e: Exception, tracer: Tracer) -> str:
 def _location(tb: TracebackType | None) -> Location | None:
     chain = []
     while tb is not None:
-        if is_users_frame(tb.tb_frame): chain.append((tb.tb_frame.f_code, tb.tb_lasti, tb.tb_lineno))
+        if is_users_frame(tb.tb_frame):
+            chain.append((tb.tb_frame.f_code, tb.tb_lasti, tb.tb_lineno))
         tb = tb.tb_next
     return locate(chain)

@@ -1,9 +1,11 @@
 """The state of one trace: where operations go, and where in the user's source we are.
 
-A trace runs the user's function with `Value`s. Each operation is appended to the innermost open block; opening a region
-(a loop body, a branch) pushes a block, closing it pops. A value may be used while the block that defines it is open:
-that is dominance, checked at every use, so that a value which escaped its region is an error at the user's line.
+A trace runs the user's function with `Value`s. Each operation is appended to the innermost open
+block; opening a region (a loop body, a branch) pushes a block, closing it pops. A value may be used
+while the block that defines it is open: that is dominance, checked at every use, so that a value
+which escaped its region is an error at the user's line.
 """
+
 from __future__ import annotations
 
 import linecache
@@ -26,7 +28,7 @@ from tkc.ir.types import TileType, is_float
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _KERNELS = os.path.join(_OWN, "kernels") + os.sep, os.path.join(_OWN, "fuzz", "kernels.py")
 MOST_ELEMENTS = 1 << 31
-_local = threading.local()                 # .stack: the traces of this thread, innermost last
+_local = threading.local()  # .stack: the traces of this thread, innermost last
 
 
 class Tracer:
@@ -34,13 +36,17 @@ class Tracer:
 
     def __init__(self, block: Block):
         self.blocks = [block]
-        self.reasons: dict[str, str] = {}       # why a name has no value, for the error when it is read
+        self.reasons: dict[str, str] = {}  # why a name has no value, for the error when it is read
 
-    # ---------------------------------------------------------------------------------------------- operations
+    # ----------------------------------------------------------------------------------------------
     def emit(self, op: Operation) -> Operation:
         op.location = _source(*_where())
         for r in op.results:
-            if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS: fail(f"a tile has less than 2^31 elements, and this one would have {r.type.size:,}: walk over it in a loop, or by more programs")
+            if isinstance(r.type, TileType) and r.type.size >= MOST_ELEMENTS:
+                fail(
+                    f"a tile has less than 2^31 elements, and this one would have {r.type.size:,}:"
+                    " walk over it in a loop, or by more programs"
+                )
         self.blocks[-1].add_op(op)
         return op
 
@@ -49,28 +55,41 @@ class Tracer:
         owner = ssa.owner
         block = owner if isinstance(owner, Block) else owner.parent
         if not any(block is b for b in self.blocks):
-            fail("a value is used outside the loop or branch where it was computed; assign it to a variable there, or compute it where it is used")
+            fail(
+                "a value is used outside the loop or branch where it was computed; assign it to a"
+                " variable there, or compute it where it is used"
+            )
         return ssa
 
-    def constant(self, value: int | float | bool, t: Attribute) -> SSAValue: return self.emit(tile.Constant(value, t)).result
+    def constant(self, value: int | float | bool, t: Attribute) -> SSAValue:
+        return self.emit(tile.Constant(value, t)).result
 
     @contextmanager
     def inside(self, block: Block):
         """Operations go to `block` meanwhile."""
         depth = len(self.blocks)
         self.blocks.append(block)
-        try: yield block
-        finally: del self.blocks[depth:]
+        try:
+            yield block
+        finally:
+            del self.blocks[depth:]
 
     def inline(self, block: Block) -> None:
         """Moves the operations of a closed block to the end of the innermost open one."""
-        for op in list(block.ops): op.detach(); self.blocks[-1].add_op(op)
+        for op in list(block.ops):
+            op.detach()
+            self.blocks[-1].add_op(op)
 
 
 def pure(block: Block) -> bool:
     """No operation of the block has an effect or can fault: it may run whether or not it is needed."""
     risky = tuple(elementwise.CLASSES[n] for n in ("floordiv", "mod"))
-    return all(not op.regions and op.has_trait(tile.Pure) and not (isinstance(op, risky) and not is_float(op.operands[1].type)) for op in block.ops)
+    return all(
+        not op.regions
+        and op.has_trait(tile.Pure)
+        and not (isinstance(op, risky) and not is_float(op.operands[1].type))
+        for op in block.ops
+    )
 
 
 def discard(block: Block) -> None:
@@ -78,75 +97,115 @@ def discard(block: Block) -> None:
     block.erase(safe_erase=False)
 
 
-# ------------------------------------------------------------------------------------------------------- the current trace
+# --------------------------------------------------------------------------------------------------
 def _stack() -> list[Tracer]:
-    if not hasattr(_local, "stack"): _local.stack = []
+    if not hasattr(_local, "stack"):
+        _local.stack = []
     return _local.stack
 
 
 def tracer() -> Tracer:
-    if not (stack := _stack()): raise Error("tkc operations work inside a kernel only; call the kernel as kernel[grid](...)")
+    if not (stack := _stack()):
+        raise Error(
+            "tkc operations work inside a kernel only; call the kernel as kernel[grid](...)"
+        )
     return stack[-1]
 
 
-def tracing() -> bool: return bool(_stack())
+def tracing() -> bool:
+    return bool(_stack())
 
 
 @contextmanager
 def activate(t: Tracer):
     _stack().append(t)
-    try: yield t
-    finally: _stack().pop()
+    try:
+        yield t
+    finally:
+        _stack().pop()
 
 
-# ------------------------------------------------------------------------------------------------------ source locations
-LIBRARIES = {*sys.stdlib_module_names, "numpy", "torch", "jax", "jaxlib", "cupy", "xdsl", "ml_dtypes", "tkc", "pytest", "_pytest", "cuda"} - {"__main__"}
+# --------------------------------------------------------------------------------------------------
+LIBRARIES = {
+    *sys.stdlib_module_names,
+    "numpy",
+    "torch",
+    "jax",
+    "jaxlib",
+    "cupy",
+    "xdsl",
+    "ml_dtypes",
+    "tkc",
+    "pytest",
+    "_pytest",
+    "cuda",
+} - {"__main__"}
 
 
-def is_own(filename: str) -> bool: return filename.startswith(_OWN) and not filename.startswith(_KERNELS)
+def is_own(filename: str) -> bool:
+    return filename.startswith(_OWN) and not filename.startswith(_KERNELS)
 
 
 def is_library(module: str | None) -> bool:
     """Code that takes no part in a kernel; our own kernels do, as a user's would."""
-    return (module or "").partition(".")[0] in LIBRARIES and not (module or "").startswith(("tkc.kernels", "tkc.fuzz.kernels"))
+    return (module or "").partition(".")[0] in LIBRARIES and not (module or "").startswith(
+        ("tkc.kernels", "tkc.fuzz.kernels")
+    )
 
 
-def is_users_frame(frame: FrameType) -> bool: return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))
+def is_users_frame(frame: FrameType) -> bool:
+    return not is_own(frame.f_code.co_filename) and not is_library(frame.f_globals.get("__name__"))
 
 
 def frames(frame: FrameType | None = None) -> list[FrameType]:
     """The user's frames of the running kernel, innermost first."""
     frame, found = frame or sys._getframe(1), []
     while frame is not None and frame.f_code.co_name != "_traced_call":
-        if is_users_frame(frame): found.append(frame)
+        if is_users_frame(frame):
+            found.append(frame)
         frame = frame.f_back
     return found
 
 
 @lru_cache(maxsize=512)
-def _positions(code: CodeType) -> list: return list(code.co_positions())
+def _positions(code: CodeType) -> list:
+    return list(code.co_positions())
 
 
 def _characters(file: str, line: int, column: int | None) -> int | None:
     """A column in characters; Python counts bytes of UTF-8."""
     text = linecache.getline(file, line)
-    return column if column is None or text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
+    return (
+        column
+        if column is None or text.isascii()
+        else len(text.encode()[:column].decode(errors="ignore"))
+    )
 
 
 def _place(code: CodeType, last: int, line: int | None) -> tuple[int, int, int | None]:
     """Line, column and end column of an instruction."""
     positions = _positions(code)
-    first, end_line, column, end = positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
+    first, end_line, column, end = (
+        positions[last // 2] if 0 <= last // 2 < len(positions) else (line, None, None, None)
+    )
     first = first or line or 0
-    return first, _characters(code.co_filename, first, column) or 0, _characters(code.co_filename, first, end) if end_line == first else None
+    return (
+        first,
+        _characters(code.co_filename, first, column) or 0,
+        _characters(code.co_filename, first, end) if end_line == first else None,
+    )
 
 
 def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
-    """The location of a chain of calls, outermost first, each a code object, its last instruction and line."""
+    """The location of a chain of calls, outermost first, each a code object, its last instruction
+    and line.
+    """
     places = []
     for code, last, line in chain:
         found = Location(code.co_filename, *_place(code, last, line), code.co_name)
-        if code.co_name == "<lambda>" and places and code in places[-1][0].co_consts:            # an operand of `and`, or a lambda called in place
+        if (
+            code.co_name == "<lambda>" and places and code in places[-1][0].co_consts
+        ):  # an operand of `and`, or a lambda called in place
             found = replace(found, function=places.pop()[1].function)
         places.append((code, found))
     return replace(places[-1][1], calls=tuple(p for _, p in places[:-1])) if places else None
@@ -154,21 +213,28 @@ def locate(chain: list[tuple[CodeType, int, int | None]]) -> Location | None:
 
 def here() -> Location | None:
     """The user's place now, with the chain of calls inside the kernel."""
-    return locate([(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1)))]) if tracing() else None
+    return (
+        locate([(f.f_code, f.f_lasti, f.f_lineno) for f in reversed(frames(sys._getframe(1)))])
+        if tracing()
+        else None
+    )
 
 
 def _where() -> tuple[str, int, int]:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if is_users_frame(frame): return code.co_filename, *_place(code, frame.f_lasti, frame.f_lineno)[:2]
-        if code.co_name == "_traced_call": break
+        if is_users_frame(frame):
+            return code.co_filename, *_place(code, frame.f_lasti, frame.f_lineno)[:2]
+        if code.co_name == "_traced_call":
+            break
         frame = frame.f_back
     return "", 0, 0
 
 
 @lru_cache(maxsize=4096)
-def _source(file: str, line: int, column: int): return source(Location(file, line, column))
+def _source(file: str, line: int, column: int):
+    return source(Location(file, line, column))
 
 
 def fail(message: str) -> None:
@@ -176,4 +242,5 @@ def fail(message: str) -> None:
     raise CompileError(message, here())
 
 
-def integer_type(value: int) -> Attribute: return i32 if -2**31 <= value < 2**31 else i64
+def integer_type(value: int) -> Attribute:
+    return i32 if -(2**31) <= value < 2**31 else i64

@@ -2,13 +2,16 @@
 
 Broadcasting is NumPy's. Promotion is PyTorch's with weak Python scalars:
 
-    a Python bool, int or float takes the dtype of the other operand; a float makes an integer operand float32
+    a Python bool, int or float takes the dtype of the other operand; a float makes an integer
+    operand float32
     bool with bool in arithmetic      int32              integers                the wider; of mixed signs the next wider signed
     integer with floating             the floating       a tile with a scalar    of two floating types the tile's
     float16 with bfloat16             float32            of two float8 types     float32
 
-One deviation, on purpose: an integer scalar does not take a narrower tile's dtype (offsets are mathematical integers).
+One deviation, on purpose: an integer scalar does not take a narrower tile's dtype (offsets are
+mathematical integers).
 """
+
 from __future__ import annotations
 
 import math
@@ -31,17 +34,26 @@ Number = (bool, int, float)
 @dataclass(frozen=True)
 class Pointer:
     """The dtype of a pointer: tkc.pointer(tkc.float32)."""
+
     element: DType
+
     @property
-    def name(self) -> str: return f"pointer({self.element.name})"
+    def name(self) -> str:
+        return f"pointer({self.element.name})"
+
     @property
-    def ir(self) -> Attribute: return PointerType(self.element.ir)
+    def ir(self) -> Attribute:
+        return PointerType(self.element.ir)
+
     is_float = is_int = False
     kind = "pointer"
-    def __repr__(self): return f"tkc.{self.name}"
+
+    def __repr__(self):
+        return f"tkc.{self.name}"
 
 
-def dtype_of(element: Attribute) -> DType | Pointer: return Pointer(BY_IR[element.element]) if isinstance(element, PointerType) else BY_IR[element]
+def dtype_of(element: Attribute) -> DType | Pointer:
+    return Pointer(BY_IR[element.element]) if isinstance(element, PointerType) else BY_IR[element]
 
 
 def unpack(x):
@@ -51,182 +63,294 @@ def unpack(x):
 
 def describe(x) -> str:
     """A value in the user's words: `float32[128, 64]`, `int32`, `3`."""
-    if isinstance(x, Value): return x.dtype.name + (f"{list(x.shape)}" if x.shape else "")
-    if hasattr(x, "_describe"): return x._describe()
+    if isinstance(x, Value):
+        return x.dtype.name + (f"{list(x.shape)}" if x.shape else "")
+    if hasattr(x, "_describe"):
+        return x._describe()
     return repr(x) if isinstance(x, (*Number, str, type(None))) else type(x).__name__
 
 
-# ---------------------------------------------------------------------------------------------------------- promotion
+# --------------------------------------------------------------------------------------------------
 def promote(a: DType, b: DType, a_tile: bool = True, b_tile: bool = True) -> DType:
     """The dtype of an operation on two typed values (not arithmetic on two bools, which is int32)."""
-    if a is b: return a
-    if "bool" in (a.kind, b.kind): return b if a.kind == "bool" else a
+    if a is b:
+        return a
+    if "bool" in (a.kind, b.kind):
+        return b if a.kind == "bool" else a
     if a.is_float and b.is_float:
-        if a_tile != b_tile: return a if a_tile else b
-        if a.bits == b.bits: return float32
+        if a_tile != b_tile:
+            return a if a_tile else b
+        if a.bits == b.bits:
+            return float32
         return a if a.bits > b.bits else b
-    if a.is_float or b.is_float: return a if a.is_float else b
-    if a.kind == b.kind: return a if a.bits > b.bits else b
+    if a.is_float or b.is_float:
+        return a if a.is_float else b
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
     signed, unsigned = (a, b) if a.kind == "int" else (b, a)
-    if signed.bits > unsigned.bits: return signed
-    if unsigned.bits == 64: fail("int64 and uint64 have no common integer type; cast one of them with .to()")
+    if signed.bits > unsigned.bits:
+        return signed
+    if unsigned.bits == 64:
+        fail("int64 and uint64 have no common integer type; cast one of them with .to()")
     return dtypes.BY_NAME[f"int{unsigned.bits * 2}"]
 
 
 def weak(number, other: DType) -> DType:
     """The dtype that a Python number takes beside a value."""
-    if isinstance(number, bool): return other
-    if isinstance(number, int): return int32 if other.kind == "bool" and number not in (0, 1) else int32 if other.kind == "bool" else other
+    if isinstance(number, bool):
+        return other
+    if isinstance(number, int):
+        return (
+            int32
+            if other.kind == "bool" and number not in (0, 1)
+            else int32
+            if other.kind == "bool"
+            else other
+        )
     return other if other.is_float else float32
 
 
 def of_number(number) -> DType:
     """The dtype of a Python number on its own."""
-    if isinstance(number, bool): return bool_
-    if isinstance(number, int): return int32 if -2**31 <= number < 2**31 else int64
+    if isinstance(number, bool):
+        return bool_
+    if isinstance(number, int):
+        return int32 if -(2**31) <= number < 2**31 else int64
     return float32
 
 
 def common(*args) -> DType | Pointer:
     """The dtype in which an operation on these values and numbers is done."""
     for x in args:
-        if isinstance(x, Value) and isinstance(x.dtype, Pointer): return x.dtype
+        if isinstance(x, Value) and isinstance(x.dtype, Pointer):
+            return x.dtype
     typed = [x for x in args if isinstance(x, Value)]
-    if not typed: return max((of_number(x) for x in args), key=lambda t: (t.is_float, t.is_int, t.bits))
+    if not typed:
+        return max((of_number(x) for x in args), key=lambda t: (t.is_float, t.is_int, t.bits))
     result, is_tile = typed[0].dtype, bool(typed[0].shape)
-    for x in typed[1:]: result, is_tile = promote(result, x.dtype, is_tile, bool(x.shape)), is_tile or bool(x.shape)
+    for x in typed[1:]:
+        result, is_tile = promote(result, x.dtype, is_tile, bool(x.shape)), is_tile or bool(x.shape)
     for x in args:
-        if not isinstance(x, Value): result = weak(x, result)
+        if not isinstance(x, Value):
+            result = weak(x, result)
     return result
 
 
 def check(x, what: str = "operand"):
     """A traced value or a Python number; anything else is an error naming what was expected."""
     x = unpack(x)
-    if isinstance(x, (Value, *Number)): return x
-    if hasattr(x, "_describe"): fail(f"an array cannot be an {what}; load a tile of it with tkc.load(array, offsets, shape)")
+    if isinstance(x, (Value, *Number)):
+        return x
+    if hasattr(x, "_describe"):
+        fail(
+            f"an array cannot be an {what}; load a tile of it with tkc.load(array, offsets, shape)"
+        )
     fail(f"expected a tile, a scalar or a number as {what}, got {type(x).__name__} {x!r:.60}")
 
 
-# -------------------------------------------------------------------------------------------------------- shapes
+# --------------------------------------------------------------------------------------------------
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     rank = max(map(len, shapes))
     result = [1] * rank
     for shape in shapes:
         for i, n in enumerate(shape, rank - len(shape)):
             if n != 1 and result[i] not in (1, n):
-                fail(f"shapes {' and '.join(str(list(s)) for s in shapes if s)} do not broadcast: {result[i]} against {n}; use [:, None] or reshape to line the axes up")
-            if n != 1: result[i] = n
+                fail(
+                    f"shapes {' and '.join(str(list(s)) for s in shapes if s)} do not broadcast:"
+                    f" {result[i]} against {n}; use [:, None] or reshape to line the axes up"
+                )
+            if n != 1:
+                result[i] = n
     return tuple(result)
 
 
-def typed(shape: tuple[int, ...], element: Attribute) -> Attribute: return TileType(shape, element) if shape else element
+def typed(shape: tuple[int, ...], element: Attribute) -> Attribute:
+    return TileType(shape, element) if shape else element
 
 
 def spread(x: Value, shape: tuple[int, ...]) -> Value:
     """The value broadcast to a shape."""
-    if x.shape == tuple(shape): return x
+    if x.shape == tuple(shape):
+        return x
     t, element = tracer(), element_of(x.ssa.type)
-    if not x.shape: return wrap(t.emit(tile.Splat(x.use(), TileType(shape, element))).result)
-    if len(x.shape) < len(shape): x = wrap(t.emit(tile.Reshape(x.use(), TileType((1,) * (len(shape) - len(x.shape)) + x.shape, element))).result)
-    return x if x.shape == tuple(shape) else wrap(t.emit(tile.Broadcast(x.use(), TileType(shape, element))).result)
+    if not x.shape:
+        return wrap(t.emit(tile.Splat(x.use(), TileType(shape, element))).result)
+    if len(x.shape) < len(shape):
+        x = wrap(
+            t.emit(
+                tile.Reshape(
+                    x.use(), TileType((1,) * (len(shape) - len(x.shape)) + x.shape, element)
+                )
+            ).result
+        )
+    return (
+        x
+        if x.shape == tuple(shape)
+        else wrap(t.emit(tile.Broadcast(x.use(), TileType(shape, element))).result)
+    )
 
 
 def number(value, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
     """A Python number as a traced value of a dtype; one that does not fit is an error."""
-    if isinstance(dtype, Pointer): fail(f"expected a pointer, got the number {value!r}")
+    if isinstance(dtype, Pointer):
+        fail(f"expected a pointer, got the number {value!r}")
     if dtype.is_int:
-        if isinstance(value, float) and not value.is_integer(): fail(f"{value!r} is not an integer; cast the other operand to a floating type")
+        if isinstance(value, float) and not value.is_integer():
+            fail(f"{value!r} is not an integer; cast the other operand to a floating type")
         info = np.iinfo(dtype.numpy)
-        if not info.min <= value <= info.max: fail(f"{value} does not fit {dtype.name} ({info.min} to {info.max}); cast the other operand to a wider type with .to()")
-    if dtype.kind == "bool": value = bool(value)
+        if not info.min <= value <= info.max:
+            fail(
+                f"{value} does not fit {dtype.name} ({info.min} to {info.max}); cast the other"
+                " operand to a wider type with .to()"
+            )
+    if dtype.kind == "bool":
+        value = bool(value)
     return wrap(tracer().constant(value, typed(shape, dtype.ir)))
 
 
 def lift(x, dtype: DType | None = None, shape: tuple[int, ...] | None = None) -> Value:
-    """A value or number as a traced value, cast to a dtype and broadcast to a shape where these are given."""
+    """A value or number as a traced value, cast to a dtype and broadcast to a shape where these are
+    given.
+    """
     x = check(x)
-    if not isinstance(x, Value): return number(x, dtype or of_number(x), shape or ())
-    if dtype is not None: x = cast(x, dtype)
+    if not isinstance(x, Value):
+        return number(x, dtype or of_number(x), shape or ())
+    if dtype is not None:
+        x = cast(x, dtype)
     return x if shape is None else spread(x, shape)
 
 
 def cast(x: Value, dtype: DType) -> Value:
-    if x.dtype == dtype: return x
-    if isinstance(x.dtype, Pointer) or isinstance(dtype, Pointer): fail(f"cannot cast {describe(x)} to {dtype.name} by value; use .to({dtype!r}, bitcast=True)")
+    if x.dtype == dtype:
+        return x
+    if isinstance(x.dtype, Pointer) or isinstance(dtype, Pointer):
+        fail(
+            f"cannot cast {describe(x)} to {dtype.name} by value; use .to({dtype!r}, bitcast=True)"
+        )
     return wrap(tracer().emit(elementwise.Cast(x.use(), like(x.ssa.type, dtype.ir))).result)
 
 
-def wrap(ssa: SSAValue) -> Value: return (Tile if isinstance(ssa.type, TileType) else Scalar)(ssa)
+def wrap(ssa: SSAValue) -> Value:
+    return (Tile if isinstance(ssa.type, TileType) else Scalar)(ssa)
 
 
-# ---------------------------------------------------------------------------------------------------- element-wise
+# --------------------------------------------------------------------------------------------------
 def apply(name: str, *args, dtype: DType | None = None) -> Value:
     """An element-wise operation on values and numbers: promoted, broadcast, emitted."""
     args = [check(x) for x in args]
     dtype = dtype or common(*args)
-    if not elementwise.FUNCTIONS[name].accepts(dtype.ir): fail(f"{name} does not take {dtype.name} ({', '.join(map(describe, args))})")
+    if not elementwise.FUNCTIONS[name].accepts(dtype.ir):
+        fail(f"{name} does not take {dtype.name} ({', '.join(map(describe, args))})")
     shape = broadcast_shapes(*(x.shape for x in args if isinstance(x, Value)), ())
-    return wrap(tracer().emit(elementwise.CLASSES[name](*(lift(x, dtype, shape).use() for x in args))).result)
+    return wrap(
+        tracer()
+        .emit(elementwise.CLASSES[name](*(lift(x, dtype, shape).use() for x in args)))
+        .result
+    )
 
 
-ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
-COMPARE = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+ARITHMETIC = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+}
+COMPARE = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 BITS = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 _NEUTRAL = {("add", 0), ("sub", 0), ("mul", 1), ("floordiv", 1)}
 
 
-def _foreign(x) -> bool: return not isinstance(unpack(x), (Value, *Number))
+def _foreign(x) -> bool:
+    return not isinstance(unpack(x), (Value, *Number))
 
 
 def arithmetic(name: str, x, y):
     x, y = check(x), check(y)
-    if not isinstance(x, Value) and not isinstance(y, Value): return ARITHMETIC[name](x, y)
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return ARITHMETIC[name](x, y)
     pointers = [isinstance(v, Value) and isinstance(v.dtype, Pointer) for v in (x, y)]
-    if any(pointers): return _pointer_arithmetic(name, x, y, pointers)
+    if any(pointers):
+        return _pointer_arithmetic(name, x, y, pointers)
     dtype = common(x, y)
-    if dtype.kind == "bool": dtype = int32
-    for value, other, right in ((x, y, True), (y, x, False)):     # x + 0, x * 1, 0 + x, 1 * x
-        if type(other) is int and isinstance(value, Value) and value.dtype is dtype and dtype.is_int and (name, other) in _NEUTRAL and (right or name in ("add", "mul")): return value
+    if dtype.kind == "bool":
+        dtype = int32
+    for value, other, right in ((x, y, True), (y, x, False)):  # x + 0, x * 1, 0 + x, 1 * x
+        if (
+            type(other) is int
+            and isinstance(value, Value)
+            and value.dtype is dtype
+            and dtype.is_int
+            and (name, other) in _NEUTRAL
+            and (right or name in ("add", "mul"))
+        ):
+            return value
     return apply(name, x, y, dtype=dtype)
 
 
 def _pointer_arithmetic(name: str, x, y, pointers):
-    if pointers == [False, True]: x, y = y, x
-    if name not in ("add", "sub") or all(pointers) or (name == "sub" and pointers[1]): fail("pointers take + and - of integers only (offsets count elements)")
-    if isinstance(y, Value) and not y.dtype.is_int or isinstance(y, float): fail(f"a pointer moves by integers, got {describe(y)}")
-    if isinstance(y, int) and y == 0: return x
-    if name == "sub": y = -y
+    if pointers == [False, True]:
+        x, y = y, x
+    if name not in ("add", "sub") or all(pointers) or (name == "sub" and pointers[1]):
+        fail("pointers take + and - of integers only (offsets count elements)")
+    if isinstance(y, Value) and not y.dtype.is_int or isinstance(y, float):
+        fail(f"a pointer moves by integers, got {describe(y)}")
+    if isinstance(y, int) and y == 0:
+        return x
+    if name == "sub":
+        y = -y
     y = lift(y)
     shape = broadcast_shapes(x.shape, y.shape)
-    return wrap(tracer().emit(elementwise.PointerAdd(spread(x, shape).use(), spread(y, shape).use())).result)
+    return wrap(
+        tracer().emit(elementwise.PointerAdd(spread(x, shape).use(), spread(y, shape).use())).result
+    )
 
 
 def divide(x, y, name: str = "div"):
     x, y = check(x), check(y)
-    if not isinstance(x, Value) and not isinstance(y, Value): return x / y
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return x / y
     dtype = common(x, y)
     return apply(name, x, y, dtype=dtype if dtype.is_float else float32)
 
 
 def power(x, y):
     x, y = check(x), check(y)
-    if not isinstance(x, Value) and not isinstance(y, Value): return x ** y
-    if isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= 4: return x if y == 1 else (s := x * x) if y == 2 else s * x if (s := x * x) is not None and y == 3 else s * s
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return x**y
+    if isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= 4:
+        return (
+            x
+            if y == 1
+            else (s := x * x)
+            if y == 2
+            else s * x
+            if (s := x * x) is not None and y == 3
+            else s * s
+        )
     dtype = common(x, y)
     return apply("pow", x, y, dtype=dtype if dtype.is_float else float32)
 
 
 def compare(name: str, x, y):
     x, y = check(x), check(y)
-    if not isinstance(x, Value) and not isinstance(y, Value): return COMPARE[name](x, y)
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return COMPARE[name](x, y)
     dtype = common(x, y)
     return apply(name, x, y, dtype=dtype)
 
 
 def bitwise(name: str, x, y):
     x, y = check(x), check(y)
-    if not isinstance(x, Value) and not isinstance(y, Value): return BITS[name](x, y)
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        return BITS[name](x, y)
     return apply(name, x, y)
 
 
@@ -237,40 +361,71 @@ def shift(name: str, x, y):
 
 
 def _binary(fn, name):
-    def forward(self, other): return NotImplemented if _foreign(other) and hasattr(type(other), "__array_priority__") else fn(name, self, other)
-    def backward(self, other): return fn(name, other, self)
+    def forward(self, other):
+        return (
+            NotImplemented
+            if _foreign(other) and hasattr(type(other), "__array_priority__")
+            else fn(name, self, other)
+        )
+
+    def backward(self, other):
+        return fn(name, other, self)
+
     return forward, backward
 
 
 class Value:
     """A value known when the kernel runs. Immutable; operators make new values."""
+
     __slots__ = ("ssa",)
-    __hash__ = None                       # == compares elements
-    __array_ufunc__ = None                # numpy leaves the operators to us
+    __hash__ = None  # == compares elements
+    __array_ufunc__ = None  # numpy leaves the operators to us
 
-    def __init__(self, ssa: SSAValue): self.ssa = ssa
+    def __init__(self, ssa: SSAValue):
+        self.ssa = ssa
 
-    def use(self) -> SSAValue: return tracer().use(self.ssa)
-    @property
-    def dtype(self) -> DType | Pointer: return dtype_of(element_of(self.ssa.type))
-    @property
-    def shape(self) -> tuple[int, ...]: return self.ssa.type.extents if isinstance(self.ssa.type, TileType) else ()
-    @property
-    def ndim(self) -> int: return len(self.shape)
-    @property
-    def size(self) -> int: return math.prod(self.shape)
+    def use(self) -> SSAValue:
+        return tracer().use(self.ssa)
 
-    def __repr__(self): return f"<{describe(self)}>"
+    @property
+    def dtype(self) -> DType | Pointer:
+        return dtype_of(element_of(self.ssa.type))
 
-    def __copy__(self): return self
-    def __deepcopy__(self, memo): return self
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.ssa.type.extents if isinstance(self.ssa.type, TileType) else ()
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __repr__(self):
+        return f"<{describe(self)}>"
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
 
     def __getattr__(self, name: str):
-        if name.startswith("__"): raise AttributeError(name)
+        if name.startswith("__"):
+            raise AttributeError(name)
         import tkc
+
         known = [n for n in dir(type(self)) if not n.startswith("_")]
-        close = f"; use tkc.{name}(tile)" if name in tkc.__all__ else "".join(f"; did you mean .{n}?" for n in get_close_matches(name, known, 1))
-        raise AttributeError(f"{describe(self)} has no `.{name}`{close or '; it has .' + ', .'.join(known)}")
+        close = (
+            f"; use tkc.{name}(tile)"
+            if name in tkc.__all__
+            else "".join(f"; did you mean .{n}?" for n in get_close_matches(name, known, 1))
+        )
+        raise AttributeError(
+            f"{describe(self)} has no `.{name}`{close or '; it has .' + ', .'.join(known)}"
+        )
 
     __add__, __radd__ = _binary(arithmetic, "add")
     __sub__, __rsub__ = _binary(arithmetic, "sub")
@@ -282,119 +437,244 @@ class Value:
     __xor__, __rxor__ = _binary(bitwise, "xor")
     __lshift__, __rlshift__ = _binary(shift, "shl")
     __rshift__, __rrshift__ = _binary(shift, "shr")
-    def __truediv__(self, other): return divide(self, other)
-    def __rtruediv__(self, other): return divide(other, self)
-    def __pow__(self, other): return power(self, other)
-    def __rpow__(self, other): return power(other, self)
-    def __eq__(self, other): return compare("eq", self, other)
-    def __ne__(self, other): return compare("ne", self, other)
-    def __lt__(self, other): return compare("lt", self, other)
-    def __le__(self, other): return compare("le", self, other)
-    def __gt__(self, other): return compare("gt", self, other)
-    def __ge__(self, other): return compare("ge", self, other)
-    def __neg__(self): return apply("neg", self, dtype=int32 if self.dtype.kind == "bool" else self.dtype)
-    def __pos__(self): return self
-    def __abs__(self): return self if self.dtype.kind in ("bool", "uint") else apply("abs", self)
-    def __invert__(self): return apply("not", self)
+
+    def __truediv__(self, other):
+        return divide(self, other)
+
+    def __rtruediv__(self, other):
+        return divide(other, self)
+
+    def __pow__(self, other):
+        return power(self, other)
+
+    def __rpow__(self, other):
+        return power(other, self)
+
+    def __eq__(self, other):
+        return compare("eq", self, other)
+
+    def __ne__(self, other):
+        return compare("ne", self, other)
+
+    def __lt__(self, other):
+        return compare("lt", self, other)
+
+    def __le__(self, other):
+        return compare("le", self, other)
+
+    def __gt__(self, other):
+        return compare("gt", self, other)
+
+    def __ge__(self, other):
+        return compare("ge", self, other)
+
+    def __neg__(self):
+        return apply("neg", self, dtype=int32 if self.dtype.kind == "bool" else self.dtype)
+
+    def __pos__(self):
+        return self
+
+    def __abs__(self):
+        return self if self.dtype.kind in ("bool", "uint") else apply("abs", self)
+
+    def __invert__(self):
+        return apply("not", self)
 
     def __matmul__(self, other):
         from tkc.language.operations import dot
+
         return dot(self, other)
 
     def to(self, dtype: DType | Pointer, bitcast: bool = False) -> Value:
         """The value in another dtype (by value; by bits with `bitcast`, of the same width)."""
-        if not isinstance(dtype, (DType, Pointer)): fail(f".to() takes a dtype such as tkc.float32, got {dtype!r:.60}")
-        if not bitcast or dtype == self.dtype: return cast(self, dtype)
-        width = lambda t: 64 if isinstance(t, Pointer) else t.bits
-        if width(self.dtype) != width(dtype): fail(f"cannot see {self.dtype.name} as {dtype.name}: {width(self.dtype)} bits against {width(dtype)}")
-        return wrap(tracer().emit(elementwise.Bitcast(self.use(), like(self.ssa.type, dtype.ir))).result)
+        if not isinstance(dtype, (DType, Pointer)):
+            fail(f".to() takes a dtype such as tkc.float32, got {dtype!r:.60}")
+        if not bitcast or dtype == self.dtype:
+            return cast(self, dtype)
+
+        def width(t):
+            return 64 if isinstance(t, Pointer) else t.bits
+
+        if width(self.dtype) != width(dtype):
+            fail(
+                f"cannot see {self.dtype.name} as {dtype.name}: {width(self.dtype)} bits against"
+                f" {width(dtype)}"
+            )
+        return wrap(
+            tracer().emit(elementwise.Bitcast(self.use(), like(self.ssa.type, dtype.ir))).result
+        )
 
     def __bool__(self):
-        if self.shape: fail(f"a tile ({describe(self)}) has no single truth value; combine with &, | and ~, choose with tkc.where, or reduce with tkc.any or tkc.all")
+        if self.shape:
+            fail(
+                f"a tile ({describe(self)}) has no single truth value; combine with &, | and ~,"
+                " choose with tkc.where, or reduce with tkc.any or tkc.all"
+            )
         from tkc.language.rewrite import has_source
+
         found = frames()
         if found and not has_source(found[0].f_code):
-            fail(f"`{found[0].f_code.co_name}` branches on a traced {self.dtype.name}, but its source cannot be read to trace both ways; define it in a file, or use tkc.where")
-        fail(f"the truth of a traced {self.dtype.name} is not known at compile time: comprehensions, assert and match need a Python value; use `if`, tkc.where or tkc.device_assert")
+            fail(
+                f"`{found[0].f_code.co_name}` branches on a traced {self.dtype.name}, but its"
+                " source cannot be read to trace both ways; define it in a file, or use tkc.where"
+            )
+        fail(
+            f"the truth of a traced {self.dtype.name} is not known at compile time: comprehensions,"
+            " assert and match need a Python value; use `if`, tkc.where or tkc.device_assert"
+        )
 
-    def _concrete(self, what: str): fail(f"{what} needs a number known at compile time, got a traced {describe(self)}; make it a tkc.constexpr argument")
-    def __index__(self): self._concrete("this use")
-    def __int__(self): fail("int() of a traced value; use .to(tkc.int32)")
-    def __float__(self): fail("float() of a traced value; use .to(tkc.float32)")
-    def __iter__(self): fail(f"{describe(self)} cannot be iterated or unpacked; index it with constants, e.g. t[0]")
-    def __contains__(self, other): fail("`in` does not work on a traced value; use tkc.any(tile == value)")
-    def __setitem__(self, index, value): fail("tiles are values and cannot be assigned to in part; use tkc.where(mask, new, old)")
+    def _concrete(self, what: str):
+        fail(
+            f"{what} needs a number known at compile time, got a traced {describe(self)}; make it a"
+            " tkc.constexpr argument"
+        )
+
+    def __index__(self):
+        self._concrete("this use")
+
+    def __int__(self):
+        fail("int() of a traced value; use .to(tkc.int32)")
+
+    def __float__(self):
+        fail("float() of a traced value; use .to(tkc.float32)")
+
+    def __iter__(self):
+        fail(f"{describe(self)} cannot be iterated or unpacked; index it with constants, e.g. t[0]")
+
+    def __contains__(self, other):
+        fail("`in` does not work on a traced value; use tkc.any(tile == value)")
+
+    def __setitem__(self, index, value):
+        fail("tiles are values and cannot be assigned to in part; use tkc.where(mask, new, old)")
 
 
 class Scalar(Value):
     """A traced number."""
+
     __slots__ = ()
-    def __getitem__(self, index): fail(f"a scalar ({self.dtype.name}) cannot be indexed; to read memory use tkc.load(pointer)")
+
+    def __getitem__(self, index):
+        fail(
+            f"a scalar ({self.dtype.name}) cannot be indexed; to read memory use tkc.load(pointer)"
+        )
 
 
 class Tile(Value):
     """A traced tile of rank 1 or more."""
+
     __slots__ = ()
 
-    def __len__(self): return self.shape[0]
+    def __len__(self):
+        return self.shape[0]
 
     @property
     def T(self) -> Tile:
         """The last two axes exchanged (rank 2 and more)."""
         n = self.ndim
-        if n < 2: fail(f".T needs a rank of 2 or more, got {describe(self)}")
+        if n < 2:
+            fail(f".T needs a rank of 2 or more, got {describe(self)}")
         return self.permute(*range(n - 2), n - 1, n - 2)
 
     def permute(self, *axes) -> Tile:
         """Axis i of the result is axis axes[i] of this tile."""
         axes = tuple(axes[0]) if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         order = tuple(a + self.ndim if a < 0 else a for a in axes)
-        if sorted(order) != list(range(self.ndim)): fail(f"permute{axes} of {describe(self)}: give each of the axes 0 to {self.ndim - 1} once")
-        if order == tuple(range(self.ndim)): return self
+        if sorted(order) != list(range(self.ndim)):
+            fail(
+                f"permute{axes} of {describe(self)}: give each of the axes 0 to {self.ndim - 1}"
+                " once"
+            )
+        if order == tuple(range(self.ndim)):
+            return self
         return Tile(tracer().emit(tile.Transpose(self.use(), order)).result)
 
     def reshape(self, *shape) -> Tile:
         """The same elements in row-major order; one extent may be -1."""
-        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        shape = (
+            tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        )
         shape = list(static_shape(shape, allow=-1))
         if shape.count(-1) == 1:
             rest = -math.prod(shape)
-            if rest and self.size % rest == 0: shape[shape.index(-1)] = self.size // rest
-        if math.prod(shape) != self.size or -1 in shape: fail(f"cannot reshape {describe(self)} ({self.size} elements) to {shape}; give extents whose product is {self.size}, or one of -1")
-        return self if tuple(shape) == self.shape else Tile(tracer().emit(tile.Reshape(self.use(), TileType(shape, element_of(self.ssa.type)))).result)
+            if rest and self.size % rest == 0:
+                shape[shape.index(-1)] = self.size // rest
+        if math.prod(shape) != self.size or -1 in shape:
+            fail(
+                f"cannot reshape {describe(self)} ({self.size} elements) to {shape}; give extents"
+                f" whose product is {self.size}, or one of -1"
+            )
+        return (
+            self
+            if tuple(shape) == self.shape
+            else Tile(
+                tracer()
+                .emit(tile.Reshape(self.use(), TileType(shape, element_of(self.ssa.type))))
+                .result
+            )
+        )
 
     def __getitem__(self, index) -> Value:
         """[:, None] adds an axis; constant slices and constant indices select."""
         index = index if isinstance(index, tuple) else (index,)
         if any(i is Ellipsis for i in index):
             at = next(k for k, i in enumerate(index) if i is Ellipsis)
-            index = index[:at] + (slice(None),) * (self.ndim - sum(i is not None for i in index) + 1) + index[at + 1:]
+            index = (
+                index[:at]
+                + (slice(None),) * (self.ndim - sum(i is not None for i in index) + 1)
+                + index[at + 1 :]
+            )
         given = sum(i is not None for i in index)
-        if given > self.ndim: fail(f"{given} indices for {describe(self)}")
+        if given > self.ndim:
+            fail(f"{given} indices for {describe(self)}")
         index = index + (slice(None),) * (self.ndim - given)
         starts, extents, steps, shape, axis = [], [], [], [], 0
         for i in index:
-            if i is None: shape.append(1); continue
-            n = self.shape[axis]; axis += 1
+            if i is None:
+                shape.append(1)
+                continue
+            n = self.shape[axis]
+            axis += 1
             i = unpack(i)
             match i:
-                case Value(): fail("a tile is indexed by constants; for a traced index reduce with tkc.sum(tkc.where(tkc.arange(n) == i, tile, 0)), or load from memory")
+                case Value():
+                    fail(
+                        "a tile is indexed by constants; for a traced index reduce with"
+                        " tkc.sum(tkc.where(tkc.arange(n) == i, tile, 0)), or load from memory"
+                    )
                 case slice():
-                    if any(isinstance(v, Value) for v in (i.start, i.stop, i.step)): fail("a tile is sliced by constants; slice the array before loading instead")
+                    if any(isinstance(v, Value) for v in (i.start, i.stop, i.step)):
+                        fail(
+                            "a tile is sliced by constants; slice the array before loading instead"
+                        )
                     start, stop, step = i.indices(n)
                     extent = len(range(start, stop, step))
-                    if step < 0: fail("a tile is sliced forwards; use tkc.flip")
-                    if not extent: fail(f"the slice {i.start}:{i.stop} of an extent of {n} is empty; tiles have extents of 1 and more")
-                    starts.append(start); extents.append(extent); steps.append(step); shape.append(extent)
-                case bool() | float() | str(): fail(f"{i!r} is no index of a tile; use tkc.where for masks")
+                    if step < 0:
+                        fail("a tile is sliced forwards; use tkc.flip")
+                    if not extent:
+                        fail(
+                            f"the slice {i.start}:{i.stop} of an extent of {n} is empty; tiles have"
+                            " extents of 1 and more"
+                        )
+                    starts.append(start)
+                    extents.append(extent)
+                    steps.append(step)
+                    shape.append(extent)
+                case bool() | float() | str():
+                    fail(f"{i!r} is no index of a tile; use tkc.where for masks")
                 case int():
-                    if not -n <= i < n: fail(f"index {i} is outside an extent of {n}")
-                    starts.append(i % n); extents.append(1); steps.append(1)
-                case _: fail(f"{i!r:.60} is no index of a tile")
+                    if not -n <= i < n:
+                        fail(f"index {i} is outside an extent of {n}")
+                    starts.append(i % n)
+                    extents.append(1)
+                    steps.append(1)
+                case _:
+                    fail(f"{i!r:.60} is no index of a tile")
         t, element = tracer(), element_of(self.ssa.type)
-        if not shape: return wrap(t.emit(tile.Extract(self.use(), starts)).result)
+        if not shape:
+            return wrap(t.emit(tile.Extract(self.use(), starts)).result)
         x = self
-        if tuple(extents) != self.shape or any(s != 1 for s in steps): x = Tile(t.emit(tile.Slice(x.use(), starts, TileType(extents, element), steps)).result)
+        if tuple(extents) != self.shape or any(s != 1 for s in steps):
+            x = Tile(t.emit(tile.Slice(x.use(), starts, TileType(extents, element), steps)).result)
         return x.reshape(shape)
 
 
@@ -403,9 +683,14 @@ def static_shape(shape, allow: int | None = None) -> tuple[int, ...]:
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     result = []
     for n in map(unpack, shape):
-        if isinstance(n, Value): fail(f"the shape of a tile must be known at compile time, got a traced {describe(n)}; make it a tkc.constexpr argument")
-        if isinstance(n, bool) or not isinstance(n, int): fail(f"a shape is made of integers, got {n!r:.60}")
-        if n < 1 and n != allow: fail(f"the extents of a tile are 1 and more, got {n} in {shape}")
+        if isinstance(n, Value):
+            fail(
+                f"the shape of a tile must be known at compile time, got a traced {describe(n)};"
+                " make it a tkc.constexpr argument"
+            )
+        if isinstance(n, bool) or not isinstance(n, int):
+            fail(f"a shape is made of integers, got {n!r:.60}")
+        if n < 1 and n != allow:
+            fail(f"the extents of a tile are 1 and more, got {n} in {shape}")
         result.append(n)
     return tuple(result)
-

@@ -1,8 +1,9 @@
 """Passes: each a module with `run(module, context)`, which changes the IR in place, or raises.
 
-`PassContext` is all a pass knows besides the IR: the machine, what the user asked for, the plan once it is made, and the list
-in which every pass writes what it decided and why, a sentence a line.
+`PassContext` is all a pass knows besides the IR: the machine, what the user asked for, the plan
+once it is made, and the list in which every pass writes what it decided and why, a sentence a line.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -13,7 +14,10 @@ from tkc.ir.target import Target
 
 
 class LaunchOptions(Protocol):
-    """What the user may narrow a plan with; None leaves it to the plan. (`tkc.language.signature.Options` is one.)"""
+    """What the user may narrow a plan with; None leaves it to the plan.
+    (`tkc.language.signature.Options` is one.)
+    """
+
     num_warps: int | None
     num_stages: int | None
     num_ctas: int
@@ -46,6 +50,7 @@ class LaunchOptions(Protocol):
 @dataclass(frozen=True)
 class Free:
     """Options of a user who asks for nothing."""
+
     num_warps: int | None = None
     num_stages: int | None = None
     num_ctas: int = 1
@@ -78,11 +83,17 @@ class Free:
 @dataclass
 class PassContext:
     """Shared by the passes of one compilation."""
+
     target: Target
     options: LaunchOptions = Free()
     plan: Plan | None = None
     decisions: list[str] = field(default_factory=list)
-    lack: dict[str, int] = field(default_factory=dict)          # by `roles`: bytes of shared memory that such a plan must leave, since passes behind an earlier one were found to need more than it had left
+    lack: dict[str, int] = field(
+        default_factory=dict
+        # by `roles`: bytes of shared memory that such a plan must leave, since passes behind an
+        # earlier
+        # one were found to need more than it had left
+    )
 
     def room(self, roles: str = "one") -> int:
         """Bytes of shared memory on which a plan may count."""

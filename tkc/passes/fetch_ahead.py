@@ -1,4 +1,5 @@
-"""fetch-ahead: what a loop loads into registers is asked for one iteration early, so that nothing waits for global memory.
+"""fetch-ahead: what a loop loads into registers is asked for one iteration early, so that nothing
+waits for global memory.
 
     for %r = %lo to %hi step %s {                      %a = tile.load %x[%lo, 0]
       %v = tile.load %x[%r, 0]                         for %r = %lo to %hi step %s iter(%v = %a) {
@@ -7,17 +8,22 @@
                                                          yield %b
                                                        }
 
-A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a loop that never runs as behind the last iteration. The array must be
-there all the same: a view that the counter chooses (`x[i]`) is there only where the loop runs at all, and behind the last iteration its own is asked for again, which is in the cache. What
-is read follows from the counter and from what stands before the loop, and nothing in the loop writes to it (nor to an array that overlaps it). The programs that a persistent block takes in
-turn are a loop like any other, which runs at least once; where they wait for one another, those of all blocks write nothing to it, and the next one's block arrives while this one waits.
+A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a
+loop that never runs as behind the last iteration. The array must be there all the same: a view that
+the counter chooses (`x[i]`) is there only where the loop runs at all, and behind the last iteration
+its own is asked for again, which is in the cache. What is read follows from the counter and from
+what stands before the loop, and nothing in the loop writes to it (nor to an array that overlaps
+it). The programs that a persistent block takes in turn are a loop like any other, which runs at
+least once; where they wait for one another, those of all blocks write nothing to it, and the next
+one's block arrives while this one waits.
 
 Which loads, and when, is the plan's choice:
 
 `prefetch`    in a program without dots every block, first thing in an iteration: memory is busy while the iteration computes
 roles         beside dots what is small, a scale or a bias, and no tensor map copies. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
-              instructions wait in order. The next one is asked for under the dots of this iteration, when what is small has been computed of the old one, in whose registers
-              it then arrives; the last iteration asks for its own again, which is in the cache:
+              instructions wait in order. The next one is asked for under the dots of this
+              iteration, when what is small has been computed of the old one, in whose registers it
+              then arrives; the last iteration asks for its own again, which is in the cache:
 
     for k:                                         s0 = load(scales, k_first)
       s = load(scales, k / 128)                    for k, carrying s = s0:
@@ -26,6 +32,7 @@ roles         beside dots what is small, a scale or a bias, and no tensor map co
                                                      acc = acc + d · s
                                                      yield s1
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -38,41 +45,77 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan
-from tkc.ir.rewrite import Builder, clone_slice, counted_slice, defining_slice, erase, is_inside, rebuild_for
+from tkc.ir.rewrite import (
+    Builder,
+    clone_slice,
+    counted_slice,
+    defining_slice,
+    erase,
+    is_inside,
+    rebuild_for,
+)
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses, unchanged
 
-MOST = 1024                    # bytes of a tile that registers hold through an iteration with dots
+MOST = 1024  # bytes of a tile that registers hold through an iteration with dots
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     plan = context.plan
-    if plan is None: return
+    if plan is None:
+        return
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
-            if not (plan.prefetch or dots and plan.roles != "one"): continue
-            loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and _wanted(op, plan) and _may_be_early(op, loop, context.overlaps)]
-            if not loads: continue
+            if not (plan.prefetch or dots and plan.roles != "one"):
+                continue
+            loads = [
+                op
+                for op in loop.body.block.ops
+                if isinstance(op, tile.Load)
+                and _wanted(op, plan)
+                and _may_be_early(op, loop, context.overlaps)
+            ]
+            if not loads:
+                continue
             _ahead(loop, loads, dots[-1] if dots else None)
-            context.decisions.append(f"fetch-ahead: {len(loads)} load{'s'[:len(loads) > 1]} of a loop one iteration early")
+            context.decisions.append(
+                f"fetch-ahead: {len(loads)} load{'s'[: len(loads) > 1]} of a loop one iteration"
+                " early"
+            )
 
 
-# ---- which loads -------------------------------------------------------------------------------------------------------
+# ---- which loads
+# --------------------------------------------------------------------------------------------------
 def _wanted(op: tile.Load, plan: Plan) -> bool:
-    """Whether the plan has a load made early: beside dots what goes straight to registers, few of them; without dots, what is not a scalar."""
-    if plan.prefetch: return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
-    return "number" in op.attributes and plan.load(op).path in ("registers", "posted") and _bytes(op.result) <= MOST
+    """Whether the plan has a load made early: beside dots what goes straight to registers, few of
+    them; without dots, what is not a scalar.
+    """
+    if plan.prefetch:
+        return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
+    return (
+        "number" in op.attributes
+        and plan.load(op).path in ("registers", "posted")
+        and _bytes(op.result) <= MOST
+    )
 
 
-def _bytes(value: SSAValue) -> int: return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
+def _bytes(value: SSAValue) -> int:
+    return value.type.bytes if isinstance(value.type, TileType) else bits(value.type) // 8
 
 
 def _may_be_early(op: tile.Load, loop: scf.ForOp, overlaps) -> bool:
     """Whether the block of another iteration may be read in this one."""
-    if is_inside(op.array, loop) and not _runs(loop) or op.mask is not None or any(isinstance(o.type, TileType) for o in op.offsets) or addresses(op.result): return False
+    if (
+        is_inside(op.array, loop)
+        and not _runs(loop)
+        or op.mask is not None
+        or any(isinstance(o.type, TileType) for o in op.offsets)
+        or addresses(op.result)
+    ):
+        return False
     return unchanged(op, loop, overlaps) and counted_slice(op.operands, loop) is not None
 
 
@@ -81,11 +124,16 @@ def _runs(loop: scf.ForOp) -> bool:
     return isinstance(loop.lb.owner, Identity) and isinstance(loop.parent_op(), tile.Kernel)
 
 
-# ---- one iteration early -----------------------------------------------------------------------------------------------
+# ---- one iteration early
+# -----------------------------------------------------------------------------------------------
 def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> None:
     """`dot`: the last one of the loop, None in a loop without."""
     body = loop.body.block
-    count, counter, needed = len(loop.iter_args), body.args[0], defining_slice([v for op in loads for v in op.operands], body)
+    count, counter, needed = (
+        len(loop.iter_args),
+        body.args[0],
+        defining_slice([v for op in loads for v in op.operands], body),
+    )
 
     def asked(at: SSAValue, anchor: Operation) -> list[SSAValue]:
         """The loads, and what their offsets need, made again for another value of the counter."""
@@ -94,36 +142,66 @@ def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> Non
         return [mapping[op.result] for op in loads]
 
     loop = rebuild_for(loop, range(count), asked(loop.lb, loop))
-    arguments = body.args[1 + count:]
-    for op, argument in zip(loads, arguments):
+    arguments = body.args[1 + count :]
+    for op, argument in zip(loads, arguments, strict=False):
         op.result.replace_all_uses_with(argument)
         argument.name_hint = op.result.name_hint
-    if dot is not None: _used_early(body, set(arguments))
+    if dot is not None:
+        _used_early(body, set(arguments))
     anchor = _widened_first(body, arguments) if dot is None else dot.next_op
     build = Builder(anchor)
     following = build.add(counter, loop.step)
-    if dot is not None or any(is_inside(op.array, loop) for op in loads): following = build.select(build.lt(following, loop.ub), following, counter)
+    if dot is not None or any(is_inside(op.array, loop) for op in loads):
+        following = build.select(build.lt(following, loop.ub), following, counter)
     body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
-    for op in loads: erase(op)
+    for op in loads:
+        erase(op)
 
 
 def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
-    """Moves casts of fetched values to the start, if those are all their uses: the next ones then arrive in the same registers. Where the next ones are to be asked for."""
-    casts = [use.operation for v in fetched for use in v.uses if isinstance(use.operation, Cast) and use.operation.parent is body]
-    if sum(len(list(v.uses)) for v in fetched) != len(casts): return body.first_op
-    for op in casts: op.detach()
+    """Moves casts of fetched values to the start, if those are all their uses: the next ones then
+    arrive in the same registers. Where the next ones are to be asked for.
+    """
+    casts = [
+        use.operation
+        for v in fetched
+        for use in v.uses
+        if isinstance(use.operation, Cast) and use.operation.parent is body
+    ]
+    if sum(len(list(v.uses)) for v in fetched) != len(casts):
+        return body.first_op
+    for op in casts:
+        op.detach()
     body.insert_ops_before(casts, body.first_op)
     return casts[-1].next_op if casts else body.first_op
 
 
 def _used_early(body: Block, fetched: set[SSAValue]) -> None:
-    """Moves what is computed of fetched values, and is small too, to the start: their registers are then free for the next ones."""
+    """Moves what is computed of fetched values, and is small too, to the start: their registers are
+    then free for the next ones.
+    """
     start, known = None, set(fetched)
     for op in list(body.ops):
-        if op.regions or not is_side_effect_free(op) or len(op.results) != 1 or op is body.last_op or _bytes(op.results[0]) > MOST: continue
-        if not any(v in known for v in op.operands) or any(v not in known and v.owner is not body and isinstance(v.owner, Operation) and v.owner.parent is body for v in op.operands): continue
+        if (
+            op.regions
+            or not is_side_effect_free(op)
+            or len(op.results) != 1
+            or op is body.last_op
+            or _bytes(op.results[0]) > MOST
+        ):
+            continue
+        if not any(v in known for v in op.operands) or any(
+            v not in known
+            and v.owner is not body
+            and isinstance(v.owner, Operation)
+            and v.owner.parent is body
+            for v in op.operands
+        ):
+            continue
         known.add(op.results[0])
         op.detach()
-        if start is None: body.insert_op_before(op, body.first_op)
-        else: body.insert_op_after(op, start)
+        if start is None:
+            body.insert_op_before(op, body.first_op)
+        else:
+            body.insert_op_after(op, start)
         start = op

@@ -1,4 +1,5 @@
 """The passes in their order, from level 0 to level 4."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,17 +17,34 @@ from tkc.ir.verify import Verified, verify
 from tkc.passes import LaunchOptions, PassContext
 
 PIPELINE = (
-    "simplify", "widen-float8", "fit-results", "fit-dots", "fit-rows", "plan", "swap-dots", "split-sums",                           # level 0
-    "split-masked-loops", "rotate-loops", "relax-stabilizers", "schedule-programs", "stagger-programs", "fetch-ahead",
-    "select-layouts", "defer-reductions",                                    # level 1
-    "swizzle-shared",                                                        # level 2
-    "pipeline-async-copies",                                                 # level 3
-    "schedule-warpgroups", "allocate-shared", "insert-synchronization",      # level 4
+    "simplify",
+    "widen-float8",
+    "fit-results",
+    "fit-dots",
+    "fit-rows",
+    "plan",
+    "swap-dots",
+    "split-sums",  # level 0
+    "split-masked-loops",
+    "rotate-loops",
+    "relax-stabilizers",
+    "schedule-programs",
+    "stagger-programs",
+    "fetch-ahead",
+    "select-layouts",
+    "defer-reductions",  # level 1
+    "swizzle-shared",  # level 2
+    "pipeline-async-copies",  # level 3
+    "schedule-warpgroups",
+    "allocate-shared",
+    "insert-synchronization",  # level 4
     "assign-registers",
 )
 
 
-ROUNDS = 8                                      # of planning: four kinds of plans, each of which learns once or twice what it must leave
+ROUNDS = (
+    8  # of planning: four kinds of plans, each of which learns once or twice what it must leave
+)
 T = TypeVar("T")
 
 
@@ -36,7 +54,9 @@ def module_of(name: str) -> ModuleType:
 
 
 def uses_reals(name: str) -> bool:
-    """Whether a pass rewrites by facts of real numbers (0.5 + 0.5 is 1), which exact ring arithmetic does not share: its module says `REAL = True`."""
+    """Whether a pass rewrites by facts of real numbers (0.5 + 0.5 is 1), which exact ring
+    arithmetic does not share: its module says `REAL = True`.
+    """
     return name in PIPELINE and getattr(module_of(name), "REAL", False)
 
 
@@ -47,7 +67,14 @@ def unordered(name: str) -> bool:
 
 def planned(module: ModuleOp) -> Plan | None:
     """The plan that a kernel of the module carries."""
-    return next((plan for kernel in module.body.block.ops if isinstance(kernel, Kernel) and (plan := written_on(kernel)) is not None), None)
+    return next(
+        (
+            plan
+            for kernel in module.body.block.ops
+            if isinstance(kernel, Kernel) and (plan := written_on(kernel)) is not None
+        ),
+        None,
+    )
 
 
 def resumes(name: str) -> bool:
@@ -55,34 +82,63 @@ def resumes(name: str) -> bool:
     return PIPELINE.index(name) > PIPELINE.index("plan")
 
 
-def run(module: ModuleOp, target: Target, options: LaunchOptions, observe: Callable[[str, ModuleOp], None] | None = None,
-        start: str | None = None, stop: str | None = None, context: PassContext | None = None) -> PassContext:
-    """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying after each. One that starts behind `plan` goes by the plan that the kernel carries.
+def run(
+    module: ModuleOp,
+    target: Target,
+    options: LaunchOptions,
+    observe: Callable[[str, ModuleOp], None] | None = None,
+    start: str | None = None,
+    stop: str | None = None,
+    context: PassContext | None = None,
+) -> PassContext:
+    """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying
+    after each. One that starts behind `plan` goes by the plan that the kernel carries.
 
     `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
     target, VerifyError where a pass left something broken.
     """
-    context, verified = context or PassContext(target, options, planned(module) if start and resumes(start) else None), Verified()
-    names = PIPELINE[PIPELINE.index(start) if start else 0:PIPELINE.index(stop) + 1 if stop else None]
+    context, verified = (
+        context
+        or PassContext(target, options, planned(module) if start and resumes(start) else None),
+        Verified(),
+    )
+    names = PIPELINE[
+        PIPELINE.index(start) if start else 0 : PIPELINE.index(stop) + 1 if stop else None
+    ]
     for name in names:
         module_of(name).run(module, context)
         verify(module, f"after {name}", verified)
-        if observe is not None: observe(name, module)
+        if observe is not None:
+            observe(name, module)
     return context
 
 
 def with_room(attempt: Callable[[PassContext], T], target: Target, options: LaunchOptions) -> T:
-    """What `attempt` makes under a context, of a module of its own each time. A plan goes by its own account of shared memory; where passes behind it need more than it left, the next attempt's plan leaves so
-    much more. Raises the first refusal where the stages are as asked, or no plan is left."""
+    """What `attempt` makes under a context, of a module of its own each time. A plan goes by its
+    own account of shared memory; where passes behind it need more than it left, the next attempt's
+    plan leaves so much more. Raises the first refusal where the stages are as asked, or no plan is
+    left."""
     context, first, seen = PassContext(target, options), None, set()
     for _ in range(ROUNDS):
-        try: return attempt(context)
+        try:
+            return attempt(context)
         except RoomError as refusal:
             first, made = first or refusal, context.plan
-            if options.num_stages is not None or (made, refusal.excess) in seen: break             # as the user wants it, or nothing that the plan can leave makes it less
+            if options.num_stages is not None or (made, refusal.excess) in seen:
+                break  # as the user wants it, or nothing that the plan can leave makes it less
             seen.add((made, refusal.excess))
-            context = PassContext(target, options, lack=context.lack | {made.roles: context.lack.get(made.roles, 0) + max(0, made.spare) + refusal.excess})
+            context = PassContext(
+                target,
+                options,
+                lack=context.lack
+                | {
+                    made.roles: (
+                        context.lack.get(made.roles, 0) + max(0, made.spare) + refusal.excess
+                    )
+                },
+            )
         except CompileError:
-            if first is None: raise
+            if first is None:
+                raise
             break
     raise first

@@ -1,10 +1,13 @@
-"""plan: the only pass that chooses. It looks at the block program and returns one frozen `Plan`; the IR stays as it is.
+"""plan: the only pass that chooses. It looks at the block program and returns one frozen `Plan`;
+the IR stays as it is.
 
     dot 128x32xbf16 · 32x128xbf16 in a loop          Plan(warps=4, stages=4, raster=8,
     of unknown length, two loads of 8 KiB     ->          dots=(DotPlan("mma", warps=(2, 2)),),
-                                                          loads=(LoadPlan("async", 16), LoadPlan("async", 16)))
+                                                          loads=(LoadPlan("async", 16),
+                                                          LoadPlan("async", 16)))
 
-`legal` says what a plan breaks (registers, shared memory), `candidates` yields the alternatives that tuning may measure; the
+`legal` says what a plan breaks (registers, shared memory), `candidates` yields the alternatives
+that tuning may measure; the
 user's options narrow both.  Why each choice was made, and what was rejected, is in `Plan.decisions`.
 
 Rules of this pass (one role, mma.sync):
@@ -17,6 +20,7 @@ Rules of this pass (one role, mma.sync):
   stages        as many as half of shared memory holds (all of it where the block is big), 4 at most
   raster        8 neighbours along axis 0 before axis 1 moves on, so that blocks in flight share rows and columns in the L2 cache
 """
+
 from __future__ import annotations
 
 import os
@@ -51,112 +55,229 @@ from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles, small
 from tkc.passes.planning.pressure import demand, fits
 
-MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = 255, 128, 144, 160, 64, 32, 2048
+MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = (
+    255,
+    128,
+    144,
+    160,
+    64,
+    32,
+    2048,
+)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
     context.plan = plan(module, context)
     kernel = kernel_of(module)
     kernel.set_integer("warps", context.plan.warps)
-    if context.plan.blocks > 1: kernel.set_integer("blocks", context.plan.blocks)
-    if context.options.maxnreg: kernel.set_integer("maxnreg", context.options.maxnreg)
+    if context.plan.blocks > 1:
+        kernel.set_integer("blocks", context.plan.blocks)
+    if context.options.maxnreg:
+        kernel.set_integer("maxnreg", context.options.maxnreg)
     kernel.attributes["target"] = StringAttr(context.target.name)
     kernel.attributes["plan"] = StringAttr(context.plan.to_text())
     context.decisions += context.plan.decisions
-    context.decisions += [f"plan: {roles}: {lack} bytes of shared memory less for stages: what passes behind the plan need found no room" for roles, lack in context.lack.items()]
+    context.decisions += [
+        f"plan: {roles}: {lack} bytes of shared memory less for stages: what passes behind the plan"
+        " need found no room"
+        for roles, lack in context.lack.items()
+    ]
     number(kernel)
 
 
 def number(kernel: tile.Kernel) -> None:
     """Writes on every dot and load its number in the plan."""
     for kinds in (tile.Dot,), LOADS:
-        for i, op in enumerate(op for op in kernel.walk() if isinstance(op, kinds)): op.attributes["number"] = IntegerAttr(i, i64)
+        for i, op in enumerate(op for op in kernel.walk() if isinstance(op, kinds)):
+            op.attributes["number"] = IntegerAttr(i, i64)
 
 
 def kernel_of(module: ModuleOp) -> tile.Kernel:
     kernels = [op for op in module.body.block.ops if isinstance(op, tile.Kernel)]
-    if len(kernels) != 1: raise VerifyError(f"a compilation takes one kernel, this module has {len(kernels)}")
+    if len(kernels) != 1:
+        raise VerifyError(f"a compilation takes one kernel, this module has {len(kernels)}")
     return kernels[0]
 
 
 def plan(module: ModuleOp, context: PassContext) -> Plan:
-    """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that is legal."""
+    """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that
+    is legal.
+    """
     program = Program.of(kernel_of(module))
     made = _legally(program, context)
-    if made.roles in ("one", "abreast") or not (others := _narrowed(made, context.options, SCHEDULES)): return made
-    ranked = _ranked([made, *_realised(made, program, context, others)], Work.of(program.kernel), context.target)
+    if made.roles in ("one", "abreast") or not (
+        others := _narrowed(made, context.options, SCHEDULES)
+    ):
+        return made
+    ranked = _ranked(
+        [made, *_realised(made, program, context, others)], Work.of(program.kernel), context.target
+    )
     least, chosen = ranked[0]
-    said = f"plan: cost model, sizes unknown: {keyword_text(chosen)}, {least.limit} limits a step" + "".join(
-        f"; rejected: {keyword_text(other)}, {100 * (found.seconds / least.seconds - 1):.1f} % slower" for found, other in ranked[1:])
+    said = (
+        f"plan: cost model, sizes unknown: {keyword_text(chosen)}, {least.limit} limits a step"
+        + "".join(
+            f"; rejected: {keyword_text(other)}, {100 * (found.seconds / least.seconds - 1):.1f} %"
+            " slower"
+            for found, other in ranked[1:]
+        )
+    )
     return replace(chosen, decisions=(*chosen.decisions, said))
 
 
 def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = None) -> list[Plan]:
-    """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would take first, or with sizes the cheapest first. Raises CompileError like `plan`."""
+    """Legal plans worth measuring, each made by narrowing the options: the one that `plan` would
+    take first, or with sizes the cheapest first. Raises CompileError like `plan`.
+    """
     program, options = Program.of(kernel_of(module)), context.options
     first, work = _legally(program, context), Work.of(program.kernel, sizes)
     if first.roles == "one":
         others = _narrowed(first, options, _ordinary(program))
-        late = [names | {"rotate": True} for names in ({}, *others)] if options.rotate is None and _several(program) else []
+        late = (
+            [names | {"rotate": True} for names in ({}, *others)]
+            if options.rotate is None and _several(program)
+            else []
+        )
         found = [first, *_realised(first, program, context, [*others, *late])]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
     further = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
-    if sizes is not None and any(map(cut, program.loads)): further["cluster"] = CLUSTERS
-    if _several(program): further["programs"] = ABREAST
-    found = [p for _, p in _ranked([first, *_realised(first, program, context, _narrowed(first, options, SCHEDULES | further), sizes is not None)], work, context.target)]
+    if sizes is not None and any(map(cut, program.loads)):
+        further["cluster"] = CLUSTERS
+    if _several(program):
+        further["programs"] = ABREAST
+    found = [
+        p
+        for _, p in _ranked(
+            [
+                first,
+                *_realised(
+                    first,
+                    program,
+                    context,
+                    _narrowed(first, options, SCHEDULES | further),
+                    sizes is not None,
+                ),
+            ],
+            work,
+            context.target,
+        )
+    ]
     simple = _realised(first, program, context, [{"roles": "one"}] if options.roles is None else [])
-    return [*found, *simple] if sizes is None else [p for _, p in _ranked([*found, *simple], work, context.target)]
+    return (
+        [*found, *simple]
+        if sizes is None
+        else [p for _, p in _ranked([*found, *simple], work, context.target)]
+    )
 
 
 def _legally(program: Program, context: PassContext) -> Plan:
     """What the rules choose. Raises CompileError where that is not legal."""
     made = _plan(program, context)
     if reasons := legal(made, program, context):
-        raise CompileError(f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}: {'; '.join(reasons)}", location_of(program.kernel))
+        raise CompileError(
+            f"kernel {program.kernel.sym_name.data} does not fit {context.target.name}:"
+            f" {'; '.join(reasons)}",
+            location_of(program.kernel),
+        )
     return made
 
 
-# What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules choose where they are free.
+# What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules
+# choose where they are free.
 SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
-CLUSTERS = (*SCHEDULES["cluster"], (2, 2), (4, 1), (4, 2))          # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared it serves once
-ABREAST = (*SCHEDULES["programs"], 3, 4)                          # side by side, where loops have several dots
+CLUSTERS = (
+    *SCHEDULES["cluster"],
+    (2, 2),
+    (4, 1),
+    (4, 2),
+    # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared
+    # it
+    # serves once
+)
+ABREAST = (*SCHEDULES["programs"], 3, 4)  # side by side, where loops have several dots
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
-STREAMING = {"num_warps": (2, 4, 8, 16), "persistent": (False, True), "turned": (False, True)}                 # of programs without dots, where it makes a difference
+STREAMING = {
+    "num_warps": (2, 4, 8, 16),
+    "persistent": (False, True),
+    "turned": (False, True),
+}  # of programs without dots, where it makes a difference
 
 
 def _ordinary(program: Program) -> dict[str, tuple]:
-    """What a plan of one role may be narrowed to: of programs without dots, those that wait for something may read ahead of it, and those that turn a tile may turn it elsewhere."""
-    if program.dots: return ORDINARY
-    differ = {"num_warps": True, "persistent": streaming.waits(program.kernel), "turned": streaming.turns(program.kernel)}
+    """What a plan of one role may be narrowed to: of programs without dots, those that wait for
+    something may read ahead of it, and those that turn a tile may turn it elsewhere.
+    """
+    if program.dots:
+        return ORDINARY
+    differ = {
+        "num_warps": True,
+        "persistent": streaming.waits(program.kernel),
+        "turned": streaming.turns(program.kernel),
+    }
     return {name: values for name, values in STREAMING.items() if differ[name]}
 
 
 def _several(program: Program) -> bool:
     """Whether a loop has several dots, of which some may be better late."""
-    return any(a.parent_op() is b.parent_op() and isinstance(a.parent_op(), scf.ForOp) for a, b in pairwise(program.dots))
+    return any(
+        a.parent_op() is b.parent_op() and isinstance(a.parent_op(), scf.ForOp)
+        for a, b in pairwise(program.dots)
+    )
 
 
 def _parts(work: Work, target: Target) -> list[int]:
-    """Numbers of parts of k worth a try: where programs leave multiprocessors idle, enough to give all of them work, each at least eight steps."""
+    """Numbers of parts of k worth a try: where programs leave multiprocessors idle, enough to give
+    all of them work, each at least eight steps.
+    """
     programs, steps = prod(work.grid), max((p.trips for p in work.parts if p.dots), default=0)
-    return [n for n in (2, 3, 4, 6, 8, 12, 16, 32, 64) if programs * n <= 2 * target.multiprocessors and steps >= 8 * n] if 0 < programs <= target.multiprocessors // 2 else []
+    return (
+        [
+            n
+            for n in (2, 3, 4, 6, 8, 12, 16, 32, 64)
+            if programs * n <= 2 * target.multiprocessors and steps >= 8 * n
+        ]
+        if 0 < programs <= target.multiprocessors // 2
+        else []
+    )
 
 
 def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
     """Every combination of choices that the user left free, less the one already made."""
     free = {name: values for name, values in choices.items() if getattr(options, name) is None}
-    every = [dict(zip(free, values)) for values in product(*free.values())]
+    every = [dict(zip(free, values, strict=False)) for values in product(*free.values())]
     return [names for names in every if not names.items() <= keywords(first).items()]
 
 
-def _realised(first: Plan, program: Program, context: PassContext, narrowed: list[dict], sized: bool = False) -> list[Plan]:
-    """The legal plans of narrower options; one that the rules turn into another, or that does less of what was asked than the first, is left out."""
+def _realised(
+    first: Plan, program: Program, context: PassContext, narrowed: list[dict], sized: bool = False
+) -> list[Plan]:
+    """The legal plans of narrower options; one that the rules turn into another, or that does less
+    of what was asked than the first, is left out.
+    """
     found: list[Plan] = []
-    done = lambda made: {name for name, value in keywords(made).items() if getattr(context.options, name) == value}
+
+    def done(made):
+        return {
+            name
+            for name, value in keywords(made).items()
+            if getattr(context.options, name) == value
+        }
+
     for names in narrowed:
         made = _plan(program, replace(context, options=replace(context.options, **names)))
-        if context.options.cluster is None and (any(load.boxes > 1 for load in made.loads) and not (sized and any(map(cut, program.loads))) or made.cluster != (1, 1) and small(program.dots)): continue   # boxes: measured where rows are known to cut sectors, which sharing halves
-        if not legal(made, program, context) and names.items() <= keywords(made).items() and done(first) <= done(made) and made not in found: found.append(made)
+        if context.options.cluster is None and (
+            any(load.boxes > 1 for load in made.loads)
+            and not (sized and any(map(cut, program.loads)))
+            or made.cluster != (1, 1)
+            and small(program.dots)
+        ):
+            continue  # boxes: measured where rows are known to cut sectors, which sharing halves
+        if (
+            not legal(made, program, context)
+            and names.items() <= keywords(made).items()
+            and done(first) <= done(made)
+            and made not in found
+        ):
+            found.append(made)
     return found
 
 
@@ -166,26 +287,75 @@ def _ranked(plans: list[Plan], work: Work, target: Target) -> list[tuple[Cost, P
 
 def keywords(plan: Plan) -> dict:
     """The options of a launch that force a plan's choices."""
-    return {"num_warps": plan.warps, "num_stages": plan.stages, "raster": plan.raster, "serpentine": plan.serpentine, "retain": any(load.keep for load in plan.loads), "cluster": plan.cluster, "programs": plan.programs, "split_k": plan.split_k, "stream_k": plan.stream_k, "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1), "persistent": plan.persistent, "turned": plan.turned, "roles": plan.roles, "fuse": plan.fuse, "rotate": bool(plan.rotate),
-            "left_factor": next((source for source in ("shared", "restaged") if any(dot.a == source for dot in plan.dots)), "registers"), "swap_dots": any(dot.swap for dot in plan.dots), "split_warps": next(iter(shares)) if len(shares := {dot.warps for dot in plan.dots}) == 1 else None,
-            "epilogue": plan.epilogue, "store_columns": plan.columns if plan.roles != "one" else None, "slabs": plan.slabs if plan.epilogue == "tma" else None, "queue": plan.queue, "prefetch": plan.prefetch}
+    return {
+        "num_warps": plan.warps,
+        "num_stages": plan.stages,
+        "raster": plan.raster,
+        "serpentine": plan.serpentine,
+        "retain": any(load.keep for load in plan.loads),
+        "cluster": plan.cluster,
+        "programs": plan.programs,
+        "split_k": plan.split_k,
+        "stream_k": plan.stream_k,
+        "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1),
+        "persistent": plan.persistent,
+        "turned": plan.turned,
+        "roles": plan.roles,
+        "fuse": plan.fuse,
+        "rotate": bool(plan.rotate),
+        "left_factor": next(
+            (
+                source
+                for source in ("shared", "restaged")
+                if any(dot.a == source for dot in plan.dots)
+            ),
+            "registers",
+        ),
+        "swap_dots": any(dot.swap for dot in plan.dots),
+        "split_warps": (
+            next(iter(shares)) if len(shares := {dot.warps for dot in plan.dots}) == 1 else None
+        ),
+        "epilogue": plan.epilogue,
+        "store_columns": plan.columns if plan.roles != "one" else None,
+        "slabs": plan.slabs if plan.epilogue == "tma" else None,
+        "queue": plan.queue,
+        "prefetch": plan.prefetch,
+    }
 
 
 def forcing(plan: Plan) -> dict:
     """The fewest options that tell a plan from the other candidates."""
     said = keywords(plan)
-    names = (*SCHEDULES, *(["roles"] if plan.roles == "abreast" else []), *(["split_k"] if plan.split_k > 1 else []), *(["stream_k"] if plan.stream_k else [])) if plan.roles != "one" else (*ORDINARY, *(["rotate"] if plan.rotate else []), "roles") if plan.dots else (*STREAMING, "roles")
+    names = (
+        (
+            *SCHEDULES,
+            *(["roles"] if plan.roles == "abreast" else []),
+            *(["split_k"] if plan.split_k > 1 else []),
+            *(["stream_k"] if plan.stream_k else []),
+        )
+        if plan.roles != "one"
+        else (
+            (*ORDINARY, *(["rotate"] if plan.rotate else []), "roles")
+            if plan.dots
+            else (*STREAMING, "roles")
+        )
+    )
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
 
 
 def keyword_text(plan: Plan) -> str:
-    return f"{plan.roles}, cluster {'x'.join(map(str, plan.cluster))}, {plan.programs} program{'s'[:plan.programs > 1]} at once, {plan.stages} stages"
+    return (
+        f"{plan.roles}, cluster {'x'.join(map(str, plan.cluster))}, {plan.programs}"
+        f" program{'s'[: plan.programs > 1]} at once, {plan.stages} stages"
+    )
 
 
-# ---- what the program is -------------------------------------------------------------------------------------------------
+# ---- what the program is
+# -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Program:
     """What a plan depends on."""
+
     kernel: tile.Kernel
     dots: tuple[tile.Dot, ...]
     loads: tuple[Operation, ...]
@@ -193,18 +363,35 @@ class Program:
     @staticmethod
     def of(kernel: tile.Kernel) -> Program:
         ops = list(kernel.walk())
-        return Program(kernel, tuple(op for op in ops if isinstance(op, tile.Dot)), tuple(op for op in ops if isinstance(op, LOADS)))
+        return Program(
+            kernel,
+            tuple(op for op in ops if isinstance(op, tile.Dot)),
+            tuple(op for op in ops if isinstance(op, LOADS)),
+        )
 
     @property
     def maxima(self) -> bool:
         """Whether a loop carries a running maximum."""
-        return any(is_running_maximum(loop, a) for loop in self.kernel.walk() if isinstance(loop, scf.ForOp) for a in loop.body.block.args[1:])
+        return any(
+            is_running_maximum(loop, a)
+            for loop in self.kernel.walk()
+            if isinstance(loop, scf.ForOp)
+            for a in loop.body.block.args[1:]
+        )
 
     @property
     def largest(self) -> int:
         """Elements of the largest tile that is loaded, stored or reduced."""
-        moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock))]
-        moved += [op.args[0].type for op in self.kernel.walk() if isinstance(op, (tile.Reduce, tile.Scan))]
+        moved = [
+            tile_of(op)
+            for op in self.kernel.walk()
+            if isinstance(
+                op, (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
+            )
+        ]
+        moved += [
+            op.args[0].type for op in self.kernel.walk() if isinstance(op, (tile.Reduce, tile.Scan))
+        ]
         return max((t.size for t in moved if t is not None), default=1)
 
 
@@ -215,109 +402,293 @@ def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
     names = ("tf32", "tf32") if short and str(a) == str(b) == "f32" else (str(a), str(b))
     fit = [i for i in instructions_for(*names, str(acc), capability) if i.name.startswith("mma")]
     k = dot.a.type.extents[-1]
-    if not fit: return None, f"no tensor-core instruction of sm_{capability} multiplies {names[0]} by {names[1]} into {acc}"
-    if k % fit[0].k: return None, f"k = {k} is not a multiple of {fit[0].k}, the depth of {fit[0].name}"
+    if not fit:
+        return (
+            None,
+            (
+                f"no tensor-core instruction of sm_{capability} multiplies {names[0]} by {names[1]}"
+                f" into {acc}"
+            ),
+        )
+    if k % fit[0].k:
+        return None, f"k = {k} is not a multiple of {fit[0].k}, the depth of {fit[0].name}"
     return fit[0], ""
 
 
 def bound_to_rows(dot: tile.Dot) -> bool:
-    """Whether a dot's result is reduced along its columns, or is the left factor of another dot: a row should stay in one warp."""
+    """Whether a dot's result is reduced along its columns, or is the left factor of another dot: a
+    row should stay in one warp.
+    """
     seen, work = set(), [dot.result]
     while work:
         value = work.pop()
         for use in value.uses:
             op = use.operation
-            if isinstance(op, tile.Dot) and use.index == 0: return True
-            if isinstance(op, (tile.Reduce, tile.Scan)) and op.axis.value.data == value.type.rank - 1: return True
-            if isinstance(op, POINTWISE) and op not in seen: seen.add(op); work += [r for r in op.results if isinstance(r.type, TileType)]
+            if isinstance(op, tile.Dot) and use.index == 0:
+                return True
+            if (
+                isinstance(op, (tile.Reduce, tile.Scan))
+                and op.axis.value.data == value.type.rank - 1
+            ):
+                return True
+            if isinstance(op, POINTWISE) and op not in seen:
+                seen.add(op)
+                work += [r for r in op.results if isinstance(r.type, TileType)]
     return False
 
 
-# ---- choices -----------------------------------------------------------------------------------------------------------
+# ---- choices
+# --------------------------------------------------------------------------------------------------
 def _plan(program: Program, context: PassContext) -> Plan:
     """What the rules make of a program and the user's options."""
     num_warps, num_stages = context.options.num_warps, context.options.num_stages
     said: list[str] = []
-    say = lambda text: said.append(f"plan: {text}")
+
+    def say(text):
+        return said.append(f"plan: {text}")
+
     ranges = Ranges()
     loads = tuple(_load(op, ranges) for op in program.loads)
-    given = list(zip(program.loads, loads))
-    warps, spread, streams = (num_warps or _split_among(context.options) or _warps(program, loads, context, say), (1, 0), False) if program.dots else streaming.choose(program.kernel, given, program.largest, context, say)
+    given = list(zip(program.loads, loads, strict=False))
+    warps, spread, streams = (
+        (
+            num_warps or _split_among(context.options) or _warps(program, loads, context, say),
+            (1, 0),
+            False,
+        )
+        if program.dots
+        else streaming.choose(program.kernel, given, program.largest, context, say)
+    )
     persistent = not program.dots and streaming.persistent(program.kernel, streams, context, say)
-    reading = streaming.Reading(loads) if program.dots else streaming.ahead(program.kernel, given, warps, spread[0], persistent, streams, context, say)
+    reading = (
+        streaming.Reading(loads)
+        if program.dots
+        else streaming.ahead(
+            program.kernel, given, warps, spread[0], persistent, streams, context, say
+        )
+    )
     loads = reading.loads
-    if num_warps and program.dots: say(f"{warps} warps, as asked")
+    if num_warps and program.dots:
+        say(f"{warps} warps, as asked")
     rows = any(bound_to_rows(d) for d in program.dots)
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
-    turned = not program.dots and context.options.turned is not False and streaming.turns(program.kernel)
-    in_rows = turned and spread[0] == 1 and context.target.clusters and streaming.leave_in_rows(program.kernel, loads, warps, ranges, context, say)
-    if turned and context.target.clusters: loads = streaming.fetched(program.loads, loads, say)           # PTX of older targets has no word for it
+    turned = (
+        not program.dots and context.options.turned is not False and streaming.turns(program.kernel)
+    )
+    in_rows = (
+        turned
+        and spread[0] == 1
+        and context.target.clusters
+        and streaming.leave_in_rows(program.kernel, loads, warps, ranges, context, say)
+    )
+    if turned and context.target.clusters:
+        loads = streaming.fetched(
+            program.loads, loads, say
+        )  # PTX of older targets has no word for it
     stages = reading.stages or _stages(program, loads, num_stages, context, say)
-    if stages == 1: loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
+    if stages == 1:
+        loads = tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
     stage, others = _shared(program, loads)
-    spare = context.room() - reading.taken - stages * stage - others - in_rows * streaming.turned_bytes(program.kernel)
-    raster = 1 if not program.dots or not _unordered(program) else context.options.raster or (8 if _swept(program) else 1)
-    if raster > 1: say(f"programs run in columns of {raster} along axis 0: blocks in flight share rows and columns in the L2 cache")
-    if context.options.num_ctas > 1 and spread[0] == 1: say(f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile in one block")
+    spare = (
+        context.room()
+        - reading.taken
+        - stages * stage
+        - others
+        - in_rows * streaming.turned_bytes(program.kernel)
+    )
+    raster = (
+        1
+        if not program.dots or not _unordered(program)
+        else context.options.raster or (8 if _swept(program) else 1)
+    )
+    if raster > 1:
+        say(
+            f"programs run in columns of {raster} along axis 0: blocks in flight share rows and"
+            " columns in the L2 cache"
+        )
+    if context.options.num_ctas > 1 and spread[0] == 1:
+        say(
+            f"num_ctas = {context.options.num_ctas} is not used: one role computes the whole tile"
+            " in one block"
+        )
     asked = context.options.relax
-    ordinary = Plan(warps, stages, dots, loads, spread=spread, prefetch=reading.prefetch, raster=raster, persistent=persistent, blocks=reading.blocks, keep=reading.keep, queue=reading.queue, turned=turned, rows=in_rows, relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked, decisions=tuple(said), spare=spare)
-    if not program.dots: return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
+    ordinary = Plan(
+        warps,
+        stages,
+        dots,
+        loads,
+        spread=spread,
+        prefetch=reading.prefetch,
+        raster=raster,
+        persistent=persistent,
+        blocks=reading.blocks,
+        keep=reading.keep,
+        queue=reading.queue,
+        turned=turned,
+        rows=in_rows,
+        relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked,
+        decisions=tuple(said),
+        spare=spare,
+    )
+    if not program.dots:
+        return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
     if context.options.num_ctas == 1:
         special, reason = roles(program, context, ordinary)
-        if special: return replace(special, decisions=(*special.decisions, *_unused(special, context.options)))
+        if special:
+            return replace(
+                special, decisions=(*special.decisions, *_unused(special, context.options))
+            )
         say(f"one role with mma.sync: {reason}")
     if asked is None and ordinary.relax and each > KEPT and program.maxima:
-        say(f"running maxima stay exact: beside {each} registers of accumulators there is no room to keep scores until they are known to fit")
+        say(
+            f"running maxima stay exact: beside {each} registers of accumulators there is no room"
+            " to keep scores until they are known to fit"
+        )
         ordinary = replace(ordinary, relax=False)
     ordinary = replace(ordinary, rotate=_late(program, ordinary, each, context, say))
     return replace(ordinary, decisions=(*said, *_unused(ordinary, context.options)))
 
 
 def _late(program: Program, plan: Plan, each: int, context: PassContext, say) -> tuple[int, ...]:
-    """The dots that one role takes one iteration late, as asked, or as tuning tries: the threads of a warp issue everything in order, and whether the assembler puts vector work between mma.sync is its own affair.
-    Measured on an H200: attention with 8 warps takes 11 to 17 % less so, its backward pass of 64 columns 6 to 8 %, a chain of three dots 3 to 12 % more."""
+    """The dots that one role takes one iteration late, as asked, or as tuning tries: the threads of
+    a warp issue everything in order, and whether the assembler puts vector work between mma.sync is
+    its own affair. Measured on an H200: attention with 8 warps takes 11 to 17 % less so, its
+    backward pass of 64 columns 6 to 8 %, a chain of three dots 3 to 12 % more.
+    """
     found: list[int] = []
-    if not context.options.rotate: return ()
+    if not context.options.rotate:
+        return ()
     for loop in dict.fromkeys(filter(None, map(loop_of, program.dots))):
         numbers = [i for i, dot in enumerate(program.dots) if dot.parent_op() is loop]
-        if not isinstance(loop, scf.ForOp) or any(plan.dots[i].instruction == "fma" for i in numbers): continue
+        if not isinstance(loop, scf.ForOp) or any(
+            plan.dots[i].instruction == "fma" for i in numbers
+        ):
+            continue
         stages = best_stages(loop, Machine(context.target, plan.warps, False), context.overlaps)
-        if stages is None: continue
+        if stages is None:
+            continue
         say(f"stages: {stages.said()}")
-        if each + stages.schedules[0].carried <= HELD: found += [i for i in numbers if program.dots[i] in stages.late]
+        if each + stages.schedules[0].carried <= HELD:
+            found += [i for i in numbers if program.dots[i] in stages.late]
     return tuple(found)
 
 
 def _unused(plan: Plan, options) -> list[str]:
-    """What was asked for and cannot be had: a kernel with options for one machine still runs on another."""
-    why = {"cluster": "no copy of this plan is shared between so many blocks", "programs": "blocks of one role take one program" if plan.roles == "one" else "the plan says why its warpgroups share a program" if plan.programs == 1 else "it was not possible",
-           "roles": f"the plan is {plan.roles}", "serpentine": "programs are not dealt out, or do more than a sum of products", "retain": "no raster reads again what a tensor map copies", "split_k": "this plan takes k in one part", "stream_k": "this plan's programs are whole", "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for", "fuse": "the plan has no first dot that another program could run ahead", "rotate": "no dot of a loop gains by running one iteration late, or has the registers to", "persistent": "the plan says how programs are run" if plan.dots else "programs are run one a block", "turned": "there are dots" if plan.dots else "no tile is stored along another axis than it is read"} | _of_dots(plan)
-    said = [f"plan: {name} = {asked!r} is not used: {reason}" for name, reason in why.items() if (asked := getattr(options, name)) is not None and asked != keywords(plan)[name] and not any(line.startswith(f"plan: {name} = {asked!r} is not used") for line in plan.decisions)]
-    return said if options.maxnreg is None or plan.roles == "one" else [*said, f"plan: maxnreg = {options.maxnreg} is not used: roles divide the registers of a block"]
+    """What was asked for and cannot be had: a kernel with options for one machine still runs on
+    another.
+    """
+    why = {
+        "cluster": "no copy of this plan is shared between so many blocks",
+        "programs": (
+            "blocks of one role take one program"
+            if plan.roles == "one"
+            else (
+                "the plan says why its warpgroups share a program"
+                if plan.programs == 1
+                else "it was not possible"
+            )
+        ),
+        "roles": f"the plan is {plan.roles}",
+        "serpentine": "programs are not dealt out, or do more than a sum of products",
+        "retain": "no raster reads again what a tensor map copies",
+        "split_k": "this plan takes k in one part",
+        "stream_k": "this plan's programs are whole",
+        "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for",
+        "fuse": "the plan has no first dot that another program could run ahead",
+        "rotate": "no dot of a loop gains by running one iteration late, or has the registers to",
+        "persistent": (
+            "the plan says how programs are run" if plan.dots else "programs are run one a block"
+        ),
+        "turned": (
+            "there are dots"
+            if plan.dots
+            else "no tile is stored along another axis than it is read"
+        ),
+    } | _of_dots(plan)
+    said = [
+        f"plan: {name} = {asked!r} is not used: {reason}"
+        for name, reason in why.items()
+        if (asked := getattr(options, name)) is not None
+        and asked != keywords(plan)[name]
+        and not any(
+            line.startswith(f"plan: {name} = {asked!r} is not used") for line in plan.decisions
+        )
+    ]
+    return (
+        said
+        if options.maxnreg is None or plan.roles == "one"
+        else [
+            *said,
+            f"plan: maxnreg = {options.maxnreg} is not used: roles divide the registers of a block",
+        ]
+    )
 
 
 def _of_dots(plan: Plan) -> dict[str, str]:
     """Why dots are not computed, nor their results stored, as asked."""
     if not plan.dots:
-        none = dict.fromkeys(("left_factor", "swap_dots", "split_warps", "epilogue", "store_columns", "slabs"), "there are no dots")
-        return none | {"queue": "no ring runs ahead of programs that anybody may take", "prefetch": "no loop reads what its registers hold beside the rest"}
-    loaded, prefetch = any(dot.a != "registers" for dot in plan.dots), {"prefetch": "copies of loops with dots run ahead by num_stages"}
+        none = dict.fromkeys(
+            ("left_factor", "swap_dots", "split_warps", "epilogue", "store_columns", "slabs"),
+            "there are no dots",
+        )
+        return none | {
+            "queue": "no ring runs ahead of programs that anybody may take",
+            "prefetch": "no loop reads what its registers hold beside the rest",
+        }
+    loaded, prefetch = (
+        any(dot.a != "registers" for dot in plan.dots),
+        {"prefetch": "copies of loops with dots run ahead by num_stages"},
+    )
     if plan.roles == "one":
-        return prefetch | {"left_factor": "accumulators need them" if loaded else "no loop reads again what it does not change, as it lies", "swap_dots": "mma.sync takes either factor as it is",
-                           "split_warps": "not every warp of a dot has 16 rows and 8 columns, or there are others", "epilogue": "one role stores its results from registers", "store_columns": "one role stores whole tiles",
-                           "slabs": "results are stored from registers", "queue": "blocks of one role take one program"}
-    return prefetch | {"left_factor": "it is laid anew" if loaded else "it is computed", "swap_dots": "wgmma has no other form of this dot", "split_warps": "warpgroups share a dot's rows",
-                       "epilogue": "no result is a matrix of 16-bit floats that lies as its sum does and tensor maps store", "store_columns": "results leave whole", "slabs": "results are stored from registers", "queue": "programs are dealt out"}
+        return prefetch | {
+            "left_factor": (
+                "accumulators need them"
+                if loaded
+                else "no loop reads again what it does not change, as it lies"
+            ),
+            "swap_dots": "mma.sync takes either factor as it is",
+            "split_warps": "not every warp of a dot has 16 rows and 8 columns, or there are others",
+            "epilogue": "one role stores its results from registers",
+            "store_columns": "one role stores whole tiles",
+            "slabs": "results are stored from registers",
+            "queue": "blocks of one role take one program",
+        }
+    return prefetch | {
+        "left_factor": "it is laid anew" if loaded else "it is computed",
+        "swap_dots": "wgmma has no other form of this dot",
+        "split_warps": "warpgroups share a dot's rows",
+        "epilogue": (
+            "no result is a matrix of 16-bit floats that lies as its sum does and tensor maps store"
+        ),
+        "store_columns": "results leave whole",
+        "slabs": "results are stored from registers",
+        "queue": "programs are dealt out",
+    }
 
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
-    narrow = dict.fromkeys((4, 8), 3 * ACCUMULATORS // 8) if _ragged(program, context) else {4: ACCUMULATORS // 2} if _widened(program, context) else {}
+    narrow = (
+        dict.fromkeys((4, 8), 3 * ACCUMULATORS // 8)
+        if _ragged(program, context)
+        else {4: ACCUMULATORS // 2}
+        if _widened(program, context)
+        else {}
+    )
     for warps in (4, 8, 16):
         each = _accumulators(program, warps)
-        staged = sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None) // (4 * 32 * warps)
-        if each <= narrow.get(warps, ACCUMULATORS) and (each + staged <= STAGED or warps == 8): break         # 16 warps have 128 registers a thread
-    say(f"{warps} warps: {each} registers of accumulators a thread" + (f", {staged} of loads that pass through registers" if staged else "") + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else ""))
+        staged = sum(
+            bytes_of(op)
+            for op, load in zip(program.loads, loads, strict=False)
+            if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None
+        ) // (4 * 32 * warps)
+        if each <= narrow.get(warps, ACCUMULATORS) and (each + staged <= STAGED or warps == 8):
+            break  # 16 warps have 128 registers a thread
+    say(
+        f"{warps} warps: {each} registers of accumulators a thread"
+        + (f", {staged} of loads that pass through registers" if staged else "")
+        + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else "")
+    )
     return warps
 
 
@@ -328,161 +699,333 @@ def _split_among(options) -> int:
 
 def _added(program: Program, context: PassContext) -> Program:
     """Of its dots, those that multiply-adds compute."""
-    return replace(program, dots=tuple(d for d in program.dots if instruction_of(d, context.target.capability)[0] is None))
+    return replace(
+        program,
+        dots=tuple(
+            d for d in program.dots if instruction_of(d, context.target.capability)[0] is None
+        ),
+    )
 
 
 def _ragged(program: Program, context: PassContext) -> bool:
-    """Whether multiply-adds compute a dot of extents that are no powers of two: its layout has more elements than the tile."""
-    return any(n & (n - 1) for dot in _added(program, context).dots for n in dot.acc.type.extents[-2:])
+    """Whether multiply-adds compute a dot of extents that are no powers of two: its layout has more
+    elements than the tile.
+    """
+    return any(
+        n & (n - 1) for dot in _added(program, context).dots for n in dot.acc.type.extents[-2:]
+    )
 
 
 def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     """Dots of one role whose results leave no registers to compute with, the largest first."""
     program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
-    most = min(MOST_REGISTERS, context.target.registers // (32 * warps), context.options.maxnreg or MOST_REGISTERS)
-    ragged = _ragged(program, context) or any(n % 16 for d in program.dots for n in d.acc.type.extents[-2:])
-    limit = min(ACCUMULATORS, most // 2 if _added(program, context).dots else most - BESIDE) // (2 if ragged else 1)
-    together = lambda dot: replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
-    if not (full := [d for d in program.dots if _accumulators(together(d), warps) > limit]) or _plan(program, context).roles != "one": return []
+    most = min(
+        MOST_REGISTERS,
+        context.target.registers // (32 * warps),
+        context.options.maxnreg or MOST_REGISTERS,
+    )
+    ragged = _ragged(program, context) or any(
+        n % 16 for d in program.dots for n in d.acc.type.extents[-2:]
+    )
+    limit = min(ACCUMULATORS, most // 2 if _added(program, context).dots else most - BESIDE) // (
+        2 if ragged else 1
+    )
+
+    def together(dot):
+        return replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
+
+    if (
+        not (full := [d for d in program.dots if _accumulators(together(d), warps) > limit])
+        or _plan(program, context).roles != "one"
+    ):
+        return []
     return sorted(full, key=lambda d: -d.result.type.bytes)
 
 
 def overfull(module: ModuleOp, context: PassContext) -> str:
-    """What threads of a program without dots would have to hold, where registers do not; else nothing. Programs that stream through shared memory have been measured."""
-    if (program := Program.of(kernel_of(module))).dots: return ""
+    """What threads of a program without dots would have to hold, where registers do not; else
+    nothing. Programs that stream through shared memory have been measured.
+    """
+    if (program := Program.of(kernel_of(module))).dots:
+        return ""
     made = _plan(program, context)
-    if fits(program.kernel, made.warps, made.spread[0], context) or any(load.path == "own" for load in made.loads): return ""
-    return f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.spread[0]))} registers of tiles a thread, are not for {context.target.name}"
+    if fits(program.kernel, made.warps, made.spread[0], context) or any(
+        load.path == "own" for load in made.loads
+    ):
+        return ""
+    return (
+        f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.spread[0]))}"
+        f" registers of tiles a thread, are not for {context.target.name}"
+    )
 
 
 def _widened(program: Program, context: PassContext) -> bool:
     """Whether factors are float8 made float16 by arithmetic, which takes registers (widen-float8)."""
-    return not context.target.fp8 and any(isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2) for dot in program.dots for v in (dot.a, dot.b))
+    return not context.target.fp8 and any(
+        isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2)
+        for dot in program.dots
+        for v in (dot.a, dot.b)
+    )
 
 
 def _accumulators(program: Program, warps: int) -> int:
-    """Registers of a thread that hold the results of the dots that are alive together (those of one loop), and what a loop adds partial ones to."""
+    """Registers of a thread that hold the results of the dots that are alive together (those of one
+    loop), and what a loop adds partial ones to.
+    """
     sums: dict[Operation | None, int] = {}
-    each = lambda t: -(-t.bytes // (4 * 32 * warps))
+
+    def each(t):
+        return -(-t.bytes // (4 * 32 * warps))
+
     for d in program.dots:
-        if (loop := loop_of(d)) not in sums: sums[loop] = 0
-        sums[loop] += each(d.acc.type) + (max((each(v.type) for v in loop.iter_args if v.type == d.acc.type), default=0) if partial(d) else 0)
+        if (loop := loop_of(d)) not in sums:
+            sums[loop] = 0
+        sums[loop] += each(d.acc.type) + (
+            max((each(v.type) for v in loop.iter_args if v.type == d.acc.type), default=0)
+            if partial(d)
+            else 0
+        )
     return max(sums.values(), default=0)
 
 
-def _dot(number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, context: PassContext, say) -> DotPlan:
+def _dot(
+    number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, context: PassContext, say
+) -> DotPlan:
     *_, m, n = dot.acc.type.extents
     k = dot.a.type.extents[-1]
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
-    asked, least = context.options.split_warps or (0, 0), (4, 8) if instruction is None else (instruction.m, 8)
-    forced = asked if prod(asked) == warps and all(parts == 1 or extent >= each * parts for extent, each, parts in zip((m, n), least, asked)) else None
+    asked, least = (
+        context.options.split_warps or (0, 0),
+        ((4, 8) if instruction is None else (instruction.m, 8)),
+    )
+    forced = (
+        asked
+        if prod(asked) == warps
+        and all(
+            parts == 1 or extent >= each * parts
+            for extent, each, parts in zip((m, n), least, asked, strict=False)
+        )
+        else None
+    )
     if instruction is None:
         split = forced or ((warps, 1) if rows and m >= 4 * warps else _split(warps, m, n, 1, 1))
         width = bits(element_of(dot.acc.type))
         held = -(-m * n // (32 * warps))
-        side = max(1, int(held ** 0.5))
-        chunk = max(1, min(8, 1 << (max(1, 64 * 32 // width // (side + max(1, held // side))).bit_length() - 1), k))
-        if (m & (m - 1) or n & (n - 1)) and held >= 16: chunk = max(1, chunk // 2)                             # layouts of ragged extents have more elements than the tile
+        side = max(1, int(held**0.5))
+        chunk = max(
+            1,
+            min(
+                8,
+                1 << (max(1, 64 * 32 // width // (side + max(1, held // side))).bit_length() - 1),
+                k,
+            ),
+        )
+        if (m & (m - 1) or n & (n - 1)) and held >= 16:
+            chunk = max(1, chunk // 2)  # layouts of ragged extents have more elements than the tile
         say(f"{what}: multiply-adds, {chunk} k at a time, warps {split[0]} x {split[1]}: {reason}")
         return DotPlan("fma", split, chunk=chunk)
-    split = forced or ((warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8))
-    why = "as asked" if forced else "a row stays in one warp" if rows and split[1] == 1 else "least shared memory read"
-    sources = [_source(v, dot, split[i], accumulators, None if i else context.options.left_factor) for i, v in enumerate((dot.a, dot.b))]
-    again = "".join(f"; {factor} is read again in every iteration, its registers are needed" for factor, x in zip("ab", sources) if x == "shared")
+    split = forced or (
+        (warps, 1) if rows and m >= 16 * warps else _split(warps, m, n, instruction.m, 8)
+    )
+    why = (
+        "as asked"
+        if forced
+        else "a row stays in one warp"
+        if rows and split[1] == 1
+        else "least shared memory read"
+    )
+    sources = [
+        _source(v, dot, split[i], accumulators, None if i else context.options.left_factor)
+        for i, v in enumerate((dot.a, dot.b))
+    ]
+    again = "".join(
+        f"; {factor} is read again in every iteration, its registers are needed"
+        for factor, x in zip("ab", sources, strict=False)
+        if x == "shared"
+    )
     say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
     return DotPlan("mma", split, *sources)
 
 
-def _source(factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int, asked: str | None) -> str:
-    """Whether a factor that a loop does not change is held in registers, or read from shared memory in every iteration."""
+def _source(
+    factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int, asked: str | None
+) -> str:
+    """Whether a factor that a loop does not change is held in registers, or read from shared memory
+    in every iteration.
+    """
     loop, value = loop_of(dot), factor
-    while isinstance(value.owner, VIEWS): value = value.owner.arg
-    if loop is None or not isinstance(value.owner, tile.Load) or loop_of(value.owner) is loop or not value.has_one_use(): return "registers"
-    if not _copied(value.owner, _load(value.owner, Ranges())): return "registers"
+    while isinstance(value.owner, VIEWS):
+        value = value.owner.arg
+    if (
+        loop is None
+        or not isinstance(value.owner, tile.Load)
+        or loop_of(value.owner) is loop
+        or not value.has_one_use()
+    ):
+        return "registers"
+    if not _copied(value.owner, _load(value.owner, Ranges())):
+        return "registers"
     held = value.type.bytes // (4 * 32 * parts)
     return "shared" if accumulators + held > HELD or asked == "shared" else "registers"
 
 
 def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:
-    """Warps along m and n: the smallest sum of a warp's rows and columns, idle warps counted as work."""
+    """Warps along m and n: the smallest sum of a warp's rows and columns, idle warps counted as
+    work.
+    """
     options = [(wm, warps // wm) for wm in range(1, warps + 1) if warps % wm == 0]
-    padded = lambda size, parts, least: -(-size // (parts * least)) * least
-    waste = lambda wm, wn: padded(m, wm, least_m) * wm * padded(n, wn, least_n) * wn
-    return min(options, key=lambda o: (waste(*o), padded(m, o[0], least_m) + padded(n, o[1], least_n), -o[0]))
+
+    def padded(size, parts, least):
+        return -(-size // (parts * least)) * least
+
+    def waste(wm, wn):
+        return padded(m, wm, least_m) * wm * padded(n, wn, least_n) * wn
+
+    return min(
+        options,
+        key=lambda o: (waste(*o), padded(m, o[0], least_m) + padded(n, o[1], least_n), -o[0]),
+    )
 
 
 def _load(op: Operation, ranges: Ranges) -> LoadPlan:
-    if tile_of(op) is None: return LoadPlan()
+    if tile_of(op) is None:
+        return LoadPlan()
     access = Access.of(op, ranges)
     vector = access.vector * access.bits // 8
     fed = dots_fed(op)
-    if not fed or not _only_dots(op.results[0]): return LoadPlan("registers", vector)
+    if not fed or not _only_dots(op.results[0]):
+        return LoadPlan("registers", vector)
     plan = LoadPlan("shared", vector)
-    return replace(plan, path="async") if _copied(op, plan) and isinstance(loop_of(op), scf.ForOp) else plan
+    return (
+        replace(plan, path="async")
+        if _copied(op, plan) and isinstance(loop_of(op), scf.ForOp)
+        else plan
+    )
 
 
 def _copied(op: Operation, load: LoadPlan) -> bool:
-    """Whether a load for shared memory need not pass through registers: cp.async copies 4, 8 or 16 bytes, or zeros."""
-    if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load): return False
+    """Whether a load for shared memory need not pass through registers: cp.async copies 4, 8 or 16
+    bytes, or zeros.
+    """
+    if load.path == "registers" or load.vector < 4 or not isinstance(op, tile.Load):
+        return False
     return op.other is None and (not op.offsets or not isinstance(op.offsets[-1].type, TileType))
 
 
 def _only_dots(value: SSAValue) -> bool:
     """Whether everything a value is used for ends as a factor of a dot."""
-    return all(isinstance(u.operation, tile.Dot) and u.index < 2 or isinstance(u.operation, VIEWS) and _only_dots(u.operation.results[0])
-               or isinstance(u.operation, POINTWISE) and value.has_one_use() and _only_dots(u.operation.results[0]) for u in value.uses)
+    return all(
+        isinstance(u.operation, tile.Dot)
+        and u.index < 2
+        or isinstance(u.operation, VIEWS)
+        and _only_dots(u.operation.results[0])
+        or isinstance(u.operation, POINTWISE)
+        and value.has_one_use()
+        and _only_dots(u.operation.results[0])
+        for u in value.uses
+    )
 
 
 def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
     stages: dict[Operation, int] = {}
-    for op, load in zip(program.loads, loads):
-        if load.path == "async": stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
-    return max(stages.values(), default=0), sum(bytes_of(op) for op, load in zip(program.loads, loads) if load.path == "shared") + sum(map(scratch, program.kernel.walk()))
+    for op, load in zip(program.loads, loads, strict=False):
+        if load.path == "async":
+            stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
+    return max(stages.values(), default=0), sum(
+        bytes_of(op)
+        for op, load in zip(program.loads, loads, strict=False)
+        if load.path == "shared"
+    ) + sum(map(scratch, program.kernel.walk()))
 
 
-def _stages(program: Program, loads: tuple[LoadPlan, ...], asked: int | None, context: PassContext, say) -> int:
+def _stages(
+    program: Program, loads: tuple[LoadPlan, ...], asked: int | None, context: PassContext, say
+) -> int:
     stage, others = _shared(program, loads)
     if not stage:
-        if asked and asked > 1: say("num_stages is not used: no loop has a load that can run ahead")
+        if asked and asked > 1:
+            say("num_stages is not used: no loop has a load that can run ahead")
         return 1
-    if asked: return asked
+    if asked:
+        return asked
     room = context.room() - others - RESERVED
     half = min(room, context.target.shared_bytes // 2 - others - RESERVED)
-    chosen = next((s for s in (4, 3) if s * stage <= half), None) or next((s for s in (4, 3, 2) if s * stage <= room), 1)
-    if _widened(program, context): chosen = min(chosen, 2)
-    say(f"{chosen} stages of {stage} bytes" + (", so that two blocks fit a multiprocessor" if chosen * stage <= half and "one" not in context.lack else ""))
+    chosen = next((s for s in (4, 3) if s * stage <= half), None) or next(
+        (s for s in (4, 3, 2) if s * stage <= room), 1
+    )
+    if _widened(program, context):
+        chosen = min(chosen, 2)
+    say(
+        f"{chosen} stages of {stage} bytes"
+        + (
+            ", so that two blocks fit a multiprocessor"
+            if chosen * stage <= half and "one" not in context.lack
+            else ""
+        )
+    )
     return chosen
 
 
 def _unordered(program: Program) -> bool:
     """Whether nobody can observe the order of programs."""
-    return not any(tile.watches(op) or isinstance(op, tile.StorePointers) and op.semantics is not None for op in program.kernel.walk())
+    return not any(
+        tile.watches(op) or isinstance(op, tile.StorePointers) and op.semantics is not None
+        for op in program.kernel.walk()
+    )
 
 
 def _swept(program: Program) -> bool:
-    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another for all of axis 1."""
-    axes = [program_axes(op.operands) for op in program.loads if loop_of(op) is not None and dots_fed(op)]
+    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another
+    for all of axis 1.
+    """
+    axes = [
+        program_axes(op.operands)
+        for op in program.loads
+        if loop_of(op) is not None and dots_fed(op)
+    ]
     return {0} in axes and {1} in axes
 
 
-# ---- limits ----------------------------------------------------------------------------------------------------------------
+# ---- limits
+# --------------------------------------------------------------------------------------------------
 def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
     """What a plan breaks, as sentences with a way out; nothing if it is legal."""
     found = []
-    if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1) and plan.roles == "one": found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
-    if plan.stages < 1: found.append(f"num_stages = {plan.stages} is not a positive number")
-    if plan.roles != "one":                                # planning/hopper.py checks its own
+    if plan.warps < 1 or plan.warps > 32 or plan.warps & (plan.warps - 1) and plan.roles == "one":
+        found.append(f"num_warps = {plan.warps} is not 1, 2, 4, 8, 16 or 32")
+    if plan.stages < 1:
+        found.append(f"num_stages = {plan.stages} is not a positive number")
+    if plan.roles != "one":  # planning/hopper.py checks its own
         asked = context.options.num_stages
-        if asked and plan.stages < asked: found.append(f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared memory; at most {plan.stages} stages do")
+        if asked and plan.stages < asked:
+            found.append(
+                f"num_stages = {asked} does not fit {context.target.shared_bytes} bytes of shared"
+                f" memory; at most {plan.stages} stages do"
+            )
         return found
     stage, others = _shared(program, plan.loads)
-    if others > context.target.shared_bytes: found.append(f"{others} bytes for loads, histograms and results of atomics do not fit {context.target.shared_bytes} bytes of shared memory; use smaller tiles or fewer bins")
+    if others > context.target.shared_bytes:
+        found.append(
+            f"{others} bytes for loads, histograms and results of atomics do not fit"
+            f" {context.target.shared_bytes} bytes of shared memory; use smaller tiles or fewer"
+            " bins"
+        )
     elif plan.stages * stage + others > context.target.shared_bytes:
-        found.append(f"{plan.stages} stages of {stage} bytes and {others} more do not fit {context.target.shared_bytes} bytes of shared memory; "
-                     f"at most {max(0, (context.target.shared_bytes - others) // max(stage, 1))} stages do")
-    most = min(MOST_REGISTERS, context.target.registers // (32 * max(plan.warps, 1)), context.options.maxnreg or MOST_REGISTERS)
+        found.append(
+            f"{plan.stages} stages of {stage} bytes and {others} more do not fit"
+            f" {context.target.shared_bytes} bytes of shared memory; at most"
+            f" {max(0, (context.target.shared_bytes - others) // max(stage, 1))} stages do"
+        )
+    most = min(
+        MOST_REGISTERS,
+        context.target.registers // (32 * max(plan.warps, 1)),
+        context.options.maxnreg or MOST_REGISTERS,
+    )
     if not found and (each := _accumulators(program, plan.warps)) > most:
-        found.append(f"its accumulators take {each} registers of each thread, and there are {most}; use smaller tiles or more warps")
+        found.append(
+            f"its accumulators take {each} registers of each thread, and there are {most}; use"
+            " smaller tiles or more warps"
+        )
     return found

@@ -1,7 +1,9 @@
-"""rotate-loops: dots that wait for vector work move into the next iteration, beside dots that do not: tensor cores and vector work overlap.
+"""rotate-loops: dots that wait for vector work move into the next iteration, beside dots that do
+not: tensor cores and vector work overlap.
 
-Where a dot's factor is computed from another dot of the same iteration, the two wait for each other with vector work between. Taken one
-iteration late, the second dot has all it needs when an iteration begins, and both run while … the vector work of neither waits:
+Where a dot's factor is computed from another dot of the same iteration, the two wait for each other
+with vector work between. Taken one iteration late, the second dot has all it needs when an
+iteration begins, and both run while … the vector work of neither waits:
 
     for n:  s = q·k[n]                            if there is an iteration:
             p, r = softmax(s, …)                    s = q·k[0];  p, r = softmax(s, …);  t = o·r
@@ -11,16 +13,20 @@ iteration late, the second dot has all it needs when an iteration begins, and bo
                                                       p, r = softmax(s, …);  t = o·r
                                                     o = t + p·v[last]
 
-Which dots are late the plan says, by a search for the fewest clocks of an iteration (planning/stages.py); vector work that needs a late dot is late with it:
+Which dots are late the plan says, by a search for the fewest clocks of an iteration
+(planning/stages.py); vector work that needs a late dot is late with it:
 
     for n:  s = q·k[n];  p = f(s)                     for n from 1:
             t = p·v[n];  g = h(t)                       s = q·k[n];  t = p·v[n − 1]
             u = u + g·w[n]                   ->         g = h(t);  u = u + g·w[n − 1];  p = f(s)
 
-The first iteration does what is not late, behind the loop stands what is late of the last one. What a late operation needs of its own iteration is carried (p), but for what follows from the counter: addresses and
-blocks (v) are made for the earlier counter. With one role that is the counter less a step, so that copies can run ahead of it; a producer needs no such help. Everything is data flow; the values are those of the loop
-as it was, bit for bit.
+The first iteration does what is not late, behind the loop stands what is late of the last one. What
+a late operation needs of its own iteration is carried (p), but for what follows from the counter:
+addresses and blocks (v) are made for the earlier counter. With one role that is the counter less a
+step, so that copies can run ahead of it; a producer needs no such help. Everything is data flow;
+the values are those of the loop as it was, bit for bit.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -38,42 +44,91 @@ from tkc.passes.programs.abreast import BEGUN
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
-    if context.plan is None or not context.plan.rotate: return
+    if context.plan is None or not context.plan.rotate:
+        return
     machine = Machine(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
-            dots = [op for op in loop.body.block.ops if isinstance(op, tile.Dot) and number_of(op) in context.plan.rotate]
-            if not dots: continue
+            dots = [
+                op
+                for op in loop.body.block.ops
+                if isinstance(op, tile.Dot) and number_of(op) in context.plan.rotate
+            ]
+            if not dots:
+                continue
             anatomy = Anatomy(loop, context.overlaps)
             late = anatomy.late(dots)
             order, _ = ordered(anatomy.body(machine), late, [EFFORT])
-            Rotation(anatomy, late, order, context.plan.fuse and context.plan.members == 1, context.plan.roles == "one").run()
-            context.decisions += [f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's" for dot in dots]
+            Rotation(
+                anatomy,
+                late,
+                order,
+                context.plan.fuse and context.plan.members == 1,
+                context.plan.roles == "one",
+            ).run()
+            context.decisions += [
+                f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"
+                for dot in dots
+            ]
 
 
 class Rotation:
-    """Of a loop whose groups of these numbers are late, and stand in this order. ahead: the program's first dot is issued whether or not there is an iteration; counted: late addresses follow from the loop's counter."""
+    """Of a loop whose groups of these numbers are late, and stand in this order. ahead: the
+    program's first dot is issued whether or not there is an iteration; counted: late addresses
+    follow from the loop's counter.
+    """
 
-    def __init__(self, anatomy: Anatomy, late: frozenset[int], order: tuple[int, ...], ahead: bool = False, counted: bool = False):
-        self.of, self.loop, self.body, self.ahead, self.counted = anatomy, anatomy.loop, anatomy.block, ahead, counted
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        late: frozenset[int],
+        order: tuple[int, ...],
+        ahead: bool = False,
+        counted: bool = False,
+    ):
+        self.of, self.loop, self.body, self.ahead, self.counted = (
+            anatomy,
+            anatomy.loop,
+            anatomy.block,
+            ahead,
+            counted,
+        )
         self.late = [op for op in anatomy.ops if anatomy.group_of.get(op) in late]
-        self.early = [op for op in anatomy.ops if op in anatomy.group_of and anatomy.group_of[op] not in late]
+        self.early = [
+            op for op in anatomy.ops if op in anatomy.group_of and anatomy.group_of[op] not in late
+        ]
         self.steps, self.lately = self._steps(late, order), set(self.late)
-        self.returned = [v.owner in self.lately for v in anatomy.yielded]                   # late, by the carried values they become
-        self.crossing = list(dict.fromkeys(v for op in self.late for v in anatomy.reads(op) if self._crosses(v)))
+        self.returned = [
+            v.owner in self.lately for v in anatomy.yielded
+        ]  # late, by the carried values they become
+        self.crossing = list(
+            dict.fromkeys(v for op in self.late for v in anatomy.reads(op) if self._crosses(v))
+        )
 
-    def _steps(self, late: frozenset[int], order: tuple[int, ...]) -> list[tuple[bool, list[Operation]]]:
-        """The operations of a rotated iteration: each dot, and vector work of one stage that nothing comes between, in the order in which it stood."""
+    def _steps(
+        self, late: frozenset[int], order: tuple[int, ...]
+    ) -> list[tuple[bool, list[Operation]]]:
+        """The operations of a rotated iteration: each dot, and vector work of one stage that
+        nothing comes between, in the order in which it stood.
+        """
         steps: list[tuple[bool, list[Operation]]] = []
         for i in order:
             ops, dot = self.of.groups[i], isinstance(self.of.groups[i][0], tile.Dot)
-            if steps and not dot and steps[-1][0] == (i in late) and not isinstance(steps[-1][1][0], tile.Dot): steps[-1][1].extend(ops)
-            else: steps.append((i in late, list(ops)))
+            if (
+                steps
+                and not dot
+                and steps[-1][0] == (i in late)
+                and not isinstance(steps[-1][1][0], tile.Dot)
+            ):
+                steps[-1][1].extend(ops)
+            else:
+                steps.append((i in late, list(ops)))
         return steps
 
     def _crosses(self, value: SSAValue) -> bool:
         """Whether what a late operation reads is an early one's, or carried."""
-        if isinstance(value.owner, Block): return value is not self.body.args[0]
+        if isinstance(value.owner, Block):
+            return value is not self.body.args[0]
         return value.owner not in self.of.anew and value.owner not in self.lately
 
     def run(self) -> None:
@@ -83,37 +138,63 @@ class Rotation:
         branch = scf.IfOp(some, [v.type for v in loop.iter_args], Region(yes), Region(no))
         anchor = stamp(scf.YieldOp(), loop)
         yes.add_op(anchor)
-        # the first iteration, all that is not late; its first dot harms nobody where there is no iteration, and may run ahead with the program before
-        first = Copy(self, loop.lb, dict(zip(self.body.args[1:], loop.iter_args)))
-        if self.ahead: first.write(next(ops for late, ops in self.steps if not late), loop)
+        # the first iteration, all that is not late; its first dot harms nobody where there is no
+        # iteration, and may run ahead with the program before
+        first = Copy(self, loop.lb, dict(zip(self.body.args[1:], loop.iter_args, strict=False)))
+        if self.ahead:
+            first.write(next(ops for late, ops in self.steps if not late), loop)
         first.write(self.early, anchor)
         # the rest
         kept = [i for i, late in enumerate(self.returned) if not late]
         ends = self._ends(first, kept, anchor)
         inner = Block(arg_types=[loop.lb.type, *(v.type for v in ends), loop.lb.type])
-        for new, old in zip(inner.args, [self.body.args[0], *(self.body.args[1 + i] for i in kept)]): new.name_hint = old.name_hint
+        for new, old in zip(
+            inner.args, [self.body.args[0], *(self.body.args[1 + i] for i in kept)], strict=False
+        ):
+            new.name_hint = old.name_hint
         start = before(anchor, CLASSES["add"](loop.lb, loop.step)).result
-        rotated = before(anchor, scf.ForOp(start, loop.ub, loop.step, [*ends, loop.lb], Region(inner)))
+        rotated = before(
+            anchor, scf.ForOp(start, loop.ub, loop.step, [*ends, loop.lb], Region(inner))
+        )
         rotated.attributes[BEGUN] = UnitAttr()
         end = stamp(scf.YieldOp(), loop)
         inner.add_op(end)
         counter, *carried, earlier = inner.args
-        if self.counted: earlier = before(end, CLASSES["sub"](counter, loop.step)).result
-        now, ago = Copy(self, counter, {self.body.args[1 + i]: v for i, v in zip(kept, carried)}), self._ago(earlier, carried[len(kept):])
+        if self.counted:
+            earlier = before(end, CLASSES["sub"](counter, loop.step)).result
+        now, ago = (
+            Copy(
+                self,
+                counter,
+                {self.body.args[1 + i]: v for i, v in zip(kept, carried, strict=False)},
+            ),
+            self._ago(earlier, carried[len(kept) :]),
+        )
         for late, ops in self.steps:
             (ago if late else now).write(ops, end)
-            if late: now.mapping |= {a: ago.mapping[v] for a, v, returned in zip(self.body.args[1:], self.of.yielded, self.returned) if returned and v.owner in ago.done}
+            if late:
+                now.mapping |= {
+                    a: ago.mapping[v]
+                    for a, v, returned in zip(
+                        self.body.args[1:], self.of.yielded, self.returned, strict=False
+                    )
+                    if returned and v.owner in ago.done
+                }
         end.operands = [*self._ends(now, kept, end), counter]
         # what is late of the last iteration
         *carried, last = rotated.results
-        ago = self._ago(last, carried[len(kept):])
+        ago = self._ago(last, carried[len(kept) :])
         ago.write(self.late, anchor)
-        values = dict(zip(kept, carried))
-        anchor.operands = [ago.mapping[v] if late else values[i] for i, (v, late) in enumerate(zip(self.of.yielded, self.returned))]
+        values = dict(zip(kept, carried, strict=False))
+        anchor.operands = [
+            ago.mapping[v] if late else values[i]
+            for i, (v, late) in enumerate(zip(self.of.yielded, self.returned, strict=False))
+        ]
         before(loop, branch)
         replace(loop, list(branch.results))
 
-    def _ago(self, counter: SSAValue, crossed: list[SSAValue]) -> Copy: return Copy(self, counter, dict(zip(self.crossing, crossed)))
+    def _ago(self, counter: SSAValue, crossed: list[SSAValue]) -> Copy:
+        return Copy(self, counter, dict(zip(self.crossing, crossed, strict=False)))
 
     def _ends(self, copy: Copy, kept: list[int], anchor: Operation) -> list[SSAValue]:
         """What an iteration hands on: what is carried, and what late operations will read."""
@@ -134,7 +215,8 @@ class Copy:
         wanted, work = set(), list(ops)
         while work:
             op = work.pop()
-            if op in wanted or op in self.done: continue
+            if op in wanted or op in self.done:
+                continue
             wanted.add(op)
             work += [v.owner for v in self.of.reads(op) if v.owner in self.of.anew]
         clone_slice(sorted(wanted, key=self.of.place.get), self.mapping, anchor)

@@ -1,12 +1,14 @@
 """schedule-programs: the order in which programs run.
 
-The kernel's own ids are those of the logical grid. They become those of the program whose turn it is: which program has which number, programs/order.py says. By a raster of 2, in a grid of 4 x 3:
+The kernel's own ids are those of the logical grid. They become those of the program whose turn it
+is: which program has which number, programs/order.py says. By a raster of 2, in a grid of 4 x 3:
 
     %m = tile.program_id 0           %m = (id / (2·3))·2 + id mod (2·3) mod 2      (the last group may be narrower)
     %n = tile.program_id 1    ->     %n = id mod (2·3) / 2                         with id = program_id 0 + program_id 1 · num_programs 0
 
-A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next program overlap the end of this one;
-a cluster's blocks take neighbours of axis 0, or of both axes, and where the grid ends between them, a ghost computes and stores nothing (programs/teams.py):
+A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next
+program overlap the end of this one; a cluster's blocks take neighbours of axis 0, or of both axes,
+and where the grid ends between them, a ghost computes and stores nothing (programs/teams.py):
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -14,9 +16,12 @@ a cluster's blocks take neighbours of axis 0, or of both axes, and where the gri
       body;  stores under scf.if %m < num_programs 0
     }
 
-Where programs differ in length or stream through blocks, blocks claim them one by one (`queue`, programs/claims.py).
-With `split_k` parts, so many programs in turn share a block of the output (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave (programs/stream_k.py).
+Where programs differ in length or stream through blocks, blocks claim them one by one (`queue`,
+programs/claims.py). With `split_k` parts, so many programs in turn share a block of the output
+(programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave
+(programs/stream_k.py).
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -43,90 +48,153 @@ from tkc.passes.programs.teams import Grid, Teams, guard_effects
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
         plan = context.plan
-        if plan is None: continue
+        if plan is None:
+            continue
         if plan.spread[0] > 1:
             _in_clusters(kernel, plan.spread[0])
             kernel.attributes["spread"] = UnitAttr()
-        if plan.persistent: _persistent(kernel, plan, context)
-        elif plan.raster > 1: _raster(kernel, plan.raster)
+        if plan.persistent:
+            _persistent(kernel, plan, context)
+        elif plan.raster > 1:
+            _raster(kernel, plan.raster)
 
 
-def _in_clusters(kernel: tile.Kernel, size: int) -> None: kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (size, 1)])
+def _in_clusters(kernel: tile.Kernel, size: int) -> None:
+    kernel.attributes["cluster"] = ArrayAttr([IntegerAttr(n, i64) for n in (size, 1)])
 
 
 def _raster(kernel: tile.Kernel, group: int) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId) and op.axis.value.data < 2]
-    if not ids: return
+    if not ids:
+        return
     build = Builder(kernel.body.block.first_op)
-    x, y, rows, columns = (build(op) for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1)))
+    x, y, rows, columns = (
+        build(op)
+        for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1))
+    )
     place = in_groups(build, build.add(build.mul(y, rows), x), rows, columns, build.number(group))
     place[0].name_hint, place[1].name_hint = "program_0", "program_1"
-    for op in ids: replace(op, [place[op.axis.value.data]])
+    for op in ids:
+        replace(op, [place[op.axis.value.data]])
 
 
 def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
-    """The whole program as the body of a loop over the programs of a block; what no program id reaches stays before it."""
-    block, end, size = kernel.body.block, kernel.body.block.last_op, plan.cluster[0] * plan.cluster[1]
+    """The whole program as the body of a loop over the programs of a block; what no program id
+    reaches stays before it.
+    """
+    block, end, size = (
+        kernel.body.block,
+        kernel.body.block.last_op,
+        plan.cluster[0] * plan.cluster[1],
+    )
     inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
-    if not inside: return
+    if not inside:
+        return
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
-    sums = next((op for op in inside if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())), None)
+    sums = next(
+        (
+            op
+            for op in inside
+            if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())
+        ),
+        None,
+    )
 
     build = Builder(end)
     ends = build(tile.NumPrograms(0)), build(tile.NumPrograms(1))
-    grid = Grid.of(build, ends, (plan.cluster[0] * plan.members, plan.cluster[1]), any(op.axis.value.data == 2 for op in ids))
+    grid = Grid.of(
+        build,
+        ends,
+        (plan.cluster[0] * plan.members, plan.cluster[1]),
+        any(op.axis.value.data == 2 for op in ids),
+    )
     total = build.mul(grid.rows, grid.others)
-    if plan.split_k > 1: total = build.mul(total, plan.split_k)
+    if plan.split_k > 1:
+        total = build.mul(total, plan.split_k)
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, sums, step, plan.stream_k, end, size) if plan.stream_k else None
     by_length = uneven(kernel, plan)
     teams = Teams.of(build, plan, grid, ends[0], by_length is not None)
     rank = build(Identity("cluster_rank")) if deal and teams.ranks else None
     order = order_of(by_length, plan, build, grid, teams, step, context)
-    def place_of(build: Builder, number: SSAValue) -> list[SSAValue]: return teams.own(build, order.place(build, number))
 
-    lookup = Lookup.of(kernel, inside, ids, plan.members, context.overlaps) if plan.queue and plan.dots else None
-    for op in inside: op.detach()
+    def place_of(build: Builder, number: SSAValue) -> list[SSAValue]:
+        return teams.own(build, order.place(build, number))
+
+    lookup = (
+        Lookup.of(kernel, inside, ids, plan.members, context.overlaps)
+        if plan.queue and plan.dots
+        else None
+    )
+    for op in inside:
+        op.detach()
     real = None
-    if lookup: body, place = claimed(first, total, place_of, lookup, inside, end)
+    if lookup:
+        body, place = claimed(first, total, place_of, lookup, inside, end)
     elif plan.queue:
         body = claimed_ahead(first, total, step, plan.stages, inside, end)
         place = place_of(Builder(body.first_op), body.args[0])
     else:
         body = _counted(first, deal.turns if deal else total, step, inside, end)
         build = Builder(body.first_op)
-        turn = Turn.of(deal, body.args[0], build.anchor) if deal else Part.of(build, body.args[0], plan.split_k)
+        turn = (
+            Turn.of(deal, body.args[0], build.anchor)
+            if deal
+            else Part.of(build, body.args[0], plan.split_k)
+        )
         place = place_of(build, turn.number)
         real = teams.real(build, place, ends)
-    if plan.members > 1: place[0], real = abreast.place_of(body, place[0], ends[0], by_length is not None)
+    if plan.members > 1:
+        place[0], real = abreast.place_of(body, place[0], ends[0], by_length is not None)
     body.args[0].name_hint = "program"
-    for i, v in enumerate(place): v.name_hint = f"program_{i}"
-    for op in ids: replace(op, [place[op.axis.value.data]])
+    for i, v in enumerate(place):
+        v.name_hint = f"program_{i}"
+    for op in ids:
+        replace(op, [place[op.axis.value.data]])
 
-    if plan.members > 1: abreast.only_real(body, real)
-    if deal: share(body, sums, deal, turn, plan.warps // 4, size, rank)
-    if plan.serpentine: backwards(sums, Builder(body.first_op), body.args[0], first, step)         # of what is left of a loop that is shared
-    if plan.split_k > 1: divide(body, sums, turn, plan.split_k)
-    if real is not None: guard_effects(body, real)
+    if plan.members > 1:
+        abreast.only_real(body, real)
+    if deal:
+        share(body, sums, deal, turn, plan.warps // 4, size, rank)
+    if plan.serpentine:
+        backwards(
+            sums, Builder(body.first_op), body.args[0], first, step
+        )  # of what is left of a loop that is shared
+    if plan.split_k > 1:
+        divide(body, sums, turn, plan.split_k)
+    if real is not None:
+        guard_effects(body, real)
     _note(kernel, plan, context)
 
 
 def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """What later passes and the launch must know of the programs, and what the user may."""
-    if plan.members > 1: kernel.set_integer("members", plan.members)
+    if plan.members > 1:
+        kernel.set_integer("members", plan.members)
     if plan.stream_k:
         kernel.set_integer("split", plan.stream_k)
-        context.decisions.append(f"schedule-programs: the last wave's programs are shared by all blocks, in at most {plan.stream_k} parts each; the last one to come adds them in order")
+        context.decisions.append(
+            "schedule-programs: the last wave's programs are shared by all blocks, in at most"
+            f" {plan.stream_k} parts each; the last one to come adds them in order"
+        )
     if plan.split_k > 1:
         kernel.set_integer("split", plan.split_k)
-        context.decisions.append(f"schedule-programs: {plan.split_k} programs share a block of the output; the last one adds their parts in order")
-    if plan.cluster != (1, 1): _in_clusters(kernel, plan.cluster[0] * plan.cluster[1])
+        context.decisions.append(
+            f"schedule-programs: {plan.split_k} programs share a block of the output; the last one"
+            " adds their parts in order"
+        )
+    if plan.cluster != (1, 1):
+        _in_clusters(kernel, plan.cluster[0] * plan.cluster[1])
     kernel.attributes["persistent"] = UnitAttr()
-    if tile.waits_for_programs(kernel): kernel.attributes["together"] = UnitAttr()
-    if plan.spread[0] > 1: kernel.set_integer("split", plan.spread[0])
+    if tile.waits_for_programs(kernel):
+        kernel.attributes["together"] = UnitAttr()
+    if plan.spread[0] > 1:
+        kernel.set_integer("split", plan.spread[0])
 
 
-def _counted(first: SSAValue, total: SSAValue, step: SSAValue, inside: list[Operation], end: Operation) -> Block:
+def _counted(
+    first: SSAValue, total: SSAValue, step: SSAValue, inside: list[Operation], end: Operation
+) -> Block:
     """The body of a loop over every so many-th of all numbers."""
     body = Block(arg_types=[i32])
     loop = before(end, scf.ForOp(first, total, step, [], Region(body)))
@@ -138,22 +206,48 @@ def _dependent(block: Block) -> list[Operation]:
     """The operations of a kernel that a program id reaches, or that have effects, in order."""
     moved: set[Operation] = set()
     for op in block.ops:
-        if isinstance(op, tile.Return): continue
-        if isinstance(op, tile.ProgramId) or op.regions or not is_side_effect_free(op) or any(v.owner in moved for v in op.operands): moved.add(op)
+        if isinstance(op, tile.Return):
+            continue
+        if (
+            isinstance(op, tile.ProgramId)
+            or op.regions
+            or not is_side_effect_free(op)
+            or any(v.owner in moved for v in op.operands)
+        ):
+            moved.add(op)
     return [op for op in block.ops if op in moved]
 
 
 def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
-    """The same for programs without dots, whose tiles fill the registers: indices, masks and what is computed of blocks that all programs share are made anew in each; the
-    blocks themselves are read once where the plan keeps them."""
+    """The same for programs without dots, whose tiles fill the registers: indices, masks and what
+    is computed of blocks that all programs share are made anew in each; the blocks themselves are
+    read once where the plan keeps them."""
     kernel = block.parent_op()
-    written = [argument_of(op.array) for op in kernel.walk() if isinstance(op, (tile.Store, tile.AtomicBlock))]
-    if any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in kernel.walk()): written.append(None)
+    written = [
+        argument_of(op.array)
+        for op in kernel.walk()
+        if isinstance(op, (tile.Store, tile.AtomicBlock))
+    ]
+    if any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in kernel.walk()):
+        written.append(None)
 
     def shared(op: Operation) -> bool:
-        if isinstance(op, tile.Load): return keep and (array := argument_of(op.array)) is not None and None not in written and overlapping(array, overlaps).isdisjoint(written)
+        if isinstance(op, tile.Load):
+            return (
+                keep
+                and (array := argument_of(op.array)) is not None
+                and None not in written
+                and overlapping(array, overlaps).isdisjoint(written)
+            )
         return is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)
+
     moved: set[Operation] = set()
     for op in block.ops:
-        if not isinstance(op, tile.Return) and (isinstance(op, tile.ProgramId) or op.regions or not shared(op) or any(v.owner in moved for v in op.operands)): moved.add(op)
+        if not isinstance(op, tile.Return) and (
+            isinstance(op, tile.ProgramId)
+            or op.regions
+            or not shared(op)
+            or any(v.owner in moved for v in op.operands)
+        ):
+            moved.add(op)
     return [op for op in block.ops if op in moved]

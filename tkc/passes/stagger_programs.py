@@ -1,4 +1,5 @@
-"""stagger-programs: where programs wait for one another, a block begins its next one before it waits: what the others want to know is published while they still have something to do.
+"""stagger-programs: where programs wait for one another, a block begins its next one before it
+waits: what the others want to know is published while they still have something to do.
 
     for %p = %first to %programs step %s {               publish(first: %x)
       %x = tile.load …[%p]                               for %p … carrying %x, %own {
@@ -8,10 +9,13 @@
       … %x, %own, %before …                                … %x, %own, %before …
     }                                                      yield %x', %own'
 
-The first part of a program, up to where it looks at what others write, runs one iteration early. Of what the second part needs of it, what was loaded or is the outcome of a reduction or a scan
-is carried, as narrow as it was loaded; the rest is computed again. Programs are in no order but that of waiting, and nobody waits in the first part, so that the first of all programs that are
-not over never waits for one of its own block.
+The first part of a program, up to where it looks at what others write, runs one iteration early. Of
+what the second part needs of it, what was loaded or is the outcome of a reduction or a scan is
+carried, as narrow as it was loaded; the rest is computed again. Programs are in no order but that
+of waiting, and nobody waits in the first part, so that the first of all programs that are not over
+never waits for one of its own block.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -30,28 +34,56 @@ COSTLY = (*LOADS, tile.Reduce, tile.Scan, tile.Sort, tile.Histogram)
 
 def run(module: ModuleOp, context: PassContext) -> None:
     for kernel in module.body.block.ops:
-        if "together" not in kernel.attributes: continue
-        for loop in [op for op in kernel.body.block.ops if isinstance(op, scf.ForOp) and isinstance(op.lb.owner, Identity)]:
-            if _stagger(loop): context.decisions.append("stagger-programs: a block publishes what its next program has for others before it waits for this one's")
+        if "together" not in kernel.attributes:
+            continue
+        for loop in [
+            op
+            for op in kernel.body.block.ops
+            if isinstance(op, scf.ForOp) and isinstance(op.lb.owner, Identity)
+        ]:
+            if _stagger(loop):
+                context.decisions.append(
+                    "stagger-programs: a block publishes what its next program has for others"
+                    " before it waits for this one's"
+                )
 
 
 def _stagger(loop: scf.ForOp) -> bool:
-    """The loop over a block's programs, which runs at least once. False where a program publishes nothing before it waits."""
+    """The loop over a block's programs, which runs at least once. False where a program publishes
+    nothing before it waits.
+    """
     body = loop.body.block
     ops = list(body.ops)[:-1]
-    cut = next((i for i, op in enumerate(ops) if any(tile.watches(inner) for inner in op.walk())), 0)
+    cut = next(
+        (i for i, op in enumerate(ops) if any(tile.watches(inner) for inner in op.walk())), 0
+    )
     early, late = ops[:cut], ops[cut:]
-    effects = [op for op in early if op.regions or not (is_side_effect_free(op) or isinstance(op, LOADS))]
-    if loop.iter_args or not effects or any(op.results for op in effects): return False
+    effects = [
+        op for op in early if op.regions or not (is_side_effect_free(op) or isinstance(op, LOADS))
+    ]
+    if loop.iter_args or not effects or any(op.results for op in effects):
+        return False
     carried = _carried(early, late)
-    first = [op for op in body.ops if op in {*effects, *defining_slice([*carried, *(v for op in effects for inner in op.walk() for v in inner.operands)], body)}]
+    first = [
+        op
+        for op in body.ops
+        if op
+        in {
+            *effects,
+            *defining_slice(
+                [*carried, *(v for op in effects for inner in op.walk() for v in inner.operands)],
+                body,
+            ),
+        }
+    ]
 
     def begun(number: SSAValue, anchor: Operation, exists: SSAValue | None) -> list[SSAValue]:
         """The first part of another program; what it has for the second."""
         mapping = {body.args[0]: number}
         for op in first:
             clone_slice([op], mapping, anchor)
-            if exists is not None and op in effects: only_if(exists, anchor.prev_op)
+            if exists is not None and op in effects:
+                only_if(exists, anchor.prev_op)
         return [mapping[v] for v in carried]
 
     build = Builder(ops[0])
@@ -60,9 +92,11 @@ def _stagger(loop: scf.ForOp) -> bool:
     after = begun(build.select(exists, following, body.args[0]), ops[0], exists)
     rebuild_for(loop, (), begun(loop.lb, loop, None))
     body.last_op.operands = after
-    for old, new in zip(carried, body.args[1:]): old.replace_all_uses_with(new)
+    for old, new in zip(carried, body.args[1:], strict=False):
+        old.replace_all_uses_with(new)
     for op in reversed(early):
-        if op in effects or not any(r.first_use for r in op.results): erase(op)
+        if op in effects or not any(r.first_use for r in op.results):
+            erase(op)
     return True
 
 
@@ -71,8 +105,11 @@ def _carried(early: list[Operation], late: list[Operation]) -> list[SSAValue]:
     found, seen, work = [], set(), [v for op in late for inner in op.walk() for v in inner.operands]
     while work:
         v = work.pop()
-        if v in seen or v.owner not in early: continue
+        if v in seen or v.owner not in early:
+            continue
         seen.add(v)
-        if isinstance(v.owner, COSTLY): found.append(v)
-        else: work += v.owner.operands
+        if isinstance(v.owner, COSTLY):
+            found.append(v)
+        else:
+            work += v.owner.operands
     return sorted(found, key=lambda v: early.index(v.owner))

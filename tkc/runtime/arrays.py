@@ -1,9 +1,12 @@
-"""What a launch sees of its arguments: `describe(value)` gives the address, extents, strides and element type of any array.
+"""What a launch sees of its arguments: `describe(value)` gives the address, extents, strides and
+element type of any array.
 
-Sources, in the order they are asked: torch tensors (by their methods: torch is never imported here), `__cuda_array_interface__`
+Sources, in the order they are asked: torch tensors (by their methods: torch is never imported
+here), `__cuda_array_interface__`
 (cupy, jax, numba), NumPy, DLPack, the buffer protocol.  Element types are named as in tkc: "bfloat16", "float8_e4m3", "bool_".
 A text such as "bf16[4096, 1024]" stands for an array that is only compiled for.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -13,80 +16,142 @@ from typing import Any
 
 from tkc.errors import LaunchError
 
-ITEMSIZE = {"bool_": 1, **{f"{u}int{n}": n // 8 for u in ("", "u") for n in (8, 16, 32, 64)},
-            "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3": 1, "float8_e5m2": 1}
-FOREIGN = {"bool": "bool_", "float8_e4m3fn": "float8_e4m3"}                     # other libraries' names of our element types
-SHORT = {"i1": "bool_", **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)}, **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
-         "bf16": "bfloat16", "e4m3": "float8_e4m3", "e5m2": "float8_e5m2", **{f"f{n}": f"float{n}" for n in (16, 32, 64)}}
+ITEMSIZE = {
+    "bool_": 1,
+    **{f"{u}int{n}": n // 8 for u in ("", "u") for n in (8, 16, 32, 64)},
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3": 1,
+    "float8_e5m2": 1,
+}
+FOREIGN = {
+    "bool": "bool_",
+    "float8_e4m3fn": "float8_e4m3",
+}  # other libraries' names of our element types
+SHORT = {
+    "i1": "bool_",
+    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"u{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+    "bf16": "bfloat16",
+    "e4m3": "float8_e4m3",
+    "e5m2": "float8_e5m2",
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+}
 
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An array argument. strides in elements; device: -1 for host memory, else the CUDA device's number."""
+    """An array argument. strides in elements; device: -1 for host memory, else the CUDA device's
+    number.
+    """
+
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
     device: int = -1
     writeable: bool = True
-    owner: Any = None                   # keeps the memory alive while the description is used
+    owner: Any = None  # keeps the memory alive while the description is used
 
     @property
-    def itemsize(self) -> int: return ITEMSIZE[self.dtype]
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
 
     @property
     def span(self) -> tuple[int, int]:
         """The bytes the elements lie in, relative to `pointer`: [low, high)."""
-        if 0 in self.shape: return 0, 0
-        reach = [(n - 1) * s * self.itemsize for n, s in zip(self.shape, self.strides)]
+        if 0 in self.shape:
+            return 0, 0
+        reach = [
+            (n - 1) * s * self.itemsize for n, s in zip(self.shape, self.strides, strict=False)
+        ]
         return sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + self.itemsize
 
     def numpy(self):
-        """The host array itself as a NumPy array (ml_dtypes for the short floats); writes go through."""
+        """The host array itself as a NumPy array (ml_dtypes for the short floats); writes go
+        through.
+        """
         import ml_dtypes
         import numpy as np
+
         name = {"bool_": "bool", "float8_e4m3": "float8_e4m3fn"}.get(self.dtype, self.dtype)
         dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
         low, high = self.span
-        if low == high: return np.empty(self.shape, dtype)
+        if low == high:
+            return np.empty(self.shape, dtype)
         memory = (ctypes.c_char * (high - low)).from_address(self.pointer + low)
-        out = np.ndarray(self.shape, dtype, memory, -low, tuple(s * self.itemsize for s in self.strides))
+        out = np.ndarray(
+            self.shape, dtype, memory, -low, tuple(s * self.itemsize for s in self.strides)
+        )
         out.flags.writeable = self.writeable
         return out
 
 
 def is_array(value) -> bool:
-    return hasattr(value, "data_ptr") or hasattr(value, "__cuda_array_interface__") or hasattr(value, "__array_interface__") and getattr(value, "ndim", 1) > 0 \
-        or hasattr(value, "__dlpack__") or isinstance(value, (bytes, bytearray, memoryview))
+    return (
+        hasattr(value, "data_ptr")
+        or hasattr(value, "__cuda_array_interface__")
+        or hasattr(value, "__array_interface__")
+        and getattr(value, "ndim", 1) > 0
+        or hasattr(value, "__dlpack__")
+        or isinstance(value, (bytes, bytearray, memoryview))
+    )
 
 
 def describe(value, name: str = "an argument") -> ArrayInfo:
-    """The array behind a value. Raises LaunchError naming the argument where the element type or strides have no meaning in tkc."""
-    if isinstance(value, ArrayInfo): return value
-    if hasattr(value, "data_ptr"): return _torch(value, name)
+    """The array behind a value. Raises LaunchError naming the argument where the element type or
+    strides have no meaning in tkc.
+    """
+    if isinstance(value, ArrayInfo):
+        return value
+    if hasattr(value, "data_ptr"):
+        return _torch(value, name)
     interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is not None: return _from_interface(value, interface, name, _cuda_device(value, interface["data"][0]))
+    if interface is not None:
+        return _from_interface(value, interface, name, _cuda_device(value, interface["data"][0]))
     interface = getattr(value, "__array_interface__", None)
-    if interface is not None: return _from_interface(value, interface, name, -1)
-    if hasattr(value, "__dlpack__"): return _dlpack(value, name)
-    try: memory = memoryview(value)
-    except TypeError: raise LaunchError(f"{name}: expected an array (torch, cupy, jax, NumPy, DLPack or a buffer) or a number, got {type(value).__name__}") from None
+    if interface is not None:
+        return _from_interface(value, interface, name, -1)
+    if hasattr(value, "__dlpack__"):
+        return _dlpack(value, name)
+    try:
+        memory = memoryview(value)
+    except TypeError:
+        raise LaunchError(
+            f"{name}: expected an array (torch, cupy, jax, NumPy, DLPack or a buffer) or a number,"
+            f" got {type(value).__name__}"
+        ) from None
     import numpy as np
+
     return _from_interface(value, np.asarray(memory).__array_interface__, name, -1)
 
 
 def dtype_name(text: str, argument: str) -> str:
     """tkc's name of an element type from another library's."""
     name = FOREIGN.get(text, text)
-    if name not in ITEMSIZE: raise LaunchError(f"{argument}: elements of type {text} are not supported; convert it to one of {', '.join(ITEMSIZE)}")
+    if name not in ITEMSIZE:
+        raise LaunchError(
+            f"{argument}: elements of type {text} are not supported; convert it to one of"
+            f" {', '.join(ITEMSIZE)}"
+        )
     return name
 
 
 def _torch(t, name: str) -> ArrayInfo:
-    if not (device := t.device).type in ("cpu", "cuda"): raise LaunchError(f"{name}: the tensor is on {device}; move it to cuda or cpu")
-    if getattr(t, "is_sparse", False): raise LaunchError(f"{name}: expected a strided tensor, got a sparse one; use .to_dense()")
-    return ArrayInfo(t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype_name(str(t.dtype).removeprefix("torch."), name),
-                     (device.index or 0) if device.type == "cuda" else -1, owner=t)
+    if (device := t.device).type not in ("cpu", "cuda"):
+        raise LaunchError(f"{name}: the tensor is on {device}; move it to cuda or cpu")
+    if getattr(t, "is_sparse", False):
+        raise LaunchError(f"{name}: expected a strided tensor, got a sparse one; use .to_dense()")
+    return ArrayInfo(
+        t.data_ptr(),
+        tuple(t.shape),
+        tuple(t.stride()),
+        dtype_name(str(t.dtype).removeprefix("torch."), name),
+        (device.index or 0) if device.type == "cuda" else -1,
+        owner=t,
+    )
 
 
 def _from_interface(value, interface: dict, name: str, device: int) -> ArrayInfo:
@@ -94,71 +159,132 @@ def _from_interface(value, interface: dict, name: str, device: int) -> ArrayInfo
     pointer, readonly = interface["data"]
     shape, size = tuple(interface["shape"]), ITEMSIZE[kind]
     strides = interface.get("strides")
-    if strides is None: return ArrayInfo(pointer, shape, contiguous(shape), kind, device, not readonly, value)
-    if any(s % size for s, n in zip(strides, shape) if n > 1):
-        raise LaunchError(f"{name}: strides {tuple(strides)} bytes are no multiple of the {size}-byte element; pass a copy")
-    return ArrayInfo(pointer, shape, tuple(s // size for s in strides), kind, device, not readonly, value)
+    if strides is None:
+        return ArrayInfo(pointer, shape, contiguous(shape), kind, device, not readonly, value)
+    if any(s % size for s, n in zip(strides, shape, strict=False) if n > 1):
+        raise LaunchError(
+            f"{name}: strides {tuple(strides)} bytes are no multiple of the {size}-byte element;"
+            " pass a copy"
+        )
+    return ArrayInfo(
+        pointer, shape, tuple(s // size for s in strides), kind, device, not readonly, value
+    )
 
 
 def _element(value, interface: dict, name: str) -> str:
     dtype = getattr(value, "dtype", None)
     text = getattr(dtype, "name", None) or str(dtype or "")
     if text and not text.startswith("void"):
-        if getattr(dtype, "byteorder", "=") == ">": raise LaunchError(f"{name}: big-endian elements; use .astype(value.dtype.newbyteorder('='))")
+        if getattr(dtype, "byteorder", "=") == ">":
+            raise LaunchError(
+                f"{name}: big-endian elements; use .astype(value.dtype.newbyteorder('='))"
+            )
         return text
     import numpy as np
+
     return np.dtype(interface["typestr"]).name
 
 
 def _cuda_device(value, pointer: int) -> int:
     device = getattr(value, "device", None)
     for number in (getattr(device, "id", None), getattr(device, "index", None), device):
-        if isinstance(number, int) and not callable(number): return number
+        if isinstance(number, int) and not callable(number):
+            return number
     from tkc.runtime import driver
+
     return driver.device_of(pointer)
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of an array whose last axis is contiguous."""
     strides, step = [], 1
-    for n in reversed(shape): strides.append(step); step *= max(n, 1)
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
     return tuple(reversed(strides))
 
 
-# ---------------------------------------------------------------------------------------------------------------- DLPack
+# --------------------------------------------------------------------------------------------------
 class _DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
-                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                ("byte_offset", ctypes.c_uint64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
 
 
-_DL_NAMES = {0: "int{}", 1: "uint{}", 2: "float{}", 4: "bfloat{}", 6: "bool_", 10: "float8_e4m3", 12: "float8_e5m2"}
+_DL_NAMES = {
+    0: "int{}",
+    1: "uint{}",
+    2: "float{}",
+    4: "bfloat{}",
+    6: "bool_",
+    10: "float8_e4m3",
+    12: "float8_e5m2",
+}
 
 
 def _dlpack(value, name: str) -> ArrayInfo:
-    capsule = value.__dlpack__()                                    # its destructor frees the memory: the description keeps it
+    capsule = value.__dlpack__()  # its destructor frees the memory: the description keeps it
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     t = _DLTensor.from_address(get(capsule, b"dltensor"))
-    if t.lanes != 1 or t.code not in _DL_NAMES: raise LaunchError(f"{name}: DLPack element type ({t.code}, {t.bits} bits, {t.lanes} lanes) is not supported")
-    if t.device not in (1, 2, 3, 13): raise LaunchError(f"{name}: DLPack device type {t.device} is neither a CPU nor a CUDA device")
+    if t.lanes != 1 or t.code not in _DL_NAMES:
+        raise LaunchError(
+            f"{name}: DLPack element type ({t.code}, {t.bits} bits, {t.lanes} lanes) is not"
+            " supported"
+        )
+    if t.device not in (1, 2, 3, 13):
+        raise LaunchError(
+            f"{name}: DLPack device type {t.device} is neither a CPU nor a CUDA device"
+        )
     shape = tuple(t.shape[i] for i in range(t.ndim))
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else contiguous(shape)
-    return ArrayInfo((t.data or 0) + t.byte_offset, shape, strides, dtype_name(_DL_NAMES[t.code].format(t.bits), name), -1 if t.device in (1, 3) else t.device_id, owner=(value, capsule))
+    return ArrayInfo(
+        (t.data or 0) + t.byte_offset,
+        shape,
+        strides,
+        dtype_name(_DL_NAMES[t.code].format(t.bits), name),
+        -1 if t.device in (1, 3) else t.device_id,
+        owner=(value, capsule),
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- texts
+# --------------------------------------------------------------------------------------------------
 def from_text(text: str, name: str = "an argument"):
-    """"bf16[4096, 1024]" -> a description of a contiguous, aligned array at address 0; "f32[64:1, 128:64]" gives strides after colons."""
+    """ "bf16[4096, 1024]" -> a description of a contiguous, aligned array at address 0; "f32[64:1,
+    128:64]" gives strides after colons.
+    """
     m = re.fullmatch(r"\s*(\w+)\s*\[([^\]]*)\]\s*", text)
-    if not m: raise LaunchError(f"{name}: {text!r} is no array; write an element type and extents, for example bf16[4096, 1024]")
+    if not m:
+        raise LaunchError(
+            f"{name}: {text!r} is no array; write an element type and extents, for example"
+            " bf16[4096, 1024]"
+        )
     kind = dtype_name(SHORT.get(m[1], m[1]), name)
-    try: parts = [tuple(int(n) for n in p.split(":")) for p in m[2].split(",") if p.strip()]
-    except ValueError: raise LaunchError(f"{name}: the extents {m[2]!r} are no integers; write for example bf16[4096, 1024]") from None
-    if any(len(p) > 2 or p[0] < 0 for p in parts): raise LaunchError(f"{name}: an extent is a number >= 0, or extent:stride; got {m[2]!r}")
+    try:
+        parts = [tuple(int(n) for n in p.split(":")) for p in m[2].split(",") if p.strip()]
+    except ValueError:
+        raise LaunchError(
+            f"{name}: the extents {m[2]!r} are no integers; write for example bf16[4096, 1024]"
+        ) from None
+    if any(len(p) > 2 or p[0] < 0 for p in parts):
+        raise LaunchError(f"{name}: an extent is a number >= 0, or extent:stride; got {m[2]!r}")
     shape = tuple(p[0] for p in parts)
-    strides = tuple(p[1] if len(p) == 2 else s for p, s in zip(parts, contiguous(shape)))
+    strides = tuple(
+        p[1] if len(p) == 2 else s for p, s in zip(parts, contiguous(shape), strict=False)
+    )
     info = ArrayInfo(0, shape, strides, kind)
     low, high = info.span
-    if max(high - low, *shape, *map(abs, strides), 0) >= 1 << 63: raise LaunchError(f"{name}: {text!r} would have more bytes than 64 bits can count; write smaller extents")
+    if max(high - low, *shape, *map(abs, strides), 0) >= 1 << 63:
+        raise LaunchError(
+            f"{name}: {text!r} would have more bytes than 64 bits can count; write smaller extents"
+        )
     return info

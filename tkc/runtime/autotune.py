@@ -1,4 +1,5 @@
-"""`@tkc.autotune`: a kernel whose compile-time values and launch options are chosen for the arguments of each launch.
+"""`@tkc.autotune`: a kernel whose compile-time values and launch options are chosen for the
+arguments of each launch.
 
     @tkc.autotune([tkc.Config(BM=128, BN=256), tkc.Config(BM=128, BN=128)])         or a function of the bound arguments that gives them
     @tkc.jit
@@ -7,17 +8,22 @@
     matmul[grid](a, b, c)                       grid is a function of all arguments, chosen ones included
     matmul[grid](a, b, c, BM=128)               narrows the choice, like every launch option: cluster=(1, 1)
 
-A choice is looked for in the tables, on disk, and then made: the cost model puts the configurations, each with the plans it allows, in order; the best `limit` are compiled
-in processes of their own and measured until `budget` seconds are over; what was found is kept on disk. `measure=False` takes the model's first. What the choice
-may depend on is its key: element types, extents and strides of the arrays, integers, the constants that were given, the device, and the kernel's code.
+A choice is looked for in the tables, on disk, and then made: the cost model puts the
+configurations, each with the plans it allows, in order; the best `limit` are compiled in processes
+of their own and measured until `budget` seconds are over; what was found is kept on disk.
+`measure=False` takes the model's first. What the choice may depend on is its key: element types,
+extents and strides of the arrays, integers, the constants that were given, the device, and the
+kernel's code.
 
     matmul.choose(a, b, c, grid=grid)           the Choice: configuration, where it is from, what it was compared with
     matmul.assemble("bf16[64, 64]", …, grid=grid, target="sm_90a", path="matmul.asm")       compiled and assembled where no GPU is …
     matmul.measure("matmul.asm", a, b, c, grid=grid)                                        … and measured where one is
     matmul.export_table("h200.json"), matmul.import_table("h200.json")                      choices, to be kept with the program
 
-Arrays that a kernel both reads and writes are put back after measuring. TKC_AUTOTUNE=0 never measures, 1 measures also where measure=False.
+Arrays that a kernel both reads and writes are put back after measuring. TKC_AUTOTUNE=0 never
+measures, 1 measures also where measure=False.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,79 +44,180 @@ ASSEMBLY = "tkc-assembly-1"
 
 
 class _Unset:
-    def __repr__(self): return "<to be chosen>"
+    def __repr__(self):
+        return "<to be chosen>"
 
 
 UNSET = _Unset()
 
 
-def autotune(configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = (Config(),), *, key: Callable[[dict], Any] | None = None, measure: bool = True,
-             limit: int = LIMIT, budget: float = BUDGET, table: str | Path | None = None):
+def autotune(
+    configs: Iterable[Config | dict] | Callable[[dict], Iterable[Config | dict]] = (Config(),),
+    *,
+    key: Callable[[dict], Any] | None = None,
+    measure: bool = True,
+    limit: int = LIMIT,
+    budget: float = BUDGET,
+    table: str | Path | None = None,
+):
     """Makes an Autotuned of a kernel (a decorator over @tkc.jit).
 
-    configs: Config objects or dicts of compile-time values and launch options, or a function of the bound arguments (a dict) that gives them. What a configuration leaves
-    open, the plans of the compiler are candidates for. key: a function of the bound arguments whose value, as text, is the key of the choice instead of all of them.
-    measure: False takes the model's choice. limit: candidates that are measured. budget: seconds of measuring. table: a file of choices, read when first needed.
+    configs: Config objects or dicts of compile-time values and launch options, or a function of the
+    bound arguments (a dict) that gives them. What a configuration leaves open, the plans of the
+    compiler are candidates for. key: a function of the bound arguments whose value, as text, is the
+    key of the choice instead of all of them. measure: False takes the model's choice. limit:
+    candidates that are measured. budget: seconds of measuring. table: a file of choices, read when
+    first needed.
     """
+
     def decorate(kernel) -> Autotuned:
-        if isinstance(kernel, Autotuned): raise TypeError("the kernel is autotuned already; give one tkc.autotune all the configurations")
-        return Autotuned(kernel if isinstance(kernel, JitFunction) else JitFunction(kernel), configs, key, measure, limit, budget, table)
+        if isinstance(kernel, Autotuned):
+            raise TypeError(
+                "the kernel is autotuned already; give one tkc.autotune all the configurations"
+            )
+        return Autotuned(
+            kernel if isinstance(kernel, JitFunction) else JitFunction(kernel),
+            configs,
+            key,
+            measure,
+            limit,
+            budget,
+            table,
+        )
+
     return decorate
 
 
 class Autotuned:
-    """A kernel with its configurations. `tuned[grid](…)` launches what is best for the arguments; `kernel` is the kernel without."""
+    """A kernel with its configurations. `tuned[grid](…)` launches what is best for the arguments;
+    `kernel` is the kernel without.
+    """
 
-    def __init__(self, kernel: JitFunction, configs, key, measure: bool, limit: int, budget: float, table):
-        self.kernel, self.key, self.measuring, self.limit, self.budget = kernel, key, measure, limit, budget
-        self._configs = configs if callable(configs) else [c if isinstance(c, Config) else Config(**c) for c in configs]
-        for name in ("fn", "__name__", "__qualname__", "__module__", "__doc__"): setattr(self, name, getattr(kernel, name))
-        if not callable(configs): self._check(self._configs)
+    def __init__(
+        self, kernel: JitFunction, configs, key, measure: bool, limit: int, budget: float, table
+    ):
+        self.kernel, self.key, self.measuring, self.limit, self.budget = (
+            kernel,
+            key,
+            measure,
+            limit,
+            budget,
+        )
+        self._configs = (
+            configs
+            if callable(configs)
+            else [c if isinstance(c, Config) else Config(**c) for c in configs]
+        )
+        for name in ("fn", "__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(self, name, getattr(kernel, name))
+        if not callable(configs):
+            self._check(self._configs)
         parameters, free = [], False
-        for p, fixed in zip(kernel.parameters, kernel.constexpr):
+        for p, fixed in zip(kernel.parameters, kernel.constexpr, strict=False):
             free = free or fixed or p.default is not p.empty
-            parameters.append(p.replace(default=UNSET if fixed else p.default if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY else UNSET))
+            parameters.append(
+                p.replace(
+                    default=(
+                        UNSET
+                        if fixed
+                        else (
+                            p.default
+                            if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY
+                            else UNSET
+                        )
+                    )
+                )
+            )
         self._bind = binder(kernel.__name__, parameters, dict(kernel.options))
         self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
         self._launchers: dict[Any, TunedLauncher] = {}
-        self._table, self._path, self._epoch = Table(), table, 0                      # epoch: of the tables
+        self._table, self._path, self._epoch = Table(), table, 0  # epoch: of the tables
 
-    def __repr__(self): return f"<autotuned {self.kernel!r}>"
+    def __repr__(self):
+        return f"<autotuned {self.kernel!r}>"
 
-    def __call__(self, *args, **kwargs): return self.kernel(*args, **kwargs)
+    def __call__(self, *args, **kwargs):
+        return self.kernel(*args, **kwargs)
 
     def __getitem__(self, grid) -> TunedLauncher:
-        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments, chosen ones included."""
-        try: return self._launchers.get(grid) or self._launchers.setdefault(grid, TunedLauncher(self, grid))
-        except TypeError: return TunedLauncher(self, grid)                         # a list
+        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound
+        arguments, chosen ones included.
+        """
+        try:
+            return self._launchers.get(grid) or self._launchers.setdefault(
+                grid, TunedLauncher(self, grid)
+            )
+        except TypeError:
+            return TunedLauncher(self, grid)  # a list
 
-    # ------------------------------------------------------------------------------------------------------ choosing
-    def choose(self, *args, grid, target: str | None = None, measure: bool | None = None, **kwargs) -> Choice:
-        """The choice for these arguments, made if need be; nothing is launched but measurements. Raises TuningError where no configuration fits them."""
+    # ----------------------------------------------------------------------------------------------
+    def choose(
+        self, *args, grid, target: str | None = None, measure: bool | None = None, **kwargs
+    ) -> Choice:
+        """The choice for these arguments, made if need be; nothing is launched but measurements.
+        Raises TuningError where no configuration fits them.
+        """
         return self._choose(*self.bound(*args, **kwargs), grid, target, measure)
 
     def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
         """(values by parameter, UNSET where they are to be chosen, options). Raises LaunchError."""
-        try: values, options = self._bind(*args, **kwargs)
-        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(self.kernel.names)}") from None
+        try:
+            values, options = self._bind(*args, **kwargs)
+        except TypeError as e:
+            raise LaunchError(f"{e}; the parameters are {', '.join(self.kernel.names)}") from None
         texts = False
         for i in self._given:
-            if (v := values[i]) is UNSET: raise LaunchError(f"{self.__name__}() missing the argument {self.kernel.names[i]!r}; the parameters are {', '.join(self.kernel.names)}")
+            if (v := values[i]) is UNSET:
+                raise LaunchError(
+                    f"{self.__name__}() missing the argument {self.kernel.names[i]!r}; the"
+                    f" parameters are {', '.join(self.kernel.names)}"
+                )
             texts = texts or isinstance(v, str)
-        if not texts: return values, options
-        return tuple(argument(v, f"argument {n} of {self.__name__}", False) if isinstance(v, str) and not c else v for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr)), options
+        if not texts:
+            return values, options
+        return (
+            tuple(
+                (
+                    argument(v, f"argument {n} of {self.__name__}", False)
+                    if isinstance(v, str) and not c
+                    else v
+                )
+                for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr, strict=False)
+            ),
+            options,
+        )
 
-    def _choose(self, values: Sequence, options: dict, grid, target: str | None = None, measure: bool | None = None) -> Choice:
+    def _choose(
+        self,
+        values: Sequence,
+        options: dict,
+        grid,
+        target: str | None = None,
+        measure: bool | None = None,
+    ) -> Choice:
         self.kernel._forget_if_rebound()
-        infos = [Constant(UNSET) if v is UNSET else i for v, i in zip(values, self._described(values))]
+        infos = [
+            Constant(UNSET) if v is UNSET else i
+            for v, i in zip(values, self._described(values), strict=False)
+        ]
         target = target or target_for(infos, self.__name__)
         device = _device(infos, target)
         name = self._named(values, infos, options)
-        measure = self._measures(measure) and not any(isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos) and not _captured(values, infos)
+        measure = (
+            self._measures(measure)
+            and not any(
+                isinstance(i, ArrayInfo) and not i.pointer and i.span != (0, 0) for i in infos
+            )
+            and not _captured(values, infos)
+        )
         at = (device, target, name, measure)
         if (found := self._choices.get(at)) is None:
-            found = self._choices[at] = self._from_table(device, name, values, options, target) or self._from_disk(device, target, name, measure) or self._make(values, options, infos, grid, target, device, name, measure)
+            found = self._choices[at] = (
+                self._from_table(device, name, values, options, target)
+                or self._from_disk(device, target, name, measure)
+                or self._make(values, options, infos, grid, target, device, name, measure)
+            )
         return found
 
     def _described(self, values: Sequence) -> list:
@@ -118,156 +225,346 @@ class Autotuned:
         return kernel._describe([None if v is UNSET else v for v in values])
 
     def _named(self, values: Sequence, infos: Sequence, options: dict) -> str:
-        chosen = [n for n, v in zip(self.kernel.names, values) if v is UNSET]
-        text = key(self.kernel.names, infos, chosen) if self.key is None else str(self.key(self._arguments(values)))
+        chosen = [n for n, v in zip(self.kernel.names, values, strict=False) if v is UNSET]
+        text = (
+            key(self.kernel.names, infos, chosen)
+            if self.key is None
+            else str(self.key(self._arguments(values)))
+        )
         return " ".join([text, *(f"{k}={v!r}" for k, v in sorted(options.items()))])
 
-    def _arguments(self, values: Sequence) -> dict: return {n: v for n, v in zip(self.kernel.names, values) if v is not UNSET}
+    def _arguments(self, values: Sequence) -> dict:
+        return {n: v for n, v in zip(self.kernel.names, values, strict=False) if v is not UNSET}
 
     def _measures(self, asked: bool | None) -> bool:
         said = os.environ.get("TKC_AUTOTUNE", "")
-        if said not in ("", "0", "1"): raise TuningError(f"TKC_AUTOTUNE is 0 (never measure) or 1 (measure where it was told not to), got {said!r}")
-        return False if said == "0" else True if said == "1" else self.measuring if asked is None else asked
+        if said not in ("", "0", "1"):
+            raise TuningError(
+                "TKC_AUTOTUNE is 0 (never measure) or 1 (measure where it was told not to), got"
+                f" {said!r}"
+            )
+        return (
+            False
+            if said == "0"
+            else True
+            if said == "1"
+            else self.measuring
+            if asked is None
+            else asked
+        )
 
-    def _from_table(self, device: str, name: str, values: Sequence, options: dict, target: str) -> Choice | None:
+    def _from_table(
+        self, device: str, name: str, values: Sequence, options: dict, target: str
+    ) -> Choice | None:
         """A table's choice, if it still compiles for these arguments."""
         if self._path is not None:
             path, self._path = self._path, None
             self.import_table(path)
         found = self._table.get(device, self.__name__, name)
-        if found is None: return None
-        try: self.kernel._get(self._specialization(values, options, found.config), target)
-        except Error: return None
+        if found is None:
+            return None
+        try:
+            self.kernel._get(self._specialization(values, options, found.config), target)
+        except Error:
+            return None
         return found
 
     def _from_disk(self, device: str, target: str, name: str, measure: bool) -> Choice | None:
         disk, at = cache.disk(), self._entry(device, target, name, measure)
         parts = disk.get(at) if disk and at else None
-        try: found = parts and json.loads(parts["choice"])
-        except (ValueError, KeyError): return None
-        return found and Choice(Config(**found["config"]), found["source"], found["seconds"], tuple(found["others"]))
+        try:
+            found = parts and json.loads(parts["choice"])
+        except (ValueError, KeyError):
+            return None
+        return found and Choice(
+            Config(**found["config"]), found["source"], found["seconds"], tuple(found["others"])
+        )
 
-    def _to_disk(self, device: str, target: str, name: str, measure: bool, choice: Choice) -> Choice:
+    def _to_disk(
+        self, device: str, target: str, name: str, measure: bool, choice: Choice
+    ) -> Choice:
         disk, at = cache.disk(), self._entry(device, target, name, measure)
-        try: text = json.dumps({"config": dict(choice.config.items), "source": choice.source, "seconds": choice.seconds, "others": choice.others})
-        except TypeError: text = None                                              # a constant that JSON cannot say: made again in the next process
-        if disk and at and text: disk.put(at, {"choice": text.encode()})
+        try:
+            text = json.dumps(
+                {
+                    "config": dict(choice.config.items),
+                    "source": choice.source,
+                    "seconds": choice.seconds,
+                    "others": choice.others,
+                }
+            )
+        except TypeError:
+            text = None  # a constant that JSON cannot say: made again in the next process
+        if disk and at and text:
+            disk.put(at, {"choice": text.encode()})
         return choice
 
     def _entry(self, device: str, target: str, name: str, measure: bool) -> str | None:
         found = fingerprint.Fingerprint(self.kernel.fn)
-        if found.unstable: return None
+        if found.unstable:
+            return None
         own = found.fields
-        return fingerprint.digest([("autotune", b"measured" if measure else b"model"), *own, ("device", device.encode()), ("target", target.encode()), ("key", name.encode()), ("configs", repr(None if callable(self._configs) else self._configs).encode()),
-                                   *fingerprint.toolchain(), *fingerprint.environment()])
+        return fingerprint.digest(
+            [
+                ("autotune", b"measured" if measure else b"model"),
+                *own,
+                ("device", device.encode()),
+                ("target", target.encode()),
+                ("key", name.encode()),
+                ("configs", repr(None if callable(self._configs) else self._configs).encode()),
+                *fingerprint.toolchain(),
+                *fingerprint.environment(),
+            ]
+        )
 
-    def _make(self, values: Sequence, options: dict, infos: Sequence, grid, target: str, device: str, name: str, measure: bool) -> Choice:
+    def _make(
+        self,
+        values: Sequence,
+        options: dict,
+        infos: Sequence,
+        grid,
+        target: str,
+        device: str,
+        name: str,
+        measure: bool,
+    ) -> Choice:
         found, reasons = self.candidates(values, options, grid, target)
-        if not measure or len(found) == 1: choice = Choice(found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons))
-        else: self._table.put(device, self.__name__, name, choice := self._measured(found, values, options, infos, grid, target, reasons))
+        if not measure or len(found) == 1:
+            choice = Choice(
+                found[0].config, "model", found[0].seconds, tuple(_lines(found[1:]) + reasons)
+            )
+        else:
+            self._table.put(
+                device,
+                self.__name__,
+                name,
+                choice := self._measured(found, values, options, infos, grid, target, reasons),
+            )
         return self._to_disk(device, target, name, measure, choice)
 
-    def candidates(self, values: Sequence, options: dict, grid, target: str) -> tuple[list[Candidate], list[str]]:
-        """What the model would have measured, best first, and why other configurations are out. Raises TuningError if none is left."""
-        given = {n: v for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr) if c and v is not UNSET} | options
+    def candidates(
+        self, values: Sequence, options: dict, grid, target: str
+    ) -> tuple[list[Candidate], list[str]]:
+        """What the model would have measured, best first, and why other configurations are out.
+        Raises TuningError if none is left.
+        """
+        given = {
+            n: v
+            for n, v, c in zip(self.kernel.names, values, self.kernel.constexpr, strict=False)
+            if c and v is not UNSET
+        } | options
         configs = self._configs
         if callable(configs):
-            configs = [c if isinstance(c, Config) else Config(**c) for c in configs(self._arguments(values))]
+            configs = [
+                c if isinstance(c, Config) else Config(**c)
+                for c in configs(self._arguments(values))
+            ]
             self._check(configs)
         fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
-        full = list(dict.fromkeys(Config(**self._defaults(values) | {k: v for k, v in c.items if k not in given}) for c in fitting))
-        extents = lambda merged_values: self._grid(grid, merged_values)
+        full = list(
+            dict.fromkeys(
+                Config(**self._defaults(values) | {k: v for k, v in c.items if k not in given})
+                for c in fitting
+            )
+        )
+
+        def extents(merged_values):
+            return self._grid(grid, merged_values)
+
         found, reasons = rank(self.kernel, values, options, full, extents, target, self.limit)
         if not found:
-            why = f": {reasons[0]}" if reasons else f"; the launch asks for {', '.join(f'{k}={v!r}' for k, v in given.items())}" if given else ""
-            raise TuningError(f"{self.__name__}: none of {len(configs)} configurations fits these arguments on {target}{why}; give tkc.autotune one that does")
+            why = (
+                f": {reasons[0]}"
+                if reasons
+                else (
+                    f"; the launch asks for {', '.join(f'{k}={v!r}' for k, v in given.items())}"
+                    if given
+                    else ""
+                )
+            )
+            raise TuningError(
+                f"{self.__name__}: none of {len(configs)} configurations fits these arguments on"
+                f" {target}{why}; give tkc.autotune one that does"
+            )
         return found, reasons
 
     def _defaults(self, values: Sequence) -> dict:
-        return {p.name: p.default for p, v, c in zip(self.kernel.parameters, values, self.kernel.constexpr) if c and v is UNSET and p.default is not p.empty}
+        return {
+            p.name: p.default
+            for p, v, c in zip(self.kernel.parameters, values, self.kernel.constexpr, strict=False)
+            if c and v is UNSET and p.default is not p.empty
+        }
 
     def _grid(self, grid, values: Sequence) -> tuple[int, int, int]:
-        return normalized(grid(dict(zip(self.kernel.names, values))) if callable(grid) else grid, self.__name__)
+        return normalized(
+            grid(dict(zip(self.kernel.names, values, strict=False))) if callable(grid) else grid,
+            self.__name__,
+        )
 
     def _check(self, configs: Sequence[Config]) -> None:
-        constants = {n for n, c in zip(self.kernel.names, self.kernel.constexpr) if c}
-        if not configs: raise TuningError(f"{self.__name__}: tkc.autotune needs at least one configuration")
+        constants = {n for n, c in zip(self.kernel.names, self.kernel.constexpr, strict=False) if c}
+        if not configs:
+            raise TuningError(f"{self.__name__}: tkc.autotune needs at least one configuration")
         for c in configs:
             if unknown := [k for k, _ in c.items if k not in constants and k not in OPTIONS]:
-                raise TuningError(f"{self.__name__}: {c} sets {unknown[0]!r}, which is neither a constexpr parameter ({', '.join(sorted(constants)) or 'there are none'}) nor an option ({', '.join(OPTIONS)})")
+                raise TuningError(
+                    f"{self.__name__}: {c} sets {unknown[0]!r}, which is neither a constexpr"
+                    f" parameter ({', '.join(sorted(constants)) or 'there are none'}) nor an option"
+                    f" ({', '.join(OPTIONS)})"
+                )
 
     def _specialization(self, values: Sequence, options: dict, config: Config):
-        return self.kernel._specialize(self.kernel._describe(merged(self.kernel, values, config)), tuple((options | config.options).items()))
+        return self.kernel._specialize(
+            self.kernel._describe(merged(self.kernel, values, config)),
+            tuple((options | config.options).items()),
+        )
 
-    # ------------------------------------------------------------------------------------------------------ measuring
-    def _measured(self, found: Sequence[Candidate], values: Sequence, options: dict, infos: Sequence, grid, target: str, reasons: Sequence[str]) -> Choice:
+    # ----------------------------------------------------------------------------------------------
+    def _measured(
+        self,
+        found: Sequence[Candidate],
+        values: Sequence,
+        options: dict,
+        infos: Sequence,
+        grid,
+        target: str,
+        reasons: Sequence[str],
+    ) -> Choice:
         from tkc.runtime import timing
+
         kernel, said = self.kernel, list(reasons)
-        errors = workers.compile_all(kernel, [self._specialization(values, options, c.config) for c in found], target)
-        said += [f"{c.config}: {e}" for c, e in zip(found, errors) if e]
-        found = [c for c, e in zip(found, errors) if not e]
+        errors = workers.compile_all(
+            kernel, [self._specialization(values, options, c.config) for c in found], target
+        )
+        said += [f"{c.config}: {e}" for c, e in zip(found, errors, strict=False) if e]
+        found = [c for c, e in zip(found, errors, strict=False) if not e]
         number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
         launches, kept = [], []
         for c in found:
             chosen = merged(kernel, values, c.config)
-            try: launches.append(kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen))); kept.append(c)
-            except Error as e: said.append(f"{c.config}: {str(e).splitlines()[0]}")
-        failed = lambda i, e: said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
-        with _Restored(changed(kernel, kernel._describe(merged(kernel, values, kept[0].config)), options) if kept else [], number):
+            try:
+                launches.append(
+                    kernel._prepare(chosen, options | c.config.options, self._grid(grid, chosen))
+                )
+                kept.append(c)
+            except Error as e:
+                said.append(f"{c.config}: {str(e).splitlines()[0]}")
+
+        def failed(i, e):
+            return said.append(f"{kept[i].config}: {type(e).__name__}: {str(e).splitlines()[0]}")
+
+        with _Restored(
+            (
+                changed(kernel, kernel._describe(merged(kernel, values, kept[0].config)), options)
+                if kept
+                else []
+            ),
+            number,
+        ):
             seconds = timing.measure(launches, number, self.budget, failed)
-        ranked = sorted((Candidate(c.config, s) for c, s in zip(kept, seconds) if s is not None), key=lambda c: c.seconds)
-        if not ranked: raise TuningError(f"{self.__name__}: none of {len(errors)} candidates ran on these arguments: {said[0] if said else 'no reason is known'}")
-        return Choice(ranked[0].config, "measured", ranked[0].seconds, tuple(_lines(ranked[1:]) + said))
+        ranked = sorted(
+            (Candidate(c.config, s) for c, s in zip(kept, seconds, strict=False) if s is not None),
+            key=lambda c: c.seconds,
+        )
+        if not ranked:
+            raise TuningError(
+                f"{self.__name__}: none of {len(errors)} candidates ran on these arguments:"
+                f" {said[0] if said else 'no reason is known'}"
+            )
+        return Choice(
+            ranked[0].config, "measured", ranked[0].seconds, tuple(_lines(ranked[1:]) + said)
+        )
 
     def assemble(self, *args, grid, target: str, path: str | Path, **kwargs) -> list[Config]:
-        """Compiles and assembles the candidates for arguments (texts such as "bf16[64, 64]" will do) into a file for `measure`; no GPU is needed.
+        """Compiles and assembles the candidates for arguments (texts such as "bf16[64, 64]" will
+        do) into a file for `measure`; no GPU is needed.
 
-        Gives the configurations, the model's best first. Raises TuningError where none fits, CompileError without ptxas.
+        Gives the configurations, the model's best first. Raises TuningError where none fits,
+        CompileError without ptxas.
         """
         values, options = self.bound(*args, **kwargs)
         found, _ = self.candidates(values, options, grid, target)
         specializations = [self._specialization(values, options, c.config) for c in found]
         errors, parts, kept = workers.compile_all(self.kernel, specializations, target), {}, []
-        for c, s, e in zip(found, specializations, errors):
-            if e: continue
+        for c, s, e in zip(found, specializations, errors, strict=False):
+            if e:
+                continue
             compiled = self.kernel._get(s, target)
             parts |= {f"{len(kept)}.{k}": v for k, v in compiled.pack().items()}
             if target != "cpu":
                 from tkc.runtime.launch import cubin
+
                 parts[f"{len(kept)}.image"] = compiled.image or cubin(compiled)
-            kept.append({"config": dict(c.config.items), "seconds": c.seconds, "specialization": fingerprint.digest([("s", repr(s).encode())])})
-        if not kept: raise TuningError(f"{self.__name__}: none of {len(found)} candidates compiles for {target}: {errors[0]}")
-        parts["index"] = json.dumps({"format": ASSEMBLY, "kernel": self.__name__, "target": target, "candidates": kept}).encode()
+            kept.append(
+                {
+                    "config": dict(c.config.items),
+                    "seconds": c.seconds,
+                    "specialization": fingerprint.digest([("s", repr(s).encode())]),
+                }
+            )
+        if not kept:
+            raise TuningError(
+                f"{self.__name__}: none of {len(found)} candidates compiles for {target}:"
+                f" {errors[0]}"
+            )
+        parts["index"] = json.dumps(
+            {"format": ASSEMBLY, "kernel": self.__name__, "target": target, "candidates": kept}
+        ).encode()
         cache.write_entry(Path(path), ASSEMBLY, parts)
         return [Config(**c["config"]) for c in kept]
 
     def measure(self, path: str | Path, *args, grid, **kwargs) -> Choice:
-        """Measures the candidates that `assemble` wrote, on these arguments, and remembers the choice. Raises TuningError where the file is for other arguments or another machine."""
+        """Measures the candidates that `assemble` wrote, on these arguments, and remembers the
+        choice. Raises TuningError where the file is for other arguments or another machine.
+        """
         values, options = self.bound(*args, **kwargs)
         parts = cache.read_entry(Path(path), ASSEMBLY)
         index = json.loads(parts["index"]) if parts else {}
-        if index.get("kernel") != self.__name__: raise TuningError(f"{path} is no assembly of {self.__name__}; write one with {self.__name__}.assemble")
-        infos = [Constant(UNSET) if v is UNSET else i for v, i in zip(values, self._described(values))]
+        if index.get("kernel") != self.__name__:
+            raise TuningError(
+                f"{path} is no assembly of {self.__name__}; write one with {self.__name__}.assemble"
+            )
+        infos = [
+            Constant(UNSET) if v is UNSET else i
+            for v, i in zip(values, self._described(values), strict=False)
+        ]
         target = target_for(infos, self.__name__)
-        if index["target"] != target: raise TuningError(f"{path} was assembled for {index['target']}, and the arrays are on {target}; assemble it with target={target!r}")
+        if index["target"] != target:
+            raise TuningError(
+                f"{path} was assembled for {index['target']}, and the arrays are on {target};"
+                f" assemble it with target={target!r}"
+            )
         found = []
         for i, entry in enumerate(index["candidates"]):
             config = Config(**entry["config"])
             s = self._specialization(values, options, config)
-            if fingerprint.digest([("s", repr(s).encode())]) != entry["specialization"]: continue
-            self.kernel.adopt(s, target, {k.partition(".")[2]: v for k, v in parts.items() if k.startswith(f"{i}.")})
+            if fingerprint.digest([("s", repr(s).encode())]) != entry["specialization"]:
+                continue
+            self.kernel.adopt(
+                s,
+                target,
+                {k.partition(".")[2]: v for k, v in parts.items() if k.startswith(f"{i}.")},
+            )
             found.append(Candidate(config, entry["seconds"]))
-        if not found: raise TuningError(f"{path} was assembled for other arguments (element types, extents that divide otherwise, constants); assemble it for these")
+        if not found:
+            raise TuningError(
+                f"{path} was assembled for other arguments (element types, extents that divide"
+                " otherwise, constants); assemble it for these"
+            )
         device, name = _device(infos, target), self._named(values, infos, options)
-        choice = self._choices[device, target, name, True] = self._measured(found, values, options, infos, grid, target, ())
+        choice = self._choices[device, target, name, True] = self._measured(
+            found, values, options, infos, grid, target, ()
+        )
         self._choices[device, target, name, False] = choice
         self._table.put(device, self.__name__, name, choice)
         handed.changes += 1
         return choice
 
-    # ------------------------------------------------------------------------------------------------------ tables
+    # ----------------------------------------------------------------------------------------------
     def export_table(self, path: str | Path) -> int:
-        """Writes every choice that was measured or imported, with those a file already has; gives their number. Raises TuningError."""
+        """Writes every choice that was measured or imported, with those a file already has; gives
+        their number. Raises TuningError.
+        """
         old = Table.read(path).entries if Path(path).exists() else {}
         made = Table()
         made.entries = old | self._table.entries
@@ -275,115 +572,189 @@ class Autotuned:
         return len(made.entries)
 
     def import_table(self, path: str | Path) -> int:
-        """Reads choices; they come before the disk and the model. Gives their number. Raises TuningError."""
+        """Reads choices; they come before the disk and the model. Gives their number. Raises
+        TuningError.
+        """
         entries = Table.read(path).entries
         self._table.entries |= entries
         self._choices.clear()
         self._epoch += 1
         handed.changes += 1
-        for launcher in self._launchers.values(): launcher.ready.clear()
+        for launcher in self._launchers.values():
+            launcher.ready.clear()
         return len(entries)
 
 
 class TunedLauncher:
     """`tuned[grid]`: call it with the arguments; those that are to be chosen are left out."""
+
     __slots__ = ("tuned", "grid", "ready")
 
-    def __init__(self, tuned: Autotuned, grid): self.tuned, self.grid, self.ready = tuned, grid, {}
+    def __init__(self, tuned: Autotuned, grid):
+        self.tuned, self.grid, self.ready = tuned, grid, {}
 
     def __call__(self, *args, **kwargs) -> None:
-        """Launches on the caller's current stream. Raises TuningError, LaunchError, CompileError, DeviceError."""
+        """Launches on the caller's current stream. Raises TuningError, LaunchError, CompileError,
+        DeviceError.
+        """
         tuned = self.tuned
         values, options = tuned.bound(*args, **kwargs)
         for namespace, name, value in tuned.kernel._watched:
-            if namespace.get(name) is not value: tuned._choices.clear(); self.ready.clear(); break
+            if namespace.get(name) is not value:
+                tuned._choices.clear()
+                self.ready.clear()
+                break
         types = tuple(map(type, values))
         try:
             keyer, ready = self.ready[types]
             chosen = ready[keyer(None, options and tuple(options.items()), values)]
-        except (KeyError, TypeError): return self._slowly(values, options, types)
-        try: self._launch(values, *chosen)
-        except (CompileError, LaunchError): self._slowly(values, options, types)           # arrays that overlap otherwise, say: another choice, or its own sentence
+        except (KeyError, TypeError):
+            return self._slowly(values, options, types)
+        try:
+            self._launch(values, *chosen)
+        except (CompileError, LaunchError):
+            self._slowly(
+                values, options, types
+            )  # arrays that overlap otherwise, say: another choice, or its own sentence
 
     def like(self, *args, **kwargs) -> Callable[..., None]:
-        """A function of arguments like these at run time (the same types, extents, strides and alignment: nobody looks), in order, that launches the choice for them with the constants
-        and options given here: what a caller who knows his arrays need not ask for at each call."""
+        """A function of arguments like these at run time (the same types, extents, strides and
+        alignment: nobody looks), in order, that launches the choice for them with the constants and
+        options given here: what a caller who knows his arrays need not ask for at each call."""
         tuned = self.tuned
         values, options = tuned.bound(*args, **kwargs)
-        kernel, places, known = tuned.kernel, tuned._given, (-1, None)                        # known: of which tables, and what was chosen, in one piece: threads may meet here
-        constants = [None if i in places else v for i, v in enumerate(values)]                # and no array, which would live as long as the function
+        kernel, places, known = (
+            tuned.kernel,
+            tuned._given,
+            (-1, None),
+        )  # known: of which tables, and what was chosen, in one piece: threads may meet here
+        constants = [
+            None if i in places else v for i, v in enumerate(values)
+        ]  # and no array, which would live as long as the function
 
         def launch(*given) -> None:
             nonlocal known
             full = constants[:]
-            for i, v in zip(places, given): full[i] = v
+            for i, v in zip(places, given, strict=False):
+                full[i] = v
             epoch, chosen = known
             if epoch != tuned._epoch:
                 epoch, config = tuned._epoch, tuned._choose(full, options, self.grid).config
-                chosen = (tuned._grid(self.grid, merged(kernel, full, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options)
+                chosen = (
+                    tuned._grid(self.grid, merged(kernel, full, config)),
+                    [(kernel.names.index(n), v) for n, v in config.constants.items()],
+                    options | config.options,
+                )
                 known = epoch, chosen
-            try: self._launch(full, *chosen)
-            except (CompileError, LaunchError): self._slowly(full, options, tuple(map(type, full)))
+            try:
+                self._launch(full, *chosen)
+            except (CompileError, LaunchError):
+                self._slowly(full, options, tuple(map(type, full)))
+
         return launch
 
     def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
-        """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the kernel's own business."""
+        """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the
+        kernel's own business.
+        """
         tuned = self.tuned
         kernel, config = tuned.kernel, tuned._choose(values, options, self.grid).config
-        chosen = tuned._grid(self.grid, merged(kernel, values, config)), [(kernel.names.index(n), v) for n, v in config.constants.items()], options | config.options
+        chosen = (
+            tuned._grid(self.grid, merged(kernel, values, config)),
+            [(kernel.names.index(n), v) for n, v in config.constants.items()],
+            options | config.options,
+        )
         self._launch(values, *chosen)
         try:
-            keyer, ready = self.ready.setdefault(types, (key_function(values, kernel.constexpr, anywhere=True), {}))
-            if len(ready) >= READY: ready.clear()
+            keyer, ready = self.ready.setdefault(
+                types, (key_function(values, kernel.constexpr, anywhere=True), {})
+            )
+            if len(ready) >= READY:
+                ready.clear()
             ready[keyer(None, options and tuple(options.items()), values)] = chosen
-        except (TypeError, AttributeError): pass
+        except (TypeError, AttributeError):
+            pass
 
-    def _launch(self, values: Sequence, extents: tuple[int, int, int], constants: Sequence[tuple[int, Any]], options: dict) -> None:
+    def _launch(
+        self,
+        values: Sequence,
+        extents: tuple[int, int, int],
+        constants: Sequence[tuple[int, Any]],
+        options: dict,
+    ) -> None:
         """constants: the chosen ones, by the number of their parameter."""
         kernel, full = self.tuned.kernel, list(values)
-        for i, v in constants: full[i] = v
-        if (plain := kernel.positional) == len(full): kernel[extents](*full, **options)
-        else: kernel[extents](*full[:plain], **dict(zip(kernel.names[plain:], full[plain:])), **options)
+        for i, v in constants:
+            full[i] = v
+        if (plain := kernel.positional) == len(full):
+            kernel[extents](*full, **options)
+        else:
+            kernel[extents](
+                *full[:plain],
+                **dict(zip(kernel.names[plain:], full[plain:], strict=False)),
+                **options,
+            )
 
 
 class _Restored:
     """Keeps the bytes of arrays while their kernel is measured, and puts them back."""
 
-    def __init__(self, arrays: Sequence[ArrayInfo], device: int): self.arrays, self.device, self.kept = [a for a in arrays if a.span != (0, 0)], device, []
+    def __init__(self, arrays: Sequence[ArrayInfo], device: int):
+        self.arrays, self.device, self.kept = [a for a in arrays if a.span != (0, 0)], device, []
 
     def __enter__(self):
         for a in self.arrays:
             low, high = a.span
             if self.device < 0:
                 import ctypes
+
                 self.kept.append(ctypes.string_at(a.pointer + low, high - low))
                 continue
             from tkc.runtime import driver
+
             with driver.context(self.device):
-                copy = int(driver.check(driver.api().cuMemAlloc(high - low), "keeping an array while its kernel is measured"))
+                copy = int(
+                    driver.check(
+                        driver.api().cuMemAlloc(high - low),
+                        "keeping an array while its kernel is measured",
+                    )
+                )
                 self.kept.append(copy)
                 driver.check(driver.api().cuCtxSynchronize(), "waiting for an array")
-                driver.check(driver.api().cuMemcpyDtoD(copy, a.pointer + low, high - low), "keeping an array while its kernel is measured")
+                driver.check(
+                    driver.api().cuMemcpyDtoD(copy, a.pointer + low, high - low),
+                    "keeping an array while its kernel is measured",
+                )
 
     def __exit__(self, *exception) -> None:
-        for a, copy in zip(self.arrays, self.kept):
+        for a, copy in zip(self.arrays, self.kept, strict=False):
             low, high = a.span
             if self.device < 0:
                 import ctypes
+
                 ctypes.memmove(a.pointer + low, copy, high - low)
                 continue
             from tkc.runtime import driver
-            if driver.poison: return
+
+            if driver.poison:
+                return
             with driver.context(self.device):
-                driver.check(driver.api().cuMemcpyDtoD(a.pointer + low, copy, high - low), "putting an array back")
+                driver.check(
+                    driver.api().cuMemcpyDtoD(a.pointer + low, copy, high - low),
+                    "putting an array back",
+                )
                 driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")
 
 
 def _captured(values: Sequence, infos: Sequence) -> bool:
-    """Whether the caller's stream is being captured into a graph: then nothing can be measured, and the model's choice is taken."""
+    """Whether the caller's stream is being captured into a graph: then nothing can be measured, and
+    the model's choice is taken.
+    """
     number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
-    if number < 0: return False
+    if number < 0:
+        return False
     from tkc.runtime import launch, timing
+
     return timing.capturing(launch.stream_source(values, number)())
 
 
@@ -392,10 +763,21 @@ def _device(infos: Sequence, target: str) -> str:
     number = next((i.device for i in infos if isinstance(i, ArrayInfo)), -1)
     if number >= 0:
         from tkc.runtime import driver
+
         return driver.name(number)
-    return target if target != "cpu" else f"cpu {fingerprint.digest([('cpu', fingerprint.host_cpu())])[:12]}"
+    return (
+        target
+        if target != "cpu"
+        else f"cpu {fingerprint.digest([('cpu', fingerprint.host_cpu())])[:12]}"
+    )
 
 
-def _lines(found: Sequence[Candidate]) -> list[str]: return [f"{c.config}: {c.seconds * 1e6:.2f} us" if c.seconds is not None else f"{c.config}: no model" for c in found]
-
-
+def _lines(found: Sequence[Candidate]) -> list[str]:
+    return [
+        (
+            f"{c.config}: {c.seconds * 1e6:.2f} us"
+            if c.seconds is not None
+            else f"{c.config}: no model"
+        )
+        for c in found
+    ]

@@ -1,12 +1,14 @@
-"""Ahead of time: `export` writes a kernel as PTX, a JSON description and C that launches it through the driver API.
+"""Ahead of time: `export` writes a kernel as PTX, a JSON description and C that launches it through
+the driver API.
 
     add.sm_90a.ptx      the kernel; add.sm_90a.cubin where ptxas is installed
     add.json            its interface (tkc.ir.interface.Interface) and its arguments
     add.h, add.c        tkc_add_load, tkc_add_launch, tkc_add_unload; the code is inside (machine code, and PTX for GPUs that it does not fit), so the C needs no file at run time
 
-The C computes what the Python launcher computes: tensor maps, the physical grid, the workspace, and the same refusals (a code, and a
-sentence from tkc_add_error).
+The C computes what the Python launcher computes: tensor maps, the physical grid, the workspace, and
+the same refusals (a code, and a sentence from tkc_add_error).
 """
+
 from __future__ import annotations
 
 import json
@@ -23,34 +25,127 @@ from tkc.runtime.jit import JitFunction
 from tkc.runtime.launch import cubin, workspaces
 from tkc.runtime.tensor_maps import SWIZZLES, TYPES
 
-KEYWORDS = set("""auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return short signed
-    sizeof static struct switch typedef union unsigned void volatile while bool true false""".split())
-TAKEN = set("grid stream kernel parameters gx gy gz programs config cluster text code message refused NULL main".split())
-C_TYPES = {"bool_": "uint8_t", "float16": "uint16_t", "bfloat16": "uint16_t", "float8_e4m3": "uint8_t", "float8_e5m2": "uint8_t", "float32": "float", "float64": "double",
-           **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)}}
+KEYWORDS = set(
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+        "bool",
+        "true",
+        "false",
+    ]
+)
+TAKEN = set(
+    [
+        "grid",
+        "stream",
+        "kernel",
+        "parameters",
+        "gx",
+        "gy",
+        "gz",
+        "programs",
+        "config",
+        "cluster",
+        "text",
+        "code",
+        "message",
+        "refused",
+        "NULL",
+        "main",
+    ]
+)
+C_TYPES = {
+    "bool_": "uint8_t",
+    "float16": "uint16_t",
+    "bfloat16": "uint16_t",
+    "float8_e4m3": "uint8_t",
+    "float8_e5m2": "uint8_t",
+    "float32": "float",
+    "float64": "double",
+    **{f"{u}int{n}": f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)},
+}
 
 
-def export(kernel: JitFunction, *args, target: str, path: str | os.PathLike, name: str | None = None, overwrite: bool = False, **kwargs) -> list[Path]:
-    """Compiles `kernel` for these arguments (as in `kernel.compile`) and writes its files to the directory `path`; gives their paths.
+def export(
+    kernel: JitFunction,
+    *args,
+    target: str,
+    path: str | os.PathLike,
+    name: str | None = None,
+    overwrite: bool = False,
+    **kwargs,
+) -> list[Path]:
+    """Compiles `kernel` for these arguments (as in `kernel.compile`) and writes its files to the
+    directory `path`; gives their paths.
 
     name: of the files and C functions, default the kernel's. Raises ExportError, CompileError.
     """
-    if target not in TARGETS: raise ExportError(f"there is no C launcher for target {target!r}; export for one of {', '.join(TARGETS)}")
+    if target not in TARGETS:
+        raise ExportError(
+            f"there is no C launcher for target {target!r}; export for one of {', '.join(TARGETS)}"
+        )
     name = name or kernel.__name__
     check_name(name)
     compiled = kernel.compile(*args, target=target, **kwargs)
     code = machine_code(compiled)
     values, _ = kernel.bound(*args, **kwargs)
-    arguments = [(n, plain) for n, plain in kernel._specialize(kernel._describe(values), ()).arguments if plain[0] != "constant"]
-    description = {"name": name, "format": 1, "interface": compiled.interface.to_json(), "arguments": [{"name": n, "specialization": plain} for n, plain in arguments]}
-    texts = {f"{name}.{target}.ptx": compiled.ptx, **({f"{name}.{target}.cubin": code} if code else {}), f"{name}.json": json.dumps(description, indent=1) + "\n",
-             f"{name}.h": header(name, compiled.interface, arguments), f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx, code)}
+    arguments = [
+        (n, plain)
+        for n, plain in kernel._specialize(kernel._describe(values), ()).arguments
+        if plain[0] != "constant"
+    ]
+    description = {
+        "name": name,
+        "format": 1,
+        "interface": compiled.interface.to_json(),
+        "arguments": [{"name": n, "specialization": plain} for n, plain in arguments],
+    }
+    texts = {
+        f"{name}.{target}.ptx": compiled.ptx,
+        **({f"{name}.{target}.cubin": code} if code else {}),
+        f"{name}.json": json.dumps(description, indent=1) + "\n",
+        f"{name}.h": header(name, compiled.interface, arguments),
+        f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx, code),
+    }
     return write(Path(path), texts, overwrite)
 
 
 def machine_code(compiled) -> bytes:
     """What ptxas makes of a kernel; nothing where it is not installed."""
     from tkc.codegen.ptx.ptxas import find
+
     return cubin(compiled) if find("ptxas") else b""
 
 
@@ -58,35 +153,57 @@ def check_name(name: str) -> None:
     """Raises ExportError unless it can name C functions and files."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name) or name in KEYWORDS:
         shown = name if len(name) <= 40 else name[:37] + "..."
-        raise ExportError(f"{shown!r} cannot name an exported kernel; use up to 128 letters, digits and _, no keyword of C, and pass it as name=")
+        raise ExportError(
+            f"{shown!r} cannot name an exported kernel; use up to 128 letters, digits and _, no"
+            " keyword of C, and pass it as name="
+        )
 
 
 def write(folder: Path, texts: dict[str, str | bytes], overwrite: bool) -> list[Path]:
-    """Writes the files, each at once. Raises ExportError, before anything is written, if one is there already."""
-    try: folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e: raise ExportError(f"cannot make {folder}: {e.strerror}; pass another path=") from None
+    """Writes the files, each at once. Raises ExportError, before anything is written, if one is
+    there already.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ExportError(f"cannot make {folder}: {e.strerror}; pass another path=") from None
     paths = [folder / n for n in texts]
     for p in paths:
-        if p.resolve().parent != folder.resolve(): raise ExportError(f"{p.name} in {folder} is a link that leads elsewhere; remove it")
-        if p.exists() and not overwrite: raise ExportError(f"{p} exists; pass overwrite=True, or another path=")
-    for p, text in zip(paths, texts.values()):
-        try: write_whole(p, text if isinstance(text, bytes) else text.encode(), 0o644)
-        except OSError as e: raise ExportError(f"cannot write {p}: {e.strerror}") from None
+        if p.resolve().parent != folder.resolve():
+            raise ExportError(f"{p.name} in {folder} is a link that leads elsewhere; remove it")
+        if p.exists() and not overwrite:
+            raise ExportError(f"{p} exists; pass overwrite=True, or another path=")
+    for p, text in zip(paths, texts.values(), strict=False):
+        try:
+            write_whole(p, text if isinstance(text, bytes) else text.encode(), 0o644)
+        except OSError as e:
+            raise ExportError(f"cannot write {p}: {e.strerror}") from None
     return paths
 
 
-# ------------------------------------------------------------------------------------------------------------------ C
-def is_array(plain: tuple) -> bool: return plain[0] == "array"
+# --------------------------------------------------------------------------------------------------
+def is_array(plain: tuple) -> bool:
+    return plain[0] == "array"
 
 
 def c_name(n: str) -> str:
     """An argument's name where C, or a variable of ours, has taken it."""
-    return n + "_" if n in KEYWORDS or n in TAKEN or re.fullmatch(r"[besopr]\d+|tkc_.*|cu.*|CU.*", n) else n
+    return (
+        n + "_"
+        if n in KEYWORDS or n in TAKEN or re.fullmatch(r"[besopr]\d+|tkc_.*|cu.*|CU.*", n)
+        else n
+    )
 
 
 def prototype(name: str, arguments) -> str:
-    words = [f"const tkc_array *{c_name(n)}" if is_array(p) else f"{C_TYPES[p[1]]} {c_name(n)}" for n, p in arguments]
-    return f"CUresult tkc_{name}_launch({', '.join([f'tkc_{name} *kernel', 'const unsigned grid[3]', 'CUstream stream', *words])})"
+    words = [
+        f"const tkc_array *{c_name(n)}" if is_array(p) else f"{C_TYPES[p[1]]} {c_name(n)}"
+        for n, p in arguments
+    ]
+    return (
+        "CUresult"
+        f" tkc_{name}_launch({', '.join([f'tkc_{name} *kernel', 'const unsigned grid[3]', 'CUstream stream', *words])})"
+    )
 
 
 def header(name: str, interface: Interface, arguments) -> str:
@@ -127,9 +244,20 @@ const char *tkc_{name}_error(void);
 
 
 def _what(plain: tuple) -> str:
-    if plain[0] == "scalar": return plain[1] + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
+    if plain[0] == "scalar":
+        return plain[1] + (f", a multiple of {plain[2]}" if plain[2] > 1 else "")
     _, dtype, shape, strides, align, wide = plain
-    fact = lambda pairs: "[" + ", ".join(f"= {exact}" if exact is not None else f"multiple of {d}" if d > 1 else "any" for d, exact in pairs) + "]"
+
+    def fact(pairs):
+        return (
+            "["
+            + ", ".join(
+                f"= {exact}" if exact is not None else f"multiple of {d}" if d > 1 else "any"
+                for d, exact in pairs
+            )
+            + "]"
+        )
+
     return f"{dtype}, extents {fact(shape)}, strides {fact(strides)}, address a multiple of {align}"
 
 
@@ -137,22 +265,50 @@ def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b
     """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
     body, values = [], []
     places, workspace = _places(interface)
-    for n, plain in arguments: body += _checks(c_name(n), plain)
+    for n, plain in arguments:
+        body += _checks(c_name(n), plain)
     for i, p in enumerate(interface.parameters):
         lines, value = _parameter(name, i, p, arguments, places.get(i, "0"))
-        body += lines; values.append(value)
+        body += lines
+        values.append(value)
     i = interface
     x, y = i.cluster
     lines = "\n".join("    " + line for line in body)
-    grid = _persistent(i) if i.persistent else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
-    limits = f"(uint64_t)grid[0] * grid[1] * grid[2]{f' * {i.split}' if i.split > 1 else ''} > 0x7fffffffu" if i.persistent else f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2] > 65535"
-    launch = (f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters);" if i.together else
-              f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1, {i.shared_bytes}, stream, parameters, NULL);" if i.cluster == (1, 1) else
-              f"CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);\n"
-              f"    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n"
-              f"    config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz; config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;\n"
-              f"    config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs = &cluster; config.numAttrs = 1;\n"
-              f"    return cuLaunchKernelEx(&config, kernel->function, parameters, NULL);")
+    grid = (
+        _persistent(i)
+        if i.persistent
+        else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
+    )
+    limits = (
+        f"(uint64_t)grid[0] * grid[1] * grid[2]{f' * {i.split}' if i.split > 1 else ''} >"
+        " 0x7fffffffu"
+        if i.persistent
+        else (
+            f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2]"
+            " > 65535"
+        )
+    )
+    launch = (
+        f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
+        f" {i.shared_bytes}, stream, parameters);"
+        if i.together
+        else (
+            f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
+            f" {i.shared_bytes}, stream, parameters, NULL);"
+            if i.cluster == (1, 1)
+            else (
+                "CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute"
+                " cluster; memset(&cluster, 0, sizeof cluster);\n    cluster.id ="
+                f" CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x};"
+                f" cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n   "
+                " config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz;"
+                f" config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;\n   "
+                f" config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs"
+                " = &cluster; config.numAttrs = 1;\n    return cuLaunchKernelEx(&config,"
+                " kernel->function, parameters, NULL);"
+            )
+        )
+    )
     return f"""/* Kernel {name} for {i.target}: loading and launching. Made by tkc; do not edit. */
 #include <stdio.h>
 #include <string.h>
@@ -188,7 +344,7 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
     if (!grid[0] || !grid[1] || !grid[2]) return CUDA_SUCCESS;
     if ({limits}) return refused("the grid is too large; split the launch");
 {_grown(workspace) if _varies(i) else ""}{lines}
-    void *parameters[] = {{ {', '.join(values) or 'NULL'} }};
+    void *parameters[] = {{ {", ".join(values) or "NULL"} }};
     {grid}
     {launch}
 }}
@@ -196,15 +352,20 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
 
 
 def _literal(ptx: str) -> str:
-    escape = lambda line: line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t").replace("?", "\\?")
+    def escape(line):
+        return (
+            line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t").replace("?", "\\?")
+        )
+
     return "\n".join(f'    "{escape(line)}\\n"' for line in ptx.splitlines())
 
 
 def _bytes(code: bytes) -> str:
     """Machine code as an array of words."""
-    if not code: return ""
-    words = [f"0x{int.from_bytes(code[i:i + 8], 'little'):x}u" for i in range(0, len(code), 8)]
-    lines = "\n".join("    " + ", ".join(words[i:i + 10]) + "," for i in range(0, len(words), 10))
+    if not code:
+        return ""
+    words = [f"0x{int.from_bytes(code[i : i + 8], 'little'):x}u" for i in range(0, len(code), 8)]
+    lines = "\n".join("    " + ", ".join(words[i : i + 10]) + "," for i in range(0, len(words), 10))
     return f"static const uint64_t code[] = {{\n{lines}\n}};\n"
 
 
@@ -220,12 +381,16 @@ def _places(i: Interface) -> tuple[dict[int, str], str]:
         return {k: str(v) for k, v in places.items()}, str(total)
     places, sizes = {}, []
     for k, p in enumerate(i.parameters):
-        if p.kind == "workspace": places[k] = " + ".join(sizes) or "0"; sizes.append(f"({p.bytes}u + {p.each}u * all + 255) / 256 * 256")
+        if p.kind == "workspace":
+            places[k] = " + ".join(sizes) or "0"
+            sizes.append(f"({p.bytes}u + {p.each}u * all + 255) / 256 * 256")
     return places, " + ".join(sizes)
 
 
 def _grown(workspace: str) -> str:
-    """A workspace for another number of programs is another one: a counter is never where something else has been."""
+    """A workspace for another number of programs is another one: a counter is never where something
+    else has been.
+    """
     return f"""    uint64_t all = (uint64_t)grid[0] * grid[1] * grid[2];
     if (kernel->programs != all) {{
         CUresult e = kernel->workspace ? cuMemFree(kernel->workspace) : CUDA_SUCCESS;
@@ -238,69 +403,152 @@ def _grown(workspace: str) -> str:
 
 def _load(i: Interface, workspace: str) -> str:
     lines = []
-    if i.shared_bytes > 48 << 10: lines.append(f"if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {i.shared_bytes}))) return e;")
-    if workspace != "0": lines += [f"if ((e = cuMemAlloc(&kernel->workspace, {workspace}))) return e;", f"if ((e = cuMemsetD8(kernel->workspace, 0, {workspace}))) return e;"]
+    if i.shared_bytes > 48 << 10:
+        lines.append(
+            "if ((e = cuFuncSetAttribute(kernel->function,"
+            f" CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, {i.shared_bytes}))) return e;"
+        )
+    if workspace != "0":
+        lines += [
+            f"if ((e = cuMemAlloc(&kernel->workspace, {workspace}))) return e;",
+            f"if ((e = cuMemsetD8(kernel->workspace, 0, {workspace}))) return e;",
+        ]
     x, y = i.cluster
-    if x * y > 8: lines.append("if ((e = cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))) return e;")
+    if x * y > 8:
+        lines.append(
+            "if ((e = cuFuncSetAttribute(kernel->function,"
+            " CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))) return e;"
+        )
     if i.persistent and x * y == 1:
-        lines += ["CUdevice device; int each, processors;", "if ((e = cuCtxGetDevice(&device))) return e;",
-                  "if ((e = cuDeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))) return e;",
-                  f"if ((e = cuOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel->function, {i.threads}, {i.shared_bytes}))) return e;", "kernel->resident = each * processors;"]
+        lines += [
+            "CUdevice device; int each, processors;",
+            "if ((e = cuCtxGetDevice(&device))) return e;",
+            (
+                "if ((e = cuDeviceGetAttribute(&processors,"
+                " CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))) return e;"
+            ),
+            (
+                "if ((e = cuOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel->function,"
+                f" {i.threads}, {i.shared_bytes}))) return e;"
+            ),
+            "kernel->resident = each * processors;",
+        ]
     elif i.persistent:
-        lines += ["CUlaunchConfig config; memset(&config, 0, sizeof config);", "CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);",
-                  f"cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION; cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;",
-                  f"config.gridDimX = {x}; config.gridDimY = {y}; config.gridDimZ = 1; config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;",
-                  f"config.sharedMemBytes = {i.shared_bytes}; config.attrs = &cluster; config.numAttrs = 1;", "int clusters;",
-                  "if ((e = cuOccupancyMaxActiveClusters(&clusters, kernel->function, &config))) return e;", f"kernel->resident = clusters * {x * y};"]
+        lines += [
+            "CUlaunchConfig config; memset(&config, 0, sizeof config);",
+            "CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);",
+            (
+                "cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION; cluster.value.clusterDim.x ="
+                f" {x}; cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;"
+            ),
+            (
+                f"config.gridDimX = {x}; config.gridDimY = {y}; config.gridDimZ = 1;"
+                f" config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;"
+            ),
+            (
+                f"config.sharedMemBytes = {i.shared_bytes}; config.attrs = &cluster;"
+                " config.numAttrs = 1;"
+            ),
+            "int clusters;",
+            (
+                "if ((e = cuOccupancyMaxActiveClusters(&clusters, kernel->function, &config)))"
+                " return e;"
+            ),
+            f"kernel->resident = clusters * {x * y};",
+        ]
     return "".join(f"    {line}\n" for line in lines)
 
 
 def _persistent(i: Interface) -> str:
     size, parts = i.cluster[0] * i.cluster[1], f" * {i.split}u" if i.split > 1 else ""
-    return (f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs{parts} + {size - 1}u) / {size}u * {size}u, gy = 1, gz = 1;\n"
-            f"    if (gx > (unsigned)kernel->resident) gx = (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;")
+    return (
+        f"unsigned programs = grid[0] * grid[1] * grid[2], gx = (programs{parts} + {size - 1}u) /"
+        f" {size}u * {size}u, gy = 1, gz = 1;\n    if (gx > (unsigned)kernel->resident) gx ="
+        f" (unsigned)kernel->resident;\n    if (gx < {size}u) gx = {size}u;"
+    )
 
 
 def _checks(n: str, plain: tuple) -> list[str]:
     """What the code was compiled for, of one argument."""
     lines = []
-    need = lambda condition, why: lines.append(f'if (!({condition})) return refused("argument {n}: {why}");')
+
+    def need(condition, why):
+        return lines.append(f'if (!({condition})) return refused("argument {n}: {why}");')
+
     if plain[0] == "scalar":
-        if plain[2] > 1: need(f"{n} % {plain[2]} == 0", f"expected a multiple of {plain[2]}; export the kernel for other numbers too")
+        if plain[2] > 1:
+            need(
+                f"{n} % {plain[2]} == 0",
+                f"expected a multiple of {plain[2]}; export the kernel for other numbers too",
+            )
         return lines
     _, _, shape, strides, align, wide = plain
     elements = " && ".join(f"{n}->shape[{a}]" for a in range(len(shape))) or "1"
     need(f"{n}->data || !({elements})", "its address is 0 although it has elements")
-    if shape: need(" && ".join(f"{n}->shape[{a}] >= 0" for a in range(len(shape))), "an extent is negative")
+    if shape:
+        need(
+            " && ".join(f"{n}->shape[{a}] >= 0" for a in range(len(shape))), "an extent is negative"
+        )
     for what, facts in (("shape", shape), ("strides", strides)):
         for axis, (divisor, exact) in enumerate(facts):
-            if exact is not None: need(f"{n}->{what}[{axis}] == {exact}", f"expected {what}[{axis}] to be {exact}")
-            elif divisor > 1: need(f"{n}->{what}[{axis}] % {divisor} == 0", f"expected {what}[{axis}] to be a multiple of {divisor}")
-    if align > 1: need(f"{n}->data % {align} == 0", f"expected an address that is a multiple of {align}")
+            if exact is not None:
+                need(f"{n}->{what}[{axis}] == {exact}", f"expected {what}[{axis}] to be {exact}")
+            elif divisor > 1:
+                need(
+                    f"{n}->{what}[{axis}] % {divisor} == 0",
+                    f"expected {what}[{axis}] to be a multiple of {divisor}",
+                )
+    if align > 1:
+        need(f"{n}->data % {align} == 0", f"expected an address that is a multiple of {align}")
     if not wide and shape:
-        reach = " + ".join(f"({n}->shape[{a}] ? {n}->shape[{a}] - 1 : 0) * ({n}->strides[{a}] < 0 ? -{n}->strides[{a}] : {n}->strides[{a}])" for a in range(len(shape)))
-        need(f"({reach} + 1) * {ITEMSIZE[plain[1]]} <= INT64_C(0x7fffffff)", "too large for 32-bit offsets; export the kernel for a larger array")
+        reach = " + ".join(
+            f"({n}->shape[{a}] ? {n}->shape[{a}] - 1 : 0) * ({n}->strides[{a}] < 0 ?"
+            f" -{n}->strides[{a}] : {n}->strides[{a}])"
+            for a in range(len(shape))
+        )
+        need(
+            f"({reach} + 1) * {ITEMSIZE[plain[1]]} <= INT64_C(0x7fffffff)",
+            "too large for 32-bit offsets; export the kernel for a larger array",
+        )
     return lines
 
 
 def _parameter(name: str, i: int, p: Parameter, arguments, place: str) -> tuple[list[str], str]:
     """The C that computes one physical parameter, and its address."""
     n = c_name(arguments[p.argument][0]) if p.argument >= 0 else ""
-    kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(p.type[0], {}).get(p.size) or f"uint{8 * p.size}_t"
+    kind = {"f": {4: "float", 8: "double"}, "s": {k: f"int{8 * k}_t" for k in (1, 2, 4, 8)}}.get(
+        p.type[0], {}
+    ).get(p.size) or f"uint{8 * p.size}_t"
     match p.kind:
-        case "map": return _map(i, p, n, arguments[p.argument][1]), f"&p{i}"
-        case "pointer": value = f"{n}->data"
-        case "shape" if p.type == "s32": return [f"int32_t p{i} = (int32_t)({n}->shape[{p.axis}] < INT32_MAX ? {n}->shape[{p.axis}] : INT32_MAX);"], f"&p{i}"
-        case "shape" | "stride": value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
-        case "trap": value = "0"                                                # a check that fails traps without a record
-        case "grid": value = f"grid[{p.axis}]"
-        case "workspace": value = f"(kernel->workspace + {place})"
+        case "map":
+            return _map(i, p, n, arguments[p.argument][1]), f"&p{i}"
+        case "pointer":
+            value = f"{n}->data"
+        case "shape" if p.type == "s32":
+            return [
+                f"int32_t p{i} = (int32_t)({n}->shape[{p.axis}] < INT32_MAX ? {n}->shape[{p.axis}]"
+                " : INT32_MAX);"
+            ], f"&p{i}"
+        case "shape" | "stride":
+            value = f"{n}->{'shape' if p.kind == 'shape' else 'strides'}[{p.axis}]"
+        case "trap":
+            value = "0"  # a check that fails traps without a record
+        case "grid":
+            value = f"grid[{p.axis}]"
+        case "workspace":
+            value = f"(kernel->workspace + {place})"
         case "scalar":
-            if C_TYPES[arguments[p.argument][1][1]] == kind: return [], f"&{n}"
+            if C_TYPES[arguments[p.argument][1][1]] == kind:
+                return [], f"&{n}"
             value = n
-        case _: raise ExportError(f"{name}: a parameter of unknown kind {p.kind!r}")
+        case _:
+            raise ExportError(f"{name}: a parameter of unknown kind {p.kind!r}")
     lines = [f"{kind} p{i} = ({kind}){value};"]
-    if p.kind in ("shape", "stride") and p.size < 8: lines.append(f'if (p{i} != {value}) return refused("argument {n}: {p.kind} {p.axis} does not fit {8 * p.size} bits");')
+    if p.kind in ("shape", "stride") and p.size < 8:
+        lines.append(
+            f'if (p{i} != {value}) return refused("argument {n}: {p.kind} {p.axis} does not fit'
+            f' {8 * p.size} bits");'
+        )
     return lines, f"&p{i}"
 
 
@@ -310,22 +558,78 @@ def _map(i: int, p: Parameter, n: str, plain: tuple) -> list[str]:
     panel = p.swizzle // size or p.box[last]
     extents, strides, box = [], [], []
     for axis, part in map_dimensions(p.box, size * 8, p.swizzle, p.panelled):
-        extent, stride, width = f"{n}->shape[{p.axes[axis]}]", f"{n}->strides[{p.axes[axis]}] * {size}", p.box[axis]
+        extent, stride, width = (
+            f"{n}->shape[{p.axes[axis]}]",
+            f"{n}->strides[{p.axes[axis]}] * {size}",
+            p.box[axis],
+        )
         match part:
-            case "within": extent, width = f"({extent} < {panel} ? {extent} : {panel})", panel
-            case "panel": extent, stride, width = f"({extent} + {panel - 1}) / {panel}", str(panel * size), -(-width // panel)
-            case _ if axis == last: width = min(width, panel)
-        extents.append(extent); strides.append(stride); box.append(width)
+            case "within":
+                extent, width = f"({extent} < {panel} ? {extent} : {panel})", panel
+            case "panel":
+                extent, stride, width = (
+                    f"({extent} + {panel - 1}) / {panel}",
+                    str(panel * size),
+                    -(-width // panel),
+                )
+            case _ if axis == last:
+                width = min(width, panel)
+        extents.append(extent)
+        strides.append(stride)
+        box.append(width)
     within = f"{n}->shape[{p.axes[last]}]"
-    panels = [f'if ({within} % {panel}) return refused("argument {n}: expected shape[{p.axes[last]}] to be a multiple of {panel}; pad it");'] if p.panelled and p.swizzle else []
+    panels = (
+        [
+            f'if ({within} % {panel}) return refused("argument {n}: expected shape[{p.axes[last]}]'
+            f' to be a multiple of {panel}; pad it");'
+        ]
+        if p.panelled and p.swizzle
+        else []
+    )
     empty = " || ".join(f"{n}->shape[{a}] < 1" for a in range(len(p.box)))
-    odd = " || ".join(f"({x}) % 32" for x in strides[1:])                         # as tensor_maps.promotion
-    promoted = "CU_TENSOR_MAP_L2_PROMOTION_L2_128B" if 0 < p.fetch <= 128 else f"{odd} ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B" if odd else "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"
-    lines = [f'if ({empty}) return refused("argument {n}: a tensor map needs extents of at least 1; skip the launch, there is nothing to read");', *panels, f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis {p.axes[last]}");',
-             f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
-             f"cuuint64_t s{i}[] = {{ {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};",
-             f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{ {', '.join('1' for _ in box)} }};", f"CUtensorMap p{i};",
-             f"CUresult r{i} = cuTensorMapEncodeTiled(&p{i}, CU_TENSOR_MAP_DATA_TYPE_{TYPES[p.element]}, {len(box)}, (void *)(uintptr_t){n}->data, e{i}, s{i}, b{i}, o{i},",
-             f"    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[p.swizzle]}, {promoted}, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);",
-             f'if (r{i}) {{ refused("argument {n}: the driver refused its tensor map: extents and strides must be multiples of 16 bytes"); return r{i}; }}']
+    odd = " || ".join(f"({x}) % 32" for x in strides[1:])  # as tensor_maps.promotion
+    promoted = (
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_128B"
+        if 0 < p.fetch <= 128
+        else (
+            f"{odd} ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B"
+            if odd
+            else "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"
+        )
+    )
+    lines = [
+        (
+            f'if ({empty}) return refused("argument {n}: a tensor map needs extents of at least 1;'
+            ' skip the launch, there is nothing to read");'
+        ),
+        *panels,
+        (
+            f'if ({n}->data % 16 || {n}->strides[{p.axes[last]}] != 1) return refused("argument'
+            f" {n}: a tensor map needs an address that is a multiple of 16 and a contiguous axis"
+            f' {p.axes[last]}");'
+        ),
+        f"cuuint64_t e{i}[] = {{ {', '.join(f'(cuuint64_t)({x})' for x in extents)} }};",
+        (
+            f"cuuint64_t s{i}[] = {{"
+            f" {', '.join(f'e{i}[{k}] > 1 ? (cuuint64_t)({x}) : 16' for k, x in enumerate(strides[1:], 1)) or '16'} }};"
+        ),
+        (
+            f"cuuint32_t b{i}[] = {{ {', '.join(map(str, box))} }}, o{i}[] = {{"
+            f" {', '.join('1' for _ in box)} }};"
+        ),
+        f"CUtensorMap p{i};",
+        (
+            f"CUresult r{i} = cuTensorMapEncodeTiled(&p{i},"
+            f" CU_TENSOR_MAP_DATA_TYPE_{TYPES[p.element]}, {len(box)}, (void"
+            f" *)(uintptr_t){n}->data, e{i}, s{i}, b{i}, o{i},"
+        ),
+        (
+            f"    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_{SWIZZLES[p.swizzle]},"
+            f" {promoted}, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);"
+        ),
+        (
+            f'if (r{i}) {{ refused("argument {n}: the driver refused its tensor map: extents and'
+            f' strides must be multiples of 16 bytes"); return r{i}; }}'
+        ),
+    ]
     return lines

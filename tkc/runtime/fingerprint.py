@@ -1,8 +1,10 @@
-"""What a kernel's code depends on, as bytes: its source, its helpers', every outside value they use, and tkc itself.
+"""What a kernel's code depends on, as bytes: its source, its helpers', every outside value they
+use, and tkc itself.
 
 A field is a label and bytes; `digest` hashes fields with their lengths, so that no two lists of fields run together.  Comments, file
 names and hash seeds do not count.  A value that cannot be written down makes `Unstable`: the kernel is then compiled, not cached.
 """
+
 from __future__ import annotations
 
 import ast
@@ -20,7 +22,16 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-RUN_TIME = ("TKC_CACHE", "TKC_CACHE_DIR", "TKC_DEBUG", "TKC_DUMP", "TKC_INTERPRET", "TKC_SIM", "TKC_TARGET", "TKC_VALIDATE")          # variables that no compilation reads
+RUN_TIME = (
+    "TKC_CACHE",
+    "TKC_CACHE_DIR",
+    "TKC_DEBUG",
+    "TKC_DUMP",
+    "TKC_INTERPRET",
+    "TKC_SIM",
+    "TKC_TARGET",
+    "TKC_VALIDATE",
+)  # variables that no compilation reads
 
 
 class Unstable(Exception):
@@ -30,12 +41,15 @@ class Unstable(Exception):
 def digest(fields: Iterable[tuple[str, bytes]]) -> str:
     h = hashlib.sha256()
     for label, data in fields:
-        for part in (label.encode(), data): h.update(len(part).to_bytes(8, "little")); h.update(part)
+        for part in (label.encode(), data):
+            h.update(len(part).to_bytes(8, "little"))
+            h.update(part)
     return h.hexdigest()
 
 
 class Fingerprint:
-    """Everything one function depends on; without one, what the values do that it is asked to spell.
+    """Everything one function depends on; without one, what the values do that it is asked to
+    spell.
 
     fields: for `digest`.  watched: (namespace, name, value) of the outside names used, attributes of modules too, for noticing that one was rebound; `cells`, the
     same of closures; `mutable`: values that can change in place, with their spelling.  unstable: why there is no key, if there is none.
@@ -48,135 +62,255 @@ class Fingerprint:
         self.mutable: list[tuple[object, bytes]] = []
         self.unstable: Unstable | None = None
         self._seen: set[int] = set()
-        if function is not None: self._function("", function)
+        if function is not None:
+            self._function("", function)
 
     def _function(self, path: str, fn) -> None:
         fn = getattr(fn, "fn", fn) if not isinstance(fn, types.FunctionType) else fn
-        if id(fn.__code__) in self._seen: return
+        if id(fn.__code__) in self._seen:
+            return
         self._seen.add(id(fn.__code__))
         names, chains, text = _reading(fn.__code__)
         self.fields.append((f"source {path}{fn.__qualname__}", text))
-        self._value(f"defaults {path}{fn.__qualname__}", (fn.__defaults__, fn.__kwdefaults__ and tuple(fn.__kwdefaults__.items())))
-        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
+        self._value(
+            f"defaults {path}{fn.__qualname__}",
+            (fn.__defaults__, fn.__kwdefaults__ and tuple(fn.__kwdefaults__.items())),
+        )
+        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False))
         for name in sorted(names):
             if name in cells:
-                try: value = cells[name].cell_contents
-                except ValueError: continue                                     # not assigned yet
+                try:
+                    value = cells[name].cell_contents
+                except ValueError:
+                    continue  # not assigned yet
                 self.cells.append((cells[name], value))
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
-                if not _is_ours(value): self.watched.append((fn.__globals__, name, value))
-            else: continue                                                      # a local or a builtin
-            if isinstance(value, types.ModuleType): self._module(name, value, chains)
-            else: self._value(f"value {path}{name}", value)
+                if not _is_ours(value):
+                    self.watched.append((fn.__globals__, name, value))
+            else:
+                continue  # a local or a builtin
+            if isinstance(value, types.ModuleType):
+                self._module(name, value, chains)
+            else:
+                self._value(f"value {path}{name}", value)
 
     def _value(self, label: str, value) -> None:
-        try: text = self.spell(value)
-        except Unstable as e: self.unstable = self.unstable or e; return
+        try:
+            text = self.spell(value)
+        except Unstable as e:
+            self.unstable = self.unstable or e
+            return
         self.fields.append((label, text))
-        if not _lasting(value): self.mutable.append((value, text))
+        if not _lasting(value):
+            self.mutable.append((value, text))
 
     def changed(self) -> bool:
         """Whether a value has changed in place since."""
-        try: return any(self.spell(value) != text for value, text in self.mutable)
-        except Unstable: return True
+        try:
+            return any(self.spell(value) != text for value, text in self.mutable)
+        except Unstable:
+            return True
 
     def _module(self, name: str, module, chains) -> None:
-        """Of a module only the attributes that are read count (of tkc none: the whole package is in the key)."""
-        if _is_ours(module): return
-        self.fields.append((f"module {name}", f"{module.__name__} {getattr(module, '__version__', '')}".encode()))
+        """Of a module only the attributes that are read count (of tkc none: the whole package is in
+        the key).
+        """
+        if _is_ours(module):
+            return
+        self.fields.append(
+            (f"module {name}", f"{module.__name__} {getattr(module, '__version__', '')}".encode())
+        )
         for chain in sorted(c for c in chains if c[0] == name):
             value = module
             for attribute in chain[1:]:
                 space, value = vars(value), getattr(value, attribute, None)
-                if space.get(attribute) is value and not _is_ours(value): self.watched.append((space, attribute, value))
-                if not isinstance(value, types.ModuleType): break
-            if not isinstance(value, types.ModuleType) and not _is_ours(value): self._value(f"value {'.'.join(chain)}", value)
+                if space.get(attribute) is value and not _is_ours(value):
+                    self.watched.append((space, attribute, value))
+                if not isinstance(value, types.ModuleType):
+                    break
+            if not isinstance(value, types.ModuleType) and not _is_ours(value):
+                self._value(f"value {'.'.join(chain)}", value)
 
     def spell(self, value) -> bytes:
         """A value as bytes that mean the same in every process."""
         kind = type(value)
-        if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice): return f"{kind.__name__} {value!r}".encode()
-        if kind is float: return f"float {value.hex()}".encode()
-        if kind in (tuple, list): return _join(kind.__name__, map(self.spell, value))
-        if kind in (set, frozenset): return _join(kind.__name__, sorted(map(self.spell, value)))
-        if kind in (dict, types.MappingProxyType): return _join("dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items()))
-        if isinstance(value, types.FunctionType) or hasattr(value, "fn") and isinstance(value.fn, types.FunctionType):
-            if _is_ours(value): return f"tkc {value.__qualname__}".encode()
+        if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
+            return f"{kind.__name__} {value!r}".encode()
+        if kind is float:
+            return f"float {value.hex()}".encode()
+        if kind in (tuple, list):
+            return _join(kind.__name__, map(self.spell, value))
+        if kind in (set, frozenset):
+            return _join(kind.__name__, sorted(map(self.spell, value)))
+        if kind in (dict, types.MappingProxyType):
+            return _join(
+                "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in value.items())
+            )
+        if (
+            isinstance(value, types.FunctionType)
+            or hasattr(value, "fn")
+            and isinstance(value.fn, types.FunctionType)
+        ):
+            if _is_ours(value):
+                return f"tkc {value.__qualname__}".encode()
             self._function("", value)
             return f"function {getattr(value, 'fn', value).__qualname__}".encode()
-        if isinstance(value, types.ModuleType): return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
-        if isinstance(value, functools.partial): return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
-        if isinstance(value, enum.Enum): return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
-        if isinstance(value, type): return self._class(value)
-        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)): return f"builtin {value.__module__}.{value.__qualname__}".encode()
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
+        if isinstance(value, functools.partial):
+            return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
+        if isinstance(value, enum.Enum):
+            return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+            return f"builtin {value.__module__}.{value.__qualname__}".encode()
         if dataclasses.is_dataclass(value):
-            return _join(kind.__qualname__, [self._class(kind), *(self.spell((f.name, getattr(value, f.name))) for f in dataclasses.fields(value))])
-        if _is_ours(value): return f"{kind.__qualname__} {value!r}".encode()
-        if kind.__module__ == "numpy" and hasattr(value, "tobytes"): return f"numpy {value.dtype} {value.shape} ".encode() + value.tobytes()
-        if kind.__module__.split(".")[0] in ("numpy", "torch", "ml_dtypes") and " at 0x" not in repr(value): return f"{kind.__qualname__} {value!r}".encode()
+            return _join(
+                kind.__qualname__,
+                [
+                    self._class(kind),
+                    *(
+                        self.spell((f.name, getattr(value, f.name)))
+                        for f in dataclasses.fields(value)
+                    ),
+                ],
+            )
+        if _is_ours(value):
+            return f"{kind.__qualname__} {value!r}".encode()
+        if kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+            return f"numpy {value.dtype} {value.shape} ".encode() + value.tobytes()
+        if kind.__module__.split(".")[0] in (
+            "numpy",
+            "torch",
+            "ml_dtypes",
+        ) and " at 0x" not in repr(value):
+            return f"{kind.__qualname__} {value!r}".encode()
         raise Unstable(f"a value of type {kind.__qualname__}")
 
     def _class(self, cls: type) -> bytes:
         name = f"class {cls.__module__}.{cls.__qualname__} "
-        if cls.__module__ == "builtins" or _is_ours(cls): return name.encode()
-        if cls.__module__ in sys.builtin_module_names or "site-packages" in str(getattr(sys.modules.get(cls.__module__), "__file__", "")): return name.encode()
-        try: return name.encode() + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
-        except (OSError, TypeError, SyntaxError): raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
+        if cls.__module__ == "builtins" or _is_ours(cls):
+            return name.encode()
+        if cls.__module__ in sys.builtin_module_names or "site-packages" in str(
+            getattr(sys.modules.get(cls.__module__), "__file__", "")
+        ):
+            return name.encode()
+        try:
+            return (
+                name.encode()
+                + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
+            )
+        except (OSError, TypeError, SyntaxError):
+            raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
 
 
 def _lasting(value) -> bool:
-    """Whether a value cannot change in place. (A function counts as its code, a class as its source; a mapping proxy promises it.)"""
+    """Whether a value cannot change in place. (A function counts as its code, a class as its
+    source; a mapping proxy promises it.)
+    """
     kind = type(value)
-    if kind is types.MappingProxyType: return all(map(_lasting, value.values()))
-    if kind in (tuple, frozenset): return all(map(_lasting, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type): return kind.__dataclass_params__.frozen and all(_lasting(getattr(value, f.name)) for f in dataclasses.fields(value))
-    if kind is functools.partial: return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
-    return kind not in (list, set, dict) and not (kind.__module__ == "numpy" and getattr(value, "shape", ()) != () and getattr(getattr(value, "flags", None), "writeable", False))
+    if kind is types.MappingProxyType:
+        return all(map(_lasting, value.values()))
+    if kind in (tuple, frozenset):
+        return all(map(_lasting, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return kind.__dataclass_params__.frozen and all(
+            _lasting(getattr(value, f.name)) for f in dataclasses.fields(value)
+        )
+    if kind is functools.partial:
+        return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
+    return kind not in (list, set, dict) and not (
+        kind.__module__ == "numpy"
+        and getattr(value, "shape", ()) != ()
+        and getattr(getattr(value, "flags", None), "writeable", False)
+    )
 
 
-def _join(kind: str, parts: Iterable[bytes]) -> bytes: return kind.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+def _join(kind: str, parts: Iterable[bytes]) -> bytes:
+    return kind.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
 
 
 def _is_ours(value) -> bool:
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or type(value).__module__
-    if module == "tkc" or not isinstance(module, str): return module == "tkc"
-    return module.startswith("tkc.") and not module.startswith("tkc.kernels") and not hasattr(value, "fn")
+    module = (
+        value.__name__
+        if isinstance(value, types.ModuleType)
+        else getattr(value, "__module__", None) or type(value).__module__
+    )
+    if module == "tkc" or not isinstance(module, str):
+        return module == "tkc"
+    return (
+        module.startswith("tkc.")
+        and not module.startswith("tkc.kernels")
+        and not hasattr(value, "fn")
+    )
 
 
 @cache
 def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, ...]], bytes]:
-    """The outside names a function reads, its attribute chains (("math", "pi")), and its source without comments, doc strings and places."""
+    """The outside names a function reads, its attribute chains (("math", "pi")), and its source
+    without comments, doc strings and places.
+    """
     codes = [code]
-    for c in codes: codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
-    names = frozenset(i.argval for c in codes for i in dis.get_instructions(c) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")) | frozenset(code.co_freevars)
-    try: tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, TypeError, SyntaxError):                                   # no source: the byte code stands for it
-        plain = lambda k: k.co_name if isinstance(k, types.CodeType) else k
-        text = repr([(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]).encode()
+    for c in codes:
+        codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
+    names = frozenset(
+        i.argval
+        for c in codes
+        for i in dis.get_instructions(c)
+        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ) | frozenset(code.co_freevars)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
+
+        def plain(k):
+            return k.co_name if isinstance(k, types.CodeType) else k
+
+        text = repr(
+            [(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]
+        ).encode()
         return names, frozenset((n, a) for c in codes for n in names for a in c.co_names), text
     chains = set()
     for node in ast.walk(tree):
         chain = []
-        while isinstance(node, ast.Attribute): chain.append(node.attr); node = node.value
-        if chain and isinstance(node, ast.Name): chains.add((node.id, *reversed(chain)))
+        while isinstance(node, ast.Attribute):
+            chain.append(node.attr)
+            node = node.value
+        if chain and isinstance(node, ast.Name):
+            chains.add((node.id, *reversed(chain)))
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            if ast.get_docstring(node, False) is not None: node.body = node.body[1:] or [ast.Pass()]
-            if node is tree.body[0]: node.decorator_list = []
+            if ast.get_docstring(node, False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+            if node is tree.body[0]:
+                node.decorator_list = []
     return names, frozenset(chains), ast.dump(tree).encode()
 
 
-# ------------------------------------------------------------------------------------------------------- tkc and its tools
+# --------------------------------------------------------------------------------------------------
 @cache
 def toolchain() -> tuple[tuple[str, bytes], ...]:
     """tkc's own content and the versions of what it stands on; nothing is imported for it."""
     import importlib.util
+
     fields = [("tkc", package_hash().encode()), ("python", sys.version.encode())]
     for name in ("xdsl", "llvmlite"):
         spec = importlib.util.find_spec(name)
         folder = Path(next(iter(spec.submodule_search_locations))).parent if spec else None
-        fields.append((name, ",".join(sorted(p for p in os.listdir(folder) if p.startswith(f"{name}-"))).encode() if folder else b"absent"))
+        fields.append(
+            (
+                name,
+                (
+                    ",".join(
+                        sorted(p for p in os.listdir(folder) if p.startswith(f"{name}-"))
+                    ).encode()
+                    if folder
+                    else b"absent"
+                ),
+            )
+        )
     return tuple(fields)
 
 
@@ -184,21 +318,32 @@ def toolchain() -> tuple[tuple[str, bytes], ...]:
 def package_hash() -> str:
     """Of every source file of tkc that can change what is compiled."""
     root = Path(__file__).resolve().parent.parent
-    files = sorted(p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in ("tools", "kernels"))
+    files = sorted(
+        p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in ("tools", "kernels")
+    )
     return digest((str(p.relative_to(root)), p.read_bytes()) for p in files)
 
 
 def environment() -> list[tuple[str, bytes]]:
     """The TKC_* variables that a compilation may read."""
-    return [(k, v.encode()) for k, v in sorted(os.environ.items()) if k.startswith("TKC_") and k not in RUN_TIME]
+    return [
+        (k, v.encode())
+        for k, v in sorted(os.environ.items())
+        if k.startswith("TKC_") and k not in RUN_TIME
+    ]
 
 
 @cache
 def host_cpu() -> bytes:
     """The processor that CPU objects are made for."""
     import platform
-    try: lines = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features", "model name"))]
-    except OSError: lines = []
+
+    try:
+        lines = [
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith(("flags", "Features", "model name"))
+        ]
+    except OSError:
+        lines = []
     return "\n".join([platform.machine(), platform.processor(), *sorted(set(lines))]).encode()
-
-

@@ -1,4 +1,7 @@
-"""Launches on the CPU: the arguments as NumPy arrays over the caller's memory, the program run to its end on a pool of threads."""
+"""Launches on the CPU: the arguments as NumPy arrays over the caller's memory, the program run to
+its end on a pool of threads.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,18 +12,36 @@ from tkc.runtime.arrays import ArrayInfo
 
 
 class HostLaunch:
-    """A launch with its arguments bound; calling it returns when the last program has ended. It keeps no memory alive: the caller's arguments do."""
+    """A launch with its arguments bound; calling it returns when the last program has ended. It
+    keeps no memory alive: the caller's arguments do.
+    """
+
     __slots__ = ("run", "arguments", "grid")
     reusable = True
 
-    def __init__(self, compiled: Compiled, names: Sequence[str], infos: Sequence, grid: tuple[int, int, int]):
-        for name, info in zip(names, infos):
+    def __init__(
+        self, compiled: Compiled, names: Sequence[str], infos: Sequence, grid: tuple[int, int, int]
+    ):
+        for name, info in zip(names, infos, strict=False):
             what = f"argument {name} of {compiled.name}"
             if isinstance(info, ArrayInfo):
-                if not info.pointer and info.span != (0, 0): raise LaunchError(f"{what}: it stands for an array and can be compiled for, not launched; pass an array")
-                if info.pointer % info.itemsize: raise LaunchError(f"{what}: its address {info.pointer:#x} is no multiple of its {info.itemsize}-byte elements; pass a copy")
-            elif info.value is None: raise LaunchError(f"{what}: {info.dtype} stands for a number and can be compiled for, not launched; pass one")
+                if not info.pointer and info.span != (0, 0):
+                    raise LaunchError(
+                        f"{what}: it stands for an array and can be compiled for, not launched;"
+                        " pass an array"
+                    )
+                if info.pointer % info.itemsize:
+                    raise LaunchError(
+                        f"{what}: its address {info.pointer:#x} is no multiple of its"
+                        f" {info.itemsize}-byte elements; pass a copy"
+                    )
+            elif info.value is None:
+                raise LaunchError(
+                    f"{what}: {info.dtype} stands for a number and can be compiled for, not"
+                    " launched; pass one"
+                )
         self.run, self.grid = compiled.program.run, grid
         self.arguments = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in infos]
 
-    def __call__(self) -> None: self.run(self.arguments, self.grid)
+    def __call__(self) -> None:
+        self.run(self.arguments, self.grid)

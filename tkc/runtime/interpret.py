@@ -1,4 +1,7 @@
-"""TKC_INTERPRET=1: launches run the level-0 program in NumPy, one program after another, with ordinary Python errors."""
+"""TKC_INTERPRET=1: launches run the level-0 program in NumPy, one program after another, with
+ordinary Python errors.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -8,12 +11,22 @@ from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, signature
 
 
-def interpreted(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]) -> Callable[[], None]:
+def interpreted(
+    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
+) -> Callable[[], None]:
     """The launch as a function of nothing. Arrays must be in host memory."""
     from tkc.language.trace import trace
     from tkc.sim.level0 import run
+
     if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in infos):
-        raise LaunchError(f"{kernel.__name__}: TKC_INTERPRET=1 runs on host memory, and an array is on a GPU; pass .cpu() copies, or unset TKC_INTERPRET")
+        raise LaunchError(
+            f"{kernel.__name__}: TKC_INTERPRET=1 runs on host memory, and an array is on a GPU;"
+            " pass .cpu() copies, or unset TKC_INTERPRET"
+        )
     module = trace(kernel.fn, signature(kernel._specialize(infos, options)))
-    passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in infos if not isinstance(i, Constant)]
+    passed = [
+        i.numpy() if isinstance(i, ArrayInfo) else i.value
+        for i in infos
+        if not isinstance(i, Constant)
+    ]
     return lambda: run(module, passed, extents)

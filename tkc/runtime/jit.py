@@ -1,11 +1,15 @@
 """`@tkc.jit`: a Python function that runs as a kernel. `kernel[grid](*arguments, **options)`.
 
 A launch goes through three doors, the first that opens:
-    1. the same launch was made before (same addresses, extents, strides, numbers, grid): one look-up, then the driver;
+    1. the same launch was made before (same addresses, extents, strides, numbers, grid): one
+       look-up, then the driver;
     2. the same specialization was compiled before: check, pack, remember under 1;
     3. compile it (or read it from the disk cache), remember under 2.
-The key of door 1 is made by a function written for the types of the arguments (`key_function`), or by machine code (`tkc/runtime/native.py`), so that a launch costs little more than the driver's own call.
+The key of door 1 is made by a function written for the types of the arguments (`key_function`), or
+by machine code (`tkc/runtime/native.py`), so that a launch costs little more than the driver's own
+call.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -21,221 +25,413 @@ from tkc.compiler import Compiled, compile
 from tkc.errors import CompileError, LaunchError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.arrays import ArrayInfo, describe
-from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument, debugging, facts, options_of, overlaps, signature
+from tkc.runtime.specialize import (
+    OPTIONS,
+    Constant,
+    Specialization,
+    argument,
+    debugging,
+    facts,
+    options_of,
+    overlaps,
+    signature,
+)
 
 if TYPE_CHECKING:
     from tkc.runtime.native import Door
     from tkc.timing.predict import Prediction
 
-READY = 4096                                    # launches remembered for each kernel
-FORMAT = b"1"                                   # of cached entries
-_variables, _DEBUG = getattr(os.environ, "_data", os.environ), getattr(os.environ, "encodekey", str)("TKC_DEBUG")       # read at each launch: without decoding
+READY = 4096  # launches remembered for each kernel
+FORMAT = b"1"  # of cached entries
+_variables, _DEBUG = (
+    getattr(os.environ, "_data", os.environ),
+    getattr(os.environ, "encodekey", str)("TKC_DEBUG"),
+)  # read at each launch: without decoding
 _counting = threading.Lock()
-_compiling = threading.RLock()                  # a trace has one place in a process where it stands
-_takers: dict[int, list[Callable]] = {}         # of a thread: who is handed its launches, the innermost last
-_handing = None                                 # True where there is one
+_compiling = threading.RLock()  # a trace has one place in a process where it stands
+_takers: dict[
+    int, list[Callable]
+] = {}  # of a thread: who is handed its launches, the innermost last
+_handing = None  # True where there is one
 
 
 def _forked() -> None:
     """In a child: another thread of the parent may have held a lock, or was handed launches."""
     global _compiling, _counting, _handing
     _compiling, _counting = threading.RLock(), threading.Lock()
-    for thread in _takers.keys() - {get_ident()}: del _takers[thread]
+    for thread in _takers.keys() - {get_ident()}:
+        del _takers[thread]
     _handing = True if _takers else None
 
 
-if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def jit(fn: Callable | None = None, **options):
-    """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps, num_stages, cluster, …) are defaults of its launches."""
-    if fn is None: return lambda f: JitFunction(f, options)
+    """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps,
+    num_stages, cluster, …) are defaults of its launches.
+    """
+    if fn is None:
+        return lambda f: JitFunction(f, options)
     return JitFunction(fn, options)
 
 
 class JitFunction:
-    """A kernel. `kernel[grid](…)` launches it, `compile` gives what the compiler makes of some arguments, `prepare` a launch with everything bound."""
+    """A kernel. `kernel[grid](…)` launches it, `compile` gives what the compiler makes of some
+    arguments, `prepare` a launch with everything bound.
+    """
 
     def __init__(self, fn: Callable, options: dict[str, Any] | None = None):
-        if not inspect.isfunction(fn) or fn.__name__ == "<lambda>": raise TypeError(f"tkc.jit takes a function with a name, got {'a lambda' if inspect.isfunction(fn) else type(fn).__name__}; write def")
-        self.fn, self.__wrapped__, self.__name__, self.__qualname__, self.__module__, self.__doc__ = fn, fn, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
+        if not inspect.isfunction(fn) or fn.__name__ == "<lambda>":
+            raise TypeError(
+                "tkc.jit takes a function with a name, got"
+                f" {'a lambda' if inspect.isfunction(fn) else type(fn).__name__}; write def"
+            )
+        (
+            self.fn,
+            self.__wrapped__,
+            self.__name__,
+            self.__qualname__,
+            self.__module__,
+            self.__doc__,
+        ) = (fn, fn, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__)
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         for p in self.parameters:
-            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD): raise LaunchError(f"kernel {fn.__name__}: *{p.name} cannot be launched; name every parameter")
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise LaunchError(
+                    f"kernel {fn.__name__}: *{p.name} cannot be launched; name every parameter"
+                )
         self.names = tuple(p.name for p in self.parameters)
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in self.parameters)
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
         self._bind = binder(fn.__name__, self.parameters, dict(self.options))
-        self._ready: dict[tuple, tuple[Callable, dict]] = {}                    # TKC_DEBUG and types -> (keyer, {key: launch})
+        self._ready: dict[
+            tuple, tuple[Callable, dict]
+        ] = {}  # TKC_DEBUG and types -> (keyer, {key: launch})
         self._compiled: dict[tuple, Compiled] = {}
-        self._loaded: dict[tuple, Any] = {}                                     # (compiled, device) -> the driver's function
-        self._launchers: dict[Any, Callable] = {}                               # grid -> Launcher, or its last door in machine code
-        self._doors: dict[tuple, dict[tuple, Door | None]] = {}                        # grid -> {kind of call: door, None where there can be none}
-        self._launcher = type("Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__})               # of this kernel: it learns `_quick`
-        self._fingerprint, self._watched, self._careful = None, (), False        # careful: what the kernel reads may change without a name being rebound
+        self._loaded: dict[tuple, Any] = {}  # (compiled, device) -> the driver's function
+        self._launchers: dict[
+            Any, Callable
+        ] = {}  # grid -> Launcher, or its last door in machine code
+        self._doors: dict[
+            tuple, dict[tuple, Door | None]
+        ] = {}  # grid -> {kind of call: door, None where there can be none}
+        self._launcher = type(
+            "Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__}
+        )  # of this kernel: it learns `_quick`
+        self._fingerprint, self._watched, self._careful = (
+            None,
+            (),
+            False,
+        )  # careful: what the kernel reads may change without a name being rebound
 
-    def __repr__(self): return f"<kernel {self.__module__}.{self.__qualname__}>"
+    def __repr__(self):
+        return f"<kernel {self.__module__}.{self.__qualname__}>"
 
     def __call__(self, *args, **kwargs):
-        raise LaunchError(f"call the kernel with a grid: {self.__name__}[grid](…); inside another kernel, make the helper a plain function")
+        raise LaunchError(
+            f"call the kernel with a grid: {self.__name__}[grid](…); inside another kernel, make"
+            " the helper a plain function"
+        )
 
     def __getitem__(self, grid) -> Launcher:
-        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound arguments (a dict) that gives one."""
-        if _takers and get_ident() in _takers: return partial(_hand, self, grid)
-        try: launcher = self._launchers.get(grid)
-        except TypeError: launcher = None                                       # a list
-        if launcher is not None: return launcher
+        """A launcher for a grid: an int, a tuple of up to three, or a function of the bound
+        arguments (a dict) that gives one.
+        """
+        if _takers and get_ident() in _takers:
+            return partial(_hand, self, grid)
+        try:
+            launcher = self._launchers.get(grid)
+        except TypeError:
+            launcher = None  # a list
+        if launcher is not None:
+            return launcher
         launcher = self._launcher(self, grid)
         if isinstance(grid, (int, tuple)):
-            if len(self._launchers) >= READY: self._launchers.clear()
+            if len(self._launchers) >= READY:
+                self._launchers.clear()
             self._launchers[launcher.grid] = launcher
         return launcher
 
-    # ------------------------------------------------------------------------------------------------------ compiling
+    # ----------------------------------------------------------------------------------------------
     def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
-        """(values by parameter, options). Raises LaunchError where they are not those of the kernel."""
-        try: return self._bind(*args, **kwargs)
-        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(self.names)}") from None
+        """(values by parameter, options). Raises LaunchError where they are not those of the
+        kernel.
+        """
+        try:
+            return self._bind(*args, **kwargs)
+        except TypeError as e:
+            raise LaunchError(f"{e}; the parameters are {', '.join(self.names)}") from None
 
     def compile(self, *args, target: str | None = None, **kwargs) -> Compiled:
-        """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where the arrays are).
+        """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where
+        the arrays are).
 
-        Arrays may be texts such as "bf16[4096, 4096]", numbers "i32" or "f32". Raises CompileError, LaunchError.
+        Arrays may be texts such as "bf16[4096, 4096]", numbers "i32" or "f32". Raises CompileError,
+        LaunchError.
         """
         values, options = self.bound(*args, **kwargs)
         self._forget_if_rebound()
         infos = self._describe(values)
-        return self._get(self._specialize(infos, tuple(options.items())), target or target_for(infos, self.__name__))
+        return self._get(
+            self._specialize(infos, tuple(options.items())),
+            target or target_for(infos, self.__name__),
+        )
 
     def prepare(self, *args, grid, target: str | None = None, **kwargs) -> Callable[[], None]:
-        """A function of nothing that makes this one launch again and again; it keeps the arrays alive.
+        """A function of nothing that makes this one launch again and again; it keeps the arrays
+        alive.
 
-        target: compile for another GPU than the arrays' own, which must be able to run it (sm_80 runs on every later one).
+        target: compile for another GPU than the arrays' own, which must be able to run it (sm_80
+        runs on every later one).
         """
         values, options = self.bound(*args, **kwargs)
         launch = self._prepare(values, options, Launcher(self, grid).extents(values), target)
         from tkc.runtime import native
+
         return native.prepared(launch, values) or Prepared(launch, values)
 
     def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
-        """How long a launch would take on a GPU, and who uses which engine when: a tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every number.
+        """How long a launch would take on a GPU, and who uses which engine when: a
+        tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every
+        number.
 
-        `compiled.report(prediction)` shows it, `tkc report --picture` draws it. Raises CompileError where its timeline depends on what the kernel computes.
+        `compiled.report(prediction)` shows it, `tkc report --picture` draws it. Raises CompileError
+        where its timeline depends on what the kernel computes.
         """
         from tkc.runtime.prediction import predicted
+
         values, options = self.bound(*args, **kwargs)
         infos = self._describe(values)
-        return predicted(self, infos, tuple(options.items()), Launcher(self, grid).extents([i if isinstance(i, ArrayInfo) else i.value for i in infos]), target or target_for(infos, self.__name__))
+        return predicted(
+            self,
+            infos,
+            tuple(options.items()),
+            Launcher(self, grid).extents(
+                [i if isinstance(i, ArrayInfo) else i.value for i in infos]
+            ),
+            target or target_for(infos, self.__name__),
+        )
 
     def _describe(self, values: Sequence) -> list:
-        return [argument(v, f"argument {name} of {self.__name__}", c) for v, name, c in zip(values, self.names, self.constexpr)]
+        return [
+            argument(v, f"argument {name} of {self.__name__}", c)
+            for v, name, c in zip(values, self.names, self.constexpr, strict=False)
+        ]
 
     def _specialize(self, infos: Sequence, options: tuple) -> Specialization:
         options = options_of({"debug": debugging(self.__name__)} | dict(options), self.__name__)
-        return Specialization(tuple((name, facts(info)) for name, info in zip(self.names, infos)), overlaps([i for i in infos if not isinstance(i, Constant)]), options)
+        return Specialization(
+            tuple((name, facts(info)) for name, info in zip(self.names, infos, strict=False)),
+            overlaps([i for i in infos if not isinstance(i, Constant)]),
+            options,
+        )
 
     def _get(self, s: Specialization, target: str) -> Compiled:
         """From memory, from disk, or compiled."""
-        try: found = self._compiled.get(key := (_typed(s), target))
-        except TypeError as e: raise LaunchError(f"{self.__name__}: a constexpr must be hashable ({e}); pass a tuple for a list") from None
-        if found is not None: return found
+        try:
+            found = self._compiled.get(key := (_typed(s), target))
+        except TypeError as e:
+            raise LaunchError(
+                f"{self.__name__}: a constexpr must be hashable ({e}); pass a tuple for a list"
+            ) from None
+        if found is not None:
+            return found
         with _compiling:
-            return self._compiled.get(key) or self._compiled.setdefault(key, self._load_or_compile(s, target))
+            return self._compiled.get(key) or self._compiled.setdefault(
+                key, self._load_or_compile(s, target)
+            )
 
     def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
         disk, name = cache.disk(), self._key(s, target)
+
         def again(observe=None):
-            with _compiling: return compile(self.fn, signature(s), target, observe)
+            with _compiling:
+                return compile(self.fn, signature(s), target, observe)
+
         dumping = os.environ.get("TKC_DUMP", "0") not in ("", "0")
         if disk and name and not dumping and (parts := disk.get(name)) is not None:
             try:
                 compiled = Compiled.unpack(parts)
                 compiled.again = again
                 return compiled
-            except (ValueError, KeyError, TypeError, CompileError): pass                      # an entry of another make: compile
+            except (ValueError, KeyError, TypeError, CompileError):
+                pass  # an entry of another make: compile
         compiled = again()
         compiled.again = again
-        if disk and name and compiled.lasting: disk.put(name, compiled.pack())
+        if disk and name and compiled.lasting:
+            disk.put(name, compiled.pack())
         return compiled
 
     def adopt(self, s: Specialization, target: str, parts: dict[str, bytes]) -> Compiled:
-        """Takes what another process compiled (the parts of `Compiled.pack`, and "image", a cubin) instead of compiling. Raises CompileError where it is of another make."""
-        try: compiled = Compiled.unpack(parts)
-        except (ValueError, KeyError, TypeError): raise CompileError(f"{self.__name__}: what was assembled is of another version of tkc; assemble it again") from None
+        """Takes what another process compiled (the parts of `Compiled.pack`, and "image", a cubin)
+        instead of compiling. Raises CompileError where it is of another make.
+        """
+        try:
+            compiled = Compiled.unpack(parts)
+        except (ValueError, KeyError, TypeError):
+            raise CompileError(
+                f"{self.__name__}: what was assembled is of another version of tkc; assemble it"
+                " again"
+            ) from None
         compiled.image = parts.get("image")
         return self._compiled.setdefault((_typed(s), target), compiled)
 
     def _key(self, s: Specialization, target: str) -> str | None:
-        """The name of the entry in the disk cache; None if a value it depends on has no stable spelling."""
+        """The name of the entry in the disk cache; None if a value it depends on has no stable
+        spelling.
+        """
         try:
-            if self._fingerprint is None: self._watch(fingerprint.Fingerprint(self.fn))
-            more = fingerprint.Fingerprint()                                    # of functions among the constants
-            special = [("specialization", more.spell([s.arguments, s.overlaps, s.options])), *more.fields]
+            if self._fingerprint is None:
+                self._watch(fingerprint.Fingerprint(self.fn))
+            more = fingerprint.Fingerprint()  # of functions among the constants
+            special = [
+                ("specialization", more.spell([s.arguments, s.overlaps, s.options])),
+                *more.fields,
+            ]
             self._watch(more)
-            if self._fingerprint.unstable or more.unstable: return None
+            if self._fingerprint.unstable or more.unstable:
+                return None
             own = self._fingerprint.fields
-        except fingerprint.Unstable: return None
+        except fingerprint.Unstable:
+            return None
         host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
-        return fingerprint.digest([("format", FORMAT), *own, *special, ("target", target.encode()), *fingerprint.toolchain(), *fingerprint.environment(), *host])
+        return fingerprint.digest(
+            [
+                ("format", FORMAT),
+                *own,
+                *special,
+                ("target", target.encode()),
+                *fingerprint.toolchain(),
+                *fingerprint.environment(),
+                *host,
+            ]
+        )
 
     def launcher(self, grid) -> Launcher:
         """One that says how a launch is made, and is not replaced by machine code."""
         return self._launcher(self, grid)
 
     def watching(self) -> tuple[tuple[dict, Any, Any], ...] | None:
-        """What must stay as it is for launches made now, in whatever thread: (namespace, name, value). None where more may change than that tells."""
-        return None if self._careful else (*self._watched, (_variables, _DEBUG, _variables.get(_DEBUG)), (globals(), "_handing", None))
+        """What must stay as it is for launches made now, in whatever thread: (namespace, name,
+        value). None where more may change than that tells.
+        """
+        return (
+            None
+            if self._careful
+            else (
+                *self._watched,
+                (_variables, _DEBUG, _variables.get(_DEBUG)),
+                (globals(), "_handing", None),
+            )
+        )
 
     def _watch(self, found: fingerprint.Fingerprint) -> None:
-        """What a launch must look at from now on. Doors look at what was watched when they were made: there will be others."""
-        if self._fingerprint is None: self._fingerprint = found
+        """What a launch must look at from now on. Doors look at what was watched when they were
+        made: there will be others.
+        """
+        if self._fingerprint is None:
+            self._fingerprint = found
         else:
             known = {(id(space), name) for space, name, _ in self._watched}
-            if not any((id(w[0]), w[1]) not in known for w in found.watched) and not found.cells and not found.mutable: return
+            if (
+                not any((id(w[0]), w[1]) not in known for w in found.watched)
+                and not found.cells
+                and not found.mutable
+            ):
+                return
             self._fingerprint.watched += [w for w in found.watched if (id(w[0]), w[1]) not in known]
             self._fingerprint.cells += found.cells
             self._fingerprint.mutable += found.mutable
-        self._watched, self._careful = tuple(self._fingerprint.watched), bool(self._fingerprint.cells or self._fingerprint.mutable)
-        self._launchers.clear(); self._doors.clear()
+        self._watched, self._careful = (
+            tuple(self._fingerprint.watched),
+            bool(self._fingerprint.cells or self._fingerprint.mutable),
+        )
+        self._launchers.clear()
+        self._doors.clear()
 
     def _forget_if_rebound(self) -> None:
-        """Where a global, a module's attribute or a closure's variable that the kernel reads was bound to something else, or a list changed, what was compiled is no longer this kernel."""
-        if any(namespace.get(name) is not value for namespace, name, value in self._watched) \
-                or self._careful and (self._fingerprint.changed() or any(_contents(cell) is not value for cell, value in self._fingerprint.cells)):
-            self._ready.clear(); self._compiled.clear(); self._loaded.clear(); self._launchers.clear(); self._doors.clear()
+        """Where a global, a module's attribute or a closure's variable that the kernel reads was
+        bound to something else, or a list changed, what was compiled is no longer this kernel.
+        """
+        if (
+            any(namespace.get(name) is not value for namespace, name, value in self._watched)
+            or self._careful
+            and (
+                self._fingerprint.changed()
+                or any(_contents(cell) is not value for cell, value in self._fingerprint.cells)
+            )
+        ):
+            self._ready.clear()
+            self._compiled.clear()
+            self._loaded.clear()
+            self._launchers.clear()
+            self._doors.clear()
             self._launcher.__call__ = Launcher.__call__
             self._fingerprint, self._watched, self._careful = None, (), False
 
-    # ------------------------------------------------------------------------------------------------------ launching
-    def _prepare(self, values: Sequence, options: dict, extents: tuple[int, int, int], target: str | None = None) -> Callable[[], None]:
+    # ----------------------------------------------------------------------------------------------
+    def _prepare(
+        self,
+        values: Sequence,
+        options: dict,
+        extents: tuple[int, int, int],
+        target: str | None = None,
+    ) -> Callable[[], None]:
         """The launch of these arguments: a function of nothing. Doors 2 and 3."""
         if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
             from tkc.runtime.interpret import interpreted
+
             return interpreted(self, self._describe(values), tuple(options.items()), extents)
         if os.environ.get("TKC_VALIDATE", "0") not in ("", "0"):
             from tkc.runtime.simulate import validate_once
-            validate_once(self, infos := self._describe(values), tuple(options.items()), extents, target or target_for(infos, self.__name__))
+
+            validate_once(
+                self,
+                infos := self._describe(values),
+                tuple(options.items()),
+                extents,
+                target or target_for(infos, self.__name__),
+            )
         if os.environ.get("TKC_SIM", "0") not in ("", "0"):
             from tkc.runtime.simulate import simulated
+
             return simulated(self, self._describe(values), tuple(options.items()), extents)
         infos = self._describe(values)
         target = target or target_for(infos, self.__name__)
         compiled = self._get(self._specialize(infos, tuple(options.items())), target)
-        names = [n for n, i in zip(self.names, infos) if not isinstance(i, Constant)]
+        names = [n for n, i in zip(self.names, infos, strict=False) if not isinstance(i, Constant)]
         passed = [i for i in infos if not isinstance(i, Constant)]
         if compiled.target == "cpu":
             from tkc.runtime.host import HostLaunch
+
             return HostLaunch(compiled, names, passed, extents)
         from tkc.runtime import launch
+
         device = next(i.device for i in passed if isinstance(i, ArrayInfo))
-        function = self._loaded.get((compiled, device)) or self._loaded.setdefault((compiled, device), launch.load(compiled, device))
+        function = self._loaded.get((compiled, device)) or self._loaded.setdefault(
+            (compiled, device), launch.load(compiled, device)
+        )
         kind = launch.CheckedLaunch if compiled.interface.debug else launch.Launch
-        return launch.ordered(kind(compiled.interface, function, names, passed, extents, launch.stream_source(values, device), self.__name__), values)
+        return launch.ordered(
+            kind(
+                compiled.interface,
+                function,
+                names,
+                passed,
+                extents,
+                launch.stream_source(values, device),
+                self.__name__,
+            ),
+            values,
+        )
 
 
 class Launcher:
     """`kernel[grid]`: call it with the kernel's arguments."""
+
     __slots__ = ("kernel", "grid", "_constant")
 
     def __init__(self, kernel: JitFunction, grid):
@@ -243,79 +439,143 @@ class Launcher:
         self._constant = None if callable(grid) else normalized(grid, kernel.__name__)
 
     def extents(self, values: Sequence) -> tuple[int, int, int]:
-        if self._constant is not None: return self._constant
-        return normalized(self.grid(dict(zip(self.kernel.names, values))), self.kernel.__name__)
+        if self._constant is not None:
+            return self._constant
+        return normalized(
+            self.grid(dict(zip(self.kernel.names, values, strict=False))), self.kernel.__name__
+        )
 
     def __call__(self, *args, **kwargs) -> None:
-        """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError, CompileError, DeviceError."""
+        """Launches on the caller's current stream (CPU: runs to the end). Raises LaunchError,
+        CompileError, DeviceError.
+        """
         self.found(args, kwargs)()
 
     def found(self, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
         """The launch of such a call, as it was made before or as it is made now."""
         kernel = self.kernel
-        try: values, options = kernel._bind(*args, **kwargs)
-        except TypeError as e: raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
+        try:
+            values, options = kernel._bind(*args, **kwargs)
+        except TypeError as e:
+            raise LaunchError(f"{e}; the parameters are {', '.join(kernel.names)}") from None
         for namespace, name, value in kernel._watched:
-            if namespace.get(name) is not value: kernel._forget_if_rebound(); break
-        if kernel._careful: kernel._forget_if_rebound()
+            if namespace.get(name) is not value:
+                kernel._forget_if_rebound()
+                break
+        if kernel._careful:
+            kernel._forget_if_rebound()
         extents = self._constant or self.extents(values)
         types = (_variables.get(_DEBUG), *map(type, values))
         launch = None
         try:
             keyer, ready = kernel._ready[types]
             launch = ready[keyer(extents, options and tuple(options.items()), values)]
-        except (KeyError, TypeError): pass                                      # not made before, or not hashable
-        if launch is None: launch = self._made(values, options, extents, types, args, kwargs)
-        if hasattr(launch, "calls") and not kernel._careful: self._open(launch, extents, args, kwargs, types)
+        except (KeyError, TypeError):
+            pass  # not made before, or not hashable
+        if launch is None:
+            launch = self._made(values, options, extents, types, args, kwargs)
+        if hasattr(launch, "calls") and not kernel._careful:
+            self._open(launch, extents, args, kwargs, types)
         return launch
 
-    def _made(self, values: Sequence, options: dict, extents: tuple[int, int, int], types: tuple, args: Sequence, kwargs: dict[str, Any]) -> Callable[[], None]:
+    def _made(
+        self,
+        values: Sequence,
+        options: dict,
+        extents: tuple[int, int, int],
+        types: tuple,
+        args: Sequence,
+        kwargs: dict[str, Any],
+    ) -> Callable[[], None]:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents)
         if getattr(launch, "reusable", False):
             if types not in kernel._ready:
                 kernel._ready[types] = key_function(values, kernel.constexpr), {}
-                kernel._launcher.__call__ = _quick(kernel, values, types, kernel._ready[types][1], len(args), tuple(kwargs)) or kernel._launcher.__call__
+                kernel._launcher.__call__ = (
+                    _quick(kernel, values, types, kernel._ready[types][1], len(args), tuple(kwargs))
+                    or kernel._launcher.__call__
+                )
             keyer, ready = kernel._ready[types]
-            try: key = keyer(extents, options and tuple(options.items()), values)
-            except (TypeError, AttributeError): key = None
-            if len(ready) >= READY: ready.clear()
-            try: ready[key] = launch
-            except TypeError: pass                                              # an unhashable constexpr was refused already; anything else goes this way each time
+            try:
+                key = keyer(extents, options and tuple(options.items()), values)
+            except (TypeError, AttributeError):
+                key = None
+            if len(ready) >= READY:
+                ready.clear()
+            try:
+                ready[key] = launch
+            except TypeError:
+                # an unhashable constexpr was refused already; anything else goes this way each time
+                pass
         return launch
 
-    def _open(self, launch: Callable, extents: tuple[int, int, int], args: Sequence, kwargs: dict[str, Any], types: tuple) -> None:
-        """From now on `kernel[grid]` is a function in machine code, for calls like this one on a GPU; those it does not know come back here."""
+    def _open(
+        self,
+        launch: Callable,
+        extents: tuple[int, int, int],
+        args: Sequence,
+        kwargs: dict[str, Any],
+        types: tuple,
+    ) -> None:
+        """From now on `kernel[grid]` is a function in machine code, for calls like this one on a
+        GPU; those it does not know come back here.
+        """
         from tkc.runtime import native
-        if type(launch) is not native.Launch: return                            # one with checks
+
+        if type(launch) is not native.Launch:
+            return  # one with checks
         kernel = self.kernel
-        if len(kernel._doors) >= READY: kernel._doors.clear(); kernel._launchers.clear()
+        if len(kernel._doors) >= READY:
+            kernel._doors.clear()
+            kernel._launchers.clear()
         doors, kind = kernel._doors.setdefault(extents, {}), native.kind(args, kwargs)
-        if kind not in doors: doors[kind] = native.door(self if self._constant else Launcher(kernel, extents), args, kwargs, [*kernel._watched, (_variables, _DEBUG, types[0])], doors)
-        if (door := doors[kind]) is None: return
+        if kind not in doors:
+            doors[kind] = native.door(
+                self if self._constant else Launcher(kernel, extents),
+                args,
+                kwargs,
+                [*kernel._watched, (_variables, _DEBUG, types[0])],
+                doors,
+            )
+        if (door := doors[kind]) is None:
+            return
         kernel._launchers[extents] = door.launch
-        if type(self.grid) in (int, tuple): kernel._launchers[self.grid] = door.launch
+        if type(self.grid) in (int, tuple):
+            kernel._launchers[self.grid] = door.launch
 
 
 class Prepared:
     """A launch with its arguments; call it."""
+
     __slots__ = ("_launch", "_arguments")
 
-    def __init__(self, launch: Callable[[], None], arguments: Sequence): self._launch, self._arguments = launch, arguments
-    def __call__(self) -> None: self._launch()
+    def __init__(self, launch: Callable[[], None], arguments: Sequence):
+        self._launch, self._arguments = launch, arguments
+
+    def __call__(self) -> None:
+        self._launch()
 
 
 class handed:
-    """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid, args, kwargs)`, who makes them (kernel[grid](*args, **kwargs)) or does not.
+    """`with tkc.handed(to): …`: within it, launches of this thread are handed to `to(kernel, grid,
+    args, kwargs)`, who makes them (kernel[grid](*args, **kwargs)) or does not.
 
-    Within another such block, what `to` launches is handed on to that one's. `tkc.handed.changes` counts how often tables of choices became others: who keeps a launch of a kernel that was tuned
+    Within another such block, what `to` launches is handed on to that one's. `tkc.handed.changes`
+    counts how often tables of choices became others: who keeps a launch of a kernel that was tuned
     looks whether the choice may be another by now.
     """
+
     changes = 0
 
-    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]): self.to = to
-    def __enter__(self) -> None: _taking(self.to)
-    def __exit__(self, *exception) -> None: _taken()
+    def __init__(self, to: Callable[[JitFunction, Any, tuple, dict], None]):
+        self.to = to
+
+    def __enter__(self) -> None:
+        _taking(self.to)
+
+    def __exit__(self, *exception) -> None:
+        _taken()
 
 
 def handing() -> bool:
@@ -337,27 +597,37 @@ def _taken() -> Callable:
     with _counting:
         takers = _takers[thread := get_ident()]
         to = takers.pop()
-        if not takers: del _takers[thread]
-        if not _takers: _handing = None
+        if not takers:
+            del _takers[thread]
+        if not _takers:
+            _handing = None
     return to
 
 
 def _hand(kernel: JitFunction, grid, /, *args, **kwargs) -> None:
     """To who is there, who then launches for himself."""
     to = _taken()
-    try: to(kernel, grid, args, kwargs)
-    finally: _taking(to)
+    try:
+        to(kernel, grid, args, kwargs)
+    finally:
+        _taking(to)
 
 
 def _is_constexpr(annotation) -> bool:
     """The annotation is tkc.constexpr, or spells it (`from __future__ import annotations`)."""
-    if isinstance(annotation, str): return annotation.split(".")[-1].strip() == "constexpr"
-    return getattr(annotation, "__name__", "") == "constexpr" or getattr(annotation, "is_constexpr", False) is True
+    if isinstance(annotation, str):
+        return annotation.split(".")[-1].strip() == "constexpr"
+    return (
+        getattr(annotation, "__name__", "") == "constexpr"
+        or getattr(annotation, "is_constexpr", False) is True
+    )
 
 
 def _contents(cell):
-    try: return cell.cell_contents
-    except ValueError: return None                                              # deleted
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # deleted
 
 
 def _typed(s: Specialization) -> tuple:
@@ -365,100 +635,182 @@ def _typed(s: Specialization) -> tuple:
     return s, tuple(_types(a[1]) for _, a in s.arguments if a[0] == "constant")
 
 
-def _types(value): return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
+def _types(value):
+    return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
 
 
 def binder(name: str, parameters, defaults: dict) -> Callable:
-    """A function with the kernel's own parameters that gives (values, options): Python binds faster than inspect."""
-    space, words, bare = {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults}, [], False
+    """A function with the kernel's own parameters that gives (values, options): Python binds faster
+    than inspect.
+    """
+    space, words, bare = (
+        {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults},
+        [],
+        False,
+    )
     for i, p in enumerate(parameters):
-        if p.kind is p.KEYWORD_ONLY and not bare: words.append("*"); bare = True
+        if p.kind is p.KEYWORD_ONLY and not bare:
+            words.append("*")
+            bare = True
         words.append(p.name if p.default is p.empty else f"{p.name}=_d{i}")
     rest = "_options" if "_options" not in {p.name for p in parameters} else "_options_"
     values = "(" + "".join(f"{p.name}, " for p in parameters) + ")"
-    exec(f"def {name}({', '.join([*words, '**' + rest])}): return {values}, {f'_defaults | {rest}' if defaults else rest}", space)
+    exec(
+        f"def {name}({', '.join([*words, '**' + rest])}): return {values},"
+        f" {f'_defaults | {rest}' if defaults else rest}",
+        space,
+    )
     return space[name]
 
 
-def _key_parts(values: Sequence, constexpr: Sequence[bool], names: Sequence[str], anywhere: bool = False) -> list[str] | None:
-    """Expressions of what a launch depends on, for values of these types under these names: arrays count by address (its alignment, where they may lie anywhere), extents, strides and type.
-    None where a value cannot be looked up."""
+def _key_parts(
+    values: Sequence, constexpr: Sequence[bool], names: Sequence[str], anywhere: bool = False
+) -> list[str] | None:
+    """Expressions of what a launch depends on, for values of these types under these names: arrays
+    count by address (its alignment, where they may lie anywhere), extents, strides and type. None
+    where a value cannot be looked up."""
     parts, place = [], " & 15" if anywhere else ""
-    for v, fixed, x in zip(values, constexpr, names):
-        if fixed: parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset)) else [])
-        elif hasattr(v, "data_ptr"): parts += [f"{x}.data_ptr(){place}", f"{x}.shape", f"{x}.stride()", f"{x}.dtype", f"{x}.is_cuda"]
-        elif hasattr(v, "__cuda_array_interface__"): parts += [f"tuple({x}.__cuda_array_interface__.items())"]
-        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"): parts += [f"{x}.ctypes.data{place}", f"{x}.shape", f"{x}.strides", f"{x}.dtype", f"{x}.flags.writeable"]
-        elif isinstance(v, float): parts.append(f"{x} or str({x})")                      # 0.0 and -0.0
-        elif isinstance(v, (int, bool, str, type(None))): parts.append(x)
-        else: return None
+    for v, fixed, x in zip(values, constexpr, names, strict=False):
+        if fixed:
+            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset)) else [])
+        elif hasattr(v, "data_ptr"):
+            parts += [
+                f"{x}.data_ptr(){place}",
+                f"{x}.shape",
+                f"{x}.stride()",
+                f"{x}.dtype",
+                f"{x}.is_cuda",
+            ]
+        elif hasattr(v, "__cuda_array_interface__"):
+            parts += [f"tuple({x}.__cuda_array_interface__.items())"]
+        elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
+            parts += [
+                f"{x}.ctypes.data{place}",
+                f"{x}.shape",
+                f"{x}.strides",
+                f"{x}.dtype",
+                f"{x}.flags.writeable",
+            ]
+        elif isinstance(v, float):
+            parts.append(f"{x} or str({x})")  # 0.0 and -0.0
+        elif isinstance(v, (int, bool, str, type(None))):
+            parts.append(x)
+        else:
+            return None
     return parts
 
 
 def key_function(values: Sequence, constexpr: Sequence[bool], anywhere: bool = False) -> Callable:
     """A function (extents, options, values) -> key, for values of these types."""
     parts = _key_parts(values, constexpr, [f"v[{i}]" for i in range(len(values))], anywhere)
-    if parts is None: return lambda extents, options, values: []                        # not hashable: never remembered
+    if parts is None:
+        return lambda extents, options, values: []  # not hashable: never remembered
     space: dict[str, Any] = {"_kinds": _types}
     exec(f"def key(e, o, v): return (e, o or None, {', '.join(parts)})", space)
     return space["key"]
 
 
-def _quick(kernel: JitFunction, values: Sequence, types: tuple, ready: dict, positional: int, named: Sequence[str]) -> Callable | None:
-    """`Launcher.__call__` for calls like the one that is being made: so many positional arguments, these names, values of these types. Binding, key and
-    look-up are one function; whatever is not as it was goes the general way. None where such a call cannot be looked up."""
+def _quick(
+    kernel: JitFunction,
+    values: Sequence,
+    types: tuple,
+    ready: dict,
+    positional: int,
+    named: Sequence[str],
+) -> Callable | None:
+    """`Launcher.__call__` for calls like the one that is being made: so many positional arguments,
+    these names, values of these types. Binding, key and look-up are one function; whatever is not
+    as it was goes the general way. None where such a call cannot be looked up.
+    """
     names = kernel.names
-    if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names): return None
-    if (parts := _key_parts(values, kernel.constexpr, names)) is None: return None
-    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {f"_t{i}": t for i, t in enumerate(types[1:])}
-    space |= {"_type": type, "_kinds": _types, "_kernel": kernel, "_general": Launcher.__call__, "_get": ready.get, "_debugging": _variables.get, "_debug": types[0],
-              "_doors": kernel._launchers.get, "_builtin": BuiltinFunctionType}
+    if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names):
+        return None
+    if (parts := _key_parts(values, kernel.constexpr, names)) is None:
+        return None
+    space = {f"_d{i}": p.default for i, p in enumerate(kernel.parameters)} | {
+        f"_t{i}": t for i, t in enumerate(types[1:])
+    }
+    space |= {
+        "_type": type,
+        "_kinds": _types,
+        "_kernel": kernel,
+        "_general": Launcher.__call__,
+        "_get": ready.get,
+        "_debugging": _variables.get,
+        "_debug": types[0],
+        "_doors": kernel._launchers.get,
+        "_builtin": BuiltinFunctionType,
+    }
     by_name = [f"{n} = _named[{n!r}]" for n in named]
     defaults = [f"{n} = _d{i}" for i, n in enumerate(names) if i >= positional and n not in named]
-    bound = "; ".join([f"{', '.join(names[:positional])}, = _given" if positional else "pass", *by_name, *defaults])
-    exec(f"""def __call__(self, *_given, **_named):
+    bound = "; ".join(
+        [
+            f"{', '.join(names[:positional])}, = _given" if positional else "pass",
+            *by_name,
+            *defaults,
+        ]
+    )
+    exec(
+        f"""def __call__(self, *_given, **_named):
     _launch = _door = None
     if len(_given) == {positional} and len(_named) == {len(named)}:
         try:
             {bound}
-            if {' and '.join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or 'True'} and _debugging({_DEBUG!r}) == _debug:
+            if {" and ".join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or "True"} and _debugging({_DEBUG!r}) == _debug:
                 for _space, _name, _value in _kernel._watched:
                     if _space.get(_name) is not _value: break
                 else:
-                    _extents = self._constant or self.extents(({''.join(n + ', ' for n in names)}))
+                    _extents = self._constant or self.extents(({"".join(n + ", " for n in names)}))
                     _door = _doors(_extents)
-                    if type(_door) is not _builtin and not _kernel._careful: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}))
+                    if type(_door) is not _builtin and not _kernel._careful: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {", ".join(parts)}))
         except (KeyError, TypeError): pass
     if type(_door) is _builtin: return _door(*_given, **_named)
-    return _launch() if _launch is not None else _general(self, *_given, **_named)""", space)
+    return _launch() if _launch is not None else _general(self, *_given, **_named)""",
+        space,
+    )
     return space["__call__"]
 
 
 def normalized(grid, kernel: str) -> tuple[int, int, int]:
     """A grid as three numbers. Raises LaunchError."""
-    if type(grid) is int and grid >= 0: return grid, 1, 1
-    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0: return grid[0], 1, 1                    # what most grids are, quickly
+    if type(grid) is int and grid >= 0:
+        return grid, 1, 1
+    if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0:
+        return grid[0], 1, 1  # what most grids are, quickly
     given = grid if isinstance(grid, (tuple, list)) else (grid,)
-    try: extents = tuple(n.__index__() for n in given)
-    except (AttributeError, TypeError): raise LaunchError(f"{kernel}: a grid is an integer, up to three of them, or a function that gives them; got {grid!r}") from None
-    if not 1 <= len(extents) <= 3 or min(extents) < 0: raise LaunchError(f"{kernel}: a grid is one to three numbers >= 0, got {grid!r}")
+    try:
+        extents = tuple(n.__index__() for n in given)
+    except (AttributeError, TypeError):
+        raise LaunchError(
+            f"{kernel}: a grid is an integer, up to three of them, or a function that gives them;"
+            f" got {grid!r}"
+        ) from None
+    if not 1 <= len(extents) <= 3 or min(extents) < 0:
+        raise LaunchError(f"{kernel}: a grid is one to three numbers >= 0, got {grid!r}")
     return (*extents, 1, 1)[:3]
 
 
 def target_for(infos: Sequence, kernel: str) -> str:
-    """"cpu", or the target of the CUDA device that holds the arrays. Raises LaunchError where they are not in one place."""
+    """ "cpu", or the target of the CUDA device that holds the arrays. Raises LaunchError where they
+    are not in one place.
+    """
     places = {i.device for i in infos if isinstance(i, ArrayInfo)}
     if len(places) > 1:
         named = ", ".join("host memory" if d < 0 else f"cuda:{d}" for d in sorted(places))
-        raise LaunchError(f"{kernel}: expected every array on one device, got {named}; move them to one")
-    if places <= {-1}: return "cpu"
+        raise LaunchError(
+            f"{kernel}: expected every array on one device, got {named}; move them to one"
+        )
+    if places <= {-1}:
+        return "cpu"
     from tkc.runtime import driver
+
     return driver.target_of(places.pop())
 
 
 def target_of(array) -> str:
-    """The target that a launch with this array (of torch, cupy, jax or NumPy) compiles for: "sm_90a", …, or "cpu" in host memory. Raises LaunchError for anything else, and where the
-    device cannot be asked."""
+    """The target that a launch with this array (of torch, cupy, jax or NumPy) compiles for:
+    "sm_90a", …, or "cpu" in host memory. Raises LaunchError for anything else, and where the device
+    cannot be asked."""
     return target_for([describe(array)], "target_of")
 
 

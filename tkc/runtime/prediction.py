@@ -1,4 +1,7 @@
-"""A launch's time and timeline, predicted by the compiler's model for the sizes of its arguments (tkc/timing/predict.py)."""
+"""A launch's time and timeline, predicted by the compiler's model for the sizes of its arguments
+(tkc/timing/predict.py).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,15 +13,34 @@ from tkc.runtime.specialize import Constant
 
 
 def predicted(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str):
-    """The Prediction for these arguments. Raises CompileError for a target without a model, and what compiling raises."""
+    """The Prediction for these arguments. Raises CompileError for a target without a model, and
+    what compiling raises.
+    """
     from tkc.ir.target import TARGETS
     from tkc.passes.plan import kernel_of
     from tkc.passes.planning.cost import Sizes, Work
     from tkc.timing.predict import predict
-    if target not in TARGETS: raise CompileError(f"{kernel.__name__}: times are predicted for GPUs; pass a target, such as sm_90a, instead of {target}")
-    sizes, seen = Sizes(extents, tuple(i.shape if isinstance(i, ArrayInfo) else i.value for i in infos if not isinstance(i, Constant))), {}
+
+    if target not in TARGETS:
+        raise CompileError(
+            f"{kernel.__name__}: times are predicted for GPUs; pass a target, such as sm_90a,"
+            f" instead of {target}"
+        )
+    sizes, seen = (
+        Sizes(
+            extents,
+            tuple(
+                i.shape if isinstance(i, ArrayInfo) else i.value
+                for i in infos
+                if not isinstance(i, Constant)
+            ),
+        ),
+        {},
+    )
 
     def observe(step: str, module) -> None:
-        if step == "trace": seen["work"] = Work.of(kernel_of(module), sizes)
+        if step == "trace":
+            seen["work"] = Work.of(kernel_of(module), sizes)
+
     module = level4_of(kernel, infos, options, TARGETS[target], observe)
     return predict(module, seen["work"], TARGETS[target], sizes)

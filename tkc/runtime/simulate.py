@@ -1,4 +1,7 @@
-"""The simulator behind launches: TKC_SIM=1 runs what the compiler made for a GPU, `tkc check` looks for races in it."""
+"""The simulator behind launches: TKC_SIM=1 runs what the compiler made for a GPU, `tkc check` looks
+for races in it.
+"""
+
 from __future__ import annotations
 
 import os
@@ -9,93 +12,172 @@ from tkc.errors import CompileError, LaunchError
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.specialize import Constant, ScalarInfo, signature
 
-MOST_BYTES = 4 << 30                        # of one made-up array
+MOST_BYTES = 4 << 30  # of one made-up array
 
 
 def machine():
     """The target of TKC_TARGET; sm_90a if unset. Raises CompileError."""
     from tkc.ir.target import target
-    try: return target(os.environ.get("TKC_TARGET") or "sm_90a")
-    except ValueError as e: raise CompileError(f"TKC_TARGET: {e}") from None
+
+    try:
+        return target(os.environ.get("TKC_TARGET") or "sm_90a")
+    except ValueError as e:
+        raise CompileError(f"TKC_TARGET: {e}") from None
 
 
 def level4_of(kernel, infos: Sequence, options: tuple, target, observe: Callable | None = None):
     """The kernel for these arguments after every pass."""
     from tkc.language.trace import trace
     from tkc.passes import pipeline
+
     s = signature(kernel._specialize(infos, options))
 
     def attempt(context):
         module = trace(kernel.fn, s)
-        if observe: observe("trace", module)
+        if observe:
+            observe("trace", module)
         pipeline.run(module, target, s.options, observe, context=context)
         return module
+
     return pipeline.with_room(attempt, target, s.options)
 
 
-def simulated(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]) -> Callable[[], None]:
-    """The launch as a function of nothing: level 4 with threads, under the happens-before check. Arrays must be in host memory."""
+def simulated(
+    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int]
+) -> Callable[[], None]:
+    """The launch as a function of nothing: level 4 with threads, under the happens-before check.
+    Arrays must be in host memory.
+    """
     from tkc.sim.level4 import run
+
     if any(isinstance(i, ArrayInfo) and i.device >= 0 for i in infos):
-        raise LaunchError(f"{kernel.__name__}: TKC_SIM=1 runs on host memory, and an array is on a GPU; pass .cpu() copies, or unset TKC_SIM")
+        raise LaunchError(
+            f"{kernel.__name__}: TKC_SIM=1 runs on host memory, and an array is on a GPU; pass"
+            " .cpu() copies, or unset TKC_SIM"
+        )
     module = level4_of(kernel, infos, options, machine())
-    passed = [i.numpy() if isinstance(i, ArrayInfo) else i.value for i in infos if not isinstance(i, Constant)]
+    passed = [
+        i.numpy() if isinstance(i, ArrayInfo) else i.value
+        for i in infos
+        if not isinstance(i, Constant)
+    ]
     return lambda: run(module, passed, extents)
 
 
 def arguments_for(kernel, infos: Sequence, seed: int = 0, exact: bool = False) -> list:
-    """Arguments to run with, constants left out: arrays in host memory as they are, for others made-up ones of the same extents and strides. Raises LaunchError."""
+    """Arguments to run with, constants left out: arrays in host memory as they are, for others
+    made-up ones of the same extents and strides. Raises LaunchError.
+    """
     import numpy as np
 
     from tkc.sim import inputs
+
     rng, out = np.random.default_rng(seed), []
-    for name, info in zip(kernel.names, infos):
+    for name, info in zip(kernel.names, infos, strict=False):
         match info:
-            case Constant(): continue
-            case ScalarInfo(value=None): raise LaunchError(f"{kernel.__name__}: a run needs the number {name}; write {name}=1024 for {name}={info.dtype}")
-            case ScalarInfo(): out.append(info.value)
-            case ArrayInfo() if info.device < 0 and info.pointer: out.append(info.numpy())
+            case Constant():
+                continue
+            case ScalarInfo(value=None):
+                raise LaunchError(
+                    f"{kernel.__name__}: a run needs the number {name}; write {name}=1024 for"
+                    f" {name}={info.dtype}"
+                )
+            case ScalarInfo():
+                out.append(info.value)
+            case ArrayInfo() if info.device < 0 and info.pointer:
+                out.append(info.numpy())
             case ArrayInfo():
                 low, high = info.span
-                if high - low > MOST_BYTES: raise LaunchError(f"{kernel.__name__}: argument {name} has {high - low:,} bytes, too many for the simulator; use smaller extents")
-                array = inputs.blank(info.shape, info.strides, ArrayInfo(0, (0,), (1,), info.dtype).numpy().dtype, info.pointer)
+                if high - low > MOST_BYTES:
+                    raise LaunchError(
+                        f"{kernel.__name__}: argument {name} has {high - low:,} bytes, too many for"
+                        " the simulator; use smaller extents"
+                    )
+                array = inputs.blank(
+                    info.shape,
+                    info.strides,
+                    ArrayInfo(0, (0,), (1,), info.dtype).numpy().dtype,
+                    info.pointer,
+                )
                 inputs.fill(array, rng, exact)
                 out.append(array)
     return inputs.clones(out)
 
 
-def check(kernel, arguments: dict, grid, targets: Sequence[str], given: dict | None = None, seconds: float = 10.0):
-    """Yields (target, Checked) for the kernel compiled for each target. given: arrays by name, instead of made-up elements."""
+def check(
+    kernel,
+    arguments: dict,
+    grid,
+    targets: Sequence[str],
+    given: dict | None = None,
+    seconds: float = 10.0,
+):
+    """Yields (target, Checked) for the kernel compiled for each target. given: arrays by name,
+    instead of made-up elements.
+    """
     from tkc.ir.target import target as named
     from tkc.runtime.jit import Launcher
     from tkc.sim.check import check as look
+
     values, options = kernel.bound(**arguments)
-    values = tuple((given or {}).get(name, v) for name, v in zip(kernel.names, values))
+    values = tuple(
+        (given or {}).get(name, v) for name, v in zip(kernel.names, values, strict=False)
+    )
     infos = kernel._describe(values)
-    extents = Launcher(kernel, grid).extents([i if isinstance(i, ArrayInfo) else i.value for i in infos])
+    extents = Launcher(kernel, grid).extents(
+        [i if isinstance(i, ArrayInfo) else i.value for i in infos]
+    )
     for name in targets:
-        try: machine = named(name)
-        except ValueError as e: raise CompileError(str(e)) from None
+        try:
+            machine = named(name)
+        except ValueError as e:
+            raise CompileError(str(e)) from None
         passed = arguments_for(kernel, infos)
-        yield name, look(level4_of(kernel, infos, tuple(options.items()), machine), passed, extents, seconds=seconds)
+        yield (
+            name,
+            look(
+                level4_of(kernel, infos, tuple(options.items()), machine),
+                passed,
+                extents,
+                seconds=seconds,
+            ),
+        )
 
 
 def validate(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target) -> str:
-    """Compiles the kernel with every pass validated on these arguments (or made-up ones in place of a GPU's); gives the report. Raises ValidationError."""
+    """Compiles the kernel with every pass validated on these arguments (or made-up ones in place of
+    a GPU's); gives the report. Raises ValidationError.
+    """
     from tkc.passes import pipeline
     from tkc.sim.validate import Validator
-    v = Validator(arguments_for(kernel, infos), extents, pipeline.uses_reals, pipeline.unordered, last=pipeline.PIPELINE[-1],
-                  command=f"tkc opt {{folder}}/before.mlir --pass {{name}} --validate --inputs {{folder}}/inputs.npz --target {target.name}")
+
+    v = Validator(
+        arguments_for(kernel, infos),
+        extents,
+        pipeline.uses_reals,
+        pipeline.unordered,
+        last=pipeline.PIPELINE[-1],
+        command=(
+            "tkc opt {folder}/before.mlir --pass {name} --validate --inputs"
+            f" {{folder}}/inputs.npz --target {target.name}"
+        ),
+    )
     level4_of(kernel, infos, options, target, v)
     return f"{kernel.__name__} for {target.name}: {v}"
 
 
-def validate_once(kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str) -> None:
-    """For TKC_VALIDATE=1: the report goes to standard error, once for each specialization and grid. target "cpu", which has no passes: that of TKC_TARGET."""
+def validate_once(
+    kernel, infos: Sequence, options: tuple, extents: tuple[int, int, int], target: str
+) -> None:
+    """For TKC_VALIDATE=1: the report goes to standard error, once for each specialization and grid.
+    target "cpu", which has no passes: that of TKC_TARGET.
+    """
     from tkc.ir.target import target as named
+
     target = machine() if target == "cpu" else named(target)
     key = (kernel._specialize(infos, options), extents, target)
-    if key in _validated: return
+    if key in _validated:
+        return
     print("validated", validate(kernel, infos, options, extents, target), file=sys.stderr)
     _validated.add(key)
 

@@ -1,11 +1,13 @@
 """From the arguments of a call to what its code may know of them.
 
-A specialization is plain data (tuples of names and numbers), so that a warm cache needs neither xDSL nor the tracer:
+A specialization is plain data (tuples of names and numbers), so that a warm cache needs neither
+xDSL nor the tracer:
     ("array", dtype, extents, strides, align, wide)     each extent and stride a pair (divisor, exact value or None)
     ("scalar", dtype, divisor)
     ("constant", value)
 `signature` turns it into the tracer's Signature when something is compiled.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,17 +18,64 @@ from typing import Any
 from tkc.errors import LaunchError
 from tkc.runtime.arrays import ITEMSIZE, SHORT, ArrayInfo, describe, from_text, is_array
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "cluster", "maxnreg", "roles", "programs", "raster", "serpentine", "retain", "split_k", "stream_k", "sum_parts", "persistent", "turned", "relax", "fuse", "rotate", "left_factor", "swap_dots", "split_warps",
-           "epilogue", "store_columns", "slabs", "queue", "prefetch", "debug")
-PATIENCE = 10                                   # seconds that a wait may take where debug is True or TKC_DEBUG 1
-PAIRS, TRUTHS = ("cluster", "split_warps"), ("relax", "fuse", "rotate", "persistent", "turned", "serpentine", "retain", "swap_dots", "queue", "prefetch")
-LEAST = {"slabs": 0}                             # of numbers; of others 1
-WORDS = {"roles": ("one", "cooperative", "pingpong", "abreast"), "left_factor": ("registers", "shared"), "epilogue": ("tma", "direct"), "store_columns": (8, 16, 32, 64)}
+OPTIONS = (
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "cluster",
+    "maxnreg",
+    "roles",
+    "programs",
+    "raster",
+    "serpentine",
+    "retain",
+    "split_k",
+    "stream_k",
+    "sum_parts",
+    "persistent",
+    "turned",
+    "relax",
+    "fuse",
+    "rotate",
+    "left_factor",
+    "swap_dots",
+    "split_warps",
+    "epilogue",
+    "store_columns",
+    "slabs",
+    "queue",
+    "prefetch",
+    "debug",
+)
+PATIENCE = 10  # seconds that a wait may take where debug is True or TKC_DEBUG 1
+PAIRS, TRUTHS = (
+    ("cluster", "split_warps"),
+    (
+        "relax",
+        "fuse",
+        "rotate",
+        "persistent",
+        "turned",
+        "serpentine",
+        "retain",
+        "swap_dots",
+        "queue",
+        "prefetch",
+    ),
+)
+LEAST = {"slabs": 0}  # of numbers; of others 1
+WORDS = {
+    "roles": ("one", "cooperative", "pingpong", "abreast"),
+    "left_factor": ("registers", "shared"),
+    "epilogue": ("tma", "direct"),
+    "store_columns": (8, 16, 32, 64),
+}
 
 
 @dataclass(frozen=True)
 class ScalarInfo:
     """A number passed at run time. divisor: of an integer that is not known yet."""
+
     value: Any
     dtype: str
     divisor: int | None = None
@@ -35,12 +84,16 @@ class ScalarInfo:
 @dataclass(frozen=True)
 class Constant:
     """A compile-time value."""
+
     value: Any
 
 
 @dataclass(frozen=True)
 class Specialization:
-    """Names with their plain descriptions; overlaps: pairs of array arguments that share bytes; options in a fixed order."""
+    """Names with their plain descriptions; overlaps: pairs of array arguments that share bytes;
+    options in a fixed order.
+    """
+
     arguments: tuple[tuple[str, tuple], ...]
     overlaps: tuple[tuple[int, int], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
@@ -48,53 +101,84 @@ class Specialization:
 
 def argument(value, name: str, constexpr: bool):
     """One argument as ArrayInfo, ScalarInfo or Constant. Raises LaunchError."""
-    if constexpr or value is None: return Constant(value)
-    if isinstance(value, (ArrayInfo, ScalarInfo, Constant)): return value
-    if isinstance(value, bool): return ScalarInfo(value, "bool_")
+    if constexpr or value is None:
+        return Constant(value)
+    if isinstance(value, (ArrayInfo, ScalarInfo, Constant)):
+        return value
+    if isinstance(value, bool):
+        return ScalarInfo(value, "bool_")
     if isinstance(value, int):
-        if value == 1: return Constant(1)
-        for kind, low, high in (("int32", -1 << 31, 1 << 31), ("int64", -1 << 63, 1 << 63), ("uint64", 0, 1 << 64)):
-            if low <= value < high: return ScalarInfo(value, kind)
+        if value == 1:
+            return Constant(1)
+        for kind, low, high in (
+            ("int32", -1 << 31, 1 << 31),
+            ("int64", -1 << 63, 1 << 63),
+            ("uint64", 0, 1 << 64),
+        ):
+            if low <= value < high:
+                return ScalarInfo(value, kind)
         raise LaunchError(f"{name}: {value} does not fit in 64 bits")
-    if isinstance(value, float): return ScalarInfo(value, "float32")
-    if isinstance(value, str): return _text(value, name)
-    if is_array(value): return describe(value, name)
-    if hasattr(value, "dtype") and hasattr(value, "item"):                       # a NumPy scalar keeps its type
+    if isinstance(value, float):
+        return ScalarInfo(value, "float32")
+    if isinstance(value, str):
+        return _text(value, name)
+    if is_array(value):
+        return describe(value, name)
+    if hasattr(value, "dtype") and hasattr(value, "item"):  # a NumPy scalar keeps its type
         from tkc.runtime.arrays import dtype_name
+
         return ScalarInfo(value.item(), dtype_name(value.dtype.name, name))
-    if hasattr(value, "__index__"): return argument(int(value), name, False)
+    if hasattr(value, "__index__"):
+        return argument(int(value), name, False)
     return describe(value, name)
 
 
 def _text(text: str, name: str):
     """Stand-ins for arguments: bf16[64, 64], i32, i32:16 (a multiple of 16), f32."""
-    if "[" in text: return from_text(text, name)
+    if "[" in text:
+        return from_text(text, name)
     kind, _, divisor = text.partition(":")
     kind = SHORT.get(kind, kind)
     if kind not in ITEMSIZE or divisor and not divisor.isdigit():
-        raise LaunchError(f"{name}: {text!r} stands for no argument; write bf16[4096, 1024] for an array, i32 or i32:16 or f32 for a number")
+        raise LaunchError(
+            f"{name}: {text!r} stands for no argument; write bf16[4096, 1024] for an array, i32 or"
+            " i32:16 or f32 for a number"
+        )
     return ScalarInfo(None, kind, int(divisor or 1))
 
 
 def facts(info) -> tuple:
     """What the code may know of an argument."""
     match info:
-        case Constant(value): return "constant", value
-        case ScalarInfo(value, dtype, divisor): return "scalar", dtype, divisor or (16 if "int" in dtype and value % 16 == 0 else 1)
+        case Constant(value):
+            return "constant", value
+        case ScalarInfo(value, dtype, divisor):
+            return "scalar", dtype, divisor or (16 if "int" in dtype and value % 16 == 0 else 1)
     low, high = info.span
-    return ("array", info.dtype, tuple(_fact(n, info.itemsize) for n in info.shape), tuple(_fact(s, info.itemsize) for s in info.strides),
-            gcd(info.pointer, 16), max(-low, high) >= 1 << 31)
+    return (
+        "array",
+        info.dtype,
+        tuple(_fact(n, info.itemsize) for n in info.shape),
+        tuple(_fact(s, info.itemsize) for s in info.strides),
+        gcd(info.pointer, 16),
+        max(-low, high) >= 1 << 31,
+    )
 
 
 def _fact(n: int, itemsize: int) -> tuple[int, int | None]:
     """Exactly 0 or 1, or the largest interesting divisor: 128, 64, 16, or what makes 16 bytes."""
-    if 0 <= n <= 1: return 1, n
+    if 0 <= n <= 1:
+        return 1, n
     return next(d for d in (128, 64, 16, max(16 // itemsize, 1), 1) if n % d == 0), None
 
 
 def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
     """Pairs of argument numbers whose bytes meet, smaller first."""
-    spans = sorted((a.pointer + a.span[0], a.pointer + a.span[1], i) for i, a in enumerate(infos) if isinstance(a, ArrayInfo) and a.pointer)
+    spans = sorted(
+        (a.pointer + a.span[0], a.pointer + a.span[1], i)
+        for i, a in enumerate(infos)
+        if isinstance(a, ArrayInfo) and a.pointer
+    )
     found, open_ = [], []
     for low, high, i in spans:
         open_ = [(h, j) for h, j in open_ if h > low]
@@ -107,28 +191,69 @@ def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
 def options_of(given: dict[str, Any], kernel: str) -> tuple[tuple[str, Any], ...]:
     """Launch options as sorted pairs, checked. Raises LaunchError on a name or value that is none."""
     for name, value in given.items():
-        if name not in OPTIONS: raise LaunchError(f"{kernel}: {name!r} is neither a parameter nor an option; the options are {', '.join(OPTIONS)}")
-        if value is None: continue
+        if name not in OPTIONS:
+            raise LaunchError(
+                f"{kernel}: {name!r} is neither a parameter nor an option; the options are"
+                f" {', '.join(OPTIONS)}"
+            )
+        if value is None:
+            continue
         if name in PAIRS:
-            if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(n, int) and n >= 1 for n in value)):
-                raise LaunchError(f"{kernel}: {name} is expected to be a pair of numbers >= 1, got {value!r}")
+            if not (
+                isinstance(value, tuple)
+                and len(value) == 2
+                and all(isinstance(n, int) and n >= 1 for n in value)
+            ):
+                raise LaunchError(
+                    f"{kernel}: {name} is expected to be a pair of numbers >= 1, got {value!r}"
+                )
         elif name == "debug":
-            if not isinstance(value, int) or value < 0: raise LaunchError(f"{kernel}: debug is expected to be True, False or the seconds that a wait may take, got {value!r}")
+            if not isinstance(value, int) or value < 0:
+                raise LaunchError(
+                    f"{kernel}: debug is expected to be True, False or the seconds that a wait may"
+                    f" take, got {value!r}"
+                )
         elif name in WORDS:
             *words, last = WORDS[name]
-            if value not in WORDS[name] or type(value) is not type(last): raise LaunchError(f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last}, got {value!r}")
+            if value not in WORDS[name] or type(value) is not type(last):
+                raise LaunchError(
+                    f"{kernel}: {name} is expected to be {', '.join(map(str, words))} or {last},"
+                    f" got {value!r}"
+                )
         elif name in TRUTHS:
-            if not isinstance(value, bool): raise LaunchError(f"{kernel}: {name} is expected to be True or False, got {value!r}")
-        elif not isinstance(value, int) or value < LEAST.get(name, 1): raise LaunchError(f"{kernel}: {name} is expected to be a number >= {LEAST.get(name, 1)}, got {value!r}")
-    if (warps := given.get("num_warps")) and warps > 32: raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
-    seconds = {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])} if given.get("debug") else {}
-    return tuple(sorted([*((k, v) for k, v in given.items() if v is not None and k != "debug"), *seconds.items()]))
+            if not isinstance(value, bool):
+                raise LaunchError(
+                    f"{kernel}: {name} is expected to be True or False, got {value!r}"
+                )
+        elif not isinstance(value, int) or value < LEAST.get(name, 1):
+            raise LaunchError(
+                f"{kernel}: {name} is expected to be a number >= {LEAST.get(name, 1)}, got"
+                f" {value!r}"
+            )
+    if (warps := given.get("num_warps")) and warps > 32:
+        raise LaunchError(f"{kernel}: num_warps is at most 32, got {warps}")
+    seconds = (
+        {"debug": PATIENCE if given["debug"] == 1 else int(given["debug"])}
+        if given.get("debug")
+        else {}
+    )
+    return tuple(
+        sorted(
+            [
+                *((k, v) for k, v in given.items() if v is not None and k != "debug"),
+                *seconds.items(),
+            ]
+        )
+    )
 
 
 def debugging(kernel: str) -> int:
     """What TKC_DEBUG asks of a launch: 0, or seconds. Raises LaunchError where it is no number."""
     asked = os.environ.get("TKC_DEBUG") or "0"
-    if not asked.isdigit(): raise LaunchError(f"{kernel}: TKC_DEBUG is 0, 1, or the seconds that a wait may take, got {asked!r}")
+    if not asked.isdigit():
+        raise LaunchError(
+            f"{kernel}: TKC_DEBUG is 0, 1, or the seconds that a wait may take, got {asked!r}"
+        )
     return int(asked)
 
 
@@ -136,14 +261,31 @@ def signature(s: Specialization):
     """The tracer's Signature (imports xDSL)."""
     from tkc.ir.types import ArrayFacts, Fact
     from tkc.language.dtypes import BY_NAME
-    from tkc.language.signature import ArrayArgument, ConstantArgument, Options, ScalarArgument, Signature
+    from tkc.language.signature import (
+        ArrayArgument,
+        ConstantArgument,
+        Options,
+        ScalarArgument,
+        Signature,
+    )
 
     def one(plain):
         match plain:
             case "array", dtype, shape, strides, align, wide:
-                pack = lambda pairs: tuple(Fact(*p) for p in pairs)
-                return ArrayArgument(BY_NAME[dtype], ArrayFacts(pack(shape), pack(strides), align), wide)
-            case "scalar", dtype, divisor: return ScalarArgument(BY_NAME[dtype], divisor)
-            case "constant", value: return ConstantArgument(value)
+
+                def pack(pairs):
+                    return tuple(Fact(*p) for p in pairs)
+
+                return ArrayArgument(
+                    BY_NAME[dtype], ArrayFacts(pack(shape), pack(strides), align), wide
+                )
+            case "scalar", dtype, divisor:
+                return ScalarArgument(BY_NAME[dtype], divisor)
+            case "constant", value:
+                return ConstantArgument(value)
+
     extra = (("overlaps", s.overlaps),) if s.overlaps else ()
-    return Signature(tuple((name, one(plain)) for name, plain in s.arguments), Options(**dict(s.options), extra=extra))
+    return Signature(
+        tuple((name, one(plain)) for name, plain in s.arguments),
+        Options(**dict(s.options), extra=extra),
+    )

@@ -1,11 +1,14 @@
-"""How long launches take, under a budget: every candidate in turn, in shuffled rounds, caches flushed, the slow ones dropped early.
+"""How long launches take, under a budget: every candidate in turn, in shuffled rounds, caches
+flushed, the slow ones dropped early.
 
     times = measure([launch, …], device, budget=2.0)            seconds of each (None: it failed or was dropped before two rounds)
 
-On a GPU a launch lies between two events on its own stream, after a write of 256 MiB has replaced what the L2 cache held; on the CPU (device −1)
-the clock is read round it. A card under a power limit remembers what ran before: only medians over rounds are compared (benchmarks/harness.py judges
+On a GPU a launch lies between two events on its own stream, after a write of 256 MiB has replaced
+what the L2 cache held; on the CPU (device −1) the clock is read round it. A card under a power
+limit remembers what ran before: only medians over rounds are compared (benchmarks/harness.py judges
 races; this ranks candidates).
 """
+
 from __future__ import annotations
 
 import random
@@ -16,26 +19,43 @@ from collections.abc import Callable, Sequence
 from tkc.runtime import driver
 
 FLUSH = 256 << 20
-ROUNDS, SPARED = 15, {2: 1.25, 4: 1.08, 7: 1.03}        # after so many rounds, candidates within this factor of the best go on
-_filler: dict[int, int] = {}                            # device -> address of FLUSH bytes
+ROUNDS, SPARED = (
+    15,
+    {
+        2: 1.25,
+        4: 1.08,
+        7: 1.03,
+    },
+)  # after so many rounds, candidates within this factor of the best go on
+_filler: dict[int, int] = {}  # device -> address of FLUSH bytes
 
 
-def measure(launches: Sequence[Callable[[], None]], device: int, budget: float, failed: Callable[[int, Exception], None] = lambda i, e: None) -> list[float | None]:
-    """Median seconds of each launch. `budget`: seconds after which no further round begins. `failed` hears what a launch raised; a device that is dead raises DeviceError."""
+def measure(
+    launches: Sequence[Callable[[], None]],
+    device: int,
+    budget: float,
+    failed: Callable[[int, Exception], None] = lambda i, e: None,
+) -> list[float | None]:
+    """Median seconds of each launch. `budget`: seconds after which no further round begins.
+    `failed` hears what a launch raised; a device that is dead raises DeviceError.
+    """
     clock, times, alive, began = _Gpu(device) if device >= 0 else _host, {}, [], time.perf_counter()
-    for i, launch in enumerate(launches):               # a turn that does not count: loading, first touch
+    for i, launch in enumerate(launches):  # a turn that does not count: loading, first touch
         try:
             clock([launch])
             times[i] = []
             alive.append(i)
         except Exception as e:
-            if driver.poison: raise
+            if driver.poison:
+                raise
             failed(i, e)
     shuffle = random.Random(0)
     for done in range(1, ROUNDS + 1):
-        if not alive or done > 2 and time.perf_counter() - began > budget: break
+        if not alive or done > 2 and time.perf_counter() - began > budget:
+            break
         shuffle.shuffle(alive)
-        for i, seconds in zip(alive, clock([launches[i] for i in alive])): times[i].append(seconds)
+        for i, seconds in zip(alive, clock([launches[i] for i in alive]), strict=False):
+            times[i].append(seconds)
         if done in SPARED:
             best = min(statistics.median(times[i]) for i in alive)
             alive = [i for i in alive if statistics.median(times[i]) <= best * SPARED[done]]
@@ -58,22 +78,48 @@ class _Gpu:
         d = driver.api()
         self.device, self.events = device, []
         with driver.context(device):
-            if device not in _filler: _filler[device] = int(driver.check(d.cuMemAlloc(FLUSH), "allocating 256 MiB with which measurements flush the L2 cache"))
+            if device not in _filler:
+                _filler[device] = int(
+                    driver.check(
+                        d.cuMemAlloc(FLUSH),
+                        "allocating 256 MiB with which measurements flush the L2 cache",
+                    )
+                )
 
     def __call__(self, launches: Sequence[Callable[[], None]]) -> list[float]:
         d = driver.api()
         with driver.context(self.device):
-            while len(self.events) < 2 * len(launches): self.events.append(driver.check(d.cuEventCreate(0), "making an event"))
+            while len(self.events) < 2 * len(launches):
+                self.events.append(driver.check(d.cuEventCreate(0), "making an event"))
             for i, launch in enumerate(launches):
                 stream = launch.stream() if hasattr(launch, "stream") else 0
-                driver.check(d.cuMemsetD8Async(_filler[self.device], i & 0xff, FLUSH, stream), "flushing the L2 cache")
+                driver.check(
+                    d.cuMemsetD8Async(_filler[self.device], i & 0xFF, FLUSH, stream),
+                    "flushing the L2 cache",
+                )
                 driver.check(d.cuEventRecord(self.events[2 * i], stream), "recording an event")
                 launch()
                 driver.check(d.cuEventRecord(self.events[2 * i + 1], stream), "recording an event")
             driver.check(d.cuCtxSynchronize(), "waiting for a measurement")
-            return [float(driver.check(d.cuEventElapsedTime(self.events[2 * i], self.events[2 * i + 1]), "reading an event")) / 1e3 for i in range(len(launches))]
+            return [
+                float(
+                    driver.check(
+                        d.cuEventElapsedTime(self.events[2 * i], self.events[2 * i + 1]),
+                        "reading an event",
+                    )
+                )
+                / 1e3
+                for i in range(len(launches))
+            ]
 
 
 def capturing(stream: int) -> bool:
     """Whether a stream is being captured into a graph, where nothing can be measured."""
-    return int(driver.check(driver.api().cuStreamIsCapturing(stream), "asking whether a stream is captured")) != 0
+    return (
+        int(
+            driver.check(
+                driver.api().cuStreamIsCapturing(stream), "asking whether a stream is captured"
+            )
+        )
+        != 0
+    )

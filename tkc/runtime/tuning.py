@@ -1,10 +1,12 @@
-"""What tuning knows and no launch needs: configurations, the key of a choice, the order in which the model puts them, tables.
+"""What tuning knows and no launch needs: configurations, the key of a choice, the order in which
+the model puts them, tables.
 
-    Config(BM=128, BN=256, cluster=(2, 1))           compile-time values and launch options together
-    key("matmul", …)                                 "a: bfloat16[4096, 512] b: bfloat16[512, 4096] …": what the choice may depend on
-    rank(kernel, values, configs, …)                 each configuration with the plans it allows, by the cost model's seconds
-    Table.read(path)                                 choices measured before, on a device of a name
+Config(BM=128, BN=256, cluster=(2, 1))           compile-time values and launch options together
+key("matmul", …)                                 "a: bfloat16[4096, 512] b: bfloat16[512, 4096] …": what the choice may depend on
+rank(kernel, values, configs, …)                 each configuration with the plans it allows, by the cost model's seconds
+Table.read(path)                                 choices measured before, on a device of a name
 """
+
 from __future__ import annotations
 
 import json
@@ -23,63 +25,121 @@ FORMAT = "tkc-table-1"
 
 
 class Config:
-    """One configuration: compile-time values of the kernel's parameters, and launch options, by name. Equal ones are one."""
+    """One configuration: compile-time values of the kernel's parameters, and launch options, by
+    name. Equal ones are one.
+    """
+
     __slots__ = ("items",)
 
-    def __init__(self, **items): self.items = tuple(sorted((sys.intern(k), tuple(v) if isinstance(v, list) else v) for k, v in items.items()))            # a door tells names by identity, and those of a file are others
-    def __eq__(self, other): return isinstance(other, Config) and self.items == other.items
-    def __hash__(self): return hash(self.items)
-    def __repr__(self): return f"Config({', '.join(f'{k}={v!r}' for k, v in self.items)})"
-    def __reduce__(self): return _config, (self.items,)
+    def __init__(self, **items):
+        self.items = tuple(
+            sorted(
+                (sys.intern(k), tuple(v) if isinstance(v, list) else v) for k, v in items.items()
+            )
+        )  # a door tells names by identity, and those of a file are others
+
+    def __eq__(self, other):
+        return isinstance(other, Config) and self.items == other.items
+
+    def __hash__(self):
+        return hash(self.items)
+
+    def __repr__(self):
+        return f"Config({', '.join(f'{k}={v!r}' for k, v in self.items)})"
+
+    def __reduce__(self):
+        return _config, (self.items,)
+
     @property
-    def constants(self) -> dict[str, Any]: return {k: v for k, v in self.items if k not in OPTIONS}
+    def constants(self) -> dict[str, Any]:
+        return {k: v for k, v in self.items if k not in OPTIONS}
+
     @property
-    def options(self) -> dict[str, Any]: return {k: v for k, v in self.items if k in OPTIONS}
+    def options(self) -> dict[str, Any]:
+        return {k: v for k, v in self.items if k in OPTIONS}
 
 
-def _config(items) -> Config: return Config(**dict(items))
+def _config(items) -> Config:
+    return Config(**dict(items))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration and how it was come by. source: "model", "measured", "table" or "given"; seconds: measured, or the model's; others: what it was compared with, a line each."""
+    """A configuration and how it was come by. source: "model", "measured", "table" or "given";
+    seconds: measured, or the model's; others: what it was compared with, a line each.
+    """
+
     config: Config
     source: str
     seconds: float | None = None
     others: tuple[str, ...] = field(default=(), compare=False)
 
 
-# ------------------------------------------------------------------------------------------------------------- keys
+# --------------------------------------------------------------------------------------------------
 def key(names: Sequence[str], infos: Sequence, tuned: Iterable[str]) -> str:
-    """What a choice may depend on, readable: of arrays the element type, extents, and strides where they are not those of a contiguous array; numbers; constants."""
+    """What a choice may depend on, readable: of arrays the element type, extents, and strides where
+    they are not those of a contiguous array; numbers; constants.
+    """
     parts, left_out = [], set(tuned)
-    for name, info in zip(names, infos):
-        if name in left_out: continue
+    for name, info in zip(names, infos, strict=False):
+        if name in left_out:
+            continue
         if isinstance(info, ArrayInfo):
             dense = info.strides == contiguous(info.shape)
-            axes = (str(n) if dense else f"{n}:{s}" for n, s in zip(info.shape, info.strides))
-            text = f"{info.dtype}[{', '.join(axes)}]" + ("" if info.pointer % 16 == 0 else f"@{info.pointer & -info.pointer}")
-        else: text = repr(info.value) if isinstance(info, Constant) or not isinstance(info.value, float) else info.dtype
+            axes = (
+                str(n) if dense else f"{n}:{s}"
+                for n, s in zip(info.shape, info.strides, strict=False)
+            )
+            text = f"{info.dtype}[{', '.join(axes)}]" + (
+                "" if info.pointer % 16 == 0 else f"@{info.pointer & -info.pointer}"
+            )
+        else:
+            text = (
+                repr(info.value)
+                if isinstance(info, Constant) or not isinstance(info.value, float)
+                else info.dtype
+            )
         parts.append(f"{name}: {text}")
     return " ".join(parts)
 
 
-# ---------------------------------------------------------------------------------------------------------- ranking
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with every choice that matters made; seconds: the model's, None where it has none."""
+    """A configuration with every choice that matters made; seconds: the model's, None where it has
+    none.
+    """
+
     config: Config
     seconds: float | None
 
 
-def rank(kernel, values: Sequence, options: dict, configs: Sequence[Config], extents: Callable[[Sequence], tuple[int, int, int]], target: str,
-         limit: int) -> tuple[list[Candidate], list[str]]:
-    """At most `limit` candidates, the model's best first, and why configurations were left out. For the CPU, which has no model, in the given order."""
+def rank(
+    kernel,
+    values: Sequence,
+    options: dict,
+    configs: Sequence[Config],
+    extents: Callable[[Sequence], tuple[int, int, int]],
+    target: str,
+    limit: int,
+) -> tuple[list[Candidate], list[str]]:
+    """At most `limit` candidates, the model's best first, and why configurations were left out. For
+    the CPU, which has no model, in the given order.
+    """
     found, reasons = [], []
     for config in configs:
-        try: found += _candidates(kernel, merged(kernel, values, config), options | config.options, config, extents, target)
-        except (CompileError, LaunchError) as e: reasons.append(f"{config}: {str(e).splitlines()[0]}")
-    found.sort(key=lambda c: c.seconds or 0)                                       # stable: without a model the order stays
+        try:
+            found += _candidates(
+                kernel,
+                merged(kernel, values, config),
+                options | config.options,
+                config,
+                extents,
+                target,
+            )
+        except (CompileError, LaunchError) as e:
+            reasons.append(f"{config}: {str(e).splitlines()[0]}")
+    found.sort(key=lambda c: c.seconds or 0)  # stable: without a model the order stays
     unique = list({c.config: c for c in reversed(found)}.values())[::-1]
     return unique[:limit], reasons
 
@@ -87,81 +147,141 @@ def rank(kernel, values: Sequence, options: dict, configs: Sequence[Config], ext
 def merged(kernel, values: Sequence, config: Config) -> list:
     """The values of a launch with the configuration's put in."""
     constants = config.constants
-    return [constants.get(name, v) for name, v in zip(kernel.names, values)]
+    return [constants.get(name, v) for name, v in zip(kernel.names, values, strict=False)]
 
 
-def _candidates(kernel, values: Sequence, options: dict, config: Config, extents, target: str) -> list[Candidate]:
+def _candidates(
+    kernel, values: Sequence, options: dict, config: Config, extents, target: str
+) -> list[Candidate]:
     infos = kernel._describe(values)
     specialization = kernel._specialize(infos, tuple(options.items()))
-    if target == "cpu": return [Candidate(config, None)]
+    if target == "cpu":
+        return [Candidate(config, None)]
     from tkc.ir.target import TARGETS
     from tkc.language.trace import trace
     from tkc.passes import PassContext
     from tkc.passes.plan import candidates, forcing, kernel_of
     from tkc.passes.planning.cost import Sizes, Work, cost
-    if target not in TARGETS: raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
+
+    if target not in TARGETS:
+        raise CompileError(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
     described = signature(specialization)
     module = trace(kernel.fn, described)
-    sizes = Sizes(extents(values), tuple(i.shape if isinstance(i, ArrayInfo) else i.value for i in infos if not isinstance(i, Constant)))
+    sizes = Sizes(
+        extents(values),
+        tuple(
+            i.shape if isinstance(i, ArrayInfo) else i.value
+            for i in infos
+            if not isinstance(i, Constant)
+        ),
+    )
     work = Work.of(kernel_of(module), sizes)
-    return [Candidate(Config(**config.constants, **forcing(p) | config.options), cost(work, p, TARGETS[target]).seconds)
-            for p in candidates(module, PassContext(TARGETS[target], described.options), sizes)]
+    return [
+        Candidate(
+            Config(**config.constants, **forcing(p) | config.options),
+            cost(work, p, TARGETS[target]).seconds,
+        )
+        for p in candidates(module, PassContext(TARGETS[target], described.options), sizes)
+    ]
 
 
-# ------------------------------------------------------------------------------------------------- what a kernel writes
+# -------------------------------------------------------------------------------------------------
 def changed(kernel, infos: Sequence, options: dict) -> list[ArrayInfo]:
-    """The array arguments that a kernel both reads and writes: launching it twice is not launching it once."""
+    """The array arguments that a kernel both reads and writes: launching it twice is not launching
+    it once.
+    """
     from tkc.ir import tile
     from tkc.ir.types import ArrayType
     from tkc.language.trace import trace
-    (body,) = trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))).body.block.ops
+
+    (body,) = trace(
+        kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))
+    ).body.block.ops
     read, written = set(), set()
 
     def root(value):
-        while isinstance(value.owner, tile.View): value = value.owner.array
+        while isinstance(value.owner, tile.View):
+            value = value.owner.array
         return value
+
     pointers = any(isinstance(op, (tile.StorePointers, tile.Atomic)) for op in body.walk())
     for op in body.walk():
-        if isinstance(op, (tile.Load, tile.AtomicBlock)): read.add(root(op.array))
-        if isinstance(op, (tile.Store, tile.AtomicBlock)): written.add(root(op.array))
-        if isinstance(op, tile.Pointer): read.add(root(op.operands[0])); written |= {root(op.operands[0])} if pointers else set()
+        if isinstance(op, (tile.Load, tile.AtomicBlock)):
+            read.add(root(op.array))
+        if isinstance(op, (tile.Store, tile.AtomicBlock)):
+            written.add(root(op.array))
+        if isinstance(op, tile.Pointer):
+            read.add(root(op.operands[0]))
+            written |= {root(op.operands[0])} if pointers else set()
     passed = [i for i in infos if not isinstance(i, Constant)]
-    both = [passed[v.index] for v in body.arguments if v in read and v in written and isinstance(v.type, ArrayType)]
+    both = [
+        passed[v.index]
+        for v in body.arguments
+        if v in read and v in written and isinstance(v.type, ArrayType)
+    ]
     spans = [(i.pointer + i.span[0], i.pointer + i.span[1]) for i in both]
-    out = [passed[v.index] for v in body.arguments if v in written and isinstance(v.type, ArrayType)]
-    sources = [passed[v.index] for v in body.arguments if v in read and isinstance(v.type, ArrayType)]
-    for i in out:                                                                  # written as one argument, read as another
+    out = [
+        passed[v.index] for v in body.arguments if v in written and isinstance(v.type, ArrayType)
+    ]
+    sources = [
+        passed[v.index] for v in body.arguments if v in read and isinstance(v.type, ArrayType)
+    ]
+    for i in out:  # written as one argument, read as another
         low, high = i.pointer + i.span[0], i.pointer + i.span[1]
-        if any(low < s.pointer + s.span[1] and s.pointer + s.span[0] < high for s in sources) and (low, high) not in spans: both.append(i)
+        if (
+            any(low < s.pointer + s.span[1] and s.pointer + s.span[0] < high for s in sources)
+            and (low, high) not in spans
+        ):
+            both.append(i)
     return both
 
 
-# ---------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------
 class Table:
     """Choices by device, kernel and key. A file is one JSON object, written whole or not at all."""
 
-    def __init__(self, entries: Iterable[dict] = ()): self.entries = {(e["device"], e["kernel"], e["key"]): e for e in entries}
+    def __init__(self, entries: Iterable[dict] = ()):
+        self.entries = {(e["device"], e["kernel"], e["key"]): e for e in entries}
 
     def get(self, device: str, kernel: str, key_: str) -> Choice | None:
         found = self.entries.get((device, kernel, key_))
         return found and Choice(Config(**found["config"]), "table", found.get("seconds"))
 
     def put(self, device: str, kernel: str, key_: str, choice: Choice) -> None:
-        self.entries[device, kernel, key_] = {"device": device, "kernel": kernel, "key": key_, "config": dict(choice.config.items), "seconds": choice.seconds}
+        self.entries[device, kernel, key_] = {
+            "device": device,
+            "kernel": kernel,
+            "key": key_,
+            "config": dict(choice.config.items),
+            "seconds": choice.seconds,
+        }
 
     def write(self, path: str | Path) -> None:
         """Raises TuningError where the file cannot be written."""
         try:
             lines = ",\n".join(json.dumps(e) for e in self.entries.values())
-            write_whole(Path(path), f'{{"format": "{FORMAT}", "entries": [\n{lines}\n]}}\n'.encode())
+            write_whole(
+                Path(path), f'{{"format": "{FORMAT}", "entries": [\n{lines}\n]}}\n'.encode()
+            )
         except (OSError, TypeError) as e:
-            raise TuningError(f"the table {path} cannot be written: {e}; values of a configuration must be numbers, texts or tuples of them") from None
+            raise TuningError(
+                f"the table {path} cannot be written: {e}; values of a configuration must be"
+                " numbers, texts or tuples of them"
+            ) from None
 
     @staticmethod
     def read(path: str | Path) -> Table:
         """Raises TuningError where the file is no table."""
-        try: data = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as e: raise TuningError(f"{path} is no table: {e}; write one with export_table") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT: raise TuningError(f"{path} is no table of this version of tkc ({FORMAT}); make it again with export_table")
-        try: return Table(data["entries"])
-        except (KeyError, TypeError) as e: raise TuningError(f"{path} is no table: an entry has no {e}") from None
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as e:
+            raise TuningError(f"{path} is no table: {e}; write one with export_table") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise TuningError(
+                f"{path} is no table of this version of tkc ({FORMAT}); make it again with"
+                " export_table"
+            )
+        try:
+            return Table(data["entries"])
+        except (KeyError, TypeError) as e:
+            raise TuningError(f"{path} is no table: an entry has no {e}") from None

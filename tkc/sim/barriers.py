@@ -1,4 +1,5 @@
 """mbarriers, named barriers and the barrier of a cluster, with the clocks they carry."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ MOST_BYTES = (1 << 20) - 1
 
 
 class Mbarrier:
-    """One mbarrier: the parity that the hardware keeps is the last bit of `phase`, the number of phases that have ended.
+    """One mbarrier: the parity that the hardware keeps is the last bit of `phase`, the number of
+    phases that have ended.
 
-    A phase ends when `count` arrivals came and as many bytes as were expected. observers: who saw the end of the last phase, with
-    their epoch; due: laggards whose leader has seen it and who have yet to look. The number of phases is a column of the clocks, so that
-    whoever waits for a phase can be asked whether it knows the end of the one before: if not, the same parity two phases earlier would let it pass.
+    A phase ends when `count` arrivals came and as many bytes as were expected. observers: who saw
+    the end of the last phase, with their epoch; due: laggards whose leader has seen it and who have
+    yet to look. The number of phases is a column of the clocks, so that whoever waits for a phase
+    can be asked whether it knows the end of the one before: if not, the same parity two phases
+    earlier would let it pass.
     """
 
     def __init__(self, name: str, count: int, by: Knowing):
@@ -32,19 +36,38 @@ class Mbarrier:
         """far: used by an asynchronous copy or by another block."""
         rows = (ASYNC, INIT) if far else (GENERIC, INIT)
         if agent.knows[list(rows), self.initialiser].max() < self.epoch:
-            raise Violation("barrier", f"{agent.name} uses {self.name} before its initialisation is visible: missing is {'a fence mbarrier_init and ' if far else ''}a barrier", op, (agent.name,))
+            raise Violation(
+                "barrier",
+                f"{agent.name} uses {self.name} before its initialisation is visible: missing is"
+                f" {'a fence mbarrier_init and ' if far else ''}a barrier",
+                op,
+                (agent.name,),
+            )
 
-    def complete(self, parity: int) -> bool: return self.phase & 1 != parity & 1
+    def complete(self, parity: int) -> bool:
+        return self.phase & 1 != parity & 1
 
     def arrive(self, clock: np.ndarray, n: int, op: Operation, who: str) -> None:
         np.maximum(self.clock, clock, out=self.clock)
         self.pending -= n
-        if self.pending < 0: raise Violation("arrivals", f"{who} arrives at {self.name}, whose phase {self.phase} takes {self.count} arrivals and has them", op, (who,))
+        if self.pending < 0:
+            raise Violation(
+                "arrivals",
+                f"{who} arrives at {self.name}, whose phase {self.phase} takes {self.count}"
+                " arrivals and has them",
+                op,
+                (who,),
+            )
         self._flip(op)
 
     def expect(self, n: int, op: Operation) -> None:
         self.bytes += n
-        if abs(self.bytes) > MOST_BYTES: raise Violation("bytes", f"{self.name} waits for {self.bytes} bytes; at most {MOST_BYTES} can be counted", op)
+        if abs(self.bytes) > MOST_BYTES:
+            raise Violation(
+                "bytes",
+                f"{self.name} waits for {self.bytes} bytes; at most {MOST_BYTES} can be counted",
+                op,
+            )
 
     def deliver(self, clock: np.ndarray, n: int, op: Operation) -> None:
         np.maximum(self.clock, clock, out=self.clock)
@@ -54,47 +77,92 @@ class Mbarrier:
     def observe(self, agent: Knowing, op: Operation) -> None:
         """The agent has seen that the current phase count stands."""
         if agent.knows[GENERIC, self.column] < self.phase - 1:
-            raise Violation("ambiguous", f"{agent.name} waits for the end of phase {self.phase - 1} of {self.name}, but nothing tells it of the phase before: "
-                            "an earlier phase of the same parity would let it pass", op, (agent.name,))
+            raise Violation(
+                "ambiguous",
+                f"{agent.name} waits for the end of phase {self.phase - 1} of {self.name}, but"
+                " nothing tells it of the phase before: an earlier phase of the same parity would"
+                " let it pass",
+                op,
+                (agent.name,),
+            )
         agent.learn(self.done)
         agent.tick()
         self.observers[agent] = agent.epoch
         self.due.pop(agent, None)
 
     def _flip(self, op: Operation) -> None:
-        if self.pending or self.bytes: return
-        for late in self.due: raise Violation("lapped", f"phase {self.phase} of {self.name} ends while {late.name} has yet to see the end of phase {self.phase - 1}", op, (late.name,))
+        if self.pending or self.bytes:
+            return
+        for late in self.due:
+            raise Violation(
+                "lapped",
+                f"phase {self.phase} of {self.name} ends while {late.name} has yet to see the end"
+                f" of phase {self.phase - 1}",
+                op,
+                (late.name,),
+            )
         for agent, epoch in self.observers.items():
             if self.clock[GENERIC, agent.index] < epoch:
-                raise Violation("lapped", f"phase {self.phase} of {self.name} can end before {agent.name} has seen the end of phase {self.phase - 1}: nobody who arrives waits for it", op, (agent.name,))
+                raise Violation(
+                    "lapped",
+                    f"phase {self.phase} of {self.name} can end before {agent.name} has seen the"
+                    f" end of phase {self.phase - 1}: nobody who arrives waits for it",
+                    op,
+                    (agent.name,),
+                )
         self.phase, self.pending, self.observers = self.phase + 1, self.count, {}
         self.clock[:INIT, self.column] = self.phase
         self.done = self.clock.copy()
 
-    def __str__(self): return f"{self.name} in phase {self.phase} ({self.pending} of {self.count} arrivals and {self.bytes} bytes missing)"
+    def __str__(self):
+        return (
+            f"{self.name} in phase {self.phase} ({self.pending} of {self.count} arrivals and"
+            f" {self.bytes} bytes missing)"
+        )
 
 
 @dataclass
 class Rendezvous:
     """A barrier of threads: named (bar.sync), of an instance, or of a cluster."""
+
     name: str
     threads: int = 0
     arrived: int = 0
     clock: np.ndarray | None = None
-    done: list[np.ndarray] = field(default_factory=list)          # what each generation carried
+    done: list[np.ndarray] = field(default_factory=list)  # what each generation carried
 
-    def arrive(self, agent: Knowing, threads: int, share: int, op: Operation, rows=slice(None)) -> int:
+    def arrive(
+        self, agent: Knowing, threads: int, share: int, op: Operation, rows=slice(None)
+    ) -> int:
         """Counts `share` threads; gives the generation they belong to."""
         generation = len(self.done)
         if self.arrived and self.threads != threads:
-            raise Violation("arrivals", f"{agent.name} is at {self.name} with {threads} threads, others are there with {self.threads}", op, (agent.name,))
-        if self.clock is None: self.clock = agent.clocks.matrix()
+            raise Violation(
+                "arrivals",
+                f"{agent.name} is at {self.name} with {threads} threads, others are there with"
+                f" {self.threads}",
+                op,
+                (agent.name,),
+            )
+        if self.clock is None:
+            self.clock = agent.clocks.matrix()
         self.threads, self.arrived = threads, self.arrived + share
         np.maximum(self.clock[rows], agent.knows[rows], out=self.clock[rows])
         agent.tick()
-        if self.arrived > threads: raise Violation("arrivals", f"{self.arrived} threads are at {self.name}, which takes {threads}", op, (agent.name,))
-        if self.arrived == threads: self.done.append(self.clock); self.arrived, self.clock = 0, None
+        if self.arrived > threads:
+            raise Violation(
+                "arrivals",
+                f"{self.arrived} threads are at {self.name}, which takes {threads}",
+                op,
+                (agent.name,),
+            )
+        if self.arrived == threads:
+            self.done.append(self.clock)
+            self.arrived, self.clock = 0, None
         return generation
 
-    def over(self, generation: int) -> bool: return len(self.done) > generation
-    def __str__(self): return f"{self.name} ({self.arrived} of {self.threads} threads there)"
+    def over(self, generation: int) -> bool:
+        return len(self.done) > generation
+
+    def __str__(self):
+        return f"{self.name} ({self.arrived} of {self.threads} threads there)"

@@ -1,8 +1,13 @@
-"""The happens-before check of a compiled kernel: a few programs of its launch, over random schedules.
+"""The happens-before check of a compiled kernel: a few programs of its launch, over random
+schedules.
 
-Which programs: the first and the last of the grid, its middle, and some at random, each with the one after it, so that neighbours run at once; the first few, in order, where
-programs wait for those before them. A persistent kernel is launched with half as many clusters as it has programs, so that each takes two, one after the other; where they wait, with as many as run. Products of matrices, which cost the most and order nothing, are left out.
+Which programs: the first and the last of the grid, its middle, and some at random, each with the
+one after it, so that neighbours run at once; the first few, in order, where programs wait for those
+before them. A persistent kernel is launched with half as many clusters as it has programs, so that
+each takes two, one after the other; where they wait, with as many as run. Products of matrices,
+which cost the most and order nothing, are left out.
 """
+
 from __future__ import annotations
 
 import random
@@ -19,12 +24,13 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones
 from tkc.sim.report import Report, report_of
 
-MOST = 6                # clusters that run, at most
+MOST = 6  # clusters that run, at most
 
 
 @dataclass(frozen=True)
 class Checked:
     """What ran, and what was found. clusters: those that ran, of `of`."""
+
     clusters: tuple[int, ...]
     of: int
     runs: int
@@ -32,33 +38,83 @@ class Checked:
     findings: tuple[Report, ...]
 
     def __str__(self):
-        what = f"{self.runs} schedules of {len(self.clusters)} of {self.of} clusters ({', '.join(map(str, self.clusters))}), {self.seconds:.1f} s"
-        return "\n".join([f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {what}" if self.findings else f"nothing found in {what}",
-                          *(f"  {f}" for f in self.findings)])
+        what = (
+            f"{self.runs} schedules of {len(self.clusters)} of {self.of} clusters"
+            f" ({', '.join(map(str, self.clusters))}), {self.seconds:.1f} s"
+        )
+        return "\n".join(
+            [
+                (
+                    f"{len(self.findings)} finding{'s' * (len(self.findings) != 1)} in {what}"
+                    if self.findings
+                    else f"nothing found in {what}"
+                ),
+                *(f"  {f}" for f in self.findings),
+            ]
+        )
 
 
 def sample(kernel: tile.Kernel, n: int, seed: int = 0, most: int = MOST) -> list[int]:
-    """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones where programs wait for those before them."""
-    if tile.waits_for_programs(kernel): return list(range(min(n, most)))
+    """Numbers of programs (or clusters) below n: the corners, then others at random; the first ones
+    where programs wait for those before them.
+    """
+    if tile.waits_for_programs(kernel):
+        return list(range(min(n, most)))
     corners = sorted({0, n - 1, n // 2})
     rest = random.Random(seed).sample(range(n), min(n, most))
-    return [*dict.fromkeys([*corners, *rest])][:min(n, most)]
+    return [*dict.fromkeys([*corners, *rest])][: min(n, most)]
 
 
-def check(module: ModuleOp, arguments: Sequence, grid: Sequence[int], seed: int = 0, runs: int = 8, seconds: float = 10.0) -> Checked:
-    """Runs a level-4 kernel on copies of the arguments until `runs` schedules of two clusters are over, or the time is; the same finding is reported once."""
+def check(
+    module: ModuleOp,
+    arguments: Sequence,
+    grid: Sequence[int],
+    seed: int = 0,
+    runs: int = 8,
+    seconds: float = 10.0,
+) -> Checked:
+    """Runs a level-4 kernel on copies of the arguments until `runs` schedules of two clusters are
+    over, or the time is; the same finding is reported once.
+    """
     kernel, began = level0.kernel_of(module), time.perf_counter()
     launch = level4.Launch(kernel, arguments, grid, 0, 1, True, print)
     needed = -(-prod(grid) // launch.size)
-    launched, together = -(-needed // 2) if launch.persistent else launch.clusters, tile.waits_for_programs(kernel)
-    if together and launch.persistent: launched = min(launched, MOST)                  # what the others would run is waited for
+    launched, together = (
+        (-(-needed // 2) if launch.persistent else launch.clusters),
+        tile.waits_for_programs(kernel),
+    )
+    if together and launch.persistent:
+        launched = min(launched, MOST)  # what the others would run is waited for
     chosen, found, ran, done = sample(kernel, launched, seed), {}, [], 0
     for number in range(runs if launched else 0):
-        if number and time.perf_counter() - began > seconds: break
-        pair = chosen if together else [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]
-        try: level4.run(module, clones(arguments), grid, seed + number, launched if launch.persistent else 2, only=pair, products=False, out=lambda text: None)
+        if number and time.perf_counter() - began > seconds:
+            break
+        pair = (
+            chosen
+            if together
+            else [*dict.fromkeys([first := chosen[number % len(chosen)], (first + 1) % launched])]
+        )
+        try:
+            level4.run(
+                module,
+                clones(arguments),
+                grid,
+                seed + number,
+                launched if launch.persistent else 2,
+                only=pair,
+                products=False,
+                out=lambda text: None,
+            )
         except SimulationError as e:
             report = report_of(e)
-            found.setdefault((report.kind, report.location, e.operation and e.operation.name), report)
+            found.setdefault(
+                (report.kind, report.location, e.operation and e.operation.name), report
+            )
         ran, done = [*ran, *pair], done + 1
-    return Checked(tuple(dict.fromkeys(ran)), launched, done, time.perf_counter() - began, tuple(found.values()))
+    return Checked(
+        tuple(dict.fromkeys(ran)),
+        launched,
+        done,
+        time.perf_counter() - began,
+        tuple(found.values()),
+    )

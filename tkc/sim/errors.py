@@ -1,4 +1,5 @@
 """What a run in the simulator may end with."""
+
 from __future__ import annotations
 
 from xdsl.ir import Operation
@@ -8,17 +9,27 @@ from tkc.ir.text import location_of
 
 
 class SimulationError(Error):
-    """A program did something that has no meaning; `operation` did it, `location` is its place in the user's source (or None); `agents`: whose doing it was, where there are threads."""
+    """A program did something that has no meaning; `operation` did it, `location` is its place in
+    the user's source (or None); `agents`: whose doing it was, where there are threads.
+    """
 
     def __init__(self, message: str, operation: Operation | None = None):
         self.message, self.operation, self.agents = message, operation, ()
         super().__init__(message)
 
     @property
-    def location(self): return location_of(self.operation) if self.operation is not None else None
+    def location(self):
+        return location_of(self.operation) if self.operation is not None else None
 
     def __str__(self):
-        where = [str(part) for part in (self.location, f"'{self.operation.name}'" if self.operation is not None else None) if part]
+        where = [
+            str(part)
+            for part in (
+                self.location,
+                f"'{self.operation.name}'" if self.operation is not None else None,
+            )
+            if part
+        ]
         return ": ".join([*where, self.message])
 
 

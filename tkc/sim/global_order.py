@@ -1,11 +1,16 @@
-"""Global memory at level 4: who wrote and who read each element, and whether anything orders the two.
+"""Global memory at level 4: who wrote and who read each element, and whether anything orders the
+two.
 
-Blocks of different clusters run in any order: what one writes, another may neither read nor write, unless both update it atomically, unless the bytes stay what they
-were, or an atomic operation of the one was seen by an atomic operation of the other on the same array (a lock, a counter of those that are done). Within a cluster the clocks of its agents
-decide, as for shared memory; between the ordinary and the asynchronous proxy no fence is asked for here.
+Blocks of different clusters run in any order: what one writes, another may neither read nor write,
+unless both update it atomically, unless the bytes stay what they were, or an atomic operation of
+the one was seen by an atomic operation of the other on the same array (a lock, a counter of those
+that are done). Within a cluster the clocks of its agents decide, as for shared memory; between the
+ordinary and the asynchronous proxy no fence is asked for here.
 
-Only arrays that the program writes cost anything: of the others the reads are a list that nobody looks at.
+Only arrays that the program writes cost anything: of the others the reads are a list that nobody
+looks at.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,7 +34,10 @@ PAST = {READS: "read", WRITES: "wrote", UPDATES: "updated"}
 
 @dataclass(eq=False)
 class Places:
-    """Elements of one array, as the pointers of an operation and which of them an agent accesses; worked out when somebody asks."""
+    """Elements of one array, as the pointers of an operation and which of them an agent accesses;
+    worked out when somebody asks.
+    """
+
     pointers: np.ndarray
     live: np.ndarray
     own: np.ndarray | None
@@ -40,7 +48,8 @@ class Places:
     @cached_property
     def cells(self) -> np.ndarray:
         mine = self.live if self.own is None else np.zeros_like(self.live)
-        if self.own is not None: mine[self.own] = self.live[self.own]
+        if self.own is not None:
+            mine[self.own] = self.live[self.own]
         return self.among(mine)
 
     def among(self, which: np.ndarray) -> np.ndarray:
@@ -51,6 +60,7 @@ class Places:
 @dataclass(frozen=True)
 class Access:
     """One operation of one agent. tick: atomic operations that its cluster had done before."""
+
     cluster: Cluster
     tick: int
     event: Event
@@ -61,7 +71,10 @@ class Access:
 
 @dataclass
 class Traffic:
-    """Of one array: writes (numbered from 1), for each element the last of them, and reads; what atomic operations on it have published."""
+    """Of one array: writes (numbered from 1), for each element the last of them, and reads; what
+    atomic operations on it have published.
+    """
+
     size: int
     writes: list[Access] = field(default_factory=list)
     last: np.ndarray | None = None
@@ -73,68 +86,163 @@ class Traffic:
 class GlobalOrder:
     """The accesses of one launch."""
 
-    def __init__(self, memory: GlobalMemory): self.memory, self.traffic = memory, {}
+    def __init__(self, memory: GlobalMemory):
+        self.memory, self.traffic = memory, {}
 
-    def access(self, kind: str, cluster: Cluster, event: Event, op: Operation, pointers: np.ndarray, live: np.ndarray, own: np.ndarray | None = None,
-               changed: Callable[[], np.ndarray] | None = None, others: bool = True, agent: Knowing | None = None) -> None:
-        """Before it happens. own: flat indices of the elements that this agent accesses; changed: which elements get other bytes; others: is checked against other clusters too."""
+    def access(
+        self,
+        kind: str,
+        cluster: Cluster,
+        event: Event,
+        op: Operation,
+        pointers: np.ndarray,
+        live: np.ndarray,
+        own: np.ndarray | None = None,
+        changed: Callable[[], np.ndarray] | None = None,
+        others: bool = True,
+        agent: Knowing | None = None,
+    ) -> None:
+        """Before it happens. own: flat indices of the elements that this agent accesses; changed:
+        which elements get other bytes; others: is checked against other clusters too.
+        """
         pointers, live = pointers.reshape(-1), live.reshape(-1)
         for number in self._buffers(pointers, live):
             b = self.memory.buffers[number - 1]
             traffic = self.traffic.setdefault(number, Traffic(b.data.size // b.owner.itemsize))
-            places = Places(pointers, live, own, (number << SHIFT) + MIDDLE + b.low, b.owner.itemsize, traffic.size)
+            places = Places(
+                pointers,
+                live,
+                own,
+                (number << SHIFT) + MIDDLE + b.low,
+                b.owner.itemsize,
+                traffic.size,
+            )
             new = Access(cluster, cluster.tick, event, kind, op, places)
-            if kind == READS and traffic.last is None: traffic.reads.append(new); continue
+            if kind == READS and traffic.last is None:
+                traffic.reads.append(new)
+                continue
             self._check(traffic, new, new.places.cells, lambda a: a.cluster is cluster, b.name)
             if others:
-                foreign = lambda a: a.cluster is not cluster
+
+                def foreign(a):
+                    return a.cluster is not cluster
+
                 if self._check(traffic, new, places.among(live), foreign, b.name, dry=True):
-                    self._check(traffic, new, places.among(live if changed is None else live & changed()), foreign, b.name)
+                    self._check(
+                        traffic,
+                        new,
+                        places.among(live if changed is None else live & changed()),
+                        foreign,
+                        b.name,
+                    )
             self._record(traffic, new)
-            if kind == UPDATES and others: self._meet(traffic, cluster, semantics_of(op), agent)
+            if kind == UPDATES and others:
+                self._meet(traffic, cluster, semantics_of(op), agent)
 
     def _buffers(self, pointers: np.ndarray, live: np.ndarray) -> list[int]:
-        """Numbers of the arrays that are touched; of what lies in none the access itself will complain."""
-        return [n for n in numbers_of(pointers if live.all() else pointers[live]) if 0 < n <= len(self.memory.buffers)]
+        """Numbers of the arrays that are touched; of what lies in none the access itself will
+        complain.
+        """
+        return [
+            n
+            for n in numbers_of(pointers if live.all() else pointers[live])
+            if 0 < n <= len(self.memory.buffers)
+        ]
 
-    def _check(self, traffic: Traffic, new: Access, cells: np.ndarray, among: Callable[[Access], bool], name: str, dry: bool = False) -> bool:
-        """Raises Violation where an earlier access of one of the cells is not ordered before; dry: says whether it would."""
+    def _check(
+        self,
+        traffic: Traffic,
+        new: Access,
+        cells: np.ndarray,
+        among: Callable[[Access], bool],
+        name: str,
+        dry: bool = False,
+    ) -> bool:
+        """Raises Violation where an earlier access of one of the cells is not ordered before; dry:
+        says whether it would.
+        """
         found = None
         if traffic.last is not None:
             earlier = (traffic.writes[i - 1] for i in np.unique(traffic.last[cells]).tolist() if i)
-            found = next((a for a in earlier if among(a) and not ordered(a, new) and not (a.kind == new.kind == UPDATES)), None)
+            found = next(
+                (
+                    a
+                    for a in earlier
+                    if among(a) and not ordered(a, new) and not (a.kind == new.kind == UPDATES)
+                ),
+                None,
+            )
         if found is None and new.kind != READS:
-            found = next((a for a in traffic.reads if among(a) and not ordered(a, new) and np.isin(a.places.cells, cells).any()), None)
-        if found is None or dry: return found is not None
-        what = f"{new.event.who} {new.kind} what {found.event.who} {PAST[found.kind]} in {name_of(found.op)}, in {name}; "
-        if found.cluster is new.cluster: raise Violation("race", what + "nothing orders the two: missing is a barrier, or an arrival and a wait, between them", new.op, (new.event.who, found.event.who))
-        raise Violation("order", what + "blocks run in any order: missing is an atomic operation of the one that the other has seen", new.op, (new.event.who, found.event.who))
+            found = next(
+                (
+                    a
+                    for a in traffic.reads
+                    if among(a) and not ordered(a, new) and np.isin(a.places.cells, cells).any()
+                ),
+                None,
+            )
+        if found is None or dry:
+            return found is not None
+        what = (
+            f"{new.event.who} {new.kind} what {found.event.who} {PAST[found.kind]} in"
+            f" {name_of(found.op)}, in {name}; "
+        )
+        if found.cluster is new.cluster:
+            raise Violation(
+                "race",
+                what
+                + "nothing orders the two: missing is a barrier, or an arrival and a wait, between"
+                " them",
+                new.op,
+                (new.event.who, found.event.who),
+            )
+        raise Violation(
+            "order",
+            what
+            + "blocks run in any order: missing is an atomic operation of the one that the other"
+            " has seen",
+            new.op,
+            (new.event.who, found.event.who),
+        )
 
     def _record(self, traffic: Traffic, new: Access) -> None:
-        if new.kind == READS: traffic.reads.append(new); return
-        if traffic.last is None: traffic.last = np.zeros(traffic.size, np.int32)
+        if new.kind == READS:
+            traffic.reads.append(new)
+            return
+        if traffic.last is None:
+            traffic.last = np.zeros(traffic.size, np.int32)
         traffic.writes.append(new)
         traffic.last[new.places.cells] = len(traffic.writes)
 
-    def _meet(self, traffic: Traffic, cluster: Cluster, semantics: str, agent: Knowing | None) -> None:
-        """An atomic operation publishes what its cluster did and knows (where it releases), and sees what others have published (where it acquires);
-        to other agents of its cluster, what it knows itself."""
-        if agent is not None and semantics in ("acquire", "acq_rel") and cluster in traffic.known: np.maximum(agent.knows[GENERIC], traffic.known[cluster], out=agent.knows[GENERIC])
+    def _meet(
+        self, traffic: Traffic, cluster: Cluster, semantics: str, agent: Knowing | None
+    ) -> None:
+        """An atomic operation publishes what its cluster did and knows (where it releases), and
+        sees what others have published (where it acquires); to other agents of its cluster, what it
+        knows itself."""
+        if agent is not None and semantics in ("acquire", "acq_rel") and cluster in traffic.known:
+            np.maximum(agent.knows[GENERIC], traffic.known[cluster], out=agent.knows[GENERIC])
         if agent is not None and semantics in ("release", "acq_rel"):
             traffic.known[cluster] = np.maximum(agent.knows[GENERIC], traffic.known.get(cluster, 0))
             agent.tick()
         cluster.tick += 1
         if semantics in ("acquire", "acq_rel"):
-            for other, tick in traffic.seen.items(): cluster.seen[other] = max(cluster.seen.get(other, 0), tick)
-        if semantics in ("release", "acq_rel"): traffic.seen |= cluster.seen | {cluster: cluster.tick}
+            for other, tick in traffic.seen.items():
+                cluster.seen[other] = max(cluster.seen.get(other, 0), tick)
+        if semantics in ("release", "acq_rel"):
+            traffic.seen |= cluster.seen | {cluster: cluster.tick}
 
 
 def semantics_of(op: Operation) -> str:
-    """Of an atomic operation: acq_rel unless it says otherwise; reductions of the tensor memory accelerator are relaxed."""
-    if not hasattr(op, "semantics"): return "relaxed"
+    """Of an atomic operation: acq_rel unless it says otherwise; reductions of the tensor memory
+    accelerator are relaxed.
+    """
+    if not hasattr(op, "semantics"):
+        return "relaxed"
     return op.semantics.data if op.semantics is not None else "acq_rel"
 
 
 def ordered(earlier: Access, later: Access) -> bool:
-    if earlier.cluster is later.cluster: return later.event.fenced[earlier.event.index] >= earlier.event.epoch
+    if earlier.cluster is later.cluster:
+        return later.event.fenced[earlier.event.index] >= earlier.event.epoch
     return later.cluster.seen.get(earlier.cluster, 0) > earlier.tick

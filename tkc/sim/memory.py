@@ -1,8 +1,11 @@
 """Shared memory of a block: bytes, and for every 4 bytes who wrote and who read them last.
 
-Cells are as small as a bank's word, so that two warps may write neighbours without an alarm, and are found by byte address: what lies at the same
-place (a ring and an epilogue that reuses it, a buffer and an mbarrier) is the same cell. Who wrote and read is kept for *areas*: cells that were always accessed together.
+Cells are as small as a bank's word, so that two warps may write neighbours without an alarm, and
+are found by byte address: what lies at the same place (a ring and an epilogue that reuses it, a
+buffer and an mbarrier) is the same cell. Who wrote and read is kept for *areas*: cells that were
+always accessed together.
 """
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -16,9 +19,9 @@ from tkc.sim.clocks import Clocks, Event
 from tkc.sim.report import Violation, name_of
 
 CELL = 4
-POISON = 0xFF                       # bytes of NaN in every float type, −1 as integers
+POISON = 0xFF  # bytes of NaN in every float type, −1 as integers
 WORDS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
-Part = tuple[int, int] | None                # warps of an instance, from and to; None: all of it
+Part = tuple[int, int] | None  # warps of an instance, from and to; None: all of it
 ALL: Part = None
 
 
@@ -37,32 +40,52 @@ def span_of(memory: SharedLayout) -> slice | np.ndarray:
 
 
 @lru_cache(4096)
-def cells_of(memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0, into: int = 0) -> np.ndarray:
-    """The cells (relative to the one in which the buffer begins, `into` bytes from its start) of the elements that a part of the warps of block `rank` holds. What several hold, the first warp
+def cells_of(
+    memory: SharedLayout, held: Layout | None, part: Part, write: bool, rank: int = 0, into: int = 0
+) -> np.ndarray:
+    """The cells (relative to the one in which the buffer begins, `into` bytes from its start) of
+    the elements that a part of the warps of block `rank` holds. What several hold, the first warp
     writes and all read."""
     offsets, mine = memory.table().reshape(-1) + into, elements_of(held, part, write, rank)
     cells = np.unique(_words(offsets if mine is None else offsets[mine], memory.itemsize))
-    if mine is None or not write or part is ALL or not part[0]: return cells
+    if mine is None or not write or part is ALL or not part[0]:
+        return cells
     return np.setdiff1d(cells, cells_of(memory, held, (0, part[0]), False, rank, into))
 
 
 @lru_cache(4096)
-def elements_of(held: Layout | None, part: Part, write: bool, rank: int = 0, before: int | None = None) -> np.ndarray | None:
-    """Flat indices of the elements of a tile that a part of the warps of block `rank` accesses, None: all. What several hold, the first warp writes and all read; and, of the blocks
-    from `before` on, the first block."""
-    if held is None or held.num_warps == held.num_blocks == 1: return None if part is ALL or not part[0] or not write else np.empty(0, np.int64)
-    if held.num_blocks == 1 and part is ALL: return None
+def elements_of(
+    held: Layout | None, part: Part, write: bool, rank: int = 0, before: int | None = None
+) -> np.ndarray | None:
+    """Flat indices of the elements of a tile that a part of the warps of block `rank` accesses,
+    None: all. What several hold, the first warp writes and all read; and, of the blocks from
+    `before` on, the first block."""
+    if held is None or held.num_warps == held.num_blocks == 1:
+        return None if part is ALL or not part[0] or not write else np.empty(0, np.int64)
+    if held.num_blocks == 1 and part is ALL:
+        return None
     start, stop = (0, held.num_warps) if part is ALL else part
     mine = _held(held, start, stop, rank)
-    if not write: return mine
-    others = [_held(held, 0, start, rank), *(_held(held, 0, held.num_warps, r) for r in range(rank if before is None else before, rank))]
+    if not write:
+        return mine
+    others = [
+        _held(held, 0, start, rank),
+        *(
+            _held(held, 0, held.num_warps, r)
+            for r in range(rank if before is None else before, rank)
+        ),
+    ]
     return np.setdiff1d(mine, np.concatenate(others))
 
 
 def _held(held: Layout, start: int, stop: int, rank: int) -> np.ndarray:
     first = rank % held.num_blocks * held.num_warps
-    coords = held.table()[first + start:first + min(stop, held.num_warps)].reshape(-1, len(held.shape))
-    return np.unique(np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape))
+    coords = held.table()[first + start : first + min(stop, held.num_warps)].reshape(
+        -1, len(held.shape)
+    )
+    return np.unique(
+        np.ravel_multi_index(coords[(coords < np.array(held.shape)).all(1)].T, held.shape)
+    )
 
 
 def _words(offsets: np.ndarray, itemsize: int) -> np.ndarray:
@@ -70,37 +93,52 @@ def _words(offsets: np.ndarray, itemsize: int) -> np.ndarray:
 
 
 class Areas:
-    """A partition of cells into areas: as coarse as tells every set of cells apart that somebody asked for. What is true of a cell is kept once an area, in arrays that grow as areas are split."""
+    """A partition of cells into areas: as coarse as tells every set of cells apart that somebody
+    asked for. What is true of a cell is kept once an area, in arrays that grow as areas are split.
+    """
 
     def __init__(self, cells: int):
         self.of, self.sizes = np.zeros(cells, np.int32), np.array([cells])
-        self.writer, self.written, self.guarded = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool)
-        self.readers: dict[int, int] = {}                         # reader -> its row of `read`
-        self.read = np.zeros((0, 1), np.int32)                    # epoch of a reader's last read of each area
+        self.writer, self.written, self.guarded = (
+            np.zeros(1, np.int32),
+            np.zeros(1, np.int32),
+            np.zeros(1, bool),
+        )
+        self.readers: dict[int, int] = {}  # reader -> its row of `read`
+        self.read = np.zeros((0, 1), np.int32)  # epoch of a reader's last read of each area
         self.known: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
 
     def among(self, start: int, cells: np.ndarray) -> np.ndarray:
         """The areas that cells (relative to start) are made of."""
         key = start, id(cells)
         _, areas, count = self.known.get(key, (cells, None, 0))
-        if areas is not None and count == len(self.sizes): return areas
+        if areas is not None and count == len(self.sizes):
+            return areas
         at = start + cells
-        if areas is None: self._tell_apart(at)
+        if areas is None:
+            self._tell_apart(at)
         areas = np.flatnonzero(np.bincount(self.of[at]))
-        self.known[key] = cells, areas, len(self.sizes)           # cells too: while they live, their id is theirs
+        self.known[key] = (
+            cells,
+            areas,
+            len(self.sizes),
+        )  # cells too: while they live, their id is theirs
         return areas
 
     def _tell_apart(self, at: np.ndarray) -> None:
         """Splits the areas of which `at` has a part."""
         within = np.bincount(self.of[at], minlength=len(self.sizes))
         old = np.flatnonzero((within > 0) & (within < self.sizes))
-        if not old.size: return
+        if not old.size:
+            return
         new = np.arange(len(self.sizes))
         new[old] = len(self.sizes) + np.arange(old.size)
         self.of[at] = new[self.of[at]]
         self.sizes = np.concatenate([self.sizes, within[old]])
         self.sizes[old] -= within[old]
-        self.writer, self.written, self.guarded = (np.concatenate([x, x[old]]) for x in (self.writer, self.written, self.guarded))
+        self.writer, self.written, self.guarded = (
+            np.concatenate([x, x[old]]) for x in (self.writer, self.written, self.guarded)
+        )
         self.read = np.concatenate([self.read, self.read[:, old]], 1)
 
     def row(self, reader: int) -> np.ndarray:
@@ -115,27 +153,43 @@ class SharedMemory:
 
     def __init__(self, size: int, clocks: Clocks):
         self.cells = -(-size // CELL)
-        self.size, self.clocks, self.bytes = size, clocks, np.full(self.cells * CELL, POISON, np.uint8)
+        self.size, self.clocks, self.bytes = (
+            size,
+            clocks,
+            np.full(self.cells * CELL, POISON, np.uint8),
+        )
         self.areas = Areas(self.cells)
 
     # ---- values
-    def elements(self, base: int, dtype: np.dtype) -> np.ndarray: return self.bytes.view(dtype)[base // dtype.itemsize:]
+    def elements(self, base: int, dtype: np.dtype) -> np.ndarray:
+        return self.bytes.view(dtype)[base // dtype.itemsize :]
 
-    def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray: return self.elements(base, dtype)[places_of(memory)]
+    def load(self, base: int, memory: SharedLayout, dtype: np.dtype) -> np.ndarray:
+        return self.elements(base, dtype)[places_of(memory)]
 
-    def store(self, base: int, memory: SharedLayout, values: np.ndarray, part: np.ndarray | None = None) -> None:
+    def store(
+        self, base: int, memory: SharedLayout, values: np.ndarray, part: np.ndarray | None = None
+    ) -> None:
         """part: flat indices of the elements that change (None: all)."""
         places, into = places_of(memory), self.elements(base, values.dtype)
-        if part is None: into[places] = values
-        else: into[places.reshape(-1)[part]] = values.reshape(-1)[part]
+        if part is None:
+            into[places] = values
+        else:
+            into[places.reshape(-1)[part]] = values.reshape(-1)[part]
 
-    def poison(self, base: int, memory: SharedLayout) -> None: self.elements(base, WORDS[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
+    def poison(self, base: int, memory: SharedLayout) -> None:
+        self.elements(base, WORDS[memory.itemsize])[span_of(memory)] = (1 << memory.bits) - 1
 
     # ---- order
     def _areas(self, base: int, cells: np.ndarray, op: Operation, event: Event) -> np.ndarray:
         start = base // CELL
         if start + cells[0] < 0 or start + cells[-1] >= self.cells:
-            raise Violation("bounds", f"byte {(start + int(cells[-1])) * CELL} of {self.size} bytes of shared memory", op, (event.who,))
+            raise Violation(
+                "bounds",
+                f"byte {(start + int(cells[-1])) * CELL} of {self.size} bytes of shared memory",
+                op,
+                (event.who,),
+            )
         return self.areas.among(start, cells)
 
     def guard(self, base: int, cells: np.ndarray) -> None:
@@ -143,16 +197,26 @@ class SharedMemory:
         self.areas.guarded[self.areas.among(base // CELL, cells)] = True
 
     def read(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
-        """An access of cells (sorted, relative to the one that base is in): raises Violation if a write of one of them is not ordered before it."""
-        if not cells.size: return
+        """An access of cells (sorted, relative to the one that base is in): raises Violation if a
+        write of one of them is not ordered before it.
+        """
+        if not cells.size:
+            return
         at = self._areas(base, cells, op, event)
         self._check_writes(at, event, op, "reads")
-        if self.clocks.hazards and not self.areas.writer[at].all(): raise Violation("uninitialized", f"{event.who} reads shared memory that nobody wrote", op, (event.who,))
+        if self.clocks.hazards and not self.areas.writer[at].all():
+            raise Violation(
+                "uninitialized",
+                f"{event.who} reads shared memory that nobody wrote",
+                op,
+                (event.who,),
+            )
         self.areas.row(event.index)[at] = event.epoch
 
     def write(self, base: int, cells: np.ndarray, event: Event, op: Operation) -> None:
         """Likewise, against earlier reads too."""
-        if not cells.size: return
+        if not cells.size:
+            return
         at, a = self._areas(base, cells, op, event), self.areas
         self._check_writes(at, event, op, "overwrites")
         if a.readers:
@@ -160,21 +224,50 @@ class SharedMemory:
             late = latest > event.reads_view[list(a.readers)]
             if late.any():
                 reader, epoch = list(a.readers)[i := int(late.argmax())], int(latest[i])
-                self._fail(event, op, "overwrites", reader, epoch, "reads", event.fenced[reader] >= epoch)
+                self._fail(
+                    event, op, "overwrites", reader, epoch, "reads", event.fenced[reader] >= epoch
+                )
         a.writer[at], a.written[at] = event.index, event.epoch
 
     def _check_writes(self, at: np.ndarray, event: Event, op: Operation, verb: str) -> None:
-        if self.areas.guarded[at].any(): raise Violation("barrier", f"{event.who} {verb} the bytes of a live mbarrier", op, (event.who,))
+        if self.areas.guarded[at].any():
+            raise Violation(
+                "barrier", f"{event.who} {verb} the bytes of a live mbarrier", op, (event.who,)
+            )
         writer, written = self.areas.writer[at], self.areas.written[at]
         late = event.view[writer] < written
         if late.any():
             i = int(late.argmax())
-            self._fail(event, op, verb, int(writer[i]), int(written[i]), "writes", event.fenced[writer[i]] >= written[i])
+            self._fail(
+                event,
+                op,
+                verb,
+                int(writer[i]),
+                int(written[i]),
+                "writes",
+                event.fenced[writer[i]] >= written[i],
+            )
 
-    def _fail(self, event: Event, op, verb: str, other: int, epoch: int, did: str, fence: bool) -> None:
-        if not self.clocks.hazards: return
+    def _fail(
+        self, event: Event, op, verb: str, other: int, epoch: int, did: str, fence: bool
+    ) -> None:
+        if not self.clocks.hazards:
+            return
         earlier = name_of(self.clocks.at(other, epoch))
-        who, agent = ("an asynchronous operation", earlier) if other in self.clocks.slots else (self.clocks.names[other],) * 2
-        edge = "a fence.proxy.async between them" if fence else "an arrival and a wait, or a barrier, between them"
-        raise Violation("missing proxy fence" if fence else "race", f"{event.who} {verb} what {who} {did} in {earlier}; nothing orders the two: missing is {edge}",
-                        op, (event.who, agent))
+        who, agent = (
+            ("an asynchronous operation", earlier)
+            if other in self.clocks.slots
+            else (self.clocks.names[other],) * 2
+        )
+        edge = (
+            "a fence.proxy.async between them"
+            if fence
+            else "an arrival and a wait, or a barrier, between them"
+        )
+        raise Violation(
+            "missing proxy fence" if fence else "race",
+            f"{event.who} {verb} what {who} {did} in {earlier}; nothing orders the two: missing is"
+            f" {edge}",
+            op,
+            (event.who, agent),
+        )

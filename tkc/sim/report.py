@@ -1,4 +1,5 @@
 """What the happens-before check found."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ KINDS = {
     "ambiguous": "a wait that an earlier phase of the same parity could let pass",
     "arrivals": "more arrivals than a barrier takes, or a different number of threads",
     "bytes": "the byte count of an mbarrier leaves its range",
-    "barrier": "an mbarrier is used before its initialisation is visible, twice initialised, or overwritten",
+    "barrier": (
+        "an mbarrier is used before its initialisation is visible, twice initialised, or"
+        " overwritten"
+    ),
     "not waited": "an accumulator or a group is used before the wait that delivers it",
     "missing dot fence": "registers of an asynchronous dot without a fence before it",
     "pending at exit": "a block ends with copies or dots in flight",
@@ -29,7 +33,10 @@ KINDS = {
     "wrap": "an offset that its integer type cannot hold",
     "assertion": "an assertion or a promise that does not hold",
     "not begun": "shared memory of a block is written that may not have begun",
-    "counter at exit": "programs are claimed that are not there, so that the next launch would begin with another one",
+    "counter at exit": (
+        "programs are claimed that are not there, so that the next launch would begin with"
+        " another one"
+    ),
     "meaning": "an operation that has no meaning here",
     "alignment": "an address, or a place in an array, that the hardware refuses",
 }
@@ -37,7 +44,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Report:
-    """One finding: its kind (a key of KINDS), a sentence, the agents in question and the user's source line."""
+    """One finding: its kind (a key of KINDS), a sentence, the agents in question and the user's
+    source line.
+    """
+
     kind: str
     message: str
     agents: tuple[str, ...] = ()
@@ -51,28 +61,51 @@ class Report:
 class Violation(SimulationError):
     """The program broke a rule of threads; `report` says which."""
 
-    def __init__(self, kind: str, message: str, operation: Operation | None = None, agents: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        operation: Operation | None = None,
+        agents: tuple[str, ...] = (),
+    ):
         super().__init__(f"{kind}: {message}", operation)
         self.kind, self.agents = kind, agents
 
     @property
-    def report(self) -> Report: return Report(self.kind, _said(self.message.removeprefix(f"{self.kind}: "), self.agents), self.agents, self.location)
+    def report(self) -> Report:
+        return Report(
+            self.kind,
+            _said(self.message.removeprefix(f"{self.kind}: "), self.agents),
+            self.agents,
+            self.location,
+        )
 
 
 def _said(message: str, agents: tuple[str, ...]) -> str:
     """The sentence, with the first agent before it where it names none."""
-    return message if not agents or any(a.partition(" (")[0] in message for a in agents) else f"{agents[0]}: {message}"
+    return (
+        message
+        if not agents or any(a.partition(" (")[0] in message for a in agents)
+        else f"{agents[0]}: {message}"
+    )
 
 
 def name_of(op: Operation | None) -> str:
     """An operation for a sentence: its name and line."""
-    if op is None: return "an earlier operation"
+    if op is None:
+        return "an earlier operation"
     place = location_of(op)
     return f"'{op.name}'" + (f" at {place}" if place else "")
 
 
 def report_of(error: SimulationError) -> Report:
     """Whatever ended a run, as a finding."""
-    if isinstance(error, Violation): return error.report
+    if isinstance(error, Violation):
+        return error.report
     kinds = {OutOfBounds: "bounds", OffsetOverflow: "wrap", AssertionFailed: "assertion"}
-    return Report(kinds.get(type(error), "meaning"), _said(error.message, error.agents), error.agents, error.location)
+    return Report(
+        kinds.get(type(error), "meaning"),
+        _said(error.message, error.agents),
+        error.agents,
+        error.location,
+    )

@@ -1,16 +1,19 @@
-"""Exact arithmetic for validation: a float of w bits is an integer modulo 2ʷ, so that sums and products are the same in every order, and two programs agree to the last
-bit or are different.
+"""Exact arithmetic for validation: a float of w bits is an integer modulo 2ʷ, so that sums and
+products are the same in every order, and two programs agree to the last bit or are different.
 
-`retyped` turns a module of any level into one over integers of the same widths: the simulator's own rules then add, multiply, reduce, compare and multiply matrices modulo 2ʷ, and
-casts extend or cut bits, which respects sums and products. What integers have no rule for is here:
+`retyped` turns a module of any level into one over integers of the same widths: the simulator's own
+rules then add, multiply, reduce, compare and multiply matrices modulo 2ʷ, and casts extend or cut
+bits, which respects sums and products. What integers have no rule for is here:
 
     exp2            powers of 5, so that exp2(x + y) = exp2(x)·exp2(y);   exp(x) = exp2(x · log2 e)
     x / y           x times a bijection of y
     sin, sqrt, …    a bijection of the bits each, which no other function shares
     constants       whole numbers are themselves; others by a hash of their first bits, the same in every type
 
-Facts of real numbers do not hold (0.5 + 0.5 is not 1): a pass that uses them says `REAL = True` and is validated in IEEE arithmetic alone.
+Facts of real numbers do not hold (0.5 + 0.5 is not 1): a pass that uses them says `REAL = True` and
+is validated in IEEE arithmetic alone.
 """
+
 from __future__ import annotations
 
 import math
@@ -30,15 +33,19 @@ MASK = (1 << 64) - 1
 
 def mixed(n: int) -> int:
     """64 bits that depend on all of n's."""
-    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9): n = (n ^ n >> 31) * factor & MASK
+    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):
+        n = (n ^ n >> 31) * factor & MASK
     return n ^ n >> 29
 
 
 def embed(value: float, width: int) -> int:
     """A float's integer of `width` bits. −inf is the least one, inf the greatest."""
-    if math.isinf(value): return (1 << width - 1) - 1 if value > 0 else -1 << width - 1
-    if math.isnan(value): n = mixed(0)
-    elif value == int(value) and abs(value) < 1 << 31: n = int(value)
+    if math.isinf(value):
+        return (1 << width - 1) - 1 if value > 0 else -1 << width - 1
+    if math.isnan(value):
+        n = mixed(0)
+    elif value == int(value) and abs(value) < 1 << 31:
+        n = int(value)
     else:
         mantissa, exponent = math.frexp(abs(value))
         n = mixed(round(mantissa * 4) + exponent * 1000 & MASK) * (1 if value > 0 else -1)
@@ -46,11 +53,16 @@ def embed(value: float, width: int) -> int:
     return n - (n >> width - 1 << width)
 
 
-# ------------------------------------------------------------------------------------------------------ modules and arguments
+# --------------------------------------------------------------------------------------------------
 def retype(t: Attribute) -> Attribute:
     """A type with integers for floats."""
-    if is_float(t): return IntegerType(bits(t))
-    return type(t).new([retype(p) for p in t.parameters]) if isinstance(t, ParametrizedAttribute) and t.parameters else t
+    if is_float(t):
+        return IntegerType(bits(t))
+    return (
+        type(t).new([retype(p) for p in t.parameters])
+        if isinstance(t, ParametrizedAttribute) and t.parameters
+        else t
+    )
 
 
 def retyped(module: ModuleOp) -> ModuleOp:
@@ -59,27 +71,39 @@ def retyped(module: ModuleOp) -> ModuleOp:
     for op in module.walk():
         if isinstance(op, tile.Constant) and isinstance(op.value, FloatAttr):
             width = bits(op.value.type)
-            op.properties["value"] = IntegerAttr(embed(op.value.value.data, width), IntegerType(width))
-        for value in (*op.results, *(a for region in op.regions for b in region.blocks for a in b.args)): value._type = retype(value.type)
+            op.properties["value"] = IntegerAttr(
+                embed(op.value.value.data, width), IntegerType(width)
+            )
+        for value in (
+            *op.results,
+            *(a for region in op.regions for b in region.blocks for a in b.args),
+        ):
+            value._type = retype(value.type)
     return module
 
 
 def arguments(kernel: tile.Kernel, given: Sequence, seed: int) -> list:
-    """Arguments of the kernel as its retyped form takes them: floats in arrays (written in place) become random bits."""
+    """Arguments of the kernel as its retyped form takes them: floats in arrays (written in place)
+    become random bits.
+    """
     rng, out = np.random.default_rng(seed), []
-    for argument, value in zip(kernel.arguments, given):
+    for argument, value in zip(kernel.arguments, given, strict=False):
         t = argument.type
         if isinstance(t, (ArrayType, PointerType)):
             if is_float(t.element):
                 value = value.view(f"i{value.itemsize}")
-                value[...] = rng.integers(0, 256, (*value.shape, value.itemsize), np.uint8).view(value.dtype)[..., 0]
-        elif is_float(t): value = embed(float(value), bits(t))
+                value[...] = rng.integers(0, 256, (*value.shape, value.itemsize), np.uint8).view(
+                    value.dtype
+                )[..., 0]
+        elif is_float(t):
+            value = embed(float(value), bits(t))
         out.append(value)
     return out
 
 
-# ------------------------------------------------------------------------------------------------------ functions
-def _unsigned(x) -> np.ndarray: return np.asarray(x).view(f"u{np.asarray(x).dtype.itemsize}")
+# --------------------------------------------------------------------------------------------------
+def _unsigned(x) -> np.ndarray:
+    return np.asarray(x).view(f"u{np.asarray(x).dtype.itemsize}")
 
 
 def power(x: np.ndarray) -> np.ndarray:
@@ -93,8 +117,11 @@ def power(x: np.ndarray) -> np.ndarray:
 
 
 def bijection(tag: str):
-    """A function of bits of its own for each tag; of two arguments, one of each where the other stands still."""
+    """A function of bits of its own for each tag; of two arguments, one of each where the other
+    stands still.
+    """
     seed = mixed(int.from_bytes(tag.encode(), "little") & MASK)
+
     def f(*x):
         x = [_unsigned(v) for v in x]
         half, t = x[0].dtype.type(4 * x[0].dtype.itemsize), x[0].dtype.type
@@ -103,6 +130,7 @@ def bijection(tag: str):
             out = (out ^ v) * t((seed >> 7 | 1) & (1 << 8 * v.dtype.itemsize) - 1)
             out = out ^ out >> half
         return out
+
     return f
 
 
@@ -110,24 +138,64 @@ def signed(f):
     return lambda *x: np.asarray(f(*x)).view(np.asarray(x[0]).dtype)
 
 
-def _exp(x): return power(np.asarray(x) * np.asarray(x).dtype.type(embed(math.log2(math.e), 8 * np.asarray(x).dtype.itemsize)))
+def _exp(x):
+    return power(
+        np.asarray(x)
+        * np.asarray(x).dtype.type(embed(math.log2(math.e), 8 * np.asarray(x).dtype.itemsize))
+    )
 
 
 reciprocal = signed(bijection("reciprocal"))
-FUNCTIONS = level0.FUNCTIONS | {name: signed(bijection(name)) for name in ("log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil", "round", "trunc", "pow", "atan2")} | {
-    "exp2": signed(power), "exp": signed(_exp), "expm1": lambda x: signed(_exp)(x) - np.asarray(x).dtype.type(1), "reciprocal": reciprocal,
-    "isnan": lambda x: np.zeros(np.shape(x), bool), "isinf": lambda x: np.zeros(np.shape(x), bool),
-}
+FUNCTIONS = (
+    level0.FUNCTIONS
+    | {
+        name: signed(bijection(name))
+        for name in (
+            "log",
+            "log2",
+            "log1p",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "tanh",
+            "erf",
+            "floor",
+            "ceil",
+            "round",
+            "trunc",
+            "pow",
+            "atan2",
+        )
+    }
+    | {
+        "exp2": signed(power),
+        "exp": signed(_exp),
+        "expm1": lambda x: signed(_exp)(x) - np.asarray(x).dtype.type(1),
+        "reciprocal": reciprocal,
+        "isnan": lambda x: np.zeros(np.shape(x), bool),
+        "isinf": lambda x: np.zeros(np.shape(x), bool),
+    }
+)
 FUNCTIONS |= dict.fromkeys(("div", "div_rn"), lambda x, y: x * reciprocal(y))
 
 
-def elementwise(m, op, *x): return level0.rounded(FUNCTIONS[op.fn.name](*x), op.result.type)
+def elementwise(m, op, *x):
+    return level0.rounded(FUNCTIONS[op.fn.name](*x), op.result.type)
 
 
 def inline(m, op, *x):
     """Inline PTX: some function of its operands, another for each result."""
     first = np.asarray(x[0]).dtype if x else np.dtype(np.int32)
-    return tuple(level0.rounded(signed(bijection(f"{op.text.data} {k}"))(*(np.asarray(v).astype(first) for v in x or (np.int32(0),))), r.type) for k, r in enumerate(op.results))
+    return tuple(
+        level0.rounded(
+            signed(bijection(f"{op.text.data} {k}"))(
+                *(np.asarray(v).astype(first) for v in x or (np.int32(0),))
+            ),
+            r.type,
+        )
+        for k, r in enumerate(op.results)
+    )
 
 
 RULES = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.InlinePtx: inline}
@@ -135,5 +203,8 @@ RULES = dict.fromkeys(ew.CLASSES.values(), elementwise) | {ew.InlinePtx: inline}
 
 class RingMachine(dataflow.DataflowMachine):
     """One program of level 0 to 3. Numbers wrap on purpose, so nothing is followed beyond its type."""
+
     rules = dataflow.RULES | RULES
-    def _track(self, op, code): return None
+
+    def _track(self, op, code):
+        return None

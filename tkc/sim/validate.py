@@ -3,10 +3,14 @@
     ring    floats as integers modulo 2ʷ (ring.py): equal to the last bit, in whatever order a pass sums
     ieee    floats as they are: equal within twice the rounding error that bounds.py derives at level 0; later than that, where no sum is taken apart any more, equal
 
-A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which programs run: corners of the grid and some at random (the first few where programs
-wait for one another); all programs of a small grid where the pass changes which block is which program (a raster, clusters, a persistent loop). The first pass that changes what an
-array holds is named, with a directory that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the command. Where the time is over, passes are compared together with the next ones, up to the last.
+A `Validator` is called with every pass's name and module, as an observer of the pipeline. Which
+programs run: corners of the grid and some at random (the first few where programs wait for one
+another); all programs of a small grid where the pass changes which block is which program (a
+raster, clusters, a persistent loop). The first pass that changes what an array holds is named, with
+a directory that reproduces it: before.mlir, after.mlir, inputs.npz and README.txt, which has the
+command. Where the time is over, passes are compared together with the next ones, up to the last.
 """
+
 from __future__ import annotations
 
 import time
@@ -28,9 +32,15 @@ from tkc.sim.errors import SimulationError
 from tkc.sim.inputs import clones, packed
 from tkc.sim.report import report_of
 
-SMALL = (3, 2, 1), (2, 2, 1), (2, 1, 1), (1, 1, 1)      # the grids where all programs run: the first for which there is time, else the last
-PART = 0.7                              # of the time, after which passes are compared together: the last one costs the most
-RUNS = 40                               # of a program, in all: passes that change something, two arithmetics, level 4 thrice as slow
+SMALL = (
+    (3, 2, 1),
+    (2, 2, 1),
+    (2, 1, 1),
+    (1, 1, 1),
+)  # the grids where all programs run: the first for which there is time, else the last
+PART = 0.7  # of the time, after which passes are compared together: the last one costs the most
+# of a program, in all: passes that change something, two arithmetics, level 4 thrice as slow
+RUNS = 40
 
 
 class ValidationError(Error):
@@ -44,19 +54,26 @@ class ValidationError(Error):
 @dataclass(frozen=True)
 class Run:
     """What a run is of: which programs of which grid (None: all), in which arithmetic."""
+
     grid: tuple[int, ...]
     programs: tuple[tuple[int, ...], ...] | None
     arithmetic: str
 
     def __str__(self):
-        which = "all programs" if self.programs is None else "programs " + " ".join("(" + ", ".join(map(str, p)) + ")" for p in self.programs)
+        which = (
+            "all programs"
+            if self.programs is None
+            else "programs " + " ".join("(" + ", ".join(map(str, p)) + ")" for p in self.programs)
+        )
         return f"{which} of grid {' x '.join(map(str, self.grid))}"
 
 
 @dataclass
 class Validator:
-    """Compares each module that it is called with to the one before. real, unordered: passes that use facts of real numbers; that leave level 4 without its barriers. last: the pass that is looked at
-    even when more than `seconds` are over (empty: each)."""
+    """Compares each module that it is called with to the one before. real, unordered: passes that
+    use facts of real numbers; that leave level 4 without its barriers. last: the pass that is
+    looked at even when more than `seconds` are over (empty: each)."""
+
     arguments: Sequence
     grid: tuple[int, ...]
     real: Callable[[str], bool] = lambda name: False
@@ -64,8 +81,10 @@ class Validator:
     last: str = ""
     seconds: float = 10.0
     seed: int = 0
-    folder: Path | None = Path("tkc-validate")                          # None: no reproducer
-    command: str = "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz"
+    folder: Path | None = Path("tkc-validate")  # None: no reproducer
+    command: str = (
+        "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz"
+    )
     passes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
@@ -75,14 +94,24 @@ class Validator:
     before_unordered: bool = False
 
     def __call__(self, name: str, module: ModuleOp) -> None:
-        """Raises ValidationError; SimulationError where the first module itself does what has no meaning."""
+        """Raises ValidationError; SimulationError where the first module itself does what has no
+        meaning.
+        """
         began = time.perf_counter()
         self.passes.append(name)
-        if self.before is None: self._first(name, module)
-        elif self.last and self.spent > self.seconds * PART and name != self.last: self.skipped.append(name); return
-        elif not module.is_structurally_equivalent(self.before): self._compare(name, module)
+        if self.before is None:
+            self._first(name, module)
+        elif self.last and self.spent > self.seconds * PART and name != self.last:
+            self.skipped.append(name)
+            return
+        elif not module.is_structurally_equivalent(self.before):
+            self._compare(name, module)
         self.before, self.before_unordered = module.clone(), self.unordered(name)
-        if self.skipped: self.notes.append(f"{', '.join(self.skipped)} and {name} were compared together, for want of time"); self.skipped = []
+        if self.skipped:
+            self.notes.append(
+                f"{', '.join(self.skipped)} and {name} were compared together, for want of time"
+            )
+            self.skipped = []
         self.spent += time.perf_counter() - began
 
     # ---- what runs
@@ -92,18 +121,28 @@ class Validator:
         self.outputs: dict[Run, list] = {}
         total, kernel = prod(self.grid), level0.kernel_of(module)
         began = time.perf_counter()
-        if total: self.run(module, Run(self.grid, tuple(self._numbered(sample(kernel, total, self.seed, 1))), "ieee"), unordered)
+        if total:
+            self.run(
+                module,
+                Run(self.grid, tuple(self._numbered(sample(kernel, total, self.seed, 1))), "ieee"),
+                unordered,
+            )
         each = max(1e-4, time.perf_counter() - began)
-        most = max(1, min(5, int(self.seconds / each / 60)))                   # ten passes, two arithmetics, level 4 thrice as slow
+        most = max(
+            1, min(5, int(self.seconds / each / 60))
+        )  # ten passes, two arithmetics, level 4 thrice as slow
         self.programs = tuple(self._numbered(sample(kernel, total, self.seed, most)))
         small = next((g for g in SMALL if prod(g) * each * RUNS <= self.seconds), SMALL[-1])
-        self.small = tuple(min(a, b) for a, b in zip(self.grid, small))
+        self.small = tuple(min(a, b) for a, b in zip(self.grid, small, strict=False))
         self.arithmetics = ["ieee", "ring"]
         self.bounded = kernel.level == 0
-        if any(isinstance(op, scf.WhileOp) for op in module.walk()): self._without_ring("a while loop may not end there")
+        if any(isinstance(op, scf.WhileOp) for op in module.walk()):
+            self._without_ring("a while loop may not end there")
         else:
-            try: self.run(module, Run(self.grid, self.programs, "ring"), unordered)
-            except SimulationError as e: self._without_ring(str(e))
+            try:
+                self.run(module, Run(self.grid, self.programs, "ring"), unordered)
+            except SimulationError as e:
+                self._without_ring(str(e))
         self.level0, self.errors = module.clone() if self.bounded else None, {}
 
     def _without_ring(self, why: str) -> None:
@@ -112,16 +151,28 @@ class Validator:
 
     def _numbered(self, numbers: Sequence[int]):
         x, y, _ = (*self.grid, 1, 1)[:3]
-        return [(n % x, n // x % y, n // x // y)[:max(1, len(self.grid))] for n in sorted(numbers)]
+        return [(n % x, n // x % y, n // x // y)[: max(1, len(self.grid))] for n in sorted(numbers)]
 
     def _runs(self, module: ModuleOp, name: str) -> list[Run]:
         """Of a module after a pass."""
         kernel = level0.kernel_of(module)
         text = kernel.attributes.get("plan")
         plan = Plan.from_text(text.data) if text is not None else Plan()
-        moved = plan.raster > 1 or plan.persistent or plan.cluster != (1, 1) or plan.split_k > 1 or plan.stream_k or "persistent" in kernel.attributes or "cluster" in kernel.attributes
+        moved = (
+            plan.raster > 1
+            or plan.persistent
+            or plan.cluster != (1, 1)
+            or plan.split_k > 1
+            or plan.stream_k
+            or "persistent" in kernel.attributes
+            or "cluster" in kernel.attributes
+        )
         grid, programs = (self.small, None) if moved else (self.grid, self.programs)
-        return [Run(grid, programs, a) for a in self.arithmetics if a == "ieee" or not any(map(self.real, (*self.skipped, name)))]
+        return [
+            Run(grid, programs, a)
+            for a in self.arithmetics
+            if a == "ieee" or not any(map(self.real, (*self.skipped, name)))
+        ]
 
     def inputs(self, kernel, arithmetic: str) -> list:
         given = clones(self.arguments)
@@ -131,58 +182,129 @@ class Validator:
         """The arguments after the run. Raises SimulationError."""
         kernel, exact = level0.kernel_of(module), what.arithmetic == "ring"
         given, quiet = self.inputs(kernel, what.arithmetic), lambda text: None
-        if exact: module = ring.retyped(module)
-        if kernel.level < 4: level0.run(module, given, what.grid, what.programs, machine=ring.RingMachine if exact else dataflow.DataflowMachine, out=quiet)
+        if exact:
+            module = ring.retyped(module)
+        if kernel.level < 4:
+            level0.run(
+                module,
+                given,
+                what.grid,
+                what.programs,
+                machine=ring.RingMachine if exact else dataflow.DataflowMachine,
+                out=quiet,
+            )
         else:
             x, y, _ = (*what.grid, 1, 1)[:3]
-            only = None if what.programs is None else [(p := (*q, 0, 0))[0] + x * (p[1] + y * p[2]) for q in what.programs]
-            if not prod(what.grid): return given
-            level4.run(module, given, what.grid, self.seed, 2, only=only, hazards=not (unordered or exact), ring=exact, out=quiet)        # ring: after ieee, in the same order
+            only = (
+                None
+                if what.programs is None
+                else [(p := (*q, 0, 0))[0] + x * (p[1] + y * p[2]) for q in what.programs]
+            )
+            if not prod(what.grid):
+                return given
+            level4.run(
+                module,
+                given,
+                what.grid,
+                self.seed,
+                2,
+                only=only,
+                hazards=not (unordered or exact),
+                ring=exact,
+                out=quiet,
+            )  # ring: after ieee, in the same order
         return given
 
     # ---- comparing
     def _compare(self, name: str, module: ModuleOp) -> None:
         for what in self._runs(module, name):
-            if what not in self.outputs: self.outputs[what] = self.run(self.before, what, self.before_unordered)
-            try: after = self.run(module, what, self.unordered(name))
-            except SimulationError as e: self._fail(name, module, what, f"after it: {report_of(e)}")
-            for number, (x, y) in enumerate(zip(self.outputs[what], after)):
-                if isinstance(x, np.ndarray) and (at := self._differs(what, number, x, y)) is not None:
-                    argument = level0.kernel_of(module).arguments[number].name_hint or f"argument {number}"
-                    self._fail(name, module, what, f"{argument}[{', '.join(map(str, at))}] is {x[at]} before and {y[at]} after")
+            if what not in self.outputs:
+                self.outputs[what] = self.run(self.before, what, self.before_unordered)
+            try:
+                after = self.run(module, what, self.unordered(name))
+            except SimulationError as e:
+                self._fail(name, module, what, f"after it: {report_of(e)}")
+            for number, (x, y) in enumerate(zip(self.outputs[what], after, strict=False)):
+                if (
+                    isinstance(x, np.ndarray)
+                    and (at := self._differs(what, number, x, y)) is not None
+                ):
+                    argument = (
+                        level0.kernel_of(module).arguments[number].name_hint or f"argument {number}"
+                    )
+                    self._fail(
+                        name,
+                        module,
+                        what,
+                        f"{argument}[{', '.join(map(str, at))}] is {x[at]} before and {y[at]}"
+                        " after",
+                    )
             self.outputs[what] = after
-            if str(what) not in self.ran: self.ran.append(str(what))
+            if str(what) not in self.ran:
+                self.ran.append(str(what))
         done = {what.arithmetic for what in self._runs(module, name)}
-        for stale in [w for w in self.outputs if w.arithmetic not in done]: del self.outputs[stale]          # a pass that ring arithmetic skips: begin anew behind it
+        for stale in [w for w in self.outputs if w.arithmetic not in done]:
+            del self.outputs[stale]  # a pass that ring arithmetic skips: begin anew behind it
 
     def _differs(self, what: Run, number: int, x: np.ndarray, y: np.ndarray) -> tuple | None:
         """The first place where two results differ by more than they may."""
         a, b = bounds.wide(x), bounds.wide(y)
-        with np.errstate(all="ignore"): wrong = x != y if x.dtype.kind in "iub" else ~((a == b) | np.isnan(a) & np.isnan(b))
+        with np.errstate(all="ignore"):
+            wrong = x != y if x.dtype.kind in "iub" else ~((a == b) | np.isnan(a) & np.isnan(b))
         if wrong.any() and self.bounded and what.arithmetic == "ieee":
             allowed = 2 * self._allowed(what)[number]
-            with np.errstate(all="ignore"): wrong &= ~((np.abs(a - b) <= allowed) | ~np.isfinite(allowed))
+            with np.errstate(all="ignore"):
+                wrong &= ~((np.abs(a - b) <= allowed) | ~np.isfinite(allowed))
         return tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else None
 
     def _allowed(self, what: Run) -> list:
         if what not in self.errors:
-            programs = what.programs if what.programs is not None else [p[::-1] for p in np.ndindex(*what.grid[::-1])]
-            self.errors[what] = bounds.run(self.level0, self.inputs(level0.kernel_of(self.level0), "ieee"), what.grid, programs)
+            programs = (
+                what.programs
+                if what.programs is not None
+                else [p[::-1] for p in np.ndindex(*what.grid[::-1])]
+            )
+            self.errors[what] = bounds.run(
+                self.level0, self.inputs(level0.kernel_of(self.level0), "ieee"), what.grid, programs
+            )
         return self.errors[what]
 
     def _fail(self, name: str, module: ModuleOp, what: Run, how: str) -> None:
         kernel = level0.kernel_of(module).sym_name.data
-        which = f"pass {name}" if not self.skipped else f"one of the passes {', '.join(self.skipped)} and {name}"
-        message = f"{f'{which} changes what {kernel} computes' if self.folder else f'the two programs of {kernel} differ'}, in {what.arithmetic} arithmetic: {how} ({what})"
-        if self.folder is None: raise ValidationError(message, name, what.arithmetic, None)
+        which = (
+            f"pass {name}"
+            if not self.skipped
+            else f"one of the passes {', '.join(self.skipped)} and {name}"
+        )
+        message = (
+            f"{f'{which} changes what {kernel} computes' if self.folder else f'the two programs of {kernel} differ'},"
+            f" in {what.arithmetic} arithmetic: {how} ({what})"
+        )
+        if self.folder is None:
+            raise ValidationError(message, name, what.arithmetic, None)
         folder = self.folder / f"{kernel}-{name}"
-        try: reproduce(folder, self, name, module, what, message)
-        except OSError as e: raise ValidationError(f"{message}; the reproducer could not be written: {e.strerror}", name, what.arithmetic, None) from None
+        try:
+            reproduce(folder, self, name, module, what, message)
+        except OSError as e:
+            raise ValidationError(
+                f"{message}; the reproducer could not be written: {e.strerror}",
+                name,
+                what.arithmetic,
+                None,
+            ) from None
         raise ValidationError(f"{message}; reproducer in {folder}", name, what.arithmetic, folder)
 
     def __str__(self):
         which = "; ".join(self.ran) or str(Run(self.grid, self.programs, "ieee"))
-        return "; ".join([f"{max(0, len(self.passes) - 1)} passes change nothing in {' and '.join(self.arithmetics)} arithmetic ({which}; {self.spent:.1f} s)", *self.notes])
+        return "; ".join(
+            [
+                (
+                    f"{max(0, len(self.passes) - 1)} passes change nothing in"
+                    f" {' and '.join(self.arithmetics)} arithmetic ({which}; {self.spent:.1f} s)"
+                ),
+                *self.notes,
+            ]
+        )
 
 
 def difference(before: ModuleOp, after: ModuleOp, validator: Validator) -> str:
@@ -193,12 +315,22 @@ def difference(before: ModuleOp, after: ModuleOp, validator: Validator) -> str:
     return f"the same {str(validator).partition(' passes change nothing ')[2]}"
 
 
-def reproduce(folder: Path, v: Validator, name: str, module: ModuleOp, what: Run, message: str) -> None:
+def reproduce(
+    folder: Path, v: Validator, name: str, module: ModuleOp, what: Run, message: str
+) -> None:
     """Writes the directory that shows a difference again."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "before.mlir").write_text(show(v.before, locations=True))
     (folder / "after.mlir").write_text(show(module, locations=True))
-    np.savez(folder / "inputs.npz", **packed(v.arguments), grid=np.array(what.grid, np.int64), seed=np.int64(v.seed))
+    np.savez(
+        folder / "inputs.npz",
+        **packed(v.arguments),
+        grid=np.array(what.grid, np.int64),
+        seed=np.int64(v.seed),
+    )
     command = v.command.format(folder=folder, name=" --pass ".join([*v.skipped, name]))
-    (folder / "README.txt").write_text(f"{message}\n\n    {command}\n\nThe same of the two files, whatever the pass does now:\n\n"
-                                       f"    tkc opt {folder}/before.mlir --against {folder}/after.mlir --inputs {folder}/inputs.npz\n")
+    (folder / "README.txt").write_text(
+        f"{message}\n\n    {command}\n\nThe same of the two files, whatever the pass does now:\n\n "
+        f"   tkc opt {folder}/before.mlir --against {folder}/after.mlir --inputs"
+        f" {folder}/inputs.npz\n"
+    )

@@ -1,4 +1,7 @@
-"""What an operation of level 4 asks of a multiprocessor's engines: vector work as tkc/passes/planning/demands.py counts it, dots and copies here."""
+"""What an operation of level 4 asks of a multiprocessor's engines: vector work as
+tkc/passes/planning/demands.py counts it, dots and copies here.
+"""
+
 from __future__ import annotations
 
 from math import prod
@@ -12,11 +15,15 @@ from tkc.passes.planning.demands import of as of
 
 
 def tensor(op: threads.DotAsync, operations: float, groups: int) -> tuple[float, float]:
-    """Clocks of a warpgroup's share of an asynchronous dot, on tensor cores of so many 16-bit operations a clock, and bytes that it reads in shared memory."""
+    """Clocks of a warpgroup's share of an asynchronous dot, on tensor cores of so many 16-bit
+    operations a clock, and bytes that it reads in shared memory.
+    """
     (m, n), k = op.result.type.tile.extents, op.a.type.extents[1]
     width = bits(op.b.type.element)
     rows = -(-m // (64 * groups)) * 64
-    reads = rows / 64 * k * width / 256 * ((2048 if isinstance(op.a.type, SharedType) else 0) + 32 * n)
+    reads = (
+        rows / 64 * k * width / 256 * ((2048 if isinstance(op.a.type, SharedType) else 0) + 32 * n)
+    )
     return 2 * rows * n * k / (operations * 16 / max(width, 8)), reads
 
 

@@ -1,4 +1,5 @@
-"""How long a launch will take: the timeline of a multiprocessor's first programs, stretched to all programs of the grid.
+"""How long a launch will take: the timeline of a multiprocessor's first programs, stretched to all
+programs of the grid.
 
     program      clocks = what every program costs + the iterations of each of its loops, as the timeline has them
     block        takes programs in the plan's order: dealt out, or claimed by whoever is free first
@@ -6,8 +7,10 @@
     clock        what power allows: it falls as the tensor cores' share of the time grows (Engines.heat)
     memory       bytes that the launch must move at the memory's rate (tkc/passes/planning/cost.py); what is shorter of both overlaps the rest but for 0.15 of it
 
-Which programs run how many iterations is computed for all programs at once, from the bounds of the loops as level 4 has them.
+Which programs run how many iterations is computed for all programs at once, from the bounds of the
+loops as level 4 has them.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,13 +29,17 @@ from tkc.passes.planning.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_o
 from tkc.timing import demands
 from tkc.timing.timeline import Machine, Timeline
 
-PROGRAMS = 4                                    # that each consumer of the timeline runs
+PROGRAMS = 4  # that each consumer of the timeline runs
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """seconds of a launch, and of what they are made: clocks of the slowest multiprocessor at `clock` GHz, of them those that each of its programs costs besides its loops' iterations
-    (`fixed`) and of an iteration of the busiest loop (`step`); programs, rounds of them, seconds of memory, the tensor cores' share of the time. None for `seconds` without a grid."""
+    """seconds of a launch, and of what they are made: clocks of the slowest multiprocessor at
+    `clock` GHz, of them those that each of its programs costs besides its loops' iterations
+    (`fixed`) and of an iteration of the busiest loop (`step`); programs, rounds of them, seconds of
+    memory, the tensor cores' share of the time. None for `seconds` without a grid.
+    """
+
     seconds: float | None
     clocks: float
     clock: float
@@ -46,11 +53,17 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        return "memory" if self.seconds and self.memory > self.clocks / (self.clock * 1e9) else "multiprocessor"
+        return (
+            "memory"
+            if self.seconds and self.memory > self.clocks / (self.clock * 1e9)
+            else "multiprocessor"
+        )
 
 
 def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = None) -> Prediction:
-    """Of a level-4 module, and what its programs do at level 0. Raises CompileError where the timeline depends on what the program computes."""
+    """Of a level-4 module, and what its programs do at level 0. Raises CompileError where the
+    timeline depends on what the program computes.
+    """
     kernel = next(op for op in module.body.block.ops if isinstance(op, tile.Kernel))
     plan = written_on(kernel) or Plan()
     persistent = "persistent" in kernel.attributes
@@ -61,15 +74,39 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     launch = Launch(kernel, sizes, machine, bool(plan.stream_k))
     trips = {op: launch.trips(op) for op in loops}
     fixed = _fixed(timeline, persistent)
-    step = max((timeline.periods[op] for op in loops if any(isinstance(o, (threads.DotAsync, tile.Dot)) for o in op.walk())), default=max(timeline.periods.values(), default=0.0))
-    if plan.stream_k:                           # blocks share the last programs' steps: nobody has more than another
+    step = max(
+        (
+            timeline.periods[op]
+            for op in loops
+            if any(isinstance(o, (threads.DotAsync, tile.Dot)) for o in op.walk())
+        ),
+        default=max(timeline.periods.values(), default=0.0),
+    )
+    if plan.stream_k:  # blocks share the last programs' steps: nobody has more than another
         steps = max((part.trips for part in work.parts if part.dots), default=0.0)
-        trips = {op: np.full(launch.programs, steps if any(isinstance(o, threads.DotAsync) for o in op.walk()) and timeline.periods[op] == step else 0.0) for op in loops}
+        trips = {
+            op: np.full(
+                launch.programs,
+                (
+                    steps
+                    if any(isinstance(o, threads.DotAsync) for o in op.walk())
+                    and timeline.periods[op] == step
+                    else 0.0
+                ),
+            )
+            for op in loops
+        }
     each = np.full(launch.programs, fixed)
-    for op in loops: each = each + timeline.periods[op] * trips[op]
+    for op in loops:
+        each = each + timeline.periods[op] * trips[op]
     tensor = _tensor(kernel, target, trips, launch.programs) * launch.members
-    begin = _filling(timeline, fixed) * persistent + target.engines.kernel + (JOIN if machine.cluster > 1 else 0)
-    if plan.stream_k: busiest = float(each.sum()) / machine.blocks
+    begin = (
+        _filling(timeline, fixed) * persistent
+        + target.engines.kernel
+        + (JOIN if machine.cluster > 1 else 0)
+    )
+    if plan.stream_k:
+        busiest = float(each.sum()) / machine.blocks
     elif persistent:
         busiest = _finish(each, machine.blocks, plan.queue)
     else:
@@ -82,107 +119,190 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     clock = min(e.top, e.heat / (1 + e.work * share) ** (1 / 3)) if target.wgmma else target.clock
     memory = memory_of(work, plan, target)[0]
     running = clocks / (clock * 1e9)
-    seconds = max(running, memory) + 0.15 * min(running, memory) + e.begin if sizes is not None else None
-    return Prediction(seconds, clocks, clock, step, fixed, launch.programs * machine.cluster * launch.members, launch.programs / (machine.blocks * max(1, resident)), memory, share, timeline)
+    seconds = (
+        max(running, memory) + 0.15 * min(running, memory) + e.begin if sizes is not None else None
+    )
+    return Prediction(
+        seconds,
+        clocks,
+        clock,
+        step,
+        fixed,
+        launch.programs * machine.cluster * launch.members,
+        launch.programs / (machine.blocks * max(1, resident)),
+        memory,
+        share,
+        timeline,
+    )
 
 
 def _fixed(t: Timeline, persistent: bool) -> float:
-    """Clocks of a program besides the iterations of its loops, from the programs that followed one another in the timeline."""
-    inside = lambda ran: sum(n * t.periods.get(op, 0.0) for op, (n, _) in ran.items())
-    if not persistent or len(t.starts) < 3: return max(0.0, t.end - sum(inside(ran) for ran in t.trips))
+    """Clocks of a program besides the iterations of its loops, from the programs that followed one
+    another in the timeline.
+    """
+
+    def inside(ran):
+        return sum(n * t.periods.get(op, 0.0) for op, (n, _) in ran.items())
+
+    if not persistent or len(t.starts) < 3:
+        return max(0.0, t.end - sum(inside(ran) for ran in t.trips))
     first, last = (1, len(t.starts) - 1) if len(t.starts) > 3 else (0, len(t.starts) - 1)
-    return (t.starts[last] - t.starts[first] - sum(inside(ran) for ran in t.trips[first:last])) / (last - first)
+    return (t.starts[last] - t.starts[first] - sum(inside(ran) for ran in t.trips[first:last])) / (
+        last - first
+    )
 
 
 def _filling(t: Timeline, fixed: float) -> float:
     """Clocks by which the first program takes longer than one that follows another."""
-    return t.starts[1] - fixed - sum(n * t.periods.get(op, 0.0) for op, (n, _) in t.trips[0].items()) if len(t.starts) > 1 else 0.0
+    return (
+        t.starts[1] - fixed - sum(n * t.periods.get(op, 0.0) for op, (n, _) in t.trips[0].items())
+        if len(t.starts) > 1
+        else 0.0
+    )
 
 
 def _finish(each: np.ndarray, blocks: int, queue: bool) -> float:
     """When the last of so many blocks ends that take programs in order."""
-    if not len(each): return 0.0
-    if not queue: return float(max(each[b::blocks].sum() for b in range(min(blocks, len(each)))))
+    if not len(each):
+        return 0.0
+    if not queue:
+        return float(max(each[b::blocks].sum() for b in range(min(blocks, len(each)))))
     free = [float(x) for x in each[:blocks]]
     heapify(free)
-    for x in each[blocks:]: heapreplace(free, free[0] + float(x))
+    for x in each[blocks:]:
+        heapreplace(free, free[0] + float(x))
     return max(free)
 
 
-def _tensor(kernel: tile.Kernel, target: Target, trips: dict[Operation, np.ndarray], programs: int) -> np.ndarray:
+def _tensor(
+    kernel: tile.Kernel, target: Target, trips: dict[Operation, np.ndarray], programs: int
+) -> np.ndarray:
     """Clocks of the tensor cores for each program."""
     total, persistent = np.zeros(programs), "persistent" in kernel.attributes
     for op in kernel.walk():
-        if isinstance(op, threads.DotAsync): clocks = demands.tensor(op, target.tensor, 1)[0]
-        elif isinstance(op, tile.Dot) and op.instruction is not None and not op.instruction.data.startswith("fma"):
+        if isinstance(op, threads.DotAsync):
+            clocks = demands.tensor(op, target.tensor, 1)[0]
+        elif (
+            isinstance(op, tile.Dot)
+            and op.instruction is not None
+            and not op.instruction.data.startswith("fma")
+        ):
             (m, n), k = op.acc.type.extents[-2:], op.a.type.extents[-1]
             clocks = 2 * m * n * k / target.tensor
-        else: continue
-        if persistent and not any(isinstance(loop, (scf.ForOp, scf.WhileOp)) for loop in _around(op)): continue       # once a block
+        else:
+            continue
+        if persistent and not any(
+            isinstance(loop, (scf.ForOp, scf.WhileOp)) for loop in _around(op)
+        ):
+            continue  # once a block
         around = next((trips[loop] for loop in _around(op) if loop in trips), 1)
         total = total + clocks * around
     return total
 
 
 def _around(op: Operation):
-    while (op := op.parent_op()) is not None: yield op
+    while (op := op.parent_op()) is not None:
+        yield op
 
 
 def occupancy(kernel: tile.Kernel, target: Target) -> int:
     """Blocks of one role that a multiprocessor holds, by shared memory, registers and warps."""
     warps, held = kernel.warps, kernel.integer("registers", 32) + 24
-    return max(1, min(target.shared_bytes // max(1, kernel.integer("shared_bytes") + 1024), target.registers // (32 * warps * max(32, held)), 64 // max(1, warps), 16))
+    return max(
+        1,
+        min(
+            target.shared_bytes // max(1, kernel.integer("shared_bytes") + 1024),
+            target.registers // (32 * warps * max(32, held)),
+            64 // max(1, warps),
+            16,
+        ),
+    )
 
 
 class Launch:
-    """Scalars of all programs at once: arrays of a number for each program, in the order in which they run."""
+    """Scalars of all programs at once: arrays of a number for each program, in the order in which
+    they run.
+    """
 
-    def __init__(self, kernel: tile.Kernel, sizes: Sizes | None, machine: Machine, shared: bool = False):
+    def __init__(
+        self, kernel: tile.Kernel, sizes: Sizes | None, machine: Machine, shared: bool = False
+    ):
         self.kernel, self.sizes, self.machine = kernel, sizes, machine
         self.numbers = Numbers(kernel, sizes)
         grid = sizes.grid if sizes else (64 * machine.blocks, 1, 1)
         across, down = (written_on(kernel) or Plan()).cluster if machine.persistent else (1, 1)
         self.members = kernel.integer("members", 1)
-        self.programs = -(-grid[0] // (across * self.members)) * -(-grid[1] // down) * grid[2] * (1 if shared else kernel.integer("split", 1))
+        self.programs = (
+            -(-grid[0] // (across * self.members))
+            * -(-grid[1] // down)
+            * grid[2]
+            * (1 if shared else kernel.integer("split", 1))
+        )
         self.order = np.arange(self.programs)
         self.grid, self.found = grid, {}
 
     def trips(self, loop: Operation) -> np.ndarray:
         """Iterations of a loop in each program; STEPS where they are not known."""
-        if not isinstance(loop, scf.ForOp): return np.full(self.programs, float(STEPS))
+        if not isinstance(loop, scf.ForOp):
+            return np.full(self.programs, float(STEPS))
         low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
-        if low is None or high is None or step is None: return np.full(self.programs, float(STEPS))
+        if low is None or high is None or step is None:
+            return np.full(self.programs, float(STEPS))
         count = np.maximum(0, -((low - high) // np.maximum(step, 1))) + np.zeros(self.programs, int)
         for outer in _around(loop):
             if isinstance(outer, scf.IfOp) and (known := self.of(outer.cond)) is not None:
                 yes = any(op is loop for op in outer.true_region.walk())
                 count = np.where(known if yes else np.logical_not(known), count, 0)
-            elif isinstance(outer, scf.ForOp) and not self._outer(outer): count = count * self.trips(outer)
+            elif isinstance(outer, scf.ForOp) and not self._outer(outer):
+                count = count * self.trips(outer)
         return count.astype(float)
 
     def _outer(self, loop: Operation) -> bool:
         """Whether a loop is that over programs."""
-        return self.machine.persistent and not any(isinstance(op, (scf.ForOp, scf.WhileOp)) for op in _around(loop))
+        return self.machine.persistent and not any(
+            isinstance(op, (scf.ForOp, scf.WhileOp)) for op in _around(loop)
+        )
 
     def of(self, value: SSAValue):
-        if value not in self.found: self.found[value] = self._of(value)
+        if value not in self.found:
+            self.found[value] = self._of(value)
         return self.found[value]
 
     def _of(self, value: SSAValue):
         op = value.owner
         if isinstance(value, BlockArgument):
             known, loop = self.numbers.arguments.get(value), op.parent_op()
-            if isinstance(known, int): return known
-            if isinstance(loop, scf.ForOp) and value.index == 0: return self.of(loop.lb)
-            if isinstance(loop, scf.ForOp): return self.of(loop.iter_args[value.index - 1])
-            return self.of(loop.arguments[value.index]) if isinstance(loop, scf.WhileOp) else self.members - 1 if isinstance(loop, threads.Role) else None
+            if isinstance(known, int):
+                return known
+            if isinstance(loop, scf.ForOp) and value.index == 0:
+                return self.of(loop.lb)
+            if isinstance(loop, scf.ForOp):
+                return self.of(loop.iter_args[value.index - 1])
+            return (
+                self.of(loop.arguments[value.index])
+                if isinstance(loop, scf.WhileOp)
+                else self.members - 1
+                if isinstance(loop, threads.Role)
+                else None
+            )
         match op:
             case threads.Identity():
-                return {"cluster": self.order, "block": self.order * self.machine.cluster, "clusters": self.machine.blocks, "blocks": self.machine.blocks * self.machine.cluster, "cluster_rank": 0}.get(op.what.data)
+                return {
+                    "cluster": self.order,
+                    "block": self.order * self.machine.cluster,
+                    "clusters": self.machine.blocks,
+                    "blocks": self.machine.blocks * self.machine.cluster,
+                    "cluster_rank": 0,
+                }.get(op.what.data)
             case tile.ProgramId():
-                if self.machine.persistent: return None
+                if self.machine.persistent:
+                    return None
                 x, y, _ = self.grid
-                return (self.order % x, self.order // x % y, self.order // (x * y))[op.axis.value.data]
-            case tile.NumPrograms(): return self.grid[op.axis.value.data]
-            case tile.Dim(): return self.numbers.extent(op)
+                return (self.order % x, self.order // x % y, self.order // (x * y))[
+                    op.axis.value.data
+                ]
+            case tile.NumPrograms():
+                return self.grid[op.axis.value.data]
+            case tile.Dim():
+                return self.numbers.extent(op)
         return computed(op, self.of)

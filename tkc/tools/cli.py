@@ -1,4 +1,5 @@
 """The command line `tkc`. Each command is a few lines over a function of tkc.tools or tkc.runtime."""
+
 from __future__ import annotations
 
 import ast
@@ -19,13 +20,22 @@ class Careful(click.Group):
     """Any error is one line on standard error and exit 2; --debug shows the traceback."""
 
     def invoke(self, ctx: click.Context):
-        try: return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort): raise
-        except BrokenPipeError: sys.exit(1)
-        except KeyboardInterrupt: sys.exit(130)
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            sys.exit(1)
+        except KeyboardInterrupt:
+            sys.exit(130)
         except Exception as e:
-            if ctx.params.get("debug"): raise
-            click.echo(f"error: {e if isinstance(e, Error) and ctx.invoked_subcommand == 'compile' else one_line(e)}", err=True)
+            if ctx.params.get("debug"):
+                raise
+            click.echo(
+                "error:"
+                f" {e if isinstance(e, Error) and ctx.invoked_subcommand == 'compile' else one_line(e)}",
+                err=True,
+            )
             sys.exit(2)
 
 
@@ -38,12 +48,25 @@ def main(debug: bool) -> None:
 
 @main.command()
 @click.argument("names", nargs=-1)
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Default: cuda where there is a GPU.")
-@click.option("--examples", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Directory of the examples.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Where IR, PTX and C go.")
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="Default: cuda where there is a GPU."
+)
+@click.option(
+    "--examples",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the examples.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Where IR, PTX and C go.",
+)
 def demo(names, device, examples, out) -> None:
     """Run the examples (all, or NAMES), check them against float64, write what the compiler made."""
     from tkc.tools.demo import demo
+
     sys.exit(demo(device, examples, out, names))
 
 
@@ -51,127 +74,230 @@ def demo(names, device, examples, out) -> None:
 def doctor() -> None:
     """What is installed, what is missing, how to get it."""
     from tkc.tools.doctor import doctor
+
     sys.exit(doctor(Console(width=None if sys.stdout.isatty() else 120)))
 
 
 @main.command("compile")
 @click.argument("kernel", metavar="FILE.py:NAME")
 @click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
-@click.option("--signature", default="", metavar="TEXT", help="The arguments in one word, by name or by position: 'f32[1000], f32[1000], n=i32'.")
+@click.option(
+    "--signature",
+    default="",
+    metavar="TEXT",
+    help="The arguments in one word, by name or by position: 'f32[1000], f32[1000], n=i32'.",
+)
 @click.option("--target", default="sm_90a", show_default=True)
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
-@click.option("--emit", type=click.Choice(["ptx", "ir", "report", "sass", "llvm"]), default=None, help="What to print; default ptx (cpu: llvm).")
-@click.option("--stage", default="trace", show_default=True, help="With --emit ir: after which pass (final: the last).")
-@click.option("-o", "--output", metavar="PATH", help="A file; a directory gets PTX, JSON and C as tkc.export writes them.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="num_warps=8, num_stages=3, cluster=2,1 …",
+)
+@click.option(
+    "--emit",
+    type=click.Choice(["ptx", "ir", "report", "sass", "llvm"]),
+    default=None,
+    help="What to print; default ptx (cpu: llvm).",
+)
+@click.option(
+    "--stage",
+    default="trace",
+    show_default=True,
+    help="With --emit ir: after which pass (final: the last).",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="PATH",
+    help="A file; a directory gets PTX, JSON and C as tkc.export writes them.",
+)
 def compile_(kernel, arguments, signature, target, options, emit, stage, output) -> None:
     """Compile a kernel for arguments such as x=f32[1000000], n=i32, BLOCK=1024."""
     from tkc.tools.opt import write
+
     function = find(kernel)
     given = pairs((*signed(signature, function), *arguments), options, function)
     if output and (Path(output).is_dir() or output.endswith("/")):
-        if emit: raise Error(f"{output} is a directory, which gets PTX, JSON and C: leave --emit out, or name a file")
+        if emit:
+            raise Error(
+                f"{output} is a directory, which gets PTX, JSON and C: leave --emit out, or name a"
+                " file"
+            )
         from tkc.runtime.export import export
-        for path in export(function, **given, target=target, path=output, overwrite=True): click.echo(path)
+
+        for path in export(function, **given, target=target, path=output, overwrite=True):
+            click.echo(path)
         return
     compiled = function.compile(**given, target=target)
     match emit or ("llvm" if target == "cpu" else "ptx"):
-        case "ptx": text = compiled.ptx or ""
-        case "ir": text = compiled.ir(stage)
-        case "report": text = compiled.report()
-        case "sass": text = compiled.sass
-        case "llvm": text = compiled.again().program.llvm if target == "cpu" else ""
-    if not text: raise Error(f"a kernel for {target} has no {emit}; leave --emit out")
+        case "ptx":
+            text = compiled.ptx or ""
+        case "ir":
+            text = compiled.ir(stage)
+        case "report":
+            text = compiled.report()
+        case "sass":
+            text = compiled.sass
+        case "llvm":
+            text = compiled.again().program.llvm if target == "cpu" else ""
+    if not text:
+        raise Error(f"a kernel for {target} has no {emit}; leave --emit out")
     write(text, output)
 
 
 @main.command()
 @click.argument("kernel", metavar="FILE.py:NAME")
 @click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
-@click.option("--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives.")
+@click.option(
+    "--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives."
+)
 @click.option("--target", default="sm_90a", show_default=True)
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
-@click.option("--picture", metavar="FILE", help="Also draw the timeline (.svg, .png, .pdf); needs matplotlib.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="num_warps=8, num_stages=3, cluster=2,1 …",
+)
+@click.option(
+    "--picture", metavar="FILE", help="Also draw the timeline (.svg, .png, .pdf); needs matplotlib."
+)
 def report(kernel, arguments, grid, target, options, picture) -> None:
-    """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU needed."""
+    """The plan, resources, and predicted time of a launch, and who uses which engine when; no GPU
+    needed.
+    """
     function = find(kernel)
     given = pairs(arguments, options, function)
     grid = grid_of(grid) or function.fn.__globals__.get("grid")
-    if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
+    if not callable(grid) and not isinstance(grid, tuple):
+        raise Error(
+            f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel"
+        )
     prediction = function.predict(**given, grid=grid, target=target)
     click.echo(function.compile(**given, target=target).report(prediction))
     if picture:
         from tkc.codegen.picture import draw
+
         draw(prediction, f"{function.__name__} for {target}", picture)
 
 
 def find(spec: str):
     """The kernel NAME of FILE.py. Raises tkc.Error."""
     from tkc.runtime.jit import JitFunction
+
     path, _, name = spec.rpartition(":")
-    if not path: raise Error(f"{spec!r} names no kernel; write file.py:name")
+    if not path:
+        raise Error(f"{spec!r} names no kernel; write file.py:name")
     source = Path(path)
-    if not source.is_file(): raise Error(f"{path}: no such file")
+    if not source.is_file():
+        raise Error(f"{path}: no such file")
     sys.path.insert(0, str(source.resolve().parent))
     module_spec = importlib.util.spec_from_file_location(source.stem, source)
-    if module_spec is None: raise Error(f"{path}: not a Python file")
+    if module_spec is None:
+        raise Error(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[source.stem] = module
-    try: module_spec.loader.exec_module(module)
-    except Error: raise
-    except Exception as e: raise Error(f"{path}: {type(e).__name__}: {e}") from None
+    try:
+        module_spec.loader.exec_module(module)
+    except Error:
+        raise
+    except Exception as e:
+        raise Error(f"{path}: {type(e).__name__}: {e}") from None
     found = getattr(module, name, None)
     kernels = [n for n, v in vars(module).items() if isinstance(v, JitFunction)]
-    if not isinstance(found, JitFunction): raise Error(f"{path} has no kernel {name!r}; it has {', '.join(kernels) or 'none'}")
+    if not isinstance(found, JitFunction):
+        raise Error(f"{path} has no kernel {name!r}; it has {', '.join(kernels) or 'none'}")
     return found
 
 
 def signed(text: str, function) -> list[str]:
-    """A signature as NAME=VALUE each: its parts, apart by commas or spaces outside of brackets, have names or stand in the order of the parameters. Raises tkc.Error."""
+    """A signature as NAME=VALUE each: its parts, apart by commas or spaces outside of brackets,
+    have names or stand in the order of the parameters. Raises tkc.Error.
+    """
     depth, apart = 0, []
     for c in text:
         depth += (c in "[(") - (c in "])")
         apart.append("\n" if depth == 0 and (c == "," or c.isspace()) else c)
     parts = [part for part in "".join(apart).split("\n") if part]
-    if len(parts) > len(function.names): raise Error(f"--signature has {len(parts)} arguments; {function.__name__} takes {', '.join(function.names)}")
-    return [part if "=" in part else f"{name}={part}" for name, part in zip(function.names, parts)]
+    if len(parts) > len(function.names):
+        raise Error(
+            f"--signature has {len(parts)} arguments; {function.__name__} takes"
+            f" {', '.join(function.names)}"
+        )
+    return [
+        part if "=" in part else f"{name}={part}"
+        for name, part in zip(function.names, parts, strict=False)
+    ]
 
 
 def pairs(arguments, options, function) -> dict:
     """Arguments and options by name, each once. Raises tkc.Error."""
     given: dict = {}
     for name, value in (*(pair(a, function) for a in arguments), *(pair(o, None) for o in options)):
-        if name in given: raise Error(f"{name} is given twice")
+        if name in given:
+            raise Error(f"{name} is given twice")
         given[name] = value
     return given
 
 
 def pair(text: str, function) -> tuple:
-    """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or number."""
+    """NAME=VALUE; of a run-time argument the value is left as text where it stands for an array or
+    number.
+    """
     name, equals, value = text.partition("=")
-    if not equals: raise Error(f"{text!r} is no argument; write name=value, for example x=f32[4096]")
-    if function is not None and name not in function.names: raise Error(f"{function.__name__} has no parameter {name!r}; it has {', '.join(function.names)}")
-    try: return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError): return name, {"true": True, "false": False, "none": None}.get(value.lower(), value)
+    if not equals:
+        raise Error(f"{text!r} is no argument; write name=value, for example x=f32[4096]")
+    if function is not None and name not in function.names:
+        raise Error(
+            f"{function.__name__} has no parameter {name!r}; it has {', '.join(function.names)}"
+        )
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, {"true": True, "false": False, "none": None}.get(value.lower(), value)
 
 
 @main.command()
 @click.argument("kernel", metavar="FILE.py:NAME")
 @click.argument("arguments", nargs=-1, metavar="[NAME=ARGUMENT]...")
-@click.option("--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives.")
-@click.option("--target", "targets", multiple=True, help="May be given again; default: sm_80, sm_89 and sm_90a.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="num_warps=8, num_stages=3, cluster=2,1 …")
+@click.option(
+    "--grid", metavar="X[,Y[,Z]]", help="Default: what the function `grid` of the file gives."
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="May be given again; default: sm_80, sm_89 and sm_90a.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="num_warps=8, num_stages=3, cluster=2,1 …",
+)
 @click.option("--inputs", metavar="FILE.npz", help="Arrays by name (default: made-up elements).")
 @click.option("--seconds", default=10.0, show_default=True, help="At most, for each target.")
 def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
-    """Look for races, deadlocks and accesses out of bounds in the compiled kernel, without a GPU: a few programs of the launch, over random schedules. Exit 1 on findings."""
+    """Look for races, deadlocks and accesses out of bounds in the compiled kernel, without a GPU: a
+    few programs of the launch, over random schedules. Exit 1 on findings.
+    """
     from tkc.runtime.simulate import check
     from tkc.tools.opt import arrays
+
     function = find(kernel)
     given = pairs(arguments, options, function)
     grid = grid_of(grid) or function.fn.__globals__.get("grid")
-    if not callable(grid) and not isinstance(grid, tuple): raise Error(f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel")
+    if not callable(grid) and not isinstance(grid, tuple):
+        raise Error(
+            f"{kernel} needs a grid; write --grid 32,32, or a function `grid` beside the kernel"
+        )
     found = 0
-    for target, checked in check(function, given, grid, targets or ("sm_80", "sm_89", "sm_90a"), arrays(inputs), seconds):
+    for target, checked in check(
+        function, given, grid, targets or ("sm_80", "sm_89", "sm_90a"), arrays(inputs), seconds
+    ):
         click.echo(f"{target}: {checked}")
         found += len(checked.findings)
     sys.exit(1 if found else 0)
@@ -180,75 +306,179 @@ def check(kernel, arguments, grid, targets, options, inputs, seconds) -> None:
 @main.command()
 @click.argument("path", metavar="FILE", default="-")
 @click.option("--list", "listing", is_flag=True, help="Name the passes, in order.")
-@click.option("-p", "--pass", "passes", multiple=True, metavar="PASS", help="Run this pass (may be given again) instead of the pipeline.")
+@click.option(
+    "-p",
+    "--pass",
+    "passes",
+    multiple=True,
+    metavar="PASS",
+    help="Run this pass (may be given again) instead of the pipeline.",
+)
 @click.option("--resume-from", metavar="PASS", help="Start the pipeline at this pass.")
 @click.option("--stop-after", metavar="PASS", help="End it after this one.")
 @click.option("--print", "printing", is_flag=True, help="Print the IR after every pass.")
 @click.option("--verify-only", is_flag=True, help="Check the file and print nothing.")
-@click.option("--validate", is_flag=True, help="Run the program before and after each pass; stop at the first that changes what it computes.")
+@click.option(
+    "--validate",
+    is_flag=True,
+    help=(
+        "Run the program before and after each pass; stop at the first that changes what it"
+        " computes."
+    ),
+)
 @click.option("--against", metavar="FILE", help="Compare with this IR instead of running passes.")
-@click.option("--inputs", metavar="FILE.npz", help="What to run with, from a reproducer (default: made-up arrays).")
+@click.option(
+    "--inputs",
+    metavar="FILE.npz",
+    help="What to run with, from a reproducer (default: made-up arrays).",
+)
 @click.option("--grid", metavar="X[,Y[,Z]]", help="The launch to validate (default: 2,2).")
 @click.option("--target", show_default="what the file is planned for, or sm_90a")
 @click.option("-o", "--output", metavar="FILE")
-def opt(path, listing, passes, resume_from, stop_after, printing, verify_only, validate, against, inputs, grid, target, output) -> None:
+def opt(
+    path,
+    listing,
+    passes,
+    resume_from,
+    stop_after,
+    printing,
+    verify_only,
+    validate,
+    against,
+    inputs,
+    grid,
+    target,
+    output,
+) -> None:
     """Run passes over IR text (FILE, default standard input)."""
     from tkc.tools.opt import arrays, compared, optimize, read, validator_of, write
+
     if listing:
         from tkc.passes.pipeline import PIPELINE
-        for name in PIPELINE: click.echo(name)
+
+        for name in PIPELINE:
+            click.echo(name)
         return
+
     def observe(name, module):
         from tkc.ir.text import show
-        if printing: click.echo(f"// after {name}\n{show(module)}")
+
+        if printing:
+            click.echo(f"// after {name}\n{show(module)}")
+
     given, extents, reports = arrays(inputs), grid_of(grid), []
+
     def validator(module):
-        reports.append(validator_of(module, given, extents, "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz" + (f" --target {target}" if target else "")))
+        reports.append(
+            validator_of(
+                module,
+                given,
+                extents,
+                "tkc opt {folder}/before.mlir --pass {name} --validate --inputs {folder}/inputs.npz"
+                + (f" --target {target}" if target else ""),
+            )
+        )
         return reports[-1]
-    if verify_only and validate: raise Error("--verify-only runs no passes; leave it out, or --validate")
-    if passes and (resume_from or stop_after): raise Error("-p names the passes to run; leave --resume-from and --stop-after out")
+
+    if verify_only and validate:
+        raise Error("--verify-only runs no passes; leave it out, or --validate")
+    if passes and (resume_from or stop_after):
+        raise Error("-p names the passes to run; leave --resume-from and --stop-after out")
     if against:
         click.echo(compared(read(path), read(against), given, extents))
         return
-    text = optimize(*read(path), target, passes, resume_from, stop_after, verify_only, observe, validator if validate else None)
-    if validate: click.echo(str(reports[-1]), err=True)
+    text = optimize(
+        *read(path),
+        target,
+        passes,
+        resume_from,
+        stop_after,
+        verify_only,
+        observe,
+        validator if validate else None,
+    )
+    if validate:
+        click.echo(str(reports[-1]), err=True)
     write("" if printing else text, output)
 
 
 def grid_of(text: str | None) -> tuple[int, ...] | None:
     """A grid as text. Raises tkc.Error."""
-    if text is None: return None
-    if not re.fullmatch(r"\d{1,9}(,\d{1,9}){0,2}", text): raise Error(f"{text!r} is no grid; write one to three numbers, such as 32,16")
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9}){0,2}", text):
+        raise Error(f"{text!r} is no grid; write one to three numbers, such as 32,16")
     return tuple(int(n) for n in text.split(","))
 
 
 @main.command("reduce")
 @click.argument("path", metavar="FILE")
-@click.option("--test", metavar="COMMAND", help="Ends with 0 where a file ({}, or its last word) is interesting. Default: it fails as FILE does.")
-@click.option("--target", default="sm_90a", show_default=True, help="Without --test: what to compile for (cpu: the CPU alone).")
+@click.option(
+    "--test",
+    metavar="COMMAND",
+    help=(
+        "Ends with 0 where a file ({}, or its last word) is interesting. Default: it fails as FILE"
+        " does."
+    ),
+)
+@click.option(
+    "--target",
+    default="sm_90a",
+    show_default=True,
+    help="Without --test: what to compile for (cpu: the CPU alone).",
+)
 @click.option("--warps", type=click.IntRange(1, 32))
 @click.option("--stages", type=click.IntRange(1, 16), default=2, show_default=True)
-@click.option("--grid", default="1", show_default=True, metavar="X[,Y[,Z]]", help="Programs to run in the simulator.")
+@click.option(
+    "--grid",
+    default="1",
+    show_default=True,
+    metavar="X[,Y[,Z]]",
+    help="Programs to run in the simulator.",
+)
 @click.option("-o", "--output", metavar="FILE")
 def reduce_(path, test, target, warps, stages, grid, output) -> None:
     """Make a module of level 0 as small as it can be while it stays interesting."""
     from tkc.ir.target import TARGETS
     from tkc.tools.opt import read, write
     from tkc.tools.reduce import reduced
-    if target != "cpu" and target not in TARGETS: raise Error(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
-    if not all(n.isdigit() and 0 < int(n) < 1000 for n in grid.split(",")) or grid.count(",") > 2: raise Error(f"--grid is one to three numbers such as 2,3, got {grid!r}")
-    write(reduced(*read(path), test, target, warps, stages, tuple(map(int, grid.split(","))), lambda line: click.echo(line, err=True)), output)
+
+    if target != "cpu" and target not in TARGETS:
+        raise Error(f"unknown target {target!r}; there are {', '.join(TARGETS)} and cpu")
+    if not all(n.isdigit() and 0 < int(n) < 1000 for n in grid.split(",")) or grid.count(",") > 2:
+        raise Error(f"--grid is one to three numbers such as 2,3, got {grid!r}")
+    write(
+        reduced(
+            *read(path),
+            test,
+            target,
+            warps,
+            stages,
+            tuple(map(int, grid.split(","))),
+            lambda line: click.echo(line, err=True),
+        ),
+        output,
+    )
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1)
 def bench(arguments) -> None:
     """Run benchmarks by name, as benchmarks/run.py does."""
-    script = next((r / "benchmarks" / "run.py" for r in (Path.cwd(), Path(__file__).resolve().parent.parent.parent) if (r / "benchmarks" / "run.py").is_file()), None)
-    if script is None: raise Error("there is no benchmarks/run.py here; run tkc bench in a checkout of tkc")
+    script = next(
+        (
+            r / "benchmarks" / "run.py"
+            for r in (Path.cwd(), Path(__file__).resolve().parent.parent.parent)
+            if (r / "benchmarks" / "run.py").is_file()
+        ),
+        None,
+    )
+    if script is None:
+        raise Error("there is no benchmarks/run.py here; run tkc bench in a checkout of tkc")
     sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
     runpy.run_path(str(script), run_name="__main__")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

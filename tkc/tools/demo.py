@@ -1,4 +1,5 @@
-"""`tkc demo`: runs the examples, checks them against float64, prints a table, and writes what the compiler made of them.
+"""`tkc demo`: runs the examples, checks them against float64, prints a table, and writes what the
+compiler made of them.
 
 What an example is.  Every examples/*.py (names starting with _ excepted) is a module with
 
@@ -11,12 +12,15 @@ What an example is.  Every examples/*.py (names starting with _ excepted) is a m
                         tolerance   what `error()` may be at most
                         bytes, flops    optional: what one run moves or computes; the table then shows GB/s or TFLOP/s
     kernels()       Gives a list of (kernel, arguments, grid) to write out: `kernel` a @tkc.jit function, `arguments` a dict by parameter
-                    name whose arrays are texts ("f32[4096, 4096]"), numbers are texts ("i32", "f32") or values, constexprs are values;
-                    `grid` an int, a tuple or a function of the arguments, as in kernel[grid].
+                    name whose arrays are texts ("f32[4096, 4096]"), numbers are texts ("i32",
+                    "f32") or values, constexprs are values; `grid` an int, a tuple or a function of
+                    the arguments, as in kernel[grid].
 
 The demo imports the examples from a directory, so they may import one another by name.  For each kernel, out/<example>/ holds
-NN-<pass>.mlir (IR after every pass for sm_90a), <target>.ptx for each of TARGETS, and the exported <kernel>.h and <kernel>.c.
+NN-<pass>.mlir (IR after every pass for sm_90a), <target>.ptx for each of TARGETS, and the exported
+<kernel>.h and <kernel>.c.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -30,13 +34,14 @@ from types import ModuleType
 from tkc.errors import Error
 
 TARGETS = ("sm_80", "sm_89", "sm_90a")
-SHOWN = "sm_90a"                                # the target whose IR is written out
-SECONDS, BATCH = 0.3, 0.005                     # so long a case is timed; so long is a batch on a GPU
+SHOWN = "sm_90a"  # the target whose IR is written out
+SECONDS, BATCH = 0.3, 0.005  # so long a case is timed; so long is a batch on a GPU
 
 
 @dataclass(frozen=True)
 class Row:
     """A line of the table. seconds: the median of a run; problem: why there is no result."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -47,41 +52,58 @@ class Row:
     problem: str = ""
 
     @property
-    def right(self) -> bool: return not self.problem and self.error <= self.tolerance
+    def right(self) -> bool:
+        return not self.problem and self.error <= self.tolerance
 
 
 def folder_of_examples() -> Path:
     """examples/ here, or beside the package. Raises tkc.Error."""
     for root in (Path.cwd(), Path(__file__).resolve().parent.parent.parent):
-        if (root / "examples").is_dir(): return root / "examples"
-    raise Error("there is no directory examples here; run tkc demo in a checkout of tkc, or pass --examples")
+        if (root / "examples").is_dir():
+            return root / "examples"
+    raise Error(
+        "there is no directory examples here; run tkc demo in a checkout of tkc, or pass --examples"
+    )
 
 
 def load(folder: Path) -> dict[str, ModuleType]:
     """The examples by name."""
     sys.path.insert(0, str(folder))
-    return {p.stem: importlib.import_module(p.stem) for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
+    return {
+        p.stem: importlib.import_module(p.stem)
+        for p in sorted(folder.glob("*.py"))
+        if not p.stem.startswith("_")
+    }
 
 
 def measure(run, device: str) -> float:
-    """Seconds of one run: the median of a few batches. On a GPU a batch is long enough that waiting for it costs nothing."""
+    """Seconds of one run: the median of a few batches. On a GPU a batch is long enough that waiting
+    for it costs nothing.
+    """
     from tkc.runtime import driver
+
     wait = driver.synchronize if device == "cuda" else lambda: None
+
     def batch(n: int) -> float:
         start = time.perf_counter()
-        for _ in range(n): run()
+        for _ in range(n):
+            run()
         wait()
         return (time.perf_counter() - start) / n
+
     n = 1 if device == "cpu" else max(1, round(BATCH / batch(3)))
     times, began = [], time.perf_counter()
-    while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < SECONDS: times.append(batch(n))
+    while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < SECONDS:
+        times.append(batch(n))
     return statistics.median(times)
 
 
 def rate_of(case: dict, seconds: float) -> str:
     """TFLOP/s, GFLOP/s or GB/s, whichever the case counts."""
-    if "bytes" in case: return f"{case['bytes'] / seconds / 1e9:.1f} GB/s"
-    if "flops" not in case: return ""
+    if "bytes" in case:
+        return f"{case['bytes'] / seconds / 1e9:.1f} GB/s"
+    if "flops" not in case:
+        return ""
     rate = case["flops"] / seconds
     return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
 
@@ -93,7 +115,8 @@ def play(case: dict, device: str) -> Row:
         case["run"]()
         error = case["error"]()
         seconds = measure(case["run"], device)
-    except Error as e: return Row(*head, problem=str(e).splitlines()[0])
+    except Error as e:
+        return Row(*head, problem=str(e).splitlines()[0])
     return Row(*head, seconds, error, case["tolerance"], rate_of(case, seconds))
 
 
@@ -101,6 +124,7 @@ def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
     """IR after every pass, PTX for each target, C. Gives what went wrong, a line each."""
     from tkc.ir.text import show
     from tkc.runtime.export import export
+
     problems, folder = [], out / name
     folder.mkdir(parents=True, exist_ok=True)
     kernels = example.kernels()
@@ -111,52 +135,96 @@ def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
             try:
                 compiled = kernel.compile(**arguments, target=target)
                 (place / f"{target}.ptx").write_text(compiled.ptx)
-                if target != SHOWN: continue
-                for old in place.glob("[0-9][0-9]-*.mlir"): old.unlink()
+                if target != SHOWN:
+                    continue
+                for old in place.glob("[0-9][0-9]-*.mlir"):
+                    old.unlink()
                 steps = []
+
                 def keep(step, module, place=place, steps=steps):
-                    if step == "trace": steps.clear()                                       # a plan that found no room is made again
-                    (place / f"{len(steps):02}-{step}.mlir").write_text(show(module, locations=True))
+                    if step == "trace":
+                        steps.clear()  # a plan that found no room is made again
+                    (place / f"{len(steps):02}-{step}.mlir").write_text(
+                        show(module, locations=True)
+                    )
                     steps.append(step)
+
                 compiled.again(keep)
                 export(kernel, **arguments, target=target, path=place, overwrite=True)
-            except Error as e: problems.append(f"{kernel.__name__} for {target}: {str(e).splitlines()[0]}")
+            except Error as e:
+                problems.append(f"{kernel.__name__} for {target}: {str(e).splitlines()[0]}")
     return problems
 
 
-def demo(device: str | None = None, examples: Path | None = None, out: Path | None = Path("out"), only: tuple[str, ...] = (), console=None) -> int:
-    """Runs everything and prints the table; 0 if every row is right and everything was written, else 1."""
+def demo(
+    device: str | None = None,
+    examples: Path | None = None,
+    out: Path | None = Path("out"),
+    only: tuple[str, ...] = (),
+    console=None,
+) -> int:
+    """Runs everything and prints the table; 0 if every row is right and everything was written,
+    else 1.
+    """
     from rich.console import Console
     from rich.table import Table
 
     from tkc.runtime import driver
+
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     device = device or ("cuda" if driver.available() else "cpu")
-    modules = {n: m for n, m in load(examples or folder_of_examples()).items() if not only or n in only}
-    if not modules: raise Error(f"there is no example {' or '.join(only) or 'at all'}")
+    modules = {
+        n: m for n, m in load(examples or folder_of_examples()).items() if not only or n in only
+    }
+    if not modules:
+        raise Error(f"there is no example {' or '.join(only) or 'at all'}")
     table = Table(title=f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}")
-    for heading, justify in (("kernel", "left"), ("shape", "right"), ("type", "left"), ("ms", "right"), ("rate", "right"), ("error to float64", "right"), ("", "left")):
+    for heading, justify in (
+        ("kernel", "left"),
+        ("shape", "right"),
+        ("type", "left"),
+        ("ms", "right"),
+        ("rate", "right"),
+        ("error to float64", "right"),
+        ("", "left"),
+    ):
         table.add_column(heading, justify=justify)
     rows, problems = [], []
     with console.status("") as status:
         for name, module in modules.items():
             status.update(f"running {name}")
             try:
-                for case in module.cases(device): rows.append(play(case, device))
-            except Error as e: rows.append(Row(name, (), "", problem=str(e).splitlines()[0]))
+                for case in module.cases(device):
+                    rows.append(play(case, device))
+            except Error as e:
+                rows.append(Row(name, (), "", problem=str(e).splitlines()[0]))
             if out is not None:
                 status.update(f"writing {name}")
                 problems += write_out(name, module, Path(out))
     for r in rows:
         shape = " x ".join(map(str, r.shape))
-        if r.problem: table.add_row(r.name, shape, r.dtype, "", "", "", f"[red]{r.problem}[/]")
-        else: table.add_row(r.name, shape, r.dtype, f"{r.seconds * 1e3:.3f}", r.rate, f"{r.error:.1e}", "[green]right[/]" if r.right else f"[red]wrong: at most {r.tolerance:.1e}[/]")
+        if r.problem:
+            table.add_row(r.name, shape, r.dtype, "", "", "", f"[red]{r.problem}[/]")
+        else:
+            table.add_row(
+                r.name,
+                shape,
+                r.dtype,
+                f"{r.seconds * 1e3:.3f}",
+                r.rate,
+                f"{r.error:.1e}",
+                "[green]right[/]" if r.right else f"[red]wrong: at most {r.tolerance:.1e}[/]",
+            )
     console.print(table)
-    for p in problems: console.print(f"not written: {p}", style="red", markup=False)
-    if out is not None: console.print(f"IR, PTX and C of every kernel are in {out}/", markup=False)
+    for p in problems:
+        console.print(f"not written: {p}", style="red", markup=False)
+    if out is not None:
+        console.print(f"IR, PTX and C of every kernel are in {out}/", markup=False)
     return 0 if rows and all(r.right for r in rows) and not problems else 1
 
 
 if __name__ == "__main__":
-    try: sys.exit(demo(only=tuple(sys.argv[1:])))
-    except Error as e: sys.exit(f"error: {e}")
+    try:
+        sys.exit(demo(only=tuple(sys.argv[1:])))
+    except Error as e:
+        sys.exit(f"error: {e}")

@@ -1,4 +1,7 @@
-"""`tkc opt`: reads IR text, runs passes over it, prints what comes out. Whatever the text, a wrong one is one line and exit 2."""
+"""`tkc opt`: reads IR text, runs passes over it, prints what comes out. Whatever the text, a wrong
+one is one line and exit 2.
+"""
+
 from __future__ import annotations
 
 import signal
@@ -9,22 +12,37 @@ from pathlib import Path
 
 from tkc.errors import CompileError, Error, VerifyError
 
-SECONDS = 60                                    # the longest that one file may take
+SECONDS = 60  # the longest that one file may take
 
 
 def read(path: str) -> tuple[str, str]:
     """The text of a file ("-": standard input) and its name in messages. Raises tkc.Error."""
     from tkc.ir.text import MAX_BYTES
+
     try:
-        if path == "-": return sys.stdin.buffer.read(MAX_BYTES + 1).decode(), "<stdin>"
-        with open(path, "rb") as f: return f.read(MAX_BYTES + 1).decode(), path
-    except OSError as e: raise Error(f"{path}: {e.strerror}") from None
-    except UnicodeDecodeError as e: raise Error(f"{path}: not UTF-8 text, at byte {e.start}") from None
+        if path == "-":
+            return sys.stdin.buffer.read(MAX_BYTES + 1).decode(), "<stdin>"
+        with open(path, "rb") as f:
+            return f.read(MAX_BYTES + 1).decode(), path
+    except OSError as e:
+        raise Error(f"{path}: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise Error(f"{path}: not UTF-8 text, at byte {e.start}") from None
 
 
-def optimize(text: str, name: str, target: str | None = None, passes: tuple[str, ...] = (), resume: str | None = None, stop: str | None = None,
-             verify_only: bool = False, observe: Callable | None = None, validator: Callable | None = None) -> str:
-    """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of the three: all of it). Raises tkc.Error.
+def optimize(
+    text: str,
+    name: str,
+    target: str | None = None,
+    passes: tuple[str, ...] = (),
+    resume: str | None = None,
+    stop: str | None = None,
+    verify_only: bool = False,
+    observe: Callable | None = None,
+    validator: Callable | None = None,
+) -> str:
+    """The text after the passes: those named, else the pipeline from `resume` to `stop` (none of
+    the three: all of it). Raises tkc.Error.
 
     target: None for the one that the text is planned for, sm_90a if for none.
     validator: of the module makes an observer that is called before the first pass too.
@@ -34,19 +52,39 @@ def optimize(text: str, name: str, target: str | None = None, passes: tuple[str,
     from tkc.ir.text import parse, show
     from tkc.ir.verify import verify
     from tkc.passes import Free, PassContext, pipeline
+
     for given in (*passes, resume, stop):
-        if given is not None and given not in pipeline.PIPELINE: raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
+        if given is not None and given not in pipeline.PIPELINE:
+            raise Error(f"there is no pass {given!r}; there are {', '.join(pipeline.PIPELINE)}")
     with deadline(SECONDS):
         machine = target and targeted(target)
         module = parse(text, name)
         verify(module, name)
-        if verify_only: return ""
-        given = next((k.attributes["target"].data for k in module.body.block.ops if isinstance(k.attributes.get("target"), StringAttr)), None)
-        if machine and given and given != target and pipeline.resumes((passes or (resume or pipeline.PIPELINE[0],))[0]): raise Error(f"{name} is planned for {given}, not for {target}; leave out --target, or begin with plan")
+        if verify_only:
+            return ""
+        given = next(
+            (
+                k.attributes["target"].data
+                for k in module.body.block.ops
+                if isinstance(k.attributes.get("target"), StringAttr)
+            ),
+            None,
+        )
+        if (
+            machine
+            and given
+            and given != target
+            and pipeline.resumes((passes or (resume or pipeline.PIPELINE[0],))[0])
+        ):
+            raise Error(
+                f"{name} is planned for {given}, not for {target}; leave out --target, or begin"
+                " with plan"
+            )
         machine = machine or targeted(given or "sm_90a")
 
         def watched(module):
-            if not validator: return observe
+            if not validator:
+                return observe
             first = pipeline.PIPELINE.index((passes or (resume or pipeline.PIPELINE[0],))[0])
             check = validator(module)
             check.last = passes[-1] if passes else stop or pipeline.PIPELINE[-1]
@@ -57,47 +95,73 @@ def optimize(text: str, name: str, target: str | None = None, passes: tuple[str,
             given = parse(text, name) if context.lack else module
             pipeline.run(given, machine, Free(), watched(given), resume, stop, context)
             return given
+
         if passes:
             seen = watched(module)
             context = PassContext(machine, Free(), pipeline.planned(module))
             for p in passes:
                 pipeline.module_of(p).run(module, context)
                 verify(module, f"after {p}")
-                if seen: seen(p, module)
+                if seen:
+                    seen(p, module)
         else:
-            if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop): raise Error(f"{stop} comes before {resume}; nothing is to be run")
-            if resume and pipeline.resumes(resume): pipeline.run(module, machine, Free(), watched(module), resume, stop)
-            else: module = pipeline.with_room(attempt, machine, Free())
+            if resume and stop and pipeline.PIPELINE.index(resume) > pipeline.PIPELINE.index(stop):
+                raise Error(f"{stop} comes before {resume}; nothing is to be run")
+            if resume and pipeline.resumes(resume):
+                pipeline.run(module, machine, Free(), watched(module), resume, stop)
+            else:
+                module = pipeline.with_room(attempt, machine, Free())
         return show(module)
 
 
 def targeted(name: str):
     """The target of a name. Raises tkc.Error."""
     from tkc.ir.target import target
-    try: return target(name)
-    except ValueError as e: raise Error(str(e)) from None
+
+    try:
+        return target(name)
+    except ValueError as e:
+        raise Error(str(e)) from None
 
 
 def validator_of(module, inputs: dict, grid: tuple[int, ...] | None, command: str = ""):
-    """A validator for a module of text: of the arrays of an .npz file, or of made-up ones. Raises tkc.Error."""
+    """A validator for a module of text: of the arrays of an .npz file, or of made-up ones. Raises
+    tkc.Error.
+    """
     from tkc.passes import pipeline
     from tkc.sim.inputs import made, unpacked
     from tkc.sim.level0 import kernel_of
     from tkc.sim.validate import Validator
-    try: given = unpacked(inputs) if inputs else made(kernel_of(module))
-    except (KeyError, TypeError, ValueError) as e: raise Error(f"--inputs: not a file of a reproducer ({one_line(e)})") from None
+
+    try:
+        given = unpacked(inputs) if inputs else made(kernel_of(module))
+    except (KeyError, TypeError, ValueError) as e:
+        raise Error(f"--inputs: not a file of a reproducer ({one_line(e)})") from None
     grid = grid or tuple(int(n) for n in inputs.get("grid", (2, 2, 1)))
-    return Validator(given, grid, pipeline.uses_reals, pipeline.unordered, seed=int(inputs.get("seed", 0)), **({"command": command} if command else {}))
+    return Validator(
+        given,
+        grid,
+        pipeline.uses_reals,
+        pipeline.unordered,
+        seed=int(inputs.get("seed", 0)),
+        **({"command": command} if command else {}),
+    )
 
 
-def compared(one: tuple[str, str], other: tuple[str, str], inputs: dict, grid: tuple[int, ...] | None) -> str:
-    """Whether two texts compute the same; the report. Raises tkc.Error (ValidationError where they differ)."""
+def compared(
+    one: tuple[str, str], other: tuple[str, str], inputs: dict, grid: tuple[int, ...] | None
+) -> str:
+    """Whether two texts compute the same; the report. Raises tkc.Error (ValidationError where they
+    differ).
+    """
     from tkc.ir.text import parse
     from tkc.ir.verify import verify
     from tkc.sim.validate import difference
+
     with deadline(SECONDS):
         modules = [parse(*t) for t in (one, other)]
-        for module, (_, name) in zip(modules, (one, other)): verify(module, name)
+        for module, (_, name) in zip(modules, (one, other), strict=False):
+            verify(module, name)
         return difference(*modules, validator_of(modules[0], inputs, grid))
 
 
@@ -106,20 +170,33 @@ def arrays(path: str | None) -> dict:
     from zipfile import BadZipFile
 
     import numpy as np
-    if path is None: return {}
+
+    if path is None:
+        return {}
     try:
-        with np.load(path, allow_pickle=False) as file: return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, BadZipFile) as e: raise Error(f"{path}: {getattr(e, 'strerror', None) or 'not an .npz file of plain arrays, as numpy.savez writes it'}") from None
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as e:
+        raise Error(
+            f"{path}:"
+            f" {getattr(e, 'strerror', None) or 'not an .npz file of plain arrays, as numpy.savez writes it'}"
+        ) from None
 
 
 @contextmanager
 def deadline(seconds: int):
     """Raises tkc.Error after so long, where the system has timers."""
-    if not hasattr(signal, "setitimer"): yield; return
-    def late(*_): raise Error(f"gave up after {seconds} s")
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(*_):
+        raise Error(f"gave up after {seconds} s")
+
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    try: yield
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -128,16 +205,24 @@ def deadline(seconds: int):
 def one_line(e: BaseException) -> str:
     """An exception in one line of a terminal."""
     match e:
-        case CompileError(location=None): text = e.message
-        case CompileError(): text = f"{e.location}: {e.message}"
-        case VerifyError() | Error(): text = str(e)
-        case RecursionError(): text = "nested too deeply"
-        case _: text = f"{type(e).__name__}: {e} (a bug of tkc; --debug shows where)"
+        case CompileError(location=None):
+            text = e.message
+        case CompileError():
+            text = f"{e.location}: {e.message}"
+        case VerifyError() | Error():
+            text = str(e)
+        case RecursionError():
+            text = "nested too deeply"
+        case _:
+            text = f"{type(e).__name__}: {e} (a bug of tkc; --debug shows where)"
     return " ".join(text.split())[:2000]
 
 
 def write(text: str, path: str | None) -> None:
-    if path is None: sys.stdout.write(text)
+    if path is None:
+        sys.stdout.write(text)
     else:
-        try: Path(path).write_text(text)
-        except OSError as e: raise Error(f"{path}: {e.strerror}") from None
+        try:
+            Path(path).write_text(text)
+        except OSError as e:
+            raise Error(f"{path}: {e.strerror}") from None

@@ -1,4 +1,7 @@
-"""Reductions, scans, sorts and histograms of odd shapes and every type, against the simulator; rows long enough for 64 lanes."""
+"""Reductions, scans, sorts and histograms of odd shapes and every type, against the simulator; rows
+long enough for 64 lanes.
+"""
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -27,6 +30,7 @@ def both(monkeypatch):
             monkeypatch.setattr(building, "run", runner)
             out.append(building.evaluate(function, *inputs))
         return out
+
     return pair
 
 
@@ -43,17 +47,48 @@ def test_every_kind_along_every_axis(shape, both):
     for axis in range(len(shape)):
         kinds = ("sum", "max", "min", "argmax", "argmin")
         for value in (x, n):
-            for want, got in zip(*both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in kinds), value)): np.testing.assert_array_equal(got, want)
-        for want, got in zip(*both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in ("any", "all")), n > 60)): np.testing.assert_array_equal(got, want)
-        for want, got in zip(*both(lambda v: tuple(tile.Scan(k, v, axis, r).result for k in ("sum", "max") for r in (False, True)), x)): np.testing.assert_array_equal(got, want)
+            for want, got in zip(
+                *both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in kinds), value),
+                strict=False,
+            ):
+                np.testing.assert_array_equal(got, want)
+        for want, got in zip(
+            *both(lambda v: tuple(tile.Reduce(k, v, axis).result for k in ("any", "all")), n > 60),
+            strict=False,
+        ):
+            np.testing.assert_array_equal(got, want)
+        for want, got in zip(
+            *both(
+                lambda v: tuple(
+                    tile.Scan(k, v, axis, r).result for k in ("sum", "max") for r in (False, True)
+                ),
+                x,
+            ),
+            strict=False,
+        ):
+            np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("t", TYPES.values(), ids=str)
 def test_every_type(t, both):
-    if is_bool(t): return
+    if is_bool(t):
+        return
     x = whole(t, (4, 19))
-    kinds = ("sum", "prod", "max", "argmin") if is_float(t) else ("sum", "prod", "max", "argmin", "xor")
-    for want, got in zip(*both(lambda v: (*(tile.Reduce(k, v, a).result for k in kinds for a in (0, 1)), tile.Scan("sum", v, 0).result, tile.Sort(v).result, tile.Sort(v, True).result), x)):
+    kinds = (
+        ("sum", "prod", "max", "argmin") if is_float(t) else ("sum", "prod", "max", "argmin", "xor")
+    )
+    for want, got in zip(
+        *both(
+            lambda v: (
+                *(tile.Reduce(k, v, a).result for k in kinds for a in (0, 1)),
+                tile.Scan("sum", v, 0).result,
+                tile.Sort(v).result,
+                tile.Sort(v, True).result,
+            ),
+            x,
+        ),
+        strict=False,
+    ):
         np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64))
 
 
@@ -74,22 +109,35 @@ def test_a_sum_is_as_good_as_pairwise(both):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_welford_as_a_combination_of_three_tiles(axis, both):
-    """Mean, squared distance and count: a combination that is not commutative in floating point and uses every operand."""
+    """Mean, squared distance and count: a combination that is not commutative in floating point and
+    uses every operand.
+    """
+
     def step(m0, s0, n0, m1, s1, n1):
         n = C["add"](n0, n1).result
         d = C["sub"](m1, m0).result
         share = C["div"](n1, n).result
         m = C["add"](m0, C["mul"](d, share).result).result
-        s = C["add"](C["add"](s0, s1).result, C["mul"](C["mul"](d, d).result, C["mul"](n0, share).result).result).result
+        s = C["add"](
+            C["add"](s0, s1).result,
+            C["mul"](C["mul"](d, d).result, C["mul"](n0, share).result).result,
+        ).result
         return m, s, n
 
     def reduce(x, zero, one):
         block = Block(arg_types=[f32] * 6)
-        with ImplicitBuilder(block): tile.Yield(*step(*block.args))
+        with ImplicitBuilder(block):
+            tile.Yield(*step(*block.args))
         kept = [n for a, n in enumerate(x.type.extents) if a != axis]
-        return tuple(tile.Reduce("combine", [x, zero, one], axis, [TileType(kept, f32)] * 3, Region(block)).results)
+        return tuple(
+            tile.Reduce(
+                "combine", [x, zero, one], axis, [TileType(kept, f32)] * 3, Region(block)
+            ).results
+        )
+
     x = random.normal(size=(21, 34)).astype(np.float32)
-    for want, got in zip(*both(reduce, x, np.zeros_like(x), np.ones_like(x))): np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for want, got in zip(*both(reduce, x, np.zeros_like(x), np.ones_like(x)), strict=False):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 1000])
@@ -106,9 +154,15 @@ def test_sorts(n, both):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
 def test_histograms(dtype, both):
-    x = random.integers(0, 12, 1003).astype(dtype) - (np.array(1, dtype) if dtype != np.uint8 else np.array(0, dtype))
+    x = random.integers(0, 12, 1003).astype(dtype) - (
+        np.array(1, dtype) if dtype != np.uint8 else np.array(0, dtype)
+    )
     mask = random.integers(0, 2, 1003).astype(bool)
-    for want, got in zip(*both(lambda v, m: (tile.Histogram(v, 10).result, tile.Histogram(v, 7, m).result), x, mask)): np.testing.assert_array_equal(got, want)
+    for want, got in zip(
+        *both(lambda v, m: (tile.Histogram(v, 10).result, tile.Histogram(v, 7, m).result), x, mask),
+        strict=False,
+    ):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_short_floats_are_summed_in_float32(both):

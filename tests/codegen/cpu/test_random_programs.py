@@ -1,4 +1,5 @@
 """Random programs: compiled code and simulator agree to the bit, arguments apart or overlapping."""
+
 import numpy as np
 import pytest
 
@@ -6,7 +7,9 @@ from tests.codegen.cpu.random_programs import ARRAYS, program
 from tkc.codegen.cpu import compile
 from tkc.sim.level0 import run
 
-copy = lambda arguments: [a.copy(order="A") if isinstance(a, np.ndarray) else a for a in arguments]
+
+def copy(arguments):
+    return [a.copy(order="A") if isinstance(a, np.ndarray) else a for a in arguments]
 
 
 def agree(module, arguments, seed):
@@ -14,18 +17,21 @@ def agree(module, arguments, seed):
     run(module, want, (1,))
     compiled = compile(module)
     compiled.run(arguments, (1,))
-    for i in range(ARRAYS): np.testing.assert_array_equal(arguments[i], want[i], err_msg=f"seed {seed}, array {i}")
+    for i in range(ARRAYS):
+        np.testing.assert_array_equal(arguments[i], want[i], err_msg=f"seed {seed}, array {i}")
 
 
 @pytest.mark.parametrize("batch", range(10))
 def test_random_program(batch):
-    for seed in range(8 * batch, 8 * batch + 8): agree(*program(seed, 14), seed)
+    for seed in range(8 * batch, 8 * batch + 8):
+        agree(*program(seed, 14), seed)
 
 
 def test_arguments_that_are_one_array():
     for seed in range(1000, 1012):
         module, arguments = program(seed)
-        if any(not a.flags.c_contiguous for a in arguments[:ARRAYS]): continue
+        if any(not a.flags.c_contiguous for a in arguments[:ARRAYS]):
+            continue
         want, got = (a.copy() for a in (arguments[0], arguments[0]))
         run(module, [want] * ARRAYS + arguments[ARRAYS:], (1,))
         compile(module).run([got] * ARRAYS + arguments[ARRAYS:], (1,))

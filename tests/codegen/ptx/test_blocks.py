@@ -1,4 +1,7 @@
-"""Blocks of arrays: whatever is known of an array and its offsets, the right elements move, in the widest accesses that are safe."""
+"""Blocks of arrays: whatever is known of an array and its offsets, the right elements move, in the
+widest accesses that are safe.
+"""
+
 from math import gcd
 
 import ml_dtypes
@@ -15,19 +18,39 @@ from tkc.ir.text import parse
 from tkc.sim.ptx import run
 
 
-def program(dtype, facts: str, tile, layout, integer="i32", divisors=(1, 1), copy=False, masked=False):
+def program(
+    dtype, facts: str, tile, layout, integer="i32", divisors=(1, 1), copy=False, masked=False
+):
     """out[tile] = the block of %a at run-time offsets, by registers or through shared memory."""
     t, n = BY_NUMPY[np.dtype(dtype)].ir, tile
-    a, o = f'!tile.array<?x?x{t}, "{facts}">', f'!tile.array<?x?x{t}, "shape ={n[0]} ={n[1]} strides ={n[1]} =1 align 16">'
-    held, truth = f'!tile.tile<{n[0]}x{n[1]}x{t}, "{layout}">', f'!tile.tile<{n[0]}x{n[1]}xi1, "{layout}">'
-    buffer = f'!tile.shared<1, {n[0]}x{n[1]}x{t}, "{n[0]}x{n[1]}xb{BY_NUMPY[np.dtype(dtype)].bits} pad 16">'
-    mask = f"%t = tile.constant 3 : i32 %l = tile.lt %i, %t : i32 %m = tile.splat %l : (i1) -> {truth}" if masked else ""
+    a, o = (
+        f'!tile.array<?x?x{t}, "{facts}">',
+        f'!tile.array<?x?x{t}, "shape ={n[0]} ={n[1]} strides ={n[1]} =1 align 16">',
+    )
+    held, truth = (
+        f'!tile.tile<{n[0]}x{n[1]}x{t}, "{layout}">',
+        f'!tile.tile<{n[0]}x{n[1]}xi1, "{layout}">',
+    )
+    buffer = (
+        f'!tile.shared<1, {n[0]}x{n[1]}x{t}, "{n[0]}x{n[1]}xb{BY_NUMPY[np.dtype(dtype)].bits} pad'
+        ' 16">'
+    )
+    mask = (
+        f"%t = tile.constant 3 : i32 %l = tile.lt %i, %t : i32 %m = tile.splat %l : (i1) -> {truth}"
+        if masked
+        else ""
+    )
     extents = f"{{extents = array<i64: {n[0]}, {n[1]}>}}"
-    if copy: body = f"""%s = tile.alloc 0 : {buffer}
+    if copy:
+        body = f"""%s = tile.alloc 0 : {buffer}
       tile.cp_async %a[%p, %q] %s {extents} : ({a}, {integer}, {integer}, {buffer})
       tile.cp_commit  tile.cp_wait 0  tile.block_barrier
       %x = tile.read %s : ({buffer}) -> {held}"""
-    else: body = f"%x = tile.load %a[%p, %q] {'mask %m' if masked else ''} {extents} : ({a}, {integer}, {integer}{', ' + truth if masked else ''}) -> {held}"
+    else:
+        body = (
+            f"%x = tile.load %a[%p, %q] {'mask %m' if masked else ''} {extents} : ({a}, {integer},"
+            f" {integer}{', ' + truth if masked else ''}) -> {held}"
+        )
     return f"""builtin.module {{ tile.kernel @block(%a: {a}, %o: {o}, %i: {integer}, %j: {integer}) {{warps = {layout.num_warps} : i64, level = 4 : i64, shared_bytes = 16384 : i64}} {{
       %z = tile.constant 0 : i32
       %p = tile.multiple %i, {divisors[0]} : ({integer}) -> {integer}
@@ -45,57 +68,100 @@ def test_any_block(data):
     dtype = draw(st.sampled_from([np.float32, ml_dtypes.bfloat16, np.int8, np.float64]))
     shape = draw(st.sampled_from([1, 5, 16, 30])), draw(st.sampled_from([1, 7, 16, 24, 64]))
     tile = draw(st.sampled_from([1, 3, 8, 16])), draw(st.sampled_from([1, 5, 8, 32, 40]))
-    fact = lambda n: draw(st.sampled_from([f"={n}", str(gcd(n, 16)), "1"]))
+
+    def fact(n):
+        return draw(st.sampled_from([f"={n}", str(gcd(n, 16)), "1"]))
+
     size = np.dtype(dtype).itemsize
     offsets = [draw(st.integers(-4, 40)), draw(st.integers(-20, 70))]
     divisors = [draw(st.sampled_from([1, 2, 8, 16])) for _ in range(2)]
-    offsets = [o // d * d for o, d in zip(offsets, divisors)]
-    facts = f"shape {fact(shape[0])} {fact(shape[1])} strides {fact(shape[1])} =1 align {draw(st.sampled_from([size, 16]))}"
-    layout = blocked(tile, draw(st.sampled_from([1, 2, 4, 8, 16])), draw(st.sampled_from([1, 2])), draw(st.sampled_from([(1, 0), (0, 1)])))
+    offsets = [o // d * d for o, d in zip(offsets, divisors, strict=False)]
+    facts = (
+        f"shape {fact(shape[0])} {fact(shape[1])} strides {fact(shape[1])} =1 align"
+        f" {draw(st.sampled_from([size, 16]))}"
+    )
+    layout = blocked(
+        tile,
+        draw(st.sampled_from([1, 2, 4, 8, 16])),
+        draw(st.sampled_from([1, 2])),
+        draw(st.sampled_from([(1, 0), (0, 1)])),
+    )
     copy = draw(st.booleans())
-    text = program(dtype, facts, tile, layout, draw(st.sampled_from(["i32", "i64"])), divisors, copy, not copy and draw(st.booleans()) and "i64" not in facts)
-    if "mask %m" in text and "%i: i64" in text: text = text.replace("%t = tile.constant 3 : i32 %l = tile.lt %i, %t : i32", "%t = tile.constant 3 : i64 %l = tile.lt %i, %t : i64")
+    text = program(
+        dtype,
+        facts,
+        tile,
+        layout,
+        draw(st.sampled_from(["i32", "i64"])),
+        divisors,
+        copy,
+        not copy and draw(st.booleans()) and "i64" not in facts,
+    )
+    if "mask %m" in text and "%i: i64" in text:
+        text = text.replace(
+            "%t = tile.constant 3 : i32 %l = tile.lt %i, %t : i32",
+            "%t = tile.constant 3 : i64 %l = tile.lt %i, %t : i64",
+        )
     x = np.arange(shape[0] * shape[1]).reshape(shape).astype(dtype)
     want = np.zeros(tile, dtype)
     for r in range(tile[0]):
         for c in range(tile[1]):
             i, j = offsets[0] + r, offsets[1] + c
-            if 0 <= i < shape[0] and 0 <= j < shape[1] and not ("mask %m" in text and offsets[0] >= 3): want[r, c] = x[i, j]
+            if (
+                0 <= i < shape[0]
+                and 0 <= j < shape[1]
+                and not ("mask %m" in text and offsets[0] >= 3)
+            ):
+                want[r, c] = x[i, j]
     got = run(emit(parse(text), target("sm_80")), [x, np.ones(tile, dtype), *offsets])[1]
     assert np.array_equal(got, want)
 
 
-@pytest.mark.parametrize("facts, divisors, access", [
-    ("shape 16 16 strides 16 =1 align 16", (1, 8), ".v4.b32"),            # 8 bfloat16 at once
-    ("shape 16 16 strides 16 =1 align 8", (1, 8), ".v2.b32"),             # as aligned as the array is
-    ("shape 1 16 strides 4 =1 align 16", (1, 8), ".v2.b32"),              # as the rows are
-    ("shape 1 2 strides 16 =1 align 16", (1, 8), ".b32"),                 # as the last column allows
-    ("shape 1 =64 strides =64 =1 align 16", (1, 8), ".v4.b32"),
-    ("shape 1 16 strides 16 =1 align 16", (1, 1), ".b16"),                # as the offset is
-    ("shape 1 16 strides 16 1 align 16", (1, 8), ".b16"),                 # the columns may not be neighbours
-])
+@pytest.mark.parametrize(
+    "facts, divisors, access",
+    [
+        ("shape 16 16 strides 16 =1 align 16", (1, 8), ".v4.b32"),  # 8 bfloat16 at once
+        ("shape 16 16 strides 16 =1 align 8", (1, 8), ".v2.b32"),  # as aligned as the array is
+        ("shape 1 16 strides 4 =1 align 16", (1, 8), ".v2.b32"),  # as the rows are
+        ("shape 1 2 strides 16 =1 align 16", (1, 8), ".b32"),  # as the last column allows
+        ("shape 1 =64 strides =64 =1 align 16", (1, 8), ".v4.b32"),
+        ("shape 1 16 strides 16 =1 align 16", (1, 1), ".b16"),  # as the offset is
+        ("shape 1 16 strides 16 1 align 16", (1, 8), ".b16"),  # the columns may not be neighbours
+    ],
+)
 def test_width_of_accesses(facts, divisors, access):
-    found = emit(parse(program(ml_dtypes.bfloat16, facts, (16, 64), blocked((16, 64), 8, 4), divisors=divisors)), target("sm_80"))
+    found = emit(
+        parse(
+            program(ml_dtypes.bfloat16, facts, (16, 64), blocked((16, 64), 8, 4), divisors=divisors)
+        ),
+        target("sm_80"),
+    )
     text = found.text
     assert any("'tile.load' moves" in note for note in found.notes) == (access != ".v4.b32")
-    loads = {line.split("ld.global")[1].split()[0] for line in text.splitlines() if "ld.global" in line}
+    loads = {
+        line.split("ld.global")[1].split()[0] for line in text.splitlines() if "ld.global" in line
+    }
     assert loads == {access}
 
 
 def test_a_loop_through_an_extent_asks_no_questions():
-    """k counts to the extent in steps of the block, and the extent is a multiple of it: always inside."""
+    """k counts to the extent in steps of the block, and the extent is a multiple of it: always
+    inside.
+    """
     a = '!tile.array<?x?xf32, "shape =16 32 strides 32 =1 align 16">'
     t = '!tile.tile<16x32xf32, "blocked 16x32 vector 4 warps 1">'
-    text = f"""builtin.module {{ tile.kernel @k(%a: {a}, %o: {a.replace(' 32 ', ' =32 ', 1)}) {{warps = 1 : i64, level = 4 : i64}} {{
+    text = f"""builtin.module {{ tile.kernel @k(%a: {a}, %o: {a.replace(" 32 ", " =32 ", 1)}) {{warps = 1 : i64, level = 4 : i64}} {{
       %z = tile.constant 0 : i32 %b = tile.constant 32 : i32 %n = tile.dim %a, 1 : ({a}) -> i32 %s = tile.constant 0.0 : {t}
       %r = scf.for %k = %z to %n step %b iter_args(%c = %s) -> ({t}) : i32 {{
         %x = tile.load %a[%z, %k] {{extents = array<i64: 16, 32>}} : ({a}, i32, i32) -> {t}
         %d = tile.add %c, %x : {t}
         scf.yield %d : {t} }}
-      tile.store %o[%z, %z] %r {{extents = array<i64: 16, 32>}} : ({a.replace(' 32 ', ' =32 ', 1)}, i32, i32, {t})
+      tile.store %o[%z, %z] %r {{extents = array<i64: 16, 32>}} : ({a.replace(" 32 ", " =32 ", 1)}, i32, i32, {t})
       tile.return }} }}"""
     program = emit(parse(text), target("sm_80"))
     body = program.text.split("$for_1:")[1].split("bra")[0]
     assert body.count("ld.global.v4.b32") == 4 and "@%p" not in body.rsplit("\t@", 1)[0]
     x = np.arange(16 * 96, dtype=np.float32).reshape(16, 96)
-    assert np.array_equal(run(program, [x, np.zeros((16, 32), np.float32)])[1], x.reshape(16, 3, 32).sum(1))
+    assert np.array_equal(
+        run(program, [x, np.zeros((16, 32), np.float32)])[1], x.reshape(16, 3, 32).sum(1)
+    )

@@ -1,4 +1,7 @@
-"""float8 on targets without instructions for it: every code, every rounding and every operation as ml_dtypes and NumPy have them."""
+"""float8 on targets without instructions for it: every code, every rounding and every operation as
+ml_dtypes and NumPy have them.
+"""
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,7 +24,8 @@ NAMES = {E4M3: tkc.float8_e4m3, E5M2: tkc.float8_e5m2}
 TARGETS = pytest.mark.parametrize("name", ["sm_80", "sm_89"])
 
 
-def cast(x, out, N: tkc.constexpr): tkc.store(out, (0,), tkc.load(x, (0,), (N,)).to(out.dtype))
+def cast(x, out, N: tkc.constexpr):
+    tkc.store(out, (0,), tkc.load(x, (0,), (N,)).to(out.dtype))
 
 
 def through(name: str, source, kind, x: np.ndarray, into: np.dtype) -> np.ndarray:
@@ -35,9 +39,14 @@ def through(name: str, source, kind, x: np.ndarray, into: np.dtype) -> np.ndarra
 @pytest.mark.parametrize("dtype", NAMES, ids=str)
 def test_every_code(dtype, name):
     codes = np.arange(256, dtype=np.uint8).view(dtype)
-    for kind, into in ((tkc.float32, np.float32), (tkc.float16, np.float16), (tkc.bfloat16, ml_dtypes.bfloat16)):
+    for kind, into in (
+        (tkc.float32, np.float32),
+        (tkc.float16, np.float16),
+        (tkc.bfloat16, ml_dtypes.bfloat16),
+    ):
         found = through(name, NAMES[dtype], kind, codes, into)
-        with np.errstate(invalid="ignore"): np.testing.assert_array_equal(np.float64(found), np.float64(codes))
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(np.float64(found), np.float64(codes))
     # and moved as they are
     back = through(name, NAMES[dtype], NAMES[dtype], codes, dtype)
     assert (back.view(np.uint8) == codes.view(np.uint8)).all()
@@ -46,13 +55,32 @@ def test_every_code(dtype, name):
 @TARGETS
 @pytest.mark.parametrize("dtype", NAMES, ids=str)
 def test_every_rounding(dtype, name):
-    """All numbers, all midpoints of neighbours and what lies beside these, too large ones, infinities, zeros of both signs."""
-    all_of = np.sort((v := np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32))[np.isfinite(v)])
+    """All numbers, all midpoints of neighbours and what lies beside these, too large ones,
+    infinities, zeros of both signs.
+    """
+    all_of = np.sort(
+        (v := np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32))[np.isfinite(v)]
+    )
     middle, largest = (all_of[:-1] + all_of[1:]) / 2, np.float32(ml_dtypes.finfo(dtype).max)
-    x = np.concatenate([all_of, middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf)), np.array([np.inf, -np.inf, 1e30, -1e30, 1e-40, -1e-40, -0.0, largest * 1.01], np.float32)])
-    found, want = through(name, tkc.float32, NAMES[dtype], x, dtype), np.clip(x, -largest, largest).astype(dtype)
+    x = np.concatenate(
+        [
+            all_of,
+            middle,
+            np.nextafter(middle, np.float32(np.inf)),
+            np.nextafter(middle, np.float32(-np.inf)),
+            np.array(
+                [np.inf, -np.inf, 1e30, -1e30, 1e-40, -1e-40, -0.0, largest * 1.01], np.float32
+            ),
+        ]
+    )
+    found, want = (
+        through(name, tkc.float32, NAMES[dtype], x, dtype),
+        np.clip(x, -largest, largest).astype(dtype),
+    )
     assert (found.view(np.uint8) == want.view(np.uint8)).all()
-    assert np.isnan(np.float32(through(name, tkc.float32, NAMES[dtype], np.full(4, np.nan, np.float32), dtype))).all()
+    assert np.isnan(
+        np.float32(through(name, tkc.float32, NAMES[dtype], np.full(4, np.nan, np.float32), dtype))
+    ).all()
 
 
 ROWS = [c for c in CASES if "float8" in c.name and "1000" not in c.name]
@@ -69,14 +97,21 @@ def test_every_operation_on_sm_80(part):
         values, options = kernel._bind(**arguments, **case.options)
         infos = kernel._describe(values)
         module = simulate.level4_of(kernel, infos, tuple(options.items()), target("sm_80"))
-        passed = [v for v, i in zip(values, infos) if not isinstance(i, Constant)]
+        passed = [v for v, i in zip(values, infos, strict=False) if not isinstance(i, Constant)]
         machine.run(module, passed, (*case.grid, 1, 1)[:3])
-        for name, want in wanted.items(): compare(f"{case.name}: {name}", np.asarray(arguments[name]), want)
+        for name, want in wanted.items():
+            compare(f"{case.name}: {name}", np.asarray(arguments[name]), want)
 
 
 def several(x, y, out, N: tkc.constexpr):
     a, b = tkc.load(x, (0, 0), (N, N)), tkc.load(y, (0, 0), (N, N))
-    tkc.store(out, (0, 0), (tkc.dot(a, b) * tkc.sigmoid(a.to(tkc.float32)) + tkc.max(b, axis=0)[None, :]).to(out.dtype))
+    tkc.store(
+        out,
+        (0, 0),
+        (tkc.dot(a, b) * tkc.sigmoid(a.to(tkc.float32)) + tkc.max(b, axis=0)[None, :]).to(
+            out.dtype
+        ),
+    )
 
 
 @pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")

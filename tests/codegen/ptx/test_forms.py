@@ -1,4 +1,7 @@
-"""Every instruction form that the emitter can spell has a belief in tests/gpu/forms, and those assemble."""
+"""Every instruction form that the emitter can spell has a belief in tests/gpu/forms, and those
+assemble.
+"""
+
 import ast
 import re
 from functools import cache
@@ -19,24 +22,44 @@ from tkc.ir.text import parse
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "tkc/codegen/ptx").glob("*.py"))
-SPACES = ("shared::cluster", "shared::cluster.mbarrier::complete_tx::bytes", "global.L2::\0B")                    # of loads and stores, whose opcodes are looked at in what is emitted
+SPACES = (
+    "shared::cluster",
+    "shared::cluster.mbarrier::complete_tx::bytes",
+    "global.L2::\0B",
+)  # of loads and stores, whose opcodes are looked at in what is emitted
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
 
 
 def templates(source: Path) -> list[tuple[int, str]]:
-    """Line and text of each string in a file that begins as an instruction does, with `{}` where it is filled in."""
+    """Line and text of each string in a file that begins as an instruction does, with `{}` where it
+    is filled in.
+    """
     found = []
     tree = ast.parse(source.read_text())
-    documentation = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.FunctionDef, ast.ClassDef)) and n.body and isinstance(n.body[0], ast.Expr)}
+    documentation = {
+        id(n.body[0].value)
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.Module, ast.FunctionDef, ast.ClassDef))
+        and n.body
+        and isinstance(n.body[0], ast.Expr)
+    }
     inner = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values}
     for node in ast.walk(tree):
-        if id(node) in documentation or id(node) in inner: continue
-        if isinstance(node, ast.Constant) and isinstance(node.value, str): text = node.value
-        elif isinstance(node, ast.JoinedStr): text = "".join(v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
-        else: continue
+        if id(node) in documentation or id(node) in inner:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(v.value if isinstance(v, ast.Constant) else "\0" for v in node.values)
+        else:
+            continue
         for line in text.split("\n"):
-            m = re.match(r"[\t{]*(?:@!?\0 )?([a-z][a-z0-9]*(?:(?:\.|::)[A-Za-z0-9_:]*\0?[A-Za-z0-9_]*\0?)+)", line.replace("{}", "\0"))
-            if m: found.append((node.lineno, m[1]))
+            m = re.match(
+                r"[\t{]*(?:@!?\0 )?([a-z][a-z0-9]*(?:(?:\.|::)[A-Za-z0-9_:]*\0?[A-Za-z0-9_]*\0?)+)",
+                line.replace("{}", "\0"),
+            )
+            if m:
+                found.append((node.lineno, m[1]))
     return found
 
 
@@ -46,21 +69,34 @@ def test_what_the_emitter_spells_is_known(source):
     known = {o for b in BELIEFS.values() for o in opcodes(b.text)}
     for line, text in templates(source):
         head = text.split(".")[0]
-        if head in PLAIN and not re.search(r"acquire|release|relaxed|volatile", text): continue
-        if text in SPACES or re.search(r"\.(py|mlir|ptx|cubin)$|^(tkc|tile|e|w)\.", text): continue                # names of modules and files
-        pattern = re.compile(re.escape(text).replace("\0", r"[\w.:]*") + ("" if text.endswith("\0") else r"(?![\w.:])"))
-        assert any(pattern.match(o) for o in known if form_of(o)), f"{source.name}:{line}: '{text.replace(chr(0), '{}')}' is of no form in tests/gpu/forms/opcodes.py with a belief"
+        if head in PLAIN and not re.search(r"acquire|release|relaxed|volatile", text):
+            continue
+        if text in SPACES or re.search(r"\.(py|mlir|ptx|cubin)$|^(tkc|tile|e|w)\.", text):
+            continue  # names of modules and files
+        pattern = re.compile(
+            re.escape(text).replace("\0", r"[\w.:]*")
+            + ("" if text.endswith("\0") else r"(?![\w.:])")
+        )
+        assert any(pattern.match(o) for o in known if form_of(o)), (
+            f"{source.name}:{line}: '{text.replace(chr(0), '{}')}' is of no form in"
+            " tests/gpu/forms/opcodes.py with a belief"
+        )
 
 
-def unknown(text: str) -> set[str]: return {o for o in opcodes(text) if form_of(o) is None}
+def unknown(text: str) -> set[str]:
+    return {o for o in opcodes(text) if form_of(o) is None}
 
 
 def test_golden_texts_have_known_forms_only():
     texts = sorted(ROOT.glob("tests/**/*.ptx"))
-    assert len(texts) >= 5 and not {t.name: unknown(t.read_text()) for t in texts if unknown(t.read_text())}
+    assert len(texts) >= 5 and not {
+        t.name: unknown(t.read_text()) for t in texts if unknown(t.read_text())
+    }
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests/golden").glob("*.mlir")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests/golden").glob("*.mlir")), ids=lambda p: p.stem
+)
 def test_golden_programs_have_known_forms_only(path):
     assert not unknown(emit(parse(path.read_text(), path.name), target("sm_90a")).text)
 
@@ -68,16 +104,26 @@ def test_golden_programs_have_known_forms_only(path):
 @pytest.mark.parametrize("name", ["vector_add", "softmax", "matmul", "attention", "layer_norm"])
 @pytest.mark.parametrize("machine", ["sm_80", "sm_89", "sm_90a"])
 def test_examples_have_known_forms_only(name, machine):
-    for kernel, arguments, _ in example(name).kernels(): assert not unknown(kernel.compile(**arguments, target=machine).ptx)
+    for kernel, arguments, _ in example(name).kernels():
+        assert not unknown(kernel.compile(**arguments, target=machine).ptx)
 
 
 @pytest.mark.parametrize("form", DOTS, ids=lambda f: " ".join(map(str, f.values())))
-def test_dots_have_known_forms_only(form): assert not unknown(dot(**form))
+def test_dots_have_known_forms_only(form):
+    assert not unknown(dot(**form))
 
 
 def test_a_new_form_is_noticed():
-    assert unknown("\tst.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];") and unknown("\t@%p1 multimem.red.relaxed.sys.global.add.f32 [%d0], %r1;") and unknown("\tnanosleep.u32 20;")
-    assert unknown("\tst.volatile.global.b32 [%d1], %r1;") and unknown("\tatom.acq_rel.gpu.global.add.s32 %r1, [%d1], 1;") and not unknown("\tadd.s32 %r1, %r2, %r3;\nFOR3:\n\t@!%p1 bra FOR3;")
+    assert (
+        unknown("\tst.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];")
+        and unknown("\t@%p1 multimem.red.relaxed.sys.global.add.f32 [%d0], %r1;")
+        and unknown("\tnanosleep.u32 20;")
+    )
+    assert (
+        unknown("\tst.volatile.global.b32 [%d1], %r1;")
+        and unknown("\tatom.acq_rel.gpu.global.add.s32 %r1, [%d1], 1;")
+        and not unknown("\tadd.s32 %r1, %r2, %r3;\nFOR3:\n\t@!%p1 bra FOR3;")
+    )
 
 
 @cache
@@ -85,27 +131,43 @@ def confirmed() -> dict[str, list[str]]:
     """The beliefs of each form."""
     found: dict[str, list[str]] = {f: [] for f in FORMS}
     for b in BELIEFS.values():
-        for name in b.confirms: found[form_of(name)].append(b.name)
+        for name in b.confirms:
+            found[form_of(name)].append(b.name)
     return found
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_has_a_belief(form): assert confirmed()[form], f"nothing in tests/gpu/forms confirms {form}"
+def test_every_form_has_a_belief(form):
+    assert confirmed()[form], f"nothing in tests/gpu/forms confirms {form}"
 
 
 @pytest.mark.parametrize("name", BELIEFS)
 def test_a_belief_uses_what_it_confirms(name):
     b = BELIEFS[name]
     assert set(b.confirms) <= opcodes(b.text) and all(form_of(c) for c in b.confirms)
-    assert len(b.arrays) == len(b.expected) and (name.startswith("control_") or any(e is not None for e in b.expected))
+    assert len(b.arrays) == len(b.expected) and (
+        name.startswith("control_") or any(e is not None for e in b.expected)
+    )
 
 
 def test_the_host_makes_the_maps_of_beliefs():
     from tkc.runtime.arrays import ArrayInfo, contiguous
     from tkc.runtime.tensor_maps import describe
+
     for b in BELIEFS.values():
         for p in b.interface.parameters:
-            if p.kind == "map": describe(p, ArrayInfo(0x10000, (a := b.arrays[p.argument]).shape, contiguous(a.shape), a.dtype.name, 0), b.name)
+            if p.kind == "map":
+                describe(
+                    p,
+                    ArrayInfo(
+                        0x10000,
+                        (a := b.arrays[p.argument]).shape,
+                        contiguous(a.shape),
+                        a.dtype.name,
+                        0,
+                    ),
+                    b.name,
+                )
 
 
 @needs_ptxas
@@ -113,6 +175,8 @@ def test_the_host_makes_the_maps_of_beliefs():
 def test_beliefs_assemble(part):
     """In eight parts, for as many processes."""
     for b in list(BELIEFS.values())[part::8]:
-        try: a = ptxas.assemble(b.text, "sm_90a")
-        except CompileError as e: pytest.fail(f"{b.name}: {e}")
+        try:
+            a = ptxas.assemble(b.text, "sm_90a")
+        except CompileError as e:
+            pytest.fail(f"{b.name}: {e}")
         assert a.clean, f"{b.name}: {a.notes}"

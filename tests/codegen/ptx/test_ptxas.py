@@ -1,4 +1,5 @@
 """ptxas: finding it, reading what it says, and what becomes of its refusals."""
+
 import pytest
 
 from tkc.codegen.ptx import ptxas
@@ -22,20 +23,39 @@ PTX = """.version 7.0
 }
 """
 needs_ptxas = pytest.mark.skipif(ptxas.find("ptxas") is None, reason="ptxas is not installed")
-needs_nvdisasm = pytest.mark.skipif(ptxas.find("nvdisasm") is None, reason="nvdisasm is not installed")
+needs_nvdisasm = pytest.mark.skipif(
+    ptxas.find("nvdisasm") is None, reason="nvdisasm is not installed"
+)
 
 
 def test_a_log_is_read():
     a = ptxas.parse(LOG)
-    assert (a.registers, a.spill_stores, a.spill_loads, a.stack, a.static_shared, a.barriers) == (168, 24, 40, 16, 1024, 5)
+    assert (a.registers, a.spill_stores, a.spill_loads, a.stack, a.static_shared, a.barriers) == (
+        168,
+        24,
+        40,
+        16,
+        1024,
+        5,
+    )
     assert len(a.notes) == 1 and "C7510" in a.notes[0] and not a.clean
 
 
-@pytest.mark.parametrize("line", ["    0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads", "ptxas info : (C7517) repaired", "ptxas info : (C7602) x", "    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"])
-def test_each_fault_is_a_fault(line): assert not ptxas.parse(line).clean
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads",
+        "ptxas info : (C7517) repaired",
+        "ptxas info : (C7602) x",
+        "    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+    ],
+)
+def test_each_fault_is_a_fault(line):
+    assert not ptxas.parse(line).clean
 
 
-def test_an_empty_log_is_clean(): assert ptxas.parse("").clean
+def test_an_empty_log_is_clean():
+    assert ptxas.parse("").clean
 
 
 @needs_ptxas
@@ -47,29 +67,38 @@ def test_assembling():
 
 @needs_ptxas
 @needs_nvdisasm
-def test_disassembling(): assert "STG" in ptxas.disassemble(ptxas.assemble(PTX, "sm_80").cubin)
+def test_disassembling():
+    assert "STG" in ptxas.disassemble(ptxas.assemble(PTX, "sm_80").cubin)
 
 
 @needs_ptxas
-@pytest.mark.parametrize("bad", ["bra nowhere;", "mov.u32 %r, %d0;", "wgmma.fence.sync.aligned;", "}}"])
+@pytest.mark.parametrize(
+    "bad", ["bra nowhere;", "mov.u32 %r, %d0;", "wgmma.fence.sync.aligned;", "}}"]
+)
 def test_a_refusal_is_a_sentence_with_the_line(bad):
-    with pytest.raises(CompileError, match="which is a bug of tkc") as e: ptxas.assemble(PTX.replace("ret;", bad + " ret;"), "sm_80")
+    with pytest.raises(CompileError, match="which is a bug of tkc") as e:
+        ptxas.assemble(PTX.replace("ret;", bad + " ret;"), "sm_80")
     assert len(str(e.value).splitlines()) == 1
     kept = str(e.value).rsplit(" ", 1)[1]
-    with open(kept) as f: assert bad in f.read()
+    with open(kept) as f:
+        assert bad in f.read()
     import os
+
     os.unlink(kept)
 
 
 def test_without_the_tool_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(ptxas, "find", lambda tool: None)
-    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvcc"): ptxas.assemble(PTX, "sm_80")
-    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvdisasm"): ptxas.disassemble(b"")
+    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvcc"):
+        ptxas.assemble(PTX, "sm_80")
+    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvdisasm"):
+        ptxas.disassemble(b"")
 
 
 def test_the_environment_chooses(monkeypatch, tmp_path):
     own = tmp_path / "ptxas"
-    own.write_text("#!/bin/sh\n"); own.chmod(0o755)
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
     monkeypatch.setenv("TKC_PTXAS", str(own))
     assert ptxas.find("ptxas") == str(own)
     monkeypatch.setenv("TKC_PTXAS", "/no/such")

@@ -1,4 +1,7 @@
-"""What only the code behind a loop uses is computed there: what moves, what must not, and that kernels which would spill do not."""
+"""What only the code behind a loop uses is computed there: what moves, what must not, and that
+kernels which would spill do not.
+"""
+
 import pytest
 
 from tkc.codegen.ptx.ptxas import assemble, find
@@ -31,32 +34,47 @@ $wait_3:
 
 
 def test_what_moves():
-    """The lane's predicate and the place, with all they alone are made of; not what the loop reads, the clock, what is assigned twice or read in two blocks."""
+    """The lane's predicate and the place, with all they alone are made of; not what the loop reads,
+    the clock, what is assigned twice or read in two blocks.
+    """
     after, kept = sunk(BEFORE).splitlines(), [f"%r{i}" for i in (3, 4, 5, 6)]
     loop = after.index("$for_2:")
-    assert sorted(after) == sorted(BEFORE.splitlines()) and all(any(line.split(",")[0].endswith(r) for line in after[:loop]) for r in kept)
-    behind = after[after.index("\t@%p1 bra.uni $for_2;") + 1:]
+    assert sorted(after) == sorted(BEFORE.splitlines()) and all(
+        any(line.split(",")[0].endswith(r) for line in after[:loop]) for r in kept
+    )
+    behind = after[after.index("\t@%p1 bra.uni $for_2;") + 1 :]
     assert behind[:2] == ["\tand.b32 %r2, %r1, 3;", "\tsetp.eq.s32 %p0, %r2, 0;"]
 
 
-@pytest.mark.parametrize("text", ["", "\tret;\n", BEFORE.replace("@%p0 st", "st").replace("$for_2", "$wait_2")])
-def test_nothing_moves(text): assert sunk(text) == text
+@pytest.mark.parametrize(
+    "text", ["", "\tret;\n", BEFORE.replace("@%p0 st", "st").replace("$for_2", "$wait_2")]
+)
+def test_nothing_moves(text):
+    assert sunk(text) == text
 
 
 def test_nothing_moves_into_a_loop():
-    text = "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0], %r0;\n\t@%p0 bra $for_1;\n$for_2:\n\tst.shared.b32 [%r1], %r0;\n\t@%p0 bra $for_2;\n"
+    text = (
+        "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0],"
+        " %r0;\n\t@%p0 bra $for_1;\n$for_2:\n\tst.shared.b32 [%r1], %r0;\n\t@%p0 bra $for_2;\n"
+    )
     assert sunk(text) == text
 
 
 def test_what_an_outer_loop_reads_is_computed_in_it():
     """Before the inner loop: else it lives on through that one to the next round."""
-    text = "\tmov.u32 %r0, %tid.x;\n\tshr.u32 %r1, %r0, 2;\n$while_1:\n\tadd.s32 %r2, %r1, %r2;\n$for_2:\n\tst.shared.b32 [%r2], %r5;\n\t@%p0 bra $for_2;\n\t@%p1 bra $while_1;\n"
+    text = (
+        "\tmov.u32 %r0, %tid.x;\n\tshr.u32 %r1, %r0, 2;\n$while_1:\n\tadd.s32 %r2, %r1,"
+        " %r2;\n$for_2:\n\tst.shared.b32 [%r2], %r5;\n\t@%p0 bra $for_2;\n\t@%p1 bra $while_1;\n"
+    )
     lines = text.splitlines()
     assert sunk(text).splitlines() == [lines[2], *lines[:2], *lines[3:]]
 
 
 def test_what_is_computed_anew():
-    """Each block that reads the lane's fourth makes it of the thread's number; not what a loop reads, what else is in it, what is made of more, or what one block alone reads."""
+    """Each block that reads the lane's fourth makes it of the thread's number; not what a loop
+    reads, what else is in it, what is made of more, or what one block alone reads.
+    """
     text = """\t.reg .b32 %r<12>;
 \tld.param.u32 %r9, [p0];
 \tmov.u32 %r0, %tid.x;
@@ -83,17 +101,41 @@ $end_3:
 """
     after = afresh(text).splitlines()
     assert after[0] == "\t.reg .b32 %r<21>;" and sum("%tid.x" in line for line in after) == 4
-    behind = after[after.index("$end_2:") + 1:]
-    assert behind[:5] == ["\tmov.u32 %r18, %tid.x;", "\tand.b32 %r19, %r18, 31;", "\tand.b32 %r20, %r19, 3;", "\tsetp.eq.s32 %p2, %r20, 0;", "\tsetp.eq.s32 %p2, %r3, 0;"]
-    assert "\tsetp.eq.s32 %p2, %r17, 0;" in after and after.count("\tsetp.eq.s32 %p2, %r4, 0;") == 1 and sum("%r5" in line for line in after) == 3
+    behind = after[after.index("$end_2:") + 1 :]
+    assert behind[:5] == [
+        "\tmov.u32 %r18, %tid.x;",
+        "\tand.b32 %r19, %r18, 31;",
+        "\tand.b32 %r20, %r19, 3;",
+        "\tsetp.eq.s32 %p2, %r20, 0;",
+        "\tsetp.eq.s32 %p2, %r3, 0;",
+    ]
+    assert (
+        "\tsetp.eq.s32 %p2, %r17, 0;" in after
+        and after.count("\tsetp.eq.s32 %p2, %r4, 0;") == 1
+        and sum("%r5" in line for line in after) == 3
+    )
 
 
-@pytest.mark.parametrize("text", ["", "\tret;\n", BEFORE, "\t.reg .b32 %r<4>;\n\tmov.u32 %r0, %tid.x;\n\tand.b32 %r1, %r0, 31;\n\tst.shared.b32 [%r2], %r1;\n"])
-def test_nothing_is_computed_anew(text): assert afresh(text) == text
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\tret;\n",
+        BEFORE,
+        (
+            "\t.reg .b32 %r<4>;\n\tmov.u32 %r0, %tid.x;\n\tand.b32 %r1, %r0, 31;\n\tst.shared.b32"
+            " [%r2], %r1;\n"
+        ),
+    ],
+)
+def test_nothing_is_computed_anew(text):
+    assert afresh(text) == text
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
-@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(softcap=30.0), dict(with_lse=True)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, dict(causal=True), dict(softcap=30.0), dict(with_lse=True)], ids=str
+)
 @pytest.mark.parametrize("keys", [2, 1003])
 def test_ragged_keys_spill_nothing(keys, options, monkeypatch):
     """What a mask and the end of a row ask of the thread's number is the one register too many."""
@@ -103,25 +145,42 @@ def test_ragged_keys_spill_nothing(keys, options, monkeypatch):
     import tkc
     from tests.kernels.checks import launches
     from tkc import kernels
+
     monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
-    with launches() as found: kernels.attention(np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16), *[np.zeros((1, 8, keys, 64), ml_dtypes.bfloat16)] * 2, rows=256, **options)
-    (kernel, args, given), = found
-    assert (compiled := kernel.compile(*args, target="sm_90a", **given)).resources.clean, compiled.resources.log
+    with launches() as found:
+        kernels.attention(
+            np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16),
+            *[np.zeros((1, 8, keys, 64), ml_dtypes.bfloat16)] * 2,
+            rows=256,
+            **options,
+        )
+    ((kernel, args, given),) = found
+    assert (compiled := kernel.compile(*args, target="sm_90a", **given)).resources.clean, (
+        compiled.resources.log
+    )
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
 def test_a_kernel_that_would_spill_does_not(monkeypatch):
-    """Four warpgroups of consumers, 112 registers each: ptxas spills one of the values that wait for the epilogue."""
+    """Four warpgroups of consumers, 112 registers each: ptxas spills one of the values that wait
+    for the epilogue.
+    """
     import ml_dtypes
     import numpy as np
 
     import tkc
     from tests.kernels.checks import launches
     from tkc import kernels
+
     monkeypatch.setattr(tkc, "target_of", lambda x: "sm_90a", raising=False)
-    with launches() as found: kernels.attention(*[np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16)] * 3, rows=256)
-    (kernel, args, options), = found
+    with launches() as found:
+        kernels.attention(*[np.zeros((1, 8, 1024, 64), ml_dtypes.bfloat16)] * 3, rows=256)
+    ((kernel, args, options),) = found
     compiled = kernel.compile(*args, target="sm_90a", **options)
     first = compiled.ptx
     assert compiled.resources.clean, compiled.resources.log
-    assert compiled.ptx == first or assemble(first, "sm_90a").spill_stores and compiled.ptx == sunk(first)
+    assert (
+        compiled.ptx == first
+        or assemble(first, "sm_90a").spill_stores
+        and compiled.ptx == sunk(first)
+    )

@@ -1,4 +1,7 @@
-"""TKC_DEBUG=1: what the checks find, what they let pass, and that ptxas takes the kernels that have them."""
+"""TKC_DEBUG=1: what the checks find, what they let pass, and that ptxas takes the kernels that have
+them.
+"""
+
 import numpy as np
 import pytest
 
@@ -26,7 +29,8 @@ def debugged(fn, *args, machine="sm_80", **constants):
 
 
 def trap(program, arguments, **how) -> Trapped:
-    with pytest.raises(Trapped) as found: run(program, arguments, **how)
+    with pytest.raises(Trapped) as found:
+        run(program, arguments, **how)
     return found.value
 
 
@@ -42,13 +46,22 @@ def test_pointers_stay_in_their_array():
     program = debugged(read_at, array(tkc.float32), array(tkc.float32), i32())
     assert run(program, [X, np.zeros(64, np.float32), 36])[1].tolist() == X[36:].tolist()
     found = trap(program, [X, np.zeros(64, np.float32), 40])
-    assert "reads 4 bytes at 400 bytes from the first of argument x, whose bytes end at 400" in found.said
-    assert found.site.file.endswith("test_traps.py") and "tkc.load(x.ptr + i + n)" in open(found.site.file).read().splitlines()[found.site.line - 1]
+    assert (
+        "reads 4 bytes at 400 bytes from the first of argument x, whose bytes end at 400"
+        in found.said
+    )
+    assert (
+        found.site.file.endswith("test_traps.py")
+        and "tkc.load(x.ptr + i + n)"
+        in open(found.site.file).read().splitlines()[found.site.line - 1]
+    )
     assert "at -4 bytes from the first" in trap(program, [X, np.zeros(64, np.float32), -1]).said
 
 
 def test_masked_accesses_may_point_anywhere():
-    program = debugged(add, array(tkc.float32), array(tkc.float32), array(tkc.float32), i32(), BLOCK=128)
+    program = debugged(
+        add, array(tkc.float32), array(tkc.float32), array(tkc.float32), i32(), BLOCK=128
+    )
     assert run(program, [X, X, X * 0, 100])[2].tolist() == (2 * X).tolist()
     assert "reads" in trap(program, [X, X, X * 0, 101]).said
     assert "writes 4 bytes at 200 bytes" in trap(program, [X, X, X[:50] * 0, 100]).said
@@ -65,7 +78,10 @@ def walk(x, out, steps, BLOCK: tkc.constexpr = 32):
 def test_a_pointer_that_walks():
     program = debugged(walk, array(tkc.float32), array(tkc.float32), i32())
     run(program, [X, np.zeros(32, np.float32), 3])
-    assert "at 400 bytes from the first of argument x" in trap(program, [X, np.zeros(32, np.float32), 4]).said
+    assert (
+        "at 400 bytes from the first of argument x"
+        in trap(program, [X, np.zeros(32, np.float32), 4]).said
+    )
 
 
 def test_an_empty_array_has_no_bytes():
@@ -73,7 +89,8 @@ def test_an_empty_array_has_no_bytes():
     assert "whose bytes end at 0" in trap(program, [X[:0], np.zeros(1, np.float32), 0]).said
 
 
-def atomics(x, n): tkc.atomic_add(x.ptr + n, 1.0)
+def atomics(x, n):
+    tkc.atomic_add(x.ptr + n, 1.0)
 
 
 def test_atomics():
@@ -95,13 +112,17 @@ def test_promises():
     assert "tkc.assume promised" in trap(program, [x, np.zeros(64, np.float32), 32]).said
 
 
-def multiples(x, out, n): tkc.store(out, (0,), tkc.load(x, (tkc.multiple_of(n, 4),), (4,)))
+def multiples(x, out, n):
+    tkc.store(out, (0,), tkc.load(x, (tkc.multiple_of(n, 4),), (4,)))
 
 
 def test_multiples_that_are_none():
     program = debugged(multiples, array(tkc.float32), array(tkc.float32), i32())
     run(program, [X, np.zeros(4, np.float32), 8])
-    assert "expected a multiple of 4, as tkc.multiple_of or the arguments it was compiled for promised, got 9" in trap(program, [X, np.zeros(4, np.float32), 9]).said
+    assert (
+        "expected a multiple of 4, as tkc.multiple_of or the arguments it was compiled for"
+        " promised, got 9" in trap(program, [X, np.zeros(4, np.float32), 9]).said
+    )
 
 
 def asserting(x, n):
@@ -113,46 +134,79 @@ def asserting(x, n):
 def test_assertions_say_which_and_where():
     program = debugged(asserting, array(tkc.float32), i32())
     run(program, [X, 64])
-    assert "failed: small {enough} at element [10]" in trap(program, [X, 9]).said             # of elements 2 i and 2 i + 1, which a thread holds, the first ones are looked at first
+    assert (
+        "failed: small {enough} at element [10]" in trap(program, [X, 9]).said
+    )  # of elements 2 i and 2 i + 1, which a thread holds, the first ones are looked at first
     assert not [s for s in emit(parse(kernel("")), target("sm_90a"), debug=10).interface.sites]
 
 
-WAIT = RING + "tile.mbarrier_init %full {count = 1 : i64} : (!tile.barriers<4>)\ntile.fence mbarrier_init\ntile.block_barrier\n" + f"tile.mbarrier_wait %full[%2] %1 : {T}"
+WAIT = (
+    RING + "tile.mbarrier_init %full {count = 1 : i64} : (!tile.barriers<4>)\ntile.fence"
+    " mbarrier_init\ntile.block_barrier\n" + f"tile.mbarrier_wait %full[%2] %1 : {T}"
+)
 
 
 def test_waits_end():
     program = emit(parse(kernel(WAIT), "test"), target("sm_90a"), debug=7)
-    site, = program.interface.sites
-    assert "waits for parity {1} of mbarrier full[{0}]" in site.text and "within 7 s" in site.text and "setp.gt.s64" in program.text and "7000000000" in program.text
+    (site,) = program.interface.sites
+    assert (
+        "waits for parity {1} of mbarrier full[{0}]" in site.text
+        and "within 7 s" in site.text
+        and "setp.gt.s64" in program.text
+        and "7000000000" in program.text
+    )
     assert "globaltimer" not in emit(parse(kernel(WAIT), "test"), target("sm_90a")).text
 
 
 def spin(flag, out):
-    while tkc.load(flag.ptr, sem="acquire", scope="gpu") == 0: pass
+    while tkc.load(flag.ptr, sem="acquire", scope="gpu") == 0:
+        pass
     tkc.store(out, (0,), 1)
 
 
 def count(x, out, n):
     i = 0
-    while i < n: i += 1
+    while i < n:
+        i += 1
     tkc.store(out, (0,), i)
 
 
 def test_loops_that_wait_for_others_end():
     program = debugged(spin, array(tkc.int32), array(tkc.int32))
-    assert any("waits for other programs has not ended within 10 s" in s.text and s.file.endswith("test_traps.py") for s in program.interface.sites)
+    assert any(
+        "waits for other programs has not ended within 10 s" in s.text
+        and s.file.endswith("test_traps.py")
+        for s in program.interface.sites
+    )
     assert "globaltimer" not in debugged(count, array(tkc.int32), array(tkc.int32), i32()).text
-    if ptxas.find("ptxas"): assert ptxas.assemble(program.text, "sm_80").clean
+    if ptxas.find("ptxas"):
+        assert ptxas.assemble(program.text, "sm_80").clean
 
 
 def test_a_role_is_named():
-    program = emit(parse(kernel(RING + "tile.roles {\n" + role(f"tile.mbarrier_wait %full[%2] %1 : {T}", "reader") + "\n}"), "test"), target("sm_90a"), debug=1)
+    program = emit(
+        parse(
+            kernel(
+                RING
+                + "tile.roles {\n"
+                + role(f"tile.mbarrier_wait %full[%2] %1 : {T}", "reader")
+                + "\n}"
+            ),
+            "test",
+        ),
+        target("sm_90a"),
+        debug=1,
+    )
     assert program.interface.sites[0].text.startswith("reader waits")
 
 
 def test_interfaces_carry_sites():
     interface = debugged(read_at, array(tkc.float32), array(tkc.float32), i32()).interface
-    assert interface.debug == 10 and len(interface.sites) == 4 and Interface.from_json(interface.to_json()) == interface
+    assert (
+        interface.debug == 10
+        and len(interface.sites) == 4
+        and Interface.from_json(interface.to_json()) == interface
+    )
 
 
 @needs_ptxas
@@ -162,5 +216,10 @@ def test_examples_assemble_clean_with_checks_and_name_their_lines(name, machine)
     for example_kernel, arguments, _ in example(name).kernels():
         compiled = example_kernel.compile(**arguments, target=machine, debug=True)
         made = compiled.resources
-        assert made.clean and compiled.interface.sites and b".debug_line" in made.cubin and f"{name}.py".encode() in made.cubin, made.notes
+        assert (
+            made.clean
+            and compiled.interface.sites
+            and b".debug_line" in made.cubin
+            and f"{name}.py".encode() in made.cubin
+        ), made.notes
         assert not {o for o in opcodes(compiled.ptx) if form_of(o) is None}

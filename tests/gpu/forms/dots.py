@@ -1,4 +1,7 @@
-"""Tensor cores: which element of a fragment is in which register, what a descriptor says, when a sum is there. Matrices and words between registers and memory and lanes."""
+"""Tensor cores: which element of a fragment is in which register, what a descriptor says, when a
+sum is there. Matrices and words between registers and memory and lanes.
+"""
+
 from __future__ import annotations
 
 from math import prod
@@ -8,15 +11,38 @@ import numpy as np
 
 from tests.gpu.forms.belief import belief, dump, fill, put, take
 from tests.gpu.forms.tensor import image
-from tkc.ir.fragments import matrix_access, mma_a, mma_accumulator, mma_b, wgmma_a, wgmma_accumulator
+from tkc.ir.fragments import (
+    matrix_access,
+    mma_a,
+    mma_accumulator,
+    mma_b,
+    wgmma_a,
+    wgmma_accumulator,
+)
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 
 R = np.random.default_rng(7)
-TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8,
-         "f32": np.float32, "s32": np.int32}
-FENCE, COMMIT, WAIT = "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned"
-zeros = lambda *shape: np.zeros(shape, np.uint32)
+TYPES = {
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "tf32": np.float32,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "f32": np.float32,
+    "s32": np.int32,
+}
+FENCE, COMMIT, WAIT = (
+    "wgmma.fence.sync.aligned",
+    "wgmma.commit_group.sync.aligned",
+    "wgmma.wait_group.sync.aligned",
+)
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.uint32)
 
 
 def whole(*shape, kind: str) -> np.ndarray:
@@ -26,48 +52,107 @@ def whole(*shape, kind: str) -> np.ndarray:
 
 def registers(values: np.ndarray, layout: Layout) -> np.ndarray:
     """[threads, words]: what each thread holds of a tile."""
-    table = layout.table()                                                            # [warps, lanes, registers, rank]
+    table = layout.table()  # [warps, lanes, registers, rank]
     held = values[tuple(np.moveaxis(table, -1, 0))]
     return np.ascontiguousarray(held).reshape(len(table) * 32, -1).view(np.uint32)
 
 
-def bits_of(kind: str) -> int: return np.dtype(TYPES[kind]).itemsize * 8
+def bits_of(kind: str) -> int:
+    return np.dtype(TYPES[kind]).itemsize * 8
 
 
-# ---- mma.sync ----------------------------------------------------------------------------------------------------------------------
+# ---- mma.sync
+# --------------------------------------------------------------------------------------------------
 def mma(a: str, b: str, sums: str) -> None:
     k, s = 256 // bits_of(a), sums
     x, y, c = whole(16, k, kind=a), whole(k, 8, kind=b), whole(16, 8, kind=sums)
     exact = np.int64 if sums == "s32" else np.float64
     d = (x.astype(exact) @ y.astype(exact) + c.astype(exact)).astype(TYPES[sums])
     la, lb, lc = mma_a(16, k, bits=bits_of(a)), mma_b(k, 8, bits=bits_of(b)), mma_accumulator(16, 8)
-    name, given = f"mma.sync.aligned.m16n8k{k}.row.col.{s}.{a}.{b}.{s}", [registers(v, l) for v, l in ((x, la), (y, lb), (c, lc))]
+    name, given = (
+        f"mma.sync.aligned.m16n8k{k}.row.col.{s}.{a}.{b}.{s}",
+        [registers(v, l) for v, l in ((x, la), (y, lb), (c, lc))],
+    )
     na, nb, nc = (g.shape[1] for g in given)
-    group = lambda first, n: "{" + ", ".join(f"%r{first + i}" for i in range(n)) + "}"
-    reads = "".join(f"mad.lo.u32 %r0, %t, {n}, {i}; {take(f'%r{first + i}', array, '%r0')}\n" for array, (first, n) in enumerate(((10, na), (20, nb), (30, nc))) for i in range(n))
-    writes = "".join(f"mad.lo.u32 %r0, %t, {nc}, {i}; {put(3, '%r0', f'%r{40 + i}')}\n" for i in range(nc))
-    belief(f"mma_of_{a}_and_{b}_in_{s}", f"{reads} {name} {group(40, nc)}, {group(10, na)}, {group(20, nb)}, {group(30, nc)};\n{writes}", [*given, given[2] * 0], [None, None, None, registers(d, lc)], [name])
+
+    def group(first, n):
+        return "{" + ", ".join(f"%r{first + i}" for i in range(n)) + "}"
+
+    reads = "".join(
+        f"mad.lo.u32 %r0, %t, {n}, {i}; {take(f'%r{first + i}', array, '%r0')}\n"
+        for array, (first, n) in enumerate(((10, na), (20, nb), (30, nc)))
+        for i in range(n)
+    )
+    writes = "".join(
+        f"mad.lo.u32 %r0, %t, {nc}, {i}; {put(3, '%r0', f'%r{40 + i}')}\n" for i in range(nc)
+    )
+    belief(
+        f"mma_of_{a}_and_{b}_in_{s}",
+        f"{reads} {name} {group(40, nc)}, {group(10, na)}, {group(20, nb)},"
+        f" {group(30, nc)};\n{writes}",
+        [*given, given[2] * 0],
+        [None, None, None, registers(d, lc)],
+        [name],
+    )
 
 
-for a, b, s in (("bf16", "bf16", "f32"), ("f16", "f16", "f32"), ("f16", "f16", "f16"), ("tf32", "tf32", "f32"), ("e4m3", "e4m3", "f32"), ("e5m2", "e5m2", "f32"), ("e4m3", "e5m2", "f32"), ("e5m2", "e4m3", "f32"),
-                ("s8", "s8", "s32"), ("u8", "u8", "s32"), ("s8", "u8", "s32"), ("u8", "s8", "s32")): mma(a, b, s)
+for a, b, s in (
+    ("bf16", "bf16", "f32"),
+    ("f16", "f16", "f32"),
+    ("f16", "f16", "f16"),
+    ("tf32", "tf32", "f32"),
+    ("e4m3", "e4m3", "f32"),
+    ("e5m2", "e5m2", "f32"),
+    ("e4m3", "e5m2", "f32"),
+    ("e5m2", "e4m3", "f32"),
+    ("s8", "s8", "s32"),
+    ("u8", "u8", "s32"),
+    ("s8", "u8", "s32"),
+    ("u8", "s8", "s32"),
+):
+    mma(a, b, s)
 
 
-# ---- wgmma -------------------------------------------------------------------------------------------------------------------------
-def wgmma(name: str, n: int, kind: str = "bf16", sums: str = "f32", b_kind: str = "", a_major: str = "k", b_major: str = "k", swizzle: int = 128, steps: int = 2, held: bool = False, scale: str = "first") -> None:
-    """64 x n, over `steps` instructions of k.  scale: "first" starts from nothing although the registers are full, "keep" adds to them, "predicate" asks a predicate."""
+# ---- wgmma
+# --------------------------------------------------------------------------------------------------
+def wgmma(
+    name: str,
+    n: int,
+    kind: str = "bf16",
+    sums: str = "f32",
+    b_kind: str = "",
+    a_major: str = "k",
+    b_major: str = "k",
+    swizzle: int = 128,
+    steps: int = 2,
+    held: bool = False,
+    scale: str = "first",
+) -> None:
+    """64 x n, over `steps` instructions of k.  scale: "first" starts from nothing although the
+    registers are full, "keep" adds to them, "predicate" asks a predicate.
+    """
     b_kind, bits = b_kind or kind, bits_of(kind)
     depth = 256 // bits
     k = steps * depth
     x, y, c = whole(64, k, kind=kind), whole(k, n, kind=b_kind), whole(64, n, kind=sums)
     exact = np.int64 if sums == "s32" else np.float64
-    d = (x.astype(exact) @ y.astype(exact) + (c.astype(exact) if scale == "keep" else 0)).astype(TYPES[sums])
-    la = SharedLayout((64, k), bits, swizzle) if a_major == "k" else SharedLayout((64, k), bits, swizzle, order=(0, 1))
-    lb = SharedLayout((k, n), bits, swizzle, order=(0, 1)) if b_major == "k" else SharedLayout((k, n), bits, swizzle)
+    d = (x.astype(exact) @ y.astype(exact) + (c.astype(exact) if scale == "keep" else 0)).astype(
+        TYPES[sums]
+    )
+    la = (
+        SharedLayout((64, k), bits, swizzle)
+        if a_major == "k"
+        else SharedLayout((64, k), bits, swizzle, order=(0, 1))
+    )
+    lb = (
+        SharedLayout((k, n), bits, swizzle, order=(0, 1))
+        if b_major == "k"
+        else SharedLayout((k, n), bits, swizzle)
+    )
     acc, fa, fb = wgmma_accumulator(64, n), la.descriptor(a_major), lb.descriptor(b_major)
     start = -(-la.bytes // 1024) * 1024
     memory = np.zeros(start // 4 + -(-lb.bytes // 4), np.uint32)
-    memory[:la.bytes // 4], memory[start // 4:] = image(x, la)[:la.bytes // 4], image(y, lb)
+    memory[: la.bytes // 4], memory[start // 4 :] = image(x, la)[: la.bytes // 4], image(y, lb)
     old, new = registers(c, acc), registers(d, acc)
     count, pieces = old.shape[1], registers(x, wgmma_a(64, k, bits=bits))
     few = pieces.shape[1] // steps
@@ -76,38 +161,90 @@ def wgmma(name: str, n: int, kind: str = "bf16", sums: str = "f32", b_kind: str 
     wide, floats = bits == 16, sums != "s32"
     lines = []
     for step in range(steps):
-        used = {"first": str(int(step > 0)), "keep": "1", "predicate": "%p1" if step == 0 else "1"}[scale]
-        first = "{" + ", ".join(f"%r{40 + step * few + i}" for i in range(few)) + "}" if held else "%d1"
-        if not held: lines.append(f"add.s64 %d1, %d10, {fa.k_offset(step) // 16};")
+        used = {"first": str(int(step > 0)), "keep": "1", "predicate": "%p1" if step == 0 else "1"}[
+            scale
+        ]
+        first = (
+            "{" + ", ".join(f"%r{40 + step * few + i}" for i in range(few)) + "}" if held else "%d1"
+        )
+        if not held:
+            lines.append(f"add.s64 %d1, %d10, {fa.k_offset(step) // 16};")
         lines.append(f"add.s64 %d2, %d11, {fb.k_offset(step) // 16};")
-        turns = ("" if held else f", {int(a_major == 'mn')}") + f", {int(b_major == 'mn')}" if wide else ""
+        turns = (
+            ("" if held else f", {int(a_major == 'mn')}") + f", {int(b_major == 'mn')}"
+            if wide
+            else ""
+        )
         lines.append(f"{form} {into}, {first}, %d2, {used}{', 1, 1' if floats else ''}{turns};")
-    given = "".join(f"mad.lo.u32 %r0, %t, {pieces.shape[1]}, {i}; {take(f'%r{40 + i}', 3, '%r0')}\n" for i in range(pieces.shape[1])) if held else ""
-    belief(name, f"""
+    given = (
+        "".join(
+            f"mad.lo.u32 %r0, %t, {pieces.shape[1]}, {i}; {take(f'%r{40 + i}', 3, '%r0')}\n"
+            for i in range(pieces.shape[1])
+        )
+        if held
+        else ""
+    )
+    belief(
+        name,
+        f"""
     {fill(len(memory), 128, array=0)}
     fence.proxy.async.shared::cta; bar.sync 0;
-    {''.join(f"mad.lo.u32 %r0, %t, {count}, {i}; {take(f'%r{100 + i}', 1, '%r0')}" for i in range(count))} {given} setp.ne.u32 %p1, 0, 0;
+    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {take(f'%r{100 + i}', 1, '%r0')}" for i in range(count))} {given} setp.ne.u32 %p1, 0, 0;
     and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.u32 %r2, %s, {start}; and.b32 %r2, %r2, 0x3ffff; shr.u32 %r2, %r2, 4; cvt.u64.u32 %d11, %r2;
     or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
     {FENCE};
-    {' '.join(lines)}
+    {" ".join(lines)}
     {COMMIT}; {WAIT} 0;
-    {''.join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{100 + i}')}" for i in range(count))}""",
-           [memory, old, old * 0, pieces], [None, None, new, None], [form, FENCE, COMMIT, WAIT], threads=128, shared=memory.nbytes)
+    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{100 + i}')}" for i in range(count))}""",
+        [memory, old, old * 0, pieces],
+        [None, None, new, None],
+        [form, FENCE, COMMIT, WAIT],
+        threads=128,
+        shared=memory.nbytes,
+    )
 
 
-for n in (8, 24, 64, 96, 160, 256): wgmma(f"wgmma_of_width_{n}", n, scale="keep")
-for kind, b_kind, sums in (("f16", "", "f32"), ("f16", "", "f16"), ("tf32", "", "f32"), ("e4m3", "", "f32"), ("e5m2", "", "f32"), ("e4m3", "e5m2", "f32"), ("e5m2", "e4m3", "f32"), ("s8", "", "s32"), ("u8", "", "s32"), ("s8", "u8", "s32"), ("u8", "s8", "s32"),
-                           *((a, b, "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))):
-    wgmma(f"wgmma_of_{kind}_{b_kind or kind}_in_{sums}", 64, kind, sums, b_kind, scale="keep", steps=4)
+for n in (8, 24, 64, 96, 160, 256):
+    wgmma(f"wgmma_of_width_{n}", n, scale="keep")
+for kind, b_kind, sums in (
+    ("f16", "", "f32"),
+    ("f16", "", "f16"),
+    ("tf32", "", "f32"),
+    ("e4m3", "", "f32"),
+    ("e5m2", "", "f32"),
+    ("e4m3", "e5m2", "f32"),
+    ("e5m2", "e4m3", "f32"),
+    ("s8", "", "s32"),
+    ("u8", "", "s32"),
+    ("s8", "u8", "s32"),
+    ("u8", "s8", "s32"),
+    *((a, b, "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+):
+    wgmma(
+        f"wgmma_of_{kind}_{b_kind or kind}_in_{sums}", 64, kind, sums, b_kind, scale="keep", steps=4
+    )
 for swizzle in (16, 32, 64, 128):
     wgmma(f"wgmma_reads_swizzle_{swizzle}_along_k", 32, swizzle=swizzle, steps=8)
-    wgmma(f"wgmma_reads_swizzle_{swizzle}_across", 128, swizzle=swizzle, steps=4, a_major="mn", b_major="mn")
+    wgmma(
+        f"wgmma_reads_swizzle_{swizzle}_across",
+        128,
+        swizzle=swizzle,
+        steps=4,
+        a_major="mn",
+        b_major="mn",
+    )
     wgmma(f"wgmma_reads_swizzle_{swizzle}_of_8_bits", 32, "s8", "s32", swizzle=swizzle, steps=8)
     wgmma(f"wgmma_reads_swizzle_{swizzle}_of_32_bits", 32, "tf32", "f32", swizzle=swizzle, steps=8)
 wgmma("wgmma_of_turned_a_alone", 64, "f16", a_major="mn", steps=4)
 wgmma("wgmma_of_turned_b_alone", 64, "f16", b_major="mn", steps=4)
-for kind, sums in (("bf16", "f32"), ("f16", "f16"), ("tf32", "f32"), ("e4m3", "f32"), ("s8", "s32")): wgmma(f"wgmma_with_{kind}_in_registers", 64, kind, sums, held=True, scale="keep")
+for kind, sums in (
+    ("bf16", "f32"),
+    ("f16", "f16"),
+    ("tf32", "f32"),
+    ("e4m3", "f32"),
+    ("s8", "s32"),
+):
+    wgmma(f"wgmma_with_{kind}_in_registers", 64, kind, sums, held=True, scale="keep")
 wgmma("wgmma_in_registers_and_turned_b", 128, held=True, b_major="mn", steps=4)
 wgmma("wgmma_asks_a_predicate_whether_to_add", 64, scale="predicate")
 
@@ -115,81 +252,166 @@ N = 64
 
 
 def depth_of_groups() -> None:
-    """Two groups; when one may be pending the first is there, and its operand's memory may be written again."""
+    """Two groups; when one may be pending the first is there, and its operand's memory may be
+    written again.
+    """
     x, y = whole(64, 64, kind="bf16"), whole(64, N, kind="bf16")
     la, lb = SharedLayout((64, 64), 16, 128), SharedLayout((64, N), 16, 128, order=(0, 1))
     memory = np.concatenate([image(x, la), image(x * 2, la), image(y, lb)])
-    d = registers((x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32), wgmma_accumulator(64, N))
-    twice = registers((2 * x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32), wgmma_accumulator(64, N))
+    d = registers(
+        (x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32), wgmma_accumulator(64, N)
+    )
+    twice = registers(
+        (2 * x.astype(np.float64) @ y.astype(np.float64)).astype(np.float32),
+        wgmma_accumulator(64, N),
+    )
     count, fa, fb = d.shape[1], la.descriptor("k"), lb.descriptor("k")
     form, many = f"wgmma.mma_async.sync.aligned.m64n{N}k16.f32.bf16.bf16", 16
 
     def group(which: int, first: int) -> str:
         into = "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"
-        one = "".join(f"add.s64 %d1, %d10, {which * 512 + fa.k_offset(s) // 16}; add.s64 %d2, %d11, {fb.k_offset(s) // 16}; {form} {into}, %d1, %d2, {int(s > 0)}, 1, 1, 0, 0;\n" for s in range(4))
+        one = "".join(
+            f"add.s64 %d1, %d10, {which * 512 + fa.k_offset(s) // 16}; add.s64 %d2, %d11,"
+            f" {fb.k_offset(s) // 16}; {form} {into}, %d1, %d2, {int(s > 0)}, 1, 1, 0, 0;\n"
+            for s in range(4)
+        )
         return one + f"{COMMIT};\n"
+
     # the second group is long: it starts again and again
-    belief("with_one_group_pending_the_one_before_is_there", f"""
+    belief(
+        "with_one_group_pending_the_one_before_is_there",
+        f"""
     {fill(len(memory), 128, array=0)} fence.proxy.async.shared::cta; bar.sync 0;
     and.b32 %r1, %s, 0x3ffff; shr.u32 %r1, %r1, 4; cvt.u64.u32 %d10, %r1; add.s64 %d11, %d10, 1024; or.b64 %d10, %d10, {fa.bits}; or.b64 %d11, %d11, {fb.bits};
     {FENCE};
-    {group(0, 100)} {group(1, 200).replace(COMMIT + ';', '') * many} {COMMIT};
+    {group(0, 100)} {group(1, 200).replace(COMMIT + ";", "") * many} {COMMIT};
     {WAIT} 1;
-    {''.join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(1, '%r0', f'%r{100 + i}')}" for i in range(count))}
-    {fill(2048, 128, value='0x7fc07fc0')}
+    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(1, '%r0', f'%r{100 + i}')}" for i in range(count))}
+    {fill(2048, 128, value="0x7fc07fc0")}
     {WAIT} 0;
-    {''.join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{200 + i}')}" for i in range(count))}""", [memory, d * 0, d * 0], [None, d, twice], [WAIT, COMMIT, FENCE, form], threads=128, shared=memory.nbytes)
+    {"".join(f"mad.lo.u32 %r0, %t, {count}, {i}; {put(2, '%r0', f'%r{200 + i}')}" for i in range(count))}""",
+        [memory, d * 0, d * 0],
+        [None, d, twice],
+        [WAIT, COMMIT, FENCE, form],
+        threads=128,
+        shared=memory.nbytes,
+    )
 
 
 depth_of_groups()
 
 
-# ---- ldmatrix and stmatrix -----------------------------------------------------------------------------------------------------------
+# ---- ldmatrix and stmatrix
+# --------------------------------------------------------------------------------------------------
 def matrices(name: str, layout: Layout, shared: SharedLayout, bits: int = 16) -> None:
-    """A tile from shared memory and back, as shared_memory.py plans it: addresses of lanes and registers of words come from the plan."""
-    values = (np.arange(prod(layout.shape)) % (1 << bits)).astype(f"u{bits // 8}").reshape(layout.shape)
+    """A tile from shared memory and back, as shared_memory.py plans it: addresses of lanes and
+    registers of words come from the plan.
+    """
+    values = (
+        (np.arange(prod(layout.shape)) % (1 << bits)).astype(f"u{bits // 8}").reshape(layout.shape)
+    )
     held = registers(values, layout)
     memory, words = image(values, shared), held.shape[1]
     for storing in (False, True):
         plan = matrix_access(layout, shared, bits, storing)
-        if plan is None: raise AssertionError(f"{name}: these layouts have no plan")
-        at = np.ascontiguousarray(plan.addresses().swapaxes(1, 2).reshape(-1, plan.rows.shape[1])).astype(np.uint32)             # [threads, instructions]
+        if plan is None:
+            raise AssertionError(f"{name}: these layouts have no plan")
+        at = np.ascontiguousarray(
+            plan.addresses().swapaxes(1, 2).reshape(-1, plan.rows.shape[1])
+        ).astype(np.uint32)  # [threads, instructions]
         form = f"{'stmatrix' if storing else 'ldmatrix'}.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16"
         moves = ""
         for i, group in enumerate(plan.words):
             regs = "{" + ", ".join(f"%r{100 + word[0] * bits // 32}" for word in group) + "}"
-            moves += f"mad.lo.u32 %r0, %t, {at.shape[1]}, {i}; {take('%r1', 1, '%r0')} add.u32 %r1, %r1, %s; " + (f"{form} [%r1], {regs};\n" if storing else f"{form} {regs}, [%r1];\n")
+            moves += (
+                f"mad.lo.u32 %r0, %t, {at.shape[1]}, {i}; {take('%r1', 1, '%r0')} add.u32 %r1, %r1,"
+                " %s; " + (f"{form} [%r1], {regs};\n" if storing else f"{form} {regs}, [%r1];\n")
+            )
         threads = 32 * layout.num_warps
-        lists = lambda move, array: "".join(f"mad.lo.u32 %r0, %t, {words}, {i}; {move(array, '%r0', f'%r{100 + i}')}\n" for i in range(words))
-        if storing: body = f"{fill(len(memory), threads, value='0')} bar.sync 0;\n{lists(lambda a, i, r: take(r, a, i), 0)} {moves} bar.sync 0;\n{dump(len(memory), threads, 2)}"
-        else: body = f"{fill(len(memory), threads, array=0)} bar.sync 0;\n{moves} {lists(put, 2)}"
+
+        def lists(move, array):
+            return "".join(
+                f"mad.lo.u32 %r0, %t, {words}, {i}; {move(array, '%r0', f'%r{100 + i}')}\n"
+                for i in range(words)
+            )
+
+        if storing:
+            body = (
+                f"{fill(len(memory), threads, value='0')} bar.sync"
+                f" 0;\n{lists(lambda a, i, r: take(r, a, i), 0)} {moves} bar.sync"
+                f" 0;\n{dump(len(memory), threads, 2)}"
+            )
+        else:
+            body = f"{fill(len(memory), threads, array=0)} bar.sync 0;\n{moves} {lists(put, 2)}"
         given, want = (held, memory) if storing else (memory, held)
-        belief(f"{'stmatrix' if storing else 'ldmatrix'}_{name}", body, [given, at, want * 0], [None, None, want], [form], threads=threads, shared=memory.nbytes)
+        belief(
+            f"{'stmatrix' if storing else 'ldmatrix'}_{name}",
+            body,
+            [given, at, want * 0],
+            [None, None, want],
+            [form],
+            threads=threads,
+            shared=memory.nbytes,
+        )
 
 
 matrices("x1", Layout.parse("8x8: 2:1@1 | 4:2@1 8:1@0 | -"), SharedLayout((8, 8), 16))
-matrices("x1_trans", Layout.parse("8x8: 2:1@1 | 4:2@1 8:1@0 | -"), SharedLayout((8, 8), 16, order=(0, 1)))
+matrices(
+    "x1_trans", Layout.parse("8x8: 2:1@1 | 4:2@1 8:1@0 | -"), SharedLayout((8, 8), 16, order=(0, 1))
+)
 matrices("x2", Layout.parse("16x8: 2:1@1 2:8@0 | 4:2@1 8:1@0 | -"), SharedLayout((16, 8), 16))
 matrices("x2_trans", mma_accumulator(16, 8), SharedLayout((16, 8), 16, order=(0, 1)))
 matrices("x4_of_a", mma_a(32, 32, 2, 1), SharedLayout((32, 32), 16, 64))
 matrices("x4_of_b_turned", mma_b(32, 64, 1, 2), SharedLayout((32, 64), 16, 128))
 matrices("x4_of_b", mma_b(32, 64, 1, 2), SharedLayout((32, 64), 16, 64, order=(0, 1)))
 matrices("x4_of_an_accumulator", wgmma_accumulator(64, 64), SharedLayout((64, 64), 16, 128))
-matrices("x4_of_an_accumulator_turned", wgmma_accumulator(64, 64), SharedLayout((64, 64), 16, 128, order=(0, 1)))
+matrices(
+    "x4_of_an_accumulator_turned",
+    wgmma_accumulator(64, 64),
+    SharedLayout((64, 64), 16, 128, order=(0, 1)),
+)
 matrices("x4_of_8_bits", mma_a(16, 64, bits=8), SharedLayout((16, 64), 8, 64), bits=8)
 
 
-# ---- lanes ---------------------------------------------------------------------------------------------------------------------------
+# ---- lanes
+# --------------------------------------------------------------------------------------------------
 given = R.integers(0, 1 << 32, 64, dtype=np.uint32)
 for mask in (1, 2, 4, 8, 16, 31):
-    belief(f"shuffle_with_lanes_{mask}_off", f"{take('%r1', 0, '%t')} shfl.sync.bfly.b32 %r2, %r1, {mask}, 31, -1; {put(1, '%t', '%r2')}", [given, zeros(64)], [given, given[np.arange(64) ^ mask]],
-           ["shfl.sync.bfly.b32"], threads=64)
-for who in (None, 0, 31, 40):                       # the thread that says no
+    belief(
+        f"shuffle_with_lanes_{mask}_off",
+        f"{take('%r1', 0, '%t')} shfl.sync.bfly.b32 %r2, %r1, {mask}, 31, -1;"
+        f" {put(1, '%t', '%r2')}",
+        [given, zeros(64)],
+        [given, given[np.arange(64) ^ mask]],
+        ["shfl.sync.bfly.b32"],
+        threads=64,
+    )
+for who in (None, 0, 31, 40):  # the thread that says no
     no = "setp.eq.u32 %p1, 0, 0;" if who is None else f"setp.ne.u32 %p1, %t, {who};"
     agreed = np.array([who is None or t // 32 != who // 32 for t in range(64)], np.uint32)
-    belief(f"a_vote_of_all_but_{'nobody' if who is None else who}", f"{no} vote.sync.all.pred %p2, %p1, -1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}", [zeros(64) + 9], [agreed], ["vote.sync.all.pred"], threads=64)
-    belief(f"a_vote_of_the_block_but_{'nobody' if who is None else who}", f"{no} bar.red.and.pred %p2, 0, %p1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}", [zeros(64) + 9], [zeros(64) + (who is None)],
-           ["bar.red.and.pred"], threads=64)
+    belief(
+        f"a_vote_of_all_but_{'nobody' if who is None else who}",
+        f"{no} vote.sync.all.pred %p2, %p1, -1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}",
+        [zeros(64) + 9],
+        [agreed],
+        ["vote.sync.all.pred"],
+        threads=64,
+    )
+    belief(
+        f"a_vote_of_the_block_but_{'nobody' if who is None else who}",
+        f"{no} bar.red.and.pred %p2, 0, %p1; selp.b32 %r1, 1, 0, %p2; {put(0, '%t', '%r1')}",
+        [zeros(64) + 9],
+        [zeros(64) + (who is None)],
+        ["bar.red.and.pred"],
+        threads=64,
+    )
 chosen = R.integers(0, 32, 64, dtype=np.uint32)
-belief("shuffle_from_the_lane_that_each_names", f"{take('%r1', 0, '%t')} {take('%r3', 2, '%t')} shfl.sync.idx.b32 %r2, %r1, %r3, 31, -1; {put(1, '%t', '%r2')}", [given, zeros(64), chosen],
-       [given, given[np.arange(64) // 32 * 32 + chosen], chosen], ["shfl.sync.idx.b32"], threads=64)
+belief(
+    "shuffle_from_the_lane_that_each_names",
+    f"{take('%r1', 0, '%t')} {take('%r3', 2, '%t')} shfl.sync.idx.b32 %r2, %r1, %r3, 31, -1;"
+    f" {put(1, '%t', '%r2')}",
+    [given, zeros(64), chosen],
+    [given, given[np.arange(64) // 32 * 32 + chosen], chosen],
+    ["shfl.sync.idx.b32"],
+    threads=64,
+)

@@ -1,4 +1,5 @@
-"""TKC_DEBUG=1 on the CPU: an assertion before each access through pointers, that it stays inside its array argument and is aligned, and one for each promise.
+"""TKC_DEBUG=1 on the CPU: an assertion before each access through pointers, that it stays inside
+its array argument and is aligned, and one for each promise.
 
     %a = tile.bitcast %pointers                                             addresses, as integers
     tile.assert "reads 4 bytes outside of argument x" %inside               where they are not masked: from the array's first byte to its last
@@ -6,6 +7,7 @@
 
 What follows an assertion that does not hold is not executed. (On a GPU: tkc.codegen.ptx.traps.)
 """
+
 from __future__ import annotations
 
 from xdsl.dialects.builtin import StringAttr, UnitAttr, i64
@@ -18,7 +20,7 @@ from tkc.ir.origin import origin
 from tkc.ir.rewrite import Builder
 from tkc.ir.types import PointerType, TileType, element_of, is_integer, like
 
-CHECK = "check"                                 # of an assertion that is ours
+CHECK = "check"  # of an assertion that is ours
 VERBS = {tile.LoadPointers: "reads", tile.StorePointers: "writes", tile.Atomic: "updates"}
 
 
@@ -26,28 +28,66 @@ def check(kernel: tile.Kernel) -> None:
     """Adds the assertions, in place."""
     spans: dict[BlockArgument, tuple[SSAValue, SSAValue]] = {}
     for op in list(kernel.walk()):
-        if type(op) in VERBS: access(Builder(op), op, spans, kernel)
-        elif isinstance(op, tile.Assume): claim(Builder(op), op.condition, "a promise (tkc.assume) does not hold")
+        if type(op) in VERBS:
+            access(Builder(op), op, spans, kernel)
+        elif isinstance(op, tile.Assume):
+            claim(Builder(op), op.condition, "a promise (tkc.assume) does not hold")
         elif isinstance(op, tile.Multiple) and is_integer(element_of(op.arg.type)):
             build = Builder(op)
-            claim(build, build.eq(build.mod(op.arg, spread(build, build.number(op.divisor.value.data, element_of(op.arg.type)), op.arg)), spread(build, build.number(0, element_of(op.arg.type)), op.arg)),
-                  f"a number is promised to be a multiple of {op.divisor.value.data}, and is not")
+            claim(
+                build,
+                build.eq(
+                    build.mod(
+                        op.arg,
+                        spread(
+                            build,
+                            build.number(op.divisor.value.data, element_of(op.arg.type)),
+                            op.arg,
+                        ),
+                    ),
+                    spread(build, build.number(0, element_of(op.arg.type)), op.arg),
+                ),
+                f"a number is promised to be a multiple of {op.divisor.value.data}, and is not",
+            )
 
 
 def access(build: Builder, op: Operation, spans: dict, kernel: tile.Kernel) -> None:
     """Of one operation: where its addresses lie."""
     t = element_of(op.pointers.type)
-    size, address = numbers.size(t.element if isinstance(t, PointerType) else t), build(ew.Bitcast(op.pointers, like(op.pointers.type, i64)))
+    size, address = (
+        numbers.size(t.element if isinstance(t, PointerType) else t),
+        build(ew.Bitcast(op.pointers, like(op.pointers.type, i64))),
+    )
     live = None if op.mask is None else build(ew.CLASSES["not"](op.mask))
-    holds = lambda condition: condition if live is None else build.or_(condition, live)
+
+    def holds(condition):
+        return condition if live is None else build.or_(condition, live)
+
     if size > 1:
-        claim(build, holds(build.eq(build.and_(address, spread(build, build.number(size - 1, i64), address)), spread(build, build.number(0, i64), address))),
-              f"{VERBS[type(op)]} {size} bytes at an address that is no multiple of {size}")
-    if (array := origin(op.pointers)) is None: return
-    if array not in spans: spans[array] = span(Builder(kernel.body.block.first_op), array)
+        claim(
+            build,
+            holds(
+                build.eq(
+                    build.and_(address, spread(build, build.number(size - 1, i64), address)),
+                    spread(build, build.number(0, i64), address),
+                )
+            ),
+            f"{VERBS[type(op)]} {size} bytes at an address that is no multiple of {size}",
+        )
+    if (array := origin(op.pointers)) is None:
+        return
+    if array not in spans:
+        spans[array] = span(Builder(kernel.body.block.first_op), array)
     low, high = (spread(build, x, address) for x in spans[array])
-    inside = build.and_(build.ge(address, low), build.le(build.add(address, spread(build, build.number(size, i64), address)), high))
-    claim(build, holds(inside), f"{VERBS[type(op)]} {size} bytes outside of argument {array.name_hint or array.index}")
+    inside = build.and_(
+        build.ge(address, low),
+        build.le(build.add(address, spread(build, build.number(size, i64), address)), high),
+    )
+    claim(
+        build,
+        holds(inside),
+        f"{VERBS[type(op)]} {size} bytes outside of argument {array.name_hint or array.index}",
+    )
 
 
 def span(build: Builder, array: BlockArgument) -> tuple[SSAValue, SSAValue]:
@@ -69,4 +109,7 @@ def spread(build: Builder, x: SSAValue, shape: SSAValue) -> SSAValue:
     return build(tile.Splat(x, like(shape.type, x.type))) if isinstance(shape.type, TileType) else x
 
 
-def claim(build: Builder, condition: SSAValue, text: str) -> None: build.do(tile.Assert(operands=[condition], properties={"text": StringAttr(text)})).attributes[CHECK] = UnitAttr()
+def claim(build: Builder, condition: SSAValue, text: str) -> None:
+    build.do(tile.Assert(operands=[condition], properties={"text": StringAttr(text)})).attributes[
+        CHECK
+    ] = UnitAttr()

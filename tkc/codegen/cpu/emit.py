@@ -1,18 +1,22 @@
-"""LLVM IR as text: functions, loops with carried values, and sections into which hoisted code is written later.
+"""LLVM IR as text: functions, loops with carried values, and sections into which hoisted code is
+written later.
 
 Text, because llvmlite's builder knows neither bfloat nor vector intrinsics, and because it is the fastest way in.  A type
-is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is "<16 x float>", `vec("float", 1)` is "float".
+is its spelling: "float", "i64", "ptr"; `vec("float", 16)` is "<16 x float>", `vec("float", 1)` is
+"float".
 """
+
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
-LANES = 16                              # widest vector of any code we write: one 512-bit register of float32
+LANES = 16  # widest vector of any code we write: one 512-bit register of float32
 
 
-def vec(t: str, width: int) -> str: return t if width == 1 else f"<{width} x {t}>"
+def vec(t: str, width: int) -> str:
+    return t if width == 1 else f"<{width} x {t}>"
 
 
 def suffix(t: str, width: int) -> str:
@@ -24,16 +28,23 @@ def suffix(t: str, width: int) -> str:
 def literal(t: str, value: float | int | bool) -> str:
     """A scalar constant."""
     match t:
-        case "float": return f"0x{struct.unpack('>Q', struct.pack('>d', _as_float32(value)))[0]:016X}"
-        case "double": return f"0x{struct.unpack('>Q', struct.pack('>d', float(value)))[0]:016X}"
-        case "half": return f"0xH{struct.unpack('>H', struct.pack('>e', float(value)))[0]:04X}"
-        case "i1": return "true" if value else "false"
-        case _: return str(int(value))
+        case "float":
+            return f"0x{struct.unpack('>Q', struct.pack('>d', _as_float32(value)))[0]:016X}"
+        case "double":
+            return f"0x{struct.unpack('>Q', struct.pack('>d', float(value)))[0]:016X}"
+        case "half":
+            return f"0xH{struct.unpack('>H', struct.pack('>e', float(value)))[0]:04X}"
+        case "i1":
+            return "true" if value else "false"
+        case _:
+            return str(int(value))
 
 
 def _as_float32(value: float) -> float:
     import numpy as np
-    with np.errstate(over="ignore"): return float(np.float32(value))
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def constant(t: str, value, width: int = 1) -> str:
@@ -43,7 +54,11 @@ def constant(t: str, value, width: int = 1) -> str:
 
 def iota(t: str, width: int, start: int = 0, step: int = 1) -> str:
     """The constant vector start, start + step, …"""
-    return literal(t, start) if width == 1 else "<" + ", ".join(f"{t} {start + step * i}" for i in range(width)) + ">"
+    return (
+        literal(t, start)
+        if width == 1
+        else "<" + ", ".join(f"{t} {start + step * i}" for i in range(width)) + ">"
+    )
 
 
 class Module:
@@ -54,75 +69,127 @@ class Module:
         self.declared: dict[str, str] = {}
         self.globals: list[str] = []
 
-    def function(self, name: str, result: str, parameters: Sequence[tuple[str, str]], linkage: str = "internal", attributes: str = "nounwind") -> Function:
+    def function(
+        self,
+        name: str,
+        result: str,
+        parameters: Sequence[tuple[str, str]],
+        linkage: str = "internal",
+        attributes: str = "nounwind",
+    ) -> Function:
         f = self.functions[name] = Function(self, name, result, parameters, linkage, attributes)
         return f
 
     def __str__(self) -> str:
-        return "\n".join([*self.globals, *self.declared.values(), *map(str, self.functions.values())]) + "\n"
+        return (
+            "\n".join([*self.globals, *self.declared.values(), *map(str, self.functions.values())])
+            + "\n"
+        )
 
 
 class Function:
     """One function under construction; `emit` appends to the current section."""
 
-    def __init__(self, module: Module, name: str, result: str, parameters: Sequence[tuple[str, str]], linkage: str, attributes: str):
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        result: str,
+        parameters: Sequence[tuple[str, str]],
+        linkage: str,
+        attributes: str,
+    ):
         self.module, self.name = module, name
-        self.head = f"define {linkage} {result} @\"{name}\"({', '.join(f'{t} %{p}' for t, p in parameters)}) {attributes} {{"
+        self.head = (
+            f"define {linkage} {result}"
+            f' @"{name}"({", ".join(f"{t} %{p}" for t, p in parameters)}) {attributes} {{'
+        )
         self.lines: list = ["entry:"]
         self.here, self.block, self.count = self.lines, "%entry", 0
 
-    def __str__(self) -> str: return "\n".join([self.head, *_flatten(self.lines), "}"])
+    def __str__(self) -> str:
+        return "\n".join([self.head, *_flatten(self.lines), "}"])
 
-    # -------------------------------------------------------------------------------------------------- instructions
+    # ----------------------------------------------------------------------------------------------
     def fresh(self, hint: str = "v") -> str:
         self.count += 1
         return f"%{hint}{self.count}"
 
-    def do(self, text: str) -> None: self.here.append("  " + text)
+    def do(self, text: str) -> None:
+        self.here.append("  " + text)
 
     def emit(self, text: str) -> str:
         name = self.fresh()
         self.here.append(f"  {name} = {text}")
         return name
 
-    def op(self, opcode: str, t: str, *args: str) -> str: return self.emit(f"{opcode} {t} {', '.join(args)}")
+    def op(self, opcode: str, t: str, *args: str) -> str:
+        return self.emit(f"{opcode} {t} {', '.join(args)}")
 
     def call(self, name: str, result: str, *args: tuple[str, str]) -> str | None:
         """A call of an intrinsic or an outside function, declared on first use."""
         if name not in self.module.functions:
-            types = ", ".join(t.split(" align")[0] for t, _ in args)             # alignment is said at the call
-            self.module.declared.setdefault(name, f"declare {result} @\"{name}\"({types})")
-        text = f"call {result} @\"{name}\"({', '.join(f'{t} {a}' for t, a in args)})"
+            types = ", ".join(
+                t.split(" align")[0] for t, _ in args
+            )  # alignment is said at the call
+            self.module.declared.setdefault(name, f'declare {result} @"{name}"({types})')
+        text = f'call {result} @"{name}"({", ".join(f"{t} {a}" for t, a in args)})'
         return self.do(text) if result == "void" else self.emit(text)
 
-    def select(self, condition: str, t: str, a: str, b: str, width: int = 1, uniform: bool = False) -> str:
-        return self.emit(f"select {'i1' if uniform else vec('i1', width)} {condition}, {t} {a}, {t} {b}")
+    def select(
+        self, condition: str, t: str, a: str, b: str, width: int = 1, uniform: bool = False
+    ) -> str:
+        return self.emit(
+            f"select {'i1' if uniform else vec('i1', width)} {condition}, {t} {a}, {t} {b}"
+        )
 
     def gep(self, base: str, index: str, size: int, width: int = 1) -> str:
         """base + index elements of `size` bytes."""
-        if index == "0": return base
+        if index == "0":
+            return base
         unit = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}.get(size) or f"[{size} x i8]"
-        return self.emit(f"getelementptr inbounds {unit}, {vec('ptr', 1)} {base}, {vec('i64', width)} {index}") if width == 1 else self.emit(
-            f"getelementptr {unit}, ptr {base}, {vec('i64', width)} {index}")
+        return (
+            self.emit(
+                f"getelementptr inbounds {unit}, {vec('ptr', 1)} {base}, {vec('i64', width)}"
+                f" {index}"
+            )
+            if width == 1
+            else self.emit(f"getelementptr {unit}, ptr {base}, {vec('i64', width)} {index}")
+        )
 
-    def add(self, a: str, b: str) -> str: return b if a == "0" else a if b == "0" else self.emit(f"add nsw i64 {a}, {b}")
+    def add(self, a: str, b: str) -> str:
+        return b if a == "0" else a if b == "0" else self.emit(f"add nsw i64 {a}, {b}")
+
     def mul(self, a: str, b: str) -> str:
-        if a == "0" or b == "0": return "0"
+        if a == "0" or b == "0":
+            return "0"
         return b if a == "1" else a if b == "1" else self.emit(f"mul nsw i64 {a}, {b}")
 
     def splat(self, t: str, value: str, width: int) -> str:
-        if width == 1: return value
-        if not value.startswith("%"): return f"splat ({t} {value})" if value not in ("null",) else "zeroinitializer"
+        if width == 1:
+            return value
+        if not value.startswith("%"):
+            return f"splat ({t} {value})" if value not in ("null",) else "zeroinitializer"
         one = self.emit(f"insertelement {vec(t, width)} poison, {t} {value}, i64 0")
-        return self.emit(f"shufflevector {vec(t, width)} {one}, {vec(t, width)} poison, <{width} x i32> zeroinitializer")
+        return self.emit(
+            f"shufflevector {vec(t, width)} {one}, {vec(t, width)} poison, <{width} x i32>"
+            " zeroinitializer"
+        )
 
     def extract(self, t: str, value: str, lane: int, width: int) -> str:
-        return value if width == 1 else self.emit(f"extractelement {vec(t, width)} {value}, i64 {lane}")
+        return (
+            value
+            if width == 1
+            else self.emit(f"extractelement {vec(t, width)} {value}, i64 {lane}")
+        )
 
-    def load(self, t: str, pointer: str, align: int, width: int = 1) -> str: return self.emit(f"load {vec(t, width)}, ptr {pointer}, align {align}")
-    def store(self, t: str, value: str, pointer: str, align: int, width: int = 1) -> None: self.do(f"store {vec(t, width)} {value}, ptr {pointer}, align {align}")
+    def load(self, t: str, pointer: str, align: int, width: int = 1) -> str:
+        return self.emit(f"load {vec(t, width)}, ptr {pointer}, align {align}")
 
-    # --------------------------------------------------------------------------------------------------- control flow
+    def store(self, t: str, value: str, pointer: str, align: int, width: int = 1) -> None:
+        self.do(f"store {vec(t, width)} {value}, ptr {pointer}, align {align}")
+
+    # ----------------------------------------------------------------------------------------------
     def section(self) -> list:
         """A place in the current block to write straight-line code into later."""
         part: list = []
@@ -140,16 +207,29 @@ class Function:
         self.here.append(f"{name[1:]}:")
         self.block = name
 
-    def branch(self, target: str) -> None: self.do(f"br label {target}")
-    def branch_if(self, condition: str, yes: str, no: str) -> None: self.do(f"br i1 {condition}, label {yes}, label {no}")
+    def branch(self, target: str) -> None:
+        self.do(f"br label {target}")
 
-    def loop(self, stop: int | str, step: int, carried: Sequence[tuple[str, str]], body: Callable[..., Sequence[str]], start: int = 0) -> list[str]:
-        """for i = start; i < stop; i += step, run at least once unless stop <= start is known. body(i, *values) gives the next
-        carried values, the loop the last ones."""
-        if isinstance(stop, int) and stop <= start: return [v for _, v in carried]
-        if isinstance(stop, int) and stop <= start + step: return list(body(str(start), *(v for _, v in carried)))
+    def branch_if(self, condition: str, yes: str, no: str) -> None:
+        self.do(f"br i1 {condition}, label {yes}, label {no}")
+
+    def loop(
+        self,
+        stop: int | str,
+        step: int,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[..., Sequence[str]],
+        start: int = 0,
+    ) -> list[str]:
+        """for i = start; i < stop; i += step, run at least once unless stop <= start is known.
+        body(i, *values) gives the next carried values, the loop the last ones."""
+        if isinstance(stop, int) and stop <= start:
+            return [v for _, v in carried]
+        if isinstance(stop, int) and stop <= start + step:
+            return list(body(str(start), *(v for _, v in carried)))
         before, head, i = self.block, self.fresh("loop"), self.fresh("i")
-        self.branch(head); self.label(head)
+        self.branch(head)
+        self.label(head)
         phis = self.section()
         values = [self.fresh("c") for _ in carried]
         after = list(body(i, *values))
@@ -157,17 +237,23 @@ class Function:
         more, done = self.emit(f"icmp slt i64 {following}, {stop}"), self.fresh("done")
         self.branch_if(more, head, done)
         phis.append(f"  {i} = phi i64 [{start}, {before}], [{following}, {self.block}]")
-        for name, (t, first), new in zip(values, carried, after): phis.append(f"  {name} = phi {t} [{first}, {before}], [{new}, {self.block}]")
+        for name, (t, first), new in zip(values, carried, after, strict=False):
+            phis.append(f"  {name} = phi {t} [{first}, {before}], [{new}, {self.block}]")
         self.label(done)
         return after
 
     def when(self, condition: str, body: Callable[[], None]) -> None:
         yes, no = self.fresh("then"), self.fresh("end")
         self.branch_if(condition, yes, no)
-        self.label(yes); body(); self.branch(no); self.label(no)
+        self.label(yes)
+        body()
+        self.branch(no)
+        self.label(no)
 
 
 def _flatten(lines: list):
     for line in lines:
-        if isinstance(line, str): yield line
-        else: yield from _flatten(line)
+        if isinstance(line, str):
+            yield line
+        else:
+            yield from _flatten(line)

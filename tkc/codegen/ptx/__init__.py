@@ -1,1 +1,3 @@
-"""Emission of PTX: `emit.emit(module, target)` turns level-4 IR into text; one file an instruction family."""
+"""Emission of PTX: `emit.emit(module, target)` turns level-4 IR into text; one file an instruction
+family.
+"""

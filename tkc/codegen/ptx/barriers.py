@@ -1,4 +1,5 @@
 """Hardware barriers and fences."""
+
 from __future__ import annotations
 
 from tkc.codegen.ptx.emit import Emitter, emitter
@@ -8,44 +9,69 @@ from tkc.ir import shared, threads
 
 def meet(e: Emitter) -> None:
     """All threads of the instance."""
-    if e.instance.single: return
-    if e.instance.warps == 1: return e.w.emit("bar.warp.sync -1")
+    if e.instance.single:
+        return
+    if e.instance.warps == 1:
+        return e.w.emit("bar.warp.sync -1")
     whole = e.instance.first == 0 and e.instance.barrier == 0
     e.w.emit(f"bar.sync {e.instance.barrier}" + ("" if whole else f", {e.instance.threads}"))
 
 
-WARPGROUP = 4                                  # barriers from 1 up are for turns, one for each warpgroup of an instance, two at least; behind them those on which it meets alone
+# barriers from 1 up are for turns, one for each warpgroup of an instance, two at least; behind them
+# those on which it meets alone
+WARPGROUP = 4
 
 
 def warpgroup(e: Emitter) -> Operand:
     """This thread's warpgroup in its instance, the same in every lane of a warp."""
-    return 0 if e.instance.warps == WARPGROUP else e.w.hoist(("group", e.instance), lambda: e.w.op("shr.u32", "b32", e.warp(), 2))
+    return (
+        0
+        if e.instance.warps == WARPGROUP
+        else e.w.hoist(("group", e.instance), lambda: e.w.op("shr.u32", "b32", e.warp(), 2))
+    )
 
 
-def by_warpgroups(e: Emitter, op) -> bool: return getattr(op, "each", None) is not None and e.instance.warps > WARPGROUP
+def by_warpgroups(e: Emitter, op) -> bool:
+    return getattr(op, "each", None) is not None and e.instance.warps > WARPGROUP
 
 
 @emitter(threads.BlockBarrier)
 def block_barrier(e: Emitter, op: threads.BlockBarrier) -> None:
-    if not by_warpgroups(e, op): return meet(e)
-    mine = e.w.hoist(("apart", e.instance), lambda: e.w.op("add.u32", "b32", warpgroup(e), 1 + max(2, e.instance.warps // WARPGROUP)))
+    if not by_warpgroups(e, op):
+        return meet(e)
+    mine = e.w.hoist(
+        ("apart", e.instance),
+        lambda: e.w.op("add.u32", "b32", warpgroup(e), 1 + max(2, e.instance.warps // WARPGROUP)),
+    )
     e.w.emit(f"bar.sync {mine}, {32 * WARPGROUP}")
 
 
 @emitter(threads.Barrier)
-def barrier(e: Emitter, op: threads.Barrier) -> None: e.w.emit(f"bar.sync {e.operand(op.id)}, {op.threads.value.data}")
+def barrier(e: Emitter, op: threads.Barrier) -> None:
+    e.w.emit(f"bar.sync {e.operand(op.id)}, {op.threads.value.data}")
 
 
 @emitter(threads.BarrierArrive)
-def barrier_arrive(e: Emitter, op: threads.BarrierArrive) -> None: e.w.emit(f"bar.arrive {e.operand(op.id)}, {op.threads.value.data}")
+def barrier_arrive(e: Emitter, op: threads.BarrierArrive) -> None:
+    e.w.emit(f"bar.arrive {e.operand(op.id)}, {op.threads.value.data}")
 
 
-FENCES = {"mbarrier_init": "fence.mbarrier_init.release.cluster", "async_shared": "fence.proxy.async.shared::cta", "async_global": "fence.proxy.async.global",
-          "dot": "wgmma.fence.sync.aligned", "block": "membar.cta", "gpu": "membar.gl"}
+FENCES = {
+    "mbarrier_init": "fence.mbarrier_init.release.cluster",
+    "async_shared": "fence.proxy.async.shared::cta",
+    "async_global": "fence.proxy.async.global",
+    "dot": "wgmma.fence.sync.aligned",
+    "block": "membar.cta",
+    "gpu": "membar.gl",
+}
 
 
 @emitter(threads.Fence)
 def fence(e: Emitter, op: threads.Fence) -> None:
-    """On targets without an asynchronous proxy its fences are nothing. Behind what a warp has written, its lanes meet: one of them will arrive for all."""
-    if op.kind.data in ("block", "gpu") or e.target.tma: e.w.emit(FENCES[op.kind.data])
-    if isinstance(op.prev_op, shared.Write) and isinstance(op.next_op, threads.MbarrierArrive): e.w.emit("bar.warp.sync -1")
+    """On targets without an asynchronous proxy its fences are nothing. Behind what a warp has
+    written, its lanes meet: one of them will arrive for all.
+    """
+    if op.kind.data in ("block", "gpu") or e.target.tma:
+        e.w.emit(FENCES[op.kind.data])
+    if isinstance(op.prev_op, shared.Write) and isinstance(op.next_op, threads.MbarrierArrive):
+        e.w.emit("bar.warp.sync -1")

@@ -1,7 +1,8 @@
 """Floating-point functions as PTX: what the hardware has, and short formulas for what it has not.
 
-f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's approximations are exact enough.
-Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt, rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1
+f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's
+approximations are exact enough. Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt,
+rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1
 for each 2^4 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no float64 form.  tests/operations has the bounds.
 
 The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
@@ -11,6 +12,7 @@ The formulas are minimax polynomials on a reduced argument, fitted for the purpo
     sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and r by the digits of 2/pi that count
            (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983)
 """
+
 from __future__ import annotations
 
 import math
@@ -23,58 +25,150 @@ from tkc.ir.types import bits
 
 LOG2E, LN2, PI = 1.4426950408889634, 0.6931471805599453, 3.141592653589793
 LN2_HI, LN2_LO = 0.693145751953125, 1.428606765330187e-06
-_LOG1P = (-0.5, 0.3333320915699005, -0.24999716877937317, 0.20010748505592346, -0.16682299971580505, 0.14001157879829407, -0.12167225033044815, 0.14004769921302795,
-          -0.12948665022850037)
-_EXPM1 = (0.5, 0.1666666716337204, 0.041666656732559204, 0.008333110250532627, 0.0013889375841245055, 0.00019984379468951374, 2.478995156707242e-05)
-_TANH = (-0.3333333134651184, 0.13333247601985931, -0.053952474147081375, 0.021734436973929405, -0.008267083205282688, 0.0022310575004667044)
+_LOG1P = (
+    -0.5,
+    0.3333320915699005,
+    -0.24999716877937317,
+    0.20010748505592346,
+    -0.16682299971580505,
+    0.14001157879829407,
+    -0.12167225033044815,
+    0.14004769921302795,
+    -0.12948665022850037,
+)
+_EXPM1 = (
+    0.5,
+    0.1666666716337204,
+    0.041666656732559204,
+    0.008333110250532627,
+    0.0013889375841245055,
+    0.00019984379468951374,
+    2.478995156707242e-05,
+)
+_TANH = (
+    -0.3333333134651184,
+    0.13333247601985931,
+    -0.053952474147081375,
+    0.021734436973929405,
+    -0.008267083205282688,
+    0.0022310575004667044,
+)
 _SIN = (-0.1666666716337204, 0.008333329111337662, -0.00019839256128761917, 2.717564257181948e-06)
 _COS = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05, -2.720329916883202e-07)
-_ERF = (1.128379225730896, -0.37612637877464294, 0.11283782124519348, -0.0268654003739357, 0.005220945458859205, -0.000848282827064395, 0.00011256943980697542, -9.641505130275618e-06)
-_ERFC = (-0.00027600364410318434, 1.6296608448028564, 0.9134921431541443, 0.1564767211675644, -0.03641365095973015, 0.006087242625653744, -0.000642805767711252, 3.226171975256875e-05,
-         -6.681317188395042e-08)
-_HALF_PI = (1.5707855224609375, 1.0804334124259185e-05, -1.6513995574653217e-13)             # a float32 of few bits, what that leaves, what both leave
+_ERF = (
+    1.128379225730896,
+    -0.37612637877464294,
+    0.11283782124519348,
+    -0.0268654003739357,
+    0.005220945458859205,
+    -0.000848282827064395,
+    0.00011256943980697542,
+    -9.641505130275618e-06,
+)
+_ERFC = (
+    -0.00027600364410318434,
+    1.6296608448028564,
+    0.9134921431541443,
+    0.1564767211675644,
+    -0.03641365095973015,
+    0.006087242625653744,
+    -0.000642805767711252,
+    3.226171975256875e-05,
+    -6.681317188395042e-08,
+)
+_HALF_PI = (
+    1.5707855224609375,
+    1.0804334124259185e-05,
+    -1.6513995574653217e-13,
+)  # a float32 of few bits, what that leaves, what both leave
 # 32 zero bits, then 2/pi = 0.a2f9836e 4e441529 fc2757d1 ... in hexadecimal
-_TWO_OVER_PI = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
-_ATAN = (-0.33333301544189453, 0.19998638331890106, -0.14265243709087372, 0.10957565903663635, -0.08419428765773773, 0.058234021067619324, -0.03145517036318779, 0.011064153164625168,
-         -0.0018271482549607754)
+_TWO_OVER_PI = (
+    0,
+    0xA2F9836E,
+    0x4E441529,
+    0xFC2757D1,
+    0xF534DDC0,
+    0xDB629599,
+    0x3C439041,
+    0xFE5163AB,
+)
+_ATAN = (
+    -0.33333301544189453,
+    0.19998638331890106,
+    -0.14265243709087372,
+    0.10957565903663635,
+    -0.08419428765773773,
+    0.058234021067619324,
+    -0.03145517036318779,
+    0.011064153164625168,
+    -0.0018271482549607754,
+)
 
 
 class Floats:
     """Arithmetic on operands of one width: `F.mul(a, b)` is one instruction."""
 
-    def __init__(self, e, width: int = 32): self.w, self.type, self.cls = e.w, f"f{width}", f"b{width}"
-    def op(self, name: str, *args: Operand) -> str: return self.w.op(f"{name}.{self.type}", self.cls, *args)
-    def add(self, a, b): return self.op("add.rn", a, b) if isinstance(a, str) else self.op("add.rn", b, a)
-    def sub(self, a, b): return self.op("sub.rn", a, b)
-    def mul(self, a, b): return self.op("mul.rn", a, b)
-    def fma(self, a, b, c): return self.op("fma.rn", a, b, c)
-    def abs(self, a): return self.op("abs", a)
-    def test(self, relation: str, a, b): return self.w.op(f"setp.{relation}.{self.type}", "pred", a, b)
-    def select(self, condition, yes, no): return self.w.op(f"selp.{self.type}", self.cls, yes, no, condition)
-    def signed_as(self, magnitude, sign): return self.op("copysign", sign, magnitude)
+    def __init__(self, e, width: int = 32):
+        self.w, self.type, self.cls = e.w, f"f{width}", f"b{width}"
+
+    def op(self, name: str, *args: Operand) -> str:
+        return self.w.op(f"{name}.{self.type}", self.cls, *args)
+
+    def add(self, a, b):
+        return self.op("add.rn", a, b) if isinstance(a, str) else self.op("add.rn", b, a)
+
+    def sub(self, a, b):
+        return self.op("sub.rn", a, b)
+
+    def mul(self, a, b):
+        return self.op("mul.rn", a, b)
+
+    def fma(self, a, b, c):
+        return self.op("fma.rn", a, b, c)
+
+    def abs(self, a):
+        return self.op("abs", a)
+
+    def test(self, relation: str, a, b):
+        return self.w.op(f"setp.{relation}.{self.type}", "pred", a, b)
+
+    def select(self, condition, yes, no):
+        return self.w.op(f"selp.{self.type}", self.cls, yes, no, condition)
+
+    def signed_as(self, magnitude, sign):
+        return self.op("copysign", sign, magnitude)
 
     def polynomial(self, coefficients, x) -> Operand:
         """Horner's rule, lowest coefficient first."""
         r: Operand = coefficients[-1]
-        for c in coefficients[-2::-1]: r = self.fma(r, x, c) if isinstance(r, str) else self.fma(x, r, c)
+        for c in coefficients[-2::-1]:
+            r = self.fma(r, x, c) if isinstance(r, str) else self.fma(x, r, c)
         return r
 
 
 def _simple(f32: str, f64: str | None = None):
     """One instruction; of float64 another, or none."""
+
     def apply(e, t: Attribute, *args: Operand) -> Operand:
-        if bits(t) < 64: return e.w.op(f32, "b32", *args, type="f32")
-        if f64 is None: e.fail(f"'{f32.partition('.')[0]}' of float64 has no GPU form yet: cast to float32")
+        if bits(t) < 64:
+            return e.w.op(f32, "b32", *args, type="f32")
+        if f64 is None:
+            e.fail(f"'{f32.partition('.')[0]}' of float64 has no GPU form yet: cast to float32")
         return e.w.op(f64, "b64", *args, type="f64")
+
     return apply
 
 
 def divisor(e, b: str) -> tuple[str, str]:
-    """What `quotient` needs of a divisor: a power of two that brings it away from the ends of float32's range, and the reciprocal of their product, to half an
-    ulp by one step of Newton's (which makes NaN of zero and infinity: there the first value is right)."""
+    """What `quotient` needs of a divisor: a power of two that brings it away from the ends of
+    float32's range, and the reciprocal of their product, to half an ulp by one step of Newton's
+    (which makes NaN of zero and infinity: there the first value is right).
+    """
     F = Floats(e)
     size = F.abs(b)
-    scale = F.select(F.test("gt", size, 2.0**125), 2.0**-8, F.select(F.test("lt", size, 2.0**-125), 2.0**25, 1.0))
+    scale = F.select(
+        F.test("gt", size, 2.0**125), 2.0**-8, F.select(F.test("lt", size, 2.0**-125), 2.0**25, 1.0)
+    )
     near = F.mul(b, scale)
     first = e.w.op("rcp.approx.ftz.f32", "b32", near)
     rest = F.fma(F.op("neg", near), first, 1.0)
@@ -88,26 +182,42 @@ def quotient(e, a: str, scale: str, reciprocal: str) -> str:
 
 
 def inverse(e, a: float, b: str) -> str:
-    """a / b of a constant of at most 1 and a divisor that is not small: within 2 ulp, and 0 where it would be subnormal."""
+    """a / b of a constant of at most 1 and a divisor that is not small: within 2 ulp, and 0 where
+    it would be subnormal.
+    """
     found = e.w.op("rcp.approx.ftz.f32", "b32", b)
     return found if a == 1 else Floats(e).mul(found, float(a))
 
 
 def _extremum(name: str):
     """NaN wins."""
+
     def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:
-        if not isinstance(a, str): a, b = b, a
-        if bits(t) < 64: return e.w.op(f"{name}.NaN.f32", "b32", a, b, type="f32")
+        if not isinstance(a, str):
+            a, b = b, a
+        if bits(t) < 64:
+            return e.w.op(f"{name}.NaN.f32", "b32", a, b, type="f32")
         odd = e.w.op("setp.nan.f64", "pred", a, b)
-        return e.w.op("selp.f64", "b64", e.w.op("add.f64", "b64", a, b), e.w.op(f"{name}.f64", "b64", a, b), odd)
+        return e.w.op(
+            "selp.f64",
+            "b64",
+            e.w.op("add.f64", "b64", a, b),
+            e.w.op(f"{name}.f64", "b64", a, b),
+            odd,
+        )
+
     return apply
 
 
 def exp(e, t: Attribute, x: Operand) -> Operand:
-    """2**n 2**f with n = floor(x log2 e): both factors are exact enough, and -inf, inf and NaN come out right."""
-    if bits(t) == 64: return _exp64(e, x)
+    """2**n 2**f with n = floor(x log2 e): both factors are exact enough, and -inf, inf and NaN come
+    out right.
+    """
+    if bits(t) == 64:
+        return _exp64(e, x)
     F = Floats(e)
-    if bits(t) < 32: return F.op("ex2.approx.ftz", F.mul(x, LOG2E))
+    if bits(t) < 32:
+        return F.op("ex2.approx.ftz", F.mul(x, LOG2E))
     x = F.op("min.NaN", F.op("max.NaN", x, -104.0), 89.0)
     n = F.sub(F.op("fma.rm", x, LOG2E, 12582912.0), 12582912.0)
     rest = F.fma(n, -LN2_LO, F.fma(n, -LN2_HI, x))
@@ -115,7 +225,8 @@ def exp(e, t: Attribute, x: Operand) -> Operand:
 
 
 def exp2(e, t: Attribute, x: Operand) -> Operand:
-    if bits(t) < 64: return e.w.op("ex2.approx.ftz.f32", "b32", x)
+    if bits(t) < 64:
+        return e.w.op("ex2.approx.ftz.f32", "b32", x)
     F = Floats(e, 64)
     y = F.op("min", F.op("max", x, -1100.0), 1100.0)
     n = F.op("cvt.rni.f64", y)
@@ -124,20 +235,28 @@ def exp2(e, t: Attribute, x: Operand) -> Operand:
 
 def expm1(e, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
-    small = F.fma(F.mul(x, x), F.polynomial(_EXPM1 if bits(t) <= 32 else [1 / _factorial(k + 2) for k in range(13)], x), x)
+    small = F.fma(
+        F.mul(x, x),
+        F.polynomial(_EXPM1 if bits(t) <= 32 else [1 / _factorial(k + 2) for k in range(13)], x),
+        x,
+    )
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
 
 
 def log(e, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
     """Natural logarithm, times `scale` (log2: of the fraction alone, the exponent counts itself)."""
-    if bits(t) == 64: return _log64(e, x, scale)
+    if bits(t) == 64:
+        return _log64(e, x, scale)
     F, w = Floats(e), e.w
-    rough = F.op("lg2.approx", x)                       # right for 0, infinities, NaN and what is negative
-    if bits(t) < 32: return rough if scale != 1.0 else F.mul(rough, LN2)
+    rough = F.op("lg2.approx", x)  # right for 0, infinities, NaN and what is negative
+    if bits(t) < 32:
+        return rough if scale != 1.0 else F.mul(rough, LN2)
     tiny = F.test("lt", x, 1.1754943508222875e-38)
     y = F.select(tiny, F.mul(x, 8388608.0), x)
     exponent = w.op("and.b32", "b32", w.op("sub.s32", "b32", y, 0x3F2AAAAB), -0x800000)
-    i = F.fma(w.op("cvt.rn.f32.s32", "b32", exponent), 2.0 ** -23, w.op("selp.f32", "b32", -23.0, 0.0, tiny))
+    i = F.fma(
+        w.op("cvt.rn.f32.s32", "b32", exponent), 2.0**-23, w.op("selp.f32", "b32", -23.0, 0.0, tiny)
+    )
     m = F.sub(w.op("sub.s32", "b32", y, exponent), 1.0)
     r = F.fma(F.polynomial(_LOG1P, m), F.mul(m, m), m)
     found = F.fma(i, LN2, r) if scale == 1.0 else F.fma(r, scale, i)
@@ -145,7 +264,8 @@ def log(e, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
     return F.select(normal, found, rough)
 
 
-def log2(e, t: Attribute, x: Operand) -> Operand: return log(e, t, x, LOG2E)
+def log2(e, t: Attribute, x: Operand) -> Operand:
+    return log(e, t, x, LOG2E)
 
 
 def log1p(e, t: Attribute, x: Operand) -> Operand:
@@ -160,20 +280,26 @@ def log1p(e, t: Attribute, x: Operand) -> Operand:
 
 def tanh(e, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
-    if str(t) in ("bf16", "f8E4M3FN", "f8E5M2"): return F.op("tanh.approx", x)
+    if str(t) in ("bf16", "f8E4M3FN", "f8E5M2"):
+        return F.op("tanh.approx", x)
     a, s = F.abs(x), F.mul(x, x)
     if bits(t) == 64:
         twice = exp(e, t, F.mul(F.op("min", a, 40.0), 2.0))
-        large, small = F.sub(1.0, F.op("div.rn", 2.0, F.add(twice, 1.0))), F.op("div.rn", expm1(e, t, F.mul(a, 2.0)), F.add(twice, 1.0))
+        large, small = (
+            F.sub(1.0, F.op("div.rn", 2.0, F.add(twice, 1.0))),
+            F.op("div.rn", expm1(e, t, F.mul(a, 2.0)), F.add(twice, 1.0)),
+        )
         return _nan_stays(F, x, F.signed_as(F.select(F.test("lt", a, 0.25), small, large), x))
-    # what e^2a and the reciprocal lack counts less than half in the difference; e^2a may be infinite, and NaN goes through
+    # what e^2a and the reciprocal lack counts less than half in the difference; e^2a may be
+    # infinite, and NaN goes through
     share = F.op("rcp.approx.ftz", F.add(F.op("ex2.approx.ftz", F.mul(a, 2 * LOG2E)), 1.0))
     small, large = F.fma(F.mul(s, a), F.polynomial(_TANH, s), a), F.fma(share, -2.0, 1.0)
     return F.signed_as(F.select(F.test("lt", a, 0.6), small, large), x)
 
 
 def erf(e, t: Attribute, x: Operand) -> Operand:
-    if bits(t) == 64: return _erf64(e, x)
+    if bits(t) == 64:
+        return _erf64(e, x)
     F = Floats(e)
     a, s = F.op("min.NaN", F.abs(x), 4.0), F.mul(x, x)
     tail = F.sub(1.0, F.op("ex2.approx.ftz", F.op("neg", F.polynomial(_ERFC, a))))
@@ -182,51 +308,91 @@ def erf(e, t: Attribute, x: Operand) -> Operand:
 
 def _sine(shift: int):
     """sin (shift 0) or cos (shift 1)."""
+
     def apply(e, t: Attribute, x: Operand) -> Operand:
         F, w = Floats(e, max(bits(t), 32)), e.w
         wide = bits(t) == 64
         k = F.op(f"cvt.rni.{F.type}", F.mul(x, 2 / PI))
-        parts = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21) if wide else _HALF_PI
+        parts = (
+            (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
+            if wide
+            else _HALF_PI
+        )
         r = x
-        for part in parts: r = F.fma(k, -part, r)
+        for part in parts:
+            r = F.fma(k, -part, r)
         quadrant = w.op(f"cvt.rni.s32.{F.type}", "b32", k)
-        if bits(t) == 32 or str(t) == "bf16": _reduce_far(e, x, r, quadrant)
-        elif wide: r = F.select(F.test("lt", F.abs(x), 1e9), r, float("nan"))
+        if bits(t) == 32 or str(t) == "bf16":
+            _reduce_far(e, x, r, quadrant)
+        elif wide:
+            r = F.select(F.test("lt", F.abs(x), 1e9), r, float("nan"))
         s = F.mul(r, r)
         odd = [(-1) ** (i + 1) / _factorial(2 * i + 3) for i in range(8)] if wide else _SIN
         even = [(-1) ** i / _factorial(2 * i + 4) for i in range(8)] if wide else _COS
         sine = F.fma(F.mul(s, r), F.polynomial(odd, s), r)
         cosine = F.fma(F.mul(s, s), F.polynomial(even, s), F.fma(s, -0.5, 1.0))
-        if shift: quadrant = w.op("add.s32", "b32", quadrant, shift)
+        if shift:
+            quadrant = w.op("add.s32", "b32", quadrant, shift)
         swap = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 1), 0)
         turn = w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", quadrant, 2), 0)
         found = F.select(swap, cosine, sine)
         return F.select(turn, F.op("neg", found), found)
+
     return apply
 
 
 def _reduce_far(e, x: str, r: str, quadrant: str) -> None:
-    """Writes r and quadrant anew where |x| >= 10^5 (NaN for infinities). x = m 2^j with 24 bits of m: of 2/pi the digits that make multiples of 4 are left
-    out, the next 96 are multiplied by m; the first two bits of that are the quadrant, the others the fraction, with 2^-70 lost."""
+    """Writes r and quadrant anew where |x| >= 10^5 (NaN for infinities). x = m 2^j with 24 bits of
+    m: of 2/pi the digits that make multiples of 4 are left out, the next 96 are multiplied by m;
+    the first two bits of that are the quadrant, the others the fraction, with 2^-70 lost.
+    """
     F, w = Floats(e), e.w
-    table = f".global .align 4 .b32 two_over_pi[{len(_TWO_OVER_PI)}] = {{{', '.join(map(str, _TWO_OVER_PI))}}};"
-    if table not in e.globals: e.globals.append(table)
+    table = (
+        f".global .align 4 .b32 two_over_pi[{len(_TWO_OVER_PI)}] ="
+        f" {{{', '.join(map(str, _TWO_OVER_PI))}}};"
+    )
+    if table not in e.globals:
+        e.globals.append(table)
     near = w.label("near")
-    w.emit(f"@{F.test('ltu', F.abs(x), 1e5)} bra {near}")                                     # NaN too
+    w.emit(f"@{F.test('ltu', F.abs(x), 1e5)} bra {near}")  # NaN too
     exponent = w.op("and.b32", "b32", w.op("shr.u32", "b32", x, 23, type="u32"), 255)
-    at = w.op("sub.s32", "b32", exponent, 120)                                 # of the table's bits, the first that counts
+    at = w.op("sub.s32", "b32", exponent, 120)  # of the table's bits, the first that counts
     word, bit = w.op("shr.u32", "b32", at, 5, type="u32"), w.op("and.b32", "b32", at, 31)
     start, place = w.new("b64"), w.new("b64")
     w.emit(f"mov.u64 {start}, two_over_pi")
     w.emit(f"mad.wide.u32 {place}, {word}, 4, {start}")
     a, b, c, d = (w.op("ld.global.b32", "b32", f"[{place}+{4 * i}]") for i in range(4))
-    high, middle, low = (w.op("shf.l.wrap.b32", "b32", after, before, bit) for before, after in ((a, b), (b, c), (c, d)))
+    high, middle, low = (
+        w.op("shf.l.wrap.b32", "b32", after, before, bit)
+        for before, after in ((a, b), (b, c), (c, d))
+    )
     m = w.op("or.b32", "b32", w.op("and.b32", "b32", x, 0x7FFFFF), 0x800000)
-    p = w.op("mad.wide.u32", "b64", m, middle, w.op("cvt.u64.u32", "b64", w.op("mul.hi.u32", "b32", m, low)))
-    p = w.op("add.u64", "b64", p, w.op("shl.b64", "b64", w.op("cvt.u64.u32", "b64", w.op("mul.lo.u32", "b32", m, high)), 32, type="u32"))
+    p = w.op(
+        "mad.wide.u32",
+        "b64",
+        m,
+        middle,
+        w.op("cvt.u64.u32", "b64", w.op("mul.hi.u32", "b32", m, low)),
+    )
+    p = w.op(
+        "add.u64",
+        "b64",
+        p,
+        w.op(
+            "shl.b64",
+            "b64",
+            w.op("cvt.u64.u32", "b64", w.op("mul.lo.u32", "b32", m, high)),
+            32,
+            type="u32",
+        ),
+    )
     whole = w.op("shr.u64", "b64", w.op("add.u64", "b64", p, 1 << 61), 62, type="u32")
     rest = w.op("sub.s64", "b64", p, w.op("shl.b64", "b64", whole, 62, type="u32"))
-    angle = w.op("cvt.rn.f32.f64", "b32", w.op("mul.rn.f64", "b64", w.op("cvt.rn.f64.s64", "b64", rest), PI / 2 * 2.0 ** -62))
+    angle = w.op(
+        "cvt.rn.f32.f64",
+        "b32",
+        w.op("mul.rn.f64", "b64", w.op("cvt.rn.f64.s64", "b64", rest), PI / 2 * 2.0**-62),
+    )
     q, minus = w.op("cvt.u32.u64", "b32", whole), F.test("lt", x, 0.0)
     angle = F.select(F.test("eq", F.abs(x), float("inf")), float("nan"), angle)
     w.emit(f"selp.f32 {r}, {F.op('neg', angle)}, {angle}, {minus}")
@@ -235,24 +401,39 @@ def _reduce_far(e, x: str, r: str, quadrant: str) -> None:
 
 
 def power(e, t: Attribute, x: Operand, y: Operand) -> Operand:
-    """2**(y log2 |x|), in float64 for float32; a negative base takes whole exponents, odd ones keep its sign."""
+    """2**(y log2 |x|), in float64 for float32; a negative base takes whole exponents, odd ones keep
+    its sign.
+    """
     F, w, narrow = Floats(e, 64), e.w, bits(t) < 64
-    x, y = (w.op("cvt.f64.f32", "b64", v) if isinstance(v, str) and narrow else w.register(float(v), "b64") if not isinstance(v, str) else v for v in (x, y))
+    x, y = (
+        (
+            w.op("cvt.f64.f32", "b64", v)
+            if isinstance(v, str) and narrow
+            else w.register(float(v), "b64")
+            if not isinstance(v, str)
+            else v
+        )
+        for v in (x, y)
+    )
     from tkc.ir.types import f64
+
     found = exp2(e, f64, F.mul(y, log2(e, f64, F.abs(x))))
     whole = F.test("eq", F.op("cvt.rzi.f64", y), y)
     half = F.mul(y, 0.5)
     odd = w.op("and.pred", "pred", whole, F.test("ne", F.op("cvt.rzi.f64", half), half))
     negative = F.test("lt", x, 0.0)
     found = F.select(w.op("and.pred", "pred", negative, odd), F.op("neg", found), found)
-    found = F.select(w.op("and.pred", "pred", negative, w.op("not.pred", "pred", whole)), float("nan"), found)
+    found = F.select(
+        w.op("and.pred", "pred", negative, w.op("not.pred", "pred", whole)), float("nan"), found
+    )
     one = w.op("or.pred", "pred", F.test("eq", y, 0.0), F.test("eq", x, 1.0))
     found = F.select(one, 1.0, found)
     return w.op("cvt.rn.f32.f64", "b32", found) if narrow else found
 
 
 def atan2(e, t: Attribute, y: Operand, x: Operand) -> Operand:
-    if bits(t) == 64: e.fail("'atan2' of float64 has no GPU form yet: cast to float32")
+    if bits(t) == 64:
+        e.fail("'atan2' of float64 has no GPU form yet: cast to float32")
     F = Floats(e)
     x, y = e.w.register(x), e.w.register(y)
     a, b = F.abs(x), F.abs(y)
@@ -262,24 +443,32 @@ def atan2(e, t: Attribute, y: Operand, x: Operand) -> Operand:
     s = F.mul(q, q)
     angle = F.fma(F.mul(s, q), F.polynomial(_ATAN, s), q)
     angle = F.select(F.test("gt", b, a), F.sub(PI / 2, angle), angle)
-    angle = F.select(e.w.op("setp.lt.s32", "pred", x, 0), F.sub(PI, angle), angle)      # the sign bit: also of -0
+    angle = F.select(
+        e.w.op("setp.lt.s32", "pred", x, 0), F.sub(PI, angle), angle
+    )  # the sign bit: also of -0
     return F.select(F.test("nan", x, y), F.add(x, y), F.signed_as(angle, y))
 
 
 def floor_division(name: str):
     """Quotient rounded down; a remainder with the divisor's sign."""
+
     def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:
         F = Floats(e, max(bits(t), 32))
         a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
         q = F.op(f"cvt.rmi.{F.type}", F.op("div.rn", a, b))
         rest = F.fma(F.op("neg", q), b, a)
-        wrong = F.test("lt", F.mul(rest, F.signed_as(1.0, b)), 0.0)                       # the quotient was rounded up to a whole number
-        if name == "floordiv": return F.select(wrong, F.sub(q, 1.0), q)
+        wrong = F.test(
+            "lt", F.mul(rest, F.signed_as(1.0, b)), 0.0
+        )  # the quotient was rounded up to a whole number
+        if name == "floordiv":
+            return F.select(wrong, F.sub(q, 1.0), q)
         return F.select(wrong, F.add(rest, b), rest)
+
     return apply
 
 
-def isnan(e, t: Attribute, x: Operand) -> Operand: return Floats(e, max(bits(t), 32)).test("nan", x, x)
+def isnan(e, t: Attribute, x: Operand) -> Operand:
+    return Floats(e, max(bits(t), 32)).test("nan", x, x)
 
 
 def isinf(e, t: Attribute, x: Operand) -> Operand:
@@ -287,14 +476,23 @@ def isinf(e, t: Attribute, x: Operand) -> Operand:
     return F.test("eq", F.abs(x), float("inf"))
 
 
-# ---- float64 ------------------------------------------------------------------------------------------------------------
-def _factorial(n: int) -> int: return n * _factorial(n - 1) if n > 1 else 1
-def _taylor_exp(F: Floats, r: Operand) -> Operand: return F.polynomial([1 / _factorial(k) for k in range(14)], r)
-def _nan_stays(F: Floats, x: Operand, found: Operand) -> Operand: return F.select(F.test("nan", x, x), x, found)
+# ---- float64
+# --------------------------------------------------------------------------------------------------
+def _factorial(n: int) -> int:
+    return n * _factorial(n - 1) if n > 1 else 1
+
+
+def _taylor_exp(F: Floats, r: Operand) -> Operand:
+    return F.polynomial([1 / _factorial(k) for k in range(14)], r)
+
+
+def _nan_stays(F: Floats, x: Operand, found: Operand) -> Operand:
+    return F.select(F.test("nan", x, x), x, found)
 
 
 def _f32() -> Attribute:
     from tkc.ir.types import f32
+
     return f32
 
 
@@ -306,8 +504,12 @@ def _scaled64(e, x: Operand, n: Operand) -> Operand:
 
     def two_to(k: str) -> str:
         into = w.new("b64")
-        w.emit(f"mov.b64 {into}, {{{w.register(0)}, {w.op('shl.b32', 'b32', w.op('add.s32', 'b32', k, 1023), 20, type='u32')}}}")
+        w.emit(
+            f"mov.b64 {into}, {{{w.register(0)},"
+            f" {w.op('shl.b32', 'b32', w.op('add.s32', 'b32', k, 1023), 20, type='u32')}}}"
+        )
         return into
+
     return F.mul(F.mul(x, two_to(half)), two_to(w.op("sub.s32", "b32", whole, half)))
 
 
@@ -324,7 +526,7 @@ def _log64(e, x: Operand, scale: float) -> Operand:
     F, w = Floats(e, 64), e.w
     x = w.register(x, "b64")
     tiny = F.test("lt", x, 2.2250738585072014e-308)
-    y = F.select(tiny, F.mul(x, 2.0 ** 54), x)
+    y = F.select(tiny, F.mul(x, 2.0**54), x)
     low, high = w.many("b32", 2)
     w.emit(f"mov.b64 {{{low}, {high}}}, {y}")
     exponent = w.op("and.b32", "b32", w.op("sub.s32", "b32", high, 0x3FE6A09E), -0x100000)
@@ -336,7 +538,9 @@ def _log64(e, x: Operand, scale: float) -> Operand:
     q = F.mul(s, s)
     r = F.fma(F.mul(q, s), F.polynomial([2 / (2 * k + 3) for k in range(11)], q), F.mul(s, 2.0))
     found = F.fma(i, LN2, r) if scale == 1.0 else F.fma(r, scale, i)
-    special = F.select(F.test("eq", x, 0.0), float("-inf"), F.select(F.test("lt", x, 0.0), float("nan"), x))
+    special = F.select(
+        F.test("eq", x, 0.0), float("-inf"), F.select(F.test("lt", x, 0.0), float("nan"), x)
+    )
     normal = w.op("setp.lt.and.f64", "pred", x, float("inf"), F.test("gt", x, 0.0), type="f64")
     return F.select(normal, found, special)
 
@@ -346,7 +550,12 @@ def _erf64(e, x: Operand) -> Operand:
     F = Floats(e, 64)
     a = F.op("min", F.abs(x), 6.0)
     s = F.mul(a, a)
-    near = F.mul(a, F.polynomial([2 / math.sqrt(PI) * (-1) ** k / (_factorial(k) * (2 * k + 1)) for k in range(19)], s))
+    near = F.mul(
+        a,
+        F.polynomial(
+            [2 / math.sqrt(PI) * (-1) ** k / (_factorial(k) * (2 * k + 1)) for k in range(19)], s
+        ),
+    )
     t = F.op("div.rn", F.sub(a, 2.0), F.add(a, 2.0))
     far = F.sub(1.0, F.mul(_exp64(e, F.op("neg", s)), F.polynomial(_scaled_erfc(), t)))
     return _nan_stays(F, x, F.signed_as(F.select(F.test("lt", a, 1.0), near, far), x))
@@ -360,18 +569,45 @@ def _scaled_erfc() -> tuple[float, ...]:
     def f(t: float) -> float:
         x = 2 * (1 + t) / (1 - t)
         return math.erfc(x) * math.exp(x * x)
-    series = chebyshev.Chebyshev.interpolate(lambda ts: [f(t) for t in ts], 20, domain=[-1 / 3 - 0.01, 0.51])
+
+    series = chebyshev.Chebyshev.interpolate(
+        lambda ts: [f(t) for t in ts], 20, domain=[-1 / 3 - 0.01, 0.51]
+    )
     return tuple(series.convert(kind=Polynomial).coef)
 
 
 FUNCTIONS = {
-    "add": _simple("add.f32", "add.f64"), "sub": _simple("sub.f32", "sub.f64"), "mul": _simple("mul.f32", "mul.f64"),
-    "fma": _simple("fma.rn.f32", "fma.rn.f64"), "neg": _simple("neg.f32", "neg.f64"), "abs": _simple("abs.f32", "abs.f64"),
-    "max": _extremum("max"), "min": _extremum("min"),
-    "div": _simple("div.full.f32", "div.rn.f64"), "div_rn": _simple("div.rn.f32", "div.rn.f64"), "reciprocal": _simple("rcp.rn.f32", "rcp.rn.f64"),
-    "sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"), "rsqrt": _simple("rsqrt.approx.f32", "rsqrt.approx.f64"),
-    "exp": exp, "exp2": exp2, "expm1": expm1, "log": log, "log2": log2, "log1p": log1p, "pow": power, "tanh": tanh, "erf": erf, "sin": _sine(0), "cos": _sine(1), "atan2": atan2,
-    "floordiv": floor_division("floordiv"), "mod": floor_division("mod"), "isnan": isnan, "isinf": isinf,
-    "floor": _simple("cvt.rmi.f32.f32", "cvt.rmi.f64.f64"), "ceil": _simple("cvt.rpi.f32.f32", "cvt.rpi.f64.f64"),
-    "round": _simple("cvt.rni.f32.f32", "cvt.rni.f64.f64"), "trunc": _simple("cvt.rzi.f32.f32", "cvt.rzi.f64.f64"),
+    "add": _simple("add.f32", "add.f64"),
+    "sub": _simple("sub.f32", "sub.f64"),
+    "mul": _simple("mul.f32", "mul.f64"),
+    "fma": _simple("fma.rn.f32", "fma.rn.f64"),
+    "neg": _simple("neg.f32", "neg.f64"),
+    "abs": _simple("abs.f32", "abs.f64"),
+    "max": _extremum("max"),
+    "min": _extremum("min"),
+    "div": _simple("div.full.f32", "div.rn.f64"),
+    "div_rn": _simple("div.rn.f32", "div.rn.f64"),
+    "reciprocal": _simple("rcp.rn.f32", "rcp.rn.f64"),
+    "sqrt": _simple("sqrt.rn.f32", "sqrt.rn.f64"),
+    "rsqrt": _simple("rsqrt.approx.f32", "rsqrt.approx.f64"),
+    "exp": exp,
+    "exp2": exp2,
+    "expm1": expm1,
+    "log": log,
+    "log2": log2,
+    "log1p": log1p,
+    "pow": power,
+    "tanh": tanh,
+    "erf": erf,
+    "sin": _sine(0),
+    "cos": _sine(1),
+    "atan2": atan2,
+    "floordiv": floor_division("floordiv"),
+    "mod": floor_division("mod"),
+    "isnan": isnan,
+    "isinf": isinf,
+    "floor": _simple("cvt.rmi.f32.f32", "cvt.rmi.f64.f64"),
+    "ceil": _simple("cvt.rpi.f32.f32", "cvt.rpi.f64.f64"),
+    "round": _simple("cvt.rni.f32.f32", "cvt.rni.f64.f64"),
+    "trunc": _simple("cvt.rzi.f32.f32", "cvt.rzi.f64.f64"),
 }

@@ -1,8 +1,10 @@
-"""NVIDIA's assembler and disassembler, where they are installed: finding them, running them, reading what they say.
+"""NVIDIA's assembler and disassembler, where they are installed: finding them, running them,
+reading what they say.
 
     pip install nvidia-cuda-nvcc nvidia-cuda-nvdisasm
 puts them where `find` looks; it asks TKC_PTXAS, PATH, the wheels, then CUDA_HOME.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -17,15 +19,18 @@ from pathlib import Path
 
 from tkc.errors import CompileError, Location
 
-SECONDS = 300                                   # the longest that ptxas may take
+SECONDS = 300  # the longest that ptxas may take
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """What `ptxas -v` says of one kernel. notes: its C75xx remarks (serialised or repaired wgmma) and warnings."""
+    """What `ptxas -v` says of one kernel. notes: its C75xx remarks (serialised or repaired wgmma)
+    and warnings.
+    """
+
     cubin: bytes = field(repr=False)
     registers: int
-    spill_stores: int                           # bytes
+    spill_stores: int  # bytes
     spill_loads: int
     stack: int
     static_shared: int
@@ -36,92 +41,165 @@ class Assembled:
     @property
     def clean(self) -> bool:
         """No spill, no local memory, no remark on wgmma."""
-        return not (self.spill_stores or self.spill_loads or self.stack or any("C75" in n or "C76" in n for n in self.notes))
+        return not (
+            self.spill_stores
+            or self.spill_loads
+            or self.stack
+            or any("C75" in n or "C76" in n for n in self.notes)
+        )
 
 
 def find(tool: str) -> str | None:
     """The path of ptxas or nvdisasm, None where it is not installed."""
     asked = os.environ.get(f"TKC_{tool.upper()}")
-    if asked: return shutil.which(asked)
-    return shutil.which(tool) or next((str(p) for p in _places(tool) if os.access(p, os.X_OK)), None)
+    if asked:
+        return shutil.which(asked)
+    return shutil.which(tool) or next(
+        (str(p) for p in _places(tool) if os.access(p, os.X_OK)), None
+    )
 
 
 @cache
 def _places(tool: str) -> tuple[Path, ...]:
     spec, found = importlib.util.find_spec("nvidia"), []
     for folder in spec.submodule_search_locations if spec else ():
-        found += sorted(Path(folder).glob(f"*/bin/{tool}"), reverse=True)        # nvidia/cu13/bin, nvidia/cuda_nvcc/bin
+        found += sorted(
+            Path(folder).glob(f"*/bin/{tool}"), reverse=True
+        )  # nvidia/cu13/bin, nvidia/cuda_nvcc/bin
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
-        if home: found.append(Path(home) / "bin" / tool)
+        if home:
+            found.append(Path(home) / "bin" / tool)
     return tuple(found)
 
 
 def require(tool: str) -> str:
     """Raises CompileError that says how to install it."""
     path = find(tool)
-    if path is None: raise CompileError(f"{tool} is not installed; pip install {'nvidia-cuda-nvcc' if tool == 'ptxas' else 'nvidia-cuda-nvdisasm'}, or set TKC_{tool.upper()} to its path")
+    if path is None:
+        raise CompileError(
+            f"{tool} is not installed; pip install"
+            f" {'nvidia-cuda-nvcc' if tool == 'ptxas' else 'nvidia-cuda-nvdisasm'}, or set"
+            f" TKC_{tool.upper()} to its path"
+        )
     return path
 
 
 @cache
 def version(path: str) -> str:
     """The release of the assembler at `path`, such as "13.5.37"."""
-    out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+    out = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=SECONDS
+    ).stdout
     m = re.search(r"V(\d+(?:\.\d+)+)", out)
     return m[1] if m else "unknown"
 
 
 def assemble(ptx: str, target: str, *options: str) -> Assembled:
-    """Assembles PTX text for a target. Raises CompileError with ptxas's first complaint and where the text is kept."""
+    """Assembles PTX text for a target. Raises CompileError with ptxas's first complaint and where
+    the text is kept.
+    """
     ptxas = require("ptxas")
     with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        try: done = subprocess.run([ptxas, "-v", f"-arch={target}", *options, str(source), "-o", str(cubin)], capture_output=True, text=True, timeout=SECONDS)
-        except subprocess.TimeoutExpired: raise CompileError(f"ptxas did not finish within {SECONDS} s; please report the kernel") from None
+        try:
+            done = subprocess.run(
+                [ptxas, "-v", f"-arch={target}", *options, str(source), "-o", str(cubin)],
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(
+                f"ptxas did not finish within {SECONDS} s; please report the kernel"
+            ) from None
         log = (done.stderr + done.stdout).replace(str(source), "kernel.ptx")
-        if done.returncode: raise _refusal(log, done.returncode, ptx)
+        if done.returncode:
+            raise _refusal(log, done.returncode, ptx)
         return parse(log, cubin.read_bytes())
 
 
 def roomy(text: str, threads: int) -> str:
-    """PTX of a block of so many threads with leave to fill a multiprocessor with one block. Without it ptxas aims at several, and may then spill a few
-    values rather than take more registers: a spill is a reason to assemble this instead, but for what the user asked."""
-    if ".maxnreg" in text: return text
-    if ".minnctapersm" in text: return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
+    """PTX of a block of so many threads with leave to fill a multiprocessor with one block. Without
+    it ptxas aims at several, and may then spill a few values rather than take more registers: a
+    spill is a reason to assemble this instead, but for what the user asked.
+    """
+    if ".maxnreg" in text:
+        return text
+    if ".minnctapersm" in text:
+        return re.sub(r"\.minnctapersm \d+", ".minnctapersm 1", text, count=1)
     head, directive, rest = text.partition(f".reqntid {threads}, 1, 1\n")
     return f"{head}{directive}.minnctapersm 1\n{rest}"
 
 
 def _refusal(log: str, code: int, ptx: str) -> CompileError:
     """What ptxas said first: of a user's inline PTX at its line, else of us."""
-    first = next((line for line in log.splitlines() if "error" in line or "fatal" in line), f"it stopped with code {code}")
+    first = next(
+        (line for line in log.splitlines() if "error" in line or "fatal" in line),
+        f"it stopped with code {code}",
+    )
     m, lines = re.search(r"line (\d+)", first), ptx.splitlines()
     number = int(m[1]) - 1 if m and 0 < int(m[1]) <= len(lines) else None
     for above in range(number, max(number - 100, -1), -1) if number is not None else ():
-        if own := re.match(r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above]):
-            if number - above > int(own[1]): break
+        if own := re.match(
+            r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above]
+        ):
+            if number - above > int(own[1]):
+                break
             said = first.partition(": ")[2].partition("; ")[2].partition(": ")[2] or first
-            return CompileError(f"ptxas refuses the text of tkc.inline_ptx: {said.strip()}; the line is `{lines[number].strip()}`", Location(own[2], int(own[3]), int(own[4]) - 1))
+            return CompileError(
+                f"ptxas refuses the text of tkc.inline_ptx: {said.strip()}; the line is"
+                f" `{lines[number].strip()}`",
+                Location(own[2], int(own[3]), int(own[4]) - 1),
+            )
     handle, kept = tempfile.mkstemp(prefix="tkc-refused-", suffix=".ptx")
-    with os.fdopen(handle, "w") as f: f.write(ptx)
+    with os.fdopen(handle, "w") as f:
+        f.write(ptx)
     at = f"; the line is `{lines[number].strip()}`" if number is not None else ""
-    return CompileError(f"ptxas refused code that tkc made, which is a bug of tkc: {first.strip()}{at}; the text is in {kept}")
+    return CompileError(
+        f"ptxas refused code that tkc made, which is a bug of tkc: {first.strip()}{at}; the text is"
+        f" in {kept}"
+    )
 
 
 def parse(log: str, cubin: bytes = b"") -> Assembled:
     """Reads the log of `ptxas -v`; of several kernels, the largest of each number."""
-    number = lambda pattern: max((int(n) for n in re.findall(pattern, log)), default=0)
-    notes = tuple(dict.fromkeys(line.strip() for line in log.splitlines() if re.search(r"\bC7[56]\d\d\b|warning", line)))
-    return Assembled(cubin, number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"), number(r"(\d+) bytes stack frame"),
-                     number(r"(\d+) bytes smem"), number(r"used (\d+) barriers"), notes, log)
+
+    def number(pattern):
+        return max((int(n) for n in re.findall(pattern, log)), default=0)
+
+    notes = tuple(
+        dict.fromkeys(
+            line.strip() for line in log.splitlines() if re.search(r"\bC7[56]\d\d\b|warning", line)
+        )
+    )
+    return Assembled(
+        cubin,
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes spill stores"),
+        number(r"(\d+) bytes spill loads"),
+        number(r"(\d+) bytes stack frame"),
+        number(r"(\d+) bytes smem"),
+        number(r"used (\d+) barriers"),
+        notes,
+        log,
+    )
 
 
 def disassemble(cubin: bytes) -> str:
-    """The machine code of a cubin as text. Raises CompileError where nvdisasm is missing or refuses."""
+    """The machine code of a cubin as text. Raises CompileError where nvdisasm is missing or
+    refuses.
+    """
     nvdisasm = require("nvdisasm")
     with tempfile.NamedTemporaryFile(prefix="tkc-", suffix=".cubin") as f:
-        f.write(cubin); f.flush()
-        done = subprocess.run([nvdisasm, "-c", f.name], capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode: raise CompileError(f"nvdisasm refused the cubin: {done.stderr.strip().splitlines()[0] if done.stderr.strip() else done.returncode}")
+        f.write(cubin)
+        f.flush()
+        done = subprocess.run(
+            [nvdisasm, "-c", f.name], capture_output=True, text=True, timeout=SECONDS
+        )
+    if done.returncode:
+        raise CompileError(
+            "nvdisasm refused the cubin:"
+            f" {done.stderr.strip().splitlines()[0] if done.stderr.strip() else done.returncode}"
+        )
     return done.stdout

@@ -4,9 +4,11 @@ A register's name tells its class: %p a predicate, %h 16 bits, %r 32 bits, %d 64
 .u32): PTX lets every instruction read them as it likes, so a bit cast costs nothing.
 
 An *operand* is a register's name, or a Python number, which becomes an immediate.  Code that is the same in every iteration
-goes through `hoist`: it lands in the prologue of the current *section* (the kernel, or one role), once for each key.
-`memo` keeps what was computed in the block being written, as long as that block is open: what is remembered dominates its uses.
+goes through `hoist`: it lands in the prologue of the current *section* (the kernel, or one role),
+once for each key. `memo` keeps what was computed in the block being written, as long as that block
+is open: what is remembered dominates its uses.
 """
+
 from __future__ import annotations
 
 import struct
@@ -26,22 +28,29 @@ def class_of(register: str) -> str:
 
 def immediate(operand: Operand, type: str = "b32") -> str:
     """The text of an operand where an instruction of PTX type `type` reads it."""
-    if isinstance(operand, str): return operand
-    if type == "f32": return f"0f{struct.unpack('<I', struct.pack('<f', _fit(operand)))[0]:08X}"
-    if type == "f64": return f"0d{struct.unpack('<Q', struct.pack('<d', operand))[0]:016X}"
-    if isinstance(operand, float): raise TypeError(f"the constant {operand} read as {type}")
+    if isinstance(operand, str):
+        return operand
+    if type == "f32":
+        return f"0f{struct.unpack('<I', struct.pack('<f', _fit(operand)))[0]:08X}"
+    if type == "f64":
+        return f"0d{struct.unpack('<Q', struct.pack('<d', operand))[0]:016X}"
+    if isinstance(operand, float):
+        raise TypeError(f"the constant {operand} read as {type}")
     return str(int(operand))
 
 
 def _fit(x: float) -> float:
-    try: struct.pack("<f", x)
-    except OverflowError: return float("inf") if x > 0 else float("-inf")
+    try:
+        struct.pack("<f", x)
+    except OverflowError:
+        return float("inf") if x > 0 else float("-inf")
     return x
 
 
 @dataclass
 class Section:
     """Lines of a function, or of one role: a prologue that grows by `hoist`, and the body."""
+
     prologue: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
 
@@ -52,58 +61,88 @@ class Writer:
         self._labels = 0
         self._sections = [Section()]
         self._scopes: list[dict[Hashable, object]] = [{}]
-        self._section_scopes = [0]                     # the index of each section's outermost scope
+        self._section_scopes = [0]  # the index of each section's outermost scope
         self._lines = self._sections[0].body
         self._place: tuple | None = None
         self._guard: str = ""
         self.files: dict[str, int] = {}
 
-    # ---- registers and labels -----------------------------------------------------------------------------------
+    # ---- registers and labels
+    # -----------------------------------------------------------------------------------
     def new(self, kind: str = "b32") -> str:
         n = self._counts[kind]
         self._counts[kind] = n + 1
         return f"{CLASSES[kind]}{n}"
 
-    def many(self, kind: str, count: int) -> list[str]: return [self.new(kind) for _ in range(count)]
+    def many(self, kind: str, count: int) -> list[str]:
+        return [self.new(kind) for _ in range(count)]
 
     def label(self, hint: str = "L") -> str:
         self._labels += 1
         return f"${hint}_{self._labels}"
 
-    # ---- instructions -------------------------------------------------------------------------------------------
+    # ---- instructions
+    # -------------------------------------------------------------------------------------------
     def emit(self, text: str) -> None:
         """One instruction, without its semicolon."""
         self._lines.append(f"\t{self._guard}{text};")
 
-    def op(self, name: str, kind: str, *operands: Operand, type: str | None = None, into: str | None = None) -> str:
+    def op(
+        self,
+        name: str,
+        kind: str,
+        *operands: Operand,
+        type: str | None = None,
+        into: str | None = None,
+    ) -> str:
         """`name into, operands`: into a new register of class `kind` unless one is given; returns it.  Immediates are spelled for
         `type`, by default the last part of the name: add.rn.f32 reads f32."""
         into = into or self.new(kind)
         type = type or name.rpartition(".")[2]
-        self._lines.append(f"\t{self._guard}{name} {into}, {', '.join([o if isinstance(o, str) else immediate(o, type) for o in operands])};")
+        self._lines.append(
+            f"\t{self._guard}{name} {into},"
+            f" {', '.join([o if isinstance(o, str) else immediate(o, type) for o in operands])};"
+        )
         return into
 
     def move(self, into: str, operand: Operand) -> None:
         """Registers are untyped: a float constant is its bits."""
-        if operand == into: return
+        if operand == into:
+            return
         kind = class_of(into)
-        if kind == "pred" and not isinstance(operand, str): self.emit(f"setp.{'eq' if operand else 'ne'}.b32 {into}, 0, 0")
-        else: self.emit(f"mov.{kind} {into}, {immediate(operand, {'b32': 'f32', 'b64': 'f64'}[kind] if isinstance(operand, float) else kind)}")
+        if kind == "pred" and not isinstance(operand, str):
+            self.emit(f"setp.{'eq' if operand else 'ne'}.b32 {into}, 0, 0")
+        else:
+            self.emit(
+                f"mov.{kind} {into},"
+                f" {immediate(operand, {'b32': 'f32', 'b64': 'f64'}[kind] if isinstance(operand, float) else kind)}"
+            )
 
     def count(self, kind: str) -> int:
         """How many registers of a class there are: newer ones have higher numbers."""
         return self._counts[kind]
 
     def deliver(self, into: str, operand: Operand, since: int) -> None:
-        """A move; but if the operand is newer than `since` registers and the last instruction made it, that writes to `into` instead."""
+        """A move; but if the operand is newer than `since` registers and the last instruction made
+        it, that writes to `into` instead.
+        """
         last = self._lines[-1] if self._lines else ""
         name, _, rest = last.partition(" ")
-        if isinstance(operand, str) and rest.startswith(operand + ",") and int(operand[2:]) >= since and not self._guard and last.count(operand + ",") == 1: self._lines[-1] = f"{name} {into}{rest[len(operand):]}"
-        else: self.move(into, operand)
+        if (
+            isinstance(operand, str)
+            and rest.startswith(operand + ",")
+            and int(operand[2:]) >= since
+            and not self._guard
+            and last.count(operand + ",") == 1
+        ):
+            self._lines[-1] = f"{name} {into}{rest[len(operand) :]}"
+        else:
+            self.move(into, operand)
 
     def register(self, operand: Operand, kind: str = "b32") -> str:
         """The operand in a register."""
-        if isinstance(operand, str): return operand
+        if isinstance(operand, str):
+            return operand
         into = self.new(kind)
         self.move(into, operand)
         return into
@@ -114,21 +153,29 @@ class Writer:
         while todo:
             sources = {s for _, s in todo if isinstance(s, str)}
             free = [(d, s) for d, s in todo if d not in sources]
-            for d, s in free: self.move(d, s)
+            for d, s in free:
+                self.move(d, s)
             todo = [(d, s) for d, s in todo if d in sources]
-            if todo and not free:                      # a cycle: one value steps aside
+            if todo and not free:  # a cycle: one value steps aside
                 d, s = todo[0]
                 spare = self.new(class_of(d))
                 self.move(spare, d)
                 todo = [(t, spare if q == d else q) for t, q in todo]
 
-    def place(self, label: str) -> None: self._lines.append(f"{label}:"); self._place = None
-    def comment(self, text: str) -> None: self._lines.append(f"\t// {text}")
-    def raw(self, text: str) -> None: self._lines.append(text)
+    def place(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self._place = None
+
+    def comment(self, text: str) -> None:
+        self._lines.append(f"\t// {text}")
+
+    def raw(self, text: str) -> None:
+        self._lines.append(text)
 
     def location(self, file: str, line: int, column: int) -> None:
         """The user's source of what follows."""
-        if (file, line) == self._place: return
+        if (file, line) == self._place:
+            return
         self._place = file, line
         number = self.files.setdefault(file, len(self.files) + 1)
         self._lines.append(f"\t.loc {number} {max(line, 1)} {max(column, 0)}")
@@ -136,20 +183,31 @@ class Writer:
     @contextmanager
     def predicated(self, predicate: str | None, negate: bool = False) -> Iterator[None]:
         """What is emitted inside runs where the predicate holds (instructions only, no labels)."""
-        before, self._guard = self._guard, f"@{'!' if negate else ''}{predicate} " if predicate else self._guard
-        try: yield
-        finally: self._guard = before
+        before, self._guard = (
+            self._guard,
+            (f"@{'!' if negate else ''}{predicate} " if predicate else self._guard),
+        )
+        try:
+            yield
+        finally:
+            self._guard = before
 
-    # ---- sections, scopes ---------------------------------------------------------------------------------------
+    # ---- sections, scopes
+    # ---------------------------------------------------------------------------------------
     @contextmanager
     def section(self) -> Iterator[None]:
         """A part of the function with a prologue of its own (a role)."""
         parent, part = self._lines, Section()
-        self._sections.append(part); self._section_scopes.append(len(self._scopes)); self._scopes.append({})
+        self._sections.append(part)
+        self._section_scopes.append(len(self._scopes))
+        self._scopes.append({})
         self._lines = part.body
-        try: yield
+        try:
+            yield
         finally:
-            self._scopes.pop(); self._section_scopes.pop(); self._sections.pop()
+            self._scopes.pop()
+            self._section_scopes.pop()
+            self._sections.pop()
             parent += part.prologue + part.body
             self._lines, self._place = parent, None
 
@@ -157,13 +215,16 @@ class Writer:
     def scope(self) -> Iterator[None]:
         """A block of structured control flow: memos made inside are forgotten at its end."""
         self._scopes.append({})
-        try: yield
-        finally: self._scopes.pop()
+        try:
+            yield
+        finally:
+            self._scopes.pop()
 
     def memo(self, key: Hashable, make: Callable[[], object]):
         """What `make` computed for the key in an open block, computed here if nowhere yet."""
         for scope in reversed(self._scopes):
-            if key in scope: return scope[key]
+            if key in scope:
+                return scope[key]
         self._scopes[-1][key] = value = make()
         return value
 
@@ -171,18 +232,39 @@ class Writer:
         """What `make` computes in the prologue of the section (of the kernel, if `root`), once for each key.  It may use only what
         dominates the section: parameters, special registers, other hoisted values."""
         for scope in reversed(self._scopes):
-            if key in scope: return scope[key]
-        saved = self._lines, self._place, self._guard, self._scopes, self._sections, self._section_scopes
-        if root: self._sections, self._section_scopes = self._sections[:1], self._section_scopes[:1]
+            if key in scope:
+                return scope[key]
+        saved = (
+            self._lines,
+            self._place,
+            self._guard,
+            self._scopes,
+            self._sections,
+            self._section_scopes,
+        )
+        if root:
+            self._sections, self._section_scopes = self._sections[:1], self._section_scopes[:1]
         self._lines, self._guard = self._sections[-1].prologue, ""
-        self._scopes = self._scopes[:self._section_scopes[-1] + 1]
-        try: self._scopes[-1][key] = value = make()
-        finally: self._lines, self._place, self._guard, self._scopes, self._sections, self._section_scopes = saved
+        self._scopes = self._scopes[: self._section_scopes[-1] + 1]
+        try:
+            self._scopes[-1][key] = value = make()
+        finally:
+            (
+                self._lines,
+                self._place,
+                self._guard,
+                self._scopes,
+                self._sections,
+                self._section_scopes,
+            ) = saved
         return value
 
-    # ---- the function -------------------------------------------------------------------------------------------
+    # ---- the function
+    # -------------------------------------------------------------------------------------------
     def text(self) -> str:
         """Declarations of the registers and the lines so far."""
         root = self._sections[0]
-        declared = [f"\t.reg .{kind} {CLASSES[kind]}<{n}>;" for kind, n in self._counts.items() if n]
+        declared = [
+            f"\t.reg .{kind} {CLASSES[kind]}<{n}>;" for kind, n in self._counts.items() if n
+        ]
         return "\n".join([*declared, *root.prologue, *root.body])

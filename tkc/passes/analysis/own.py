@@ -1,4 +1,7 @@
-"""Buffers that threads fill and read each for itself: no thread ever looks at another's bytes, so that no barrier is needed."""
+"""Buffers that threads fill and read each for itself: no thread ever looks at another's bytes, so
+that no barrier is needed.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +13,9 @@ from tkc.ir.layout import Layout
 
 
 def own_layout(alloc: shared.Alloc) -> Layout | None:
-    """The one layout in which a buffer, or a ring, is filled by cp.async and read; None where there is another use, or an element that several threads hold, of whom one copies."""
+    """The one layout in which a buffer, or a ring, is filled by cp.async and read; None where there
+    is another use, or an element that several threads hold, of whom one copies.
+    """
     layouts = {_layout(op) for op in users(alloc.result)}
     layout = layouts.pop() if len(layouts) == 1 else None
     return layout if layout is not None and private(layout) else None
@@ -24,12 +29,16 @@ def private(layout: Layout) -> bool:
 def users(buffer: SSAValue) -> Iterator[Operation]:
     """What touches a buffer, or a stage of a ring."""
     for use in buffer.uses:
-        if isinstance(use.operation, shared.Stage): yield from users(use.operation.result)
-        else: yield use.operation
+        if isinstance(use.operation, shared.Stage):
+            yield from users(use.operation.result)
+        else:
+            yield use.operation
 
 
 def _layout(op: Operation) -> Layout | None:
     match op:
-        case shared.Copy() | shared.CopyAsync() | threads.CpAsync(): return op.threads.data if op.threads is not None else None
-        case shared.Read(): return op.result.type.register_layout
+        case shared.Copy() | shared.CopyAsync() | threads.CpAsync():
+            return op.threads.data if op.threads is not None else None
+        case shared.Read():
+            return op.result.type.register_layout
     return None

@@ -1,1 +1,3 @@
-"""The parts of select-layouts and swizzle-shared: who shares a layout, how elements move along an axis, how factors and results pass through shared memory."""
+"""The parts of select-layouts and swizzle-shared: who shares a layout, how elements move along an
+axis, how factors and results pass through shared memory.
+"""

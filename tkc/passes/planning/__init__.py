@@ -1,1 +1,3 @@
-"""What `plan` weighs: which engines a data flow allows, how its factors reach them, and what a choice costs."""
+"""What `plan` weighs: which engines a data flow allows, how its factors reach them, and what a
+choice costs.
+"""

@@ -1,8 +1,13 @@
-"""A loop's body as a graph of dots and the vector work between them, with clocks: what the search for stages (stages.py) looks at, and what rotate-loops clones.
+"""A loop's body as a graph of dots and the vector work between them, with clocks: what the search
+for stages (stages.py) looks at, and what rotate-loops clones.
 
-Vector work is grouped by the dots that it depends on (of its iteration, or by what the loop carries of the one before) and those that depend on it. What follows from the loop's counter alone (addresses, indices,
-loads of what the loop does not change, views of these) belongs to no group: whoever needs it makes it, for its own iteration. Operations with effects, and loads of what the loop changes, stay where they are.
+Vector work is grouped by the dots that it depends on (of its iteration, or by what the loop carries
+of the one before) and those that depend on it. What follows from the loop's counter alone
+(addresses, indices, loads of what the loop does not change, views of these) belongs to no group:
+whoever needs it makes it, for its own iteration. Operations with effects, and loads of what the
+loop changes, stay where they are.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,6 +29,7 @@ from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
 @dataclass(frozen=True)
 class Machine:
     """Who works on a loop: so many warps of a program, whose dots are wgmma's or mma.sync's."""
+
     target: Target
     warps: int
     wgmma: bool
@@ -31,14 +37,33 @@ class Machine:
     def clocks(self, dot: tile.Dot) -> float:
         """Of a warpgroup's share of a dot, on the tensor cores."""
         *_, m, n = dot.acc.type.extents
-        rate = self.target.tensor * 16 / max(8, bits(dot.a.type.element)) * (1 if self.wgmma or not self.target.wgmma else MMA)
-        return 2 * dot.acc.type.size // (m * n) * -(-m // 16) * 16 * -(-n // 8) * 8 * dot.a.type.extents[-1] / rate / max(1, self.warps / 4)
+        rate = (
+            self.target.tensor
+            * 16
+            / max(8, bits(dot.a.type.element))
+            * (1 if self.wgmma or not self.target.wgmma else MMA)
+        )
+        return (
+            2
+            * dot.acc.type.size
+            // (m * n)
+            * -(-m // 16)
+            * 16
+            * -(-n // 8)
+            * 8
+            * dot.a.type.extents[-1]
+            / rate
+            / max(1, self.warps / 4)
+        )
 
-    def registers(self, value: SSAValue) -> int: return -(-value.type.bytes // (128 * self.warps)) if isinstance(value.type, TileType) else 1
+    def registers(self, value: SSAValue) -> int:
+        return -(-value.type.bytes // (128 * self.warps)) if isinstance(value.type, TileType) else 1
 
 
 class Anatomy:
-    """What a loop's body consists of. `groups`: the operations of each group, in program order; `anew`: what whoever needs it makes."""
+    """What a loop's body consists of. `groups`: the operations of each group, in program order;
+    `anew`: what whoever needs it makes.
+    """
 
     def __init__(self, loop: scf.ForOp, overlaps: tuple[tuple[int, ...], ...]):
         self.loop, self.block = loop, loop.body.block
@@ -46,118 +71,245 @@ class Anatomy:
         self.place = {op: i for i, op in enumerate(self.ops)}
         self.yielded = list(self.block.last_op.operands)
         self.anew = self._anew(overlaps)
-        self.kept = {op for op in self.ops if not is_side_effect_free(op) and not (isinstance(op, LOADS) and _readable(op, loop, overlaps))}
+        self.kept = {
+            op
+            for op in self.ops
+            if not is_side_effect_free(op)
+            and not (isinstance(op, LOADS) and _readable(op, loop, overlaps))
+        }
         signatures: dict[object, list[Operation]] = {}
-        for op, signature in self._signatures().items(): signatures.setdefault(signature, []).append(op)
+        for op, signature in self._signatures().items():
+            signatures.setdefault(signature, []).append(op)
         self.groups = sorted(signatures.values(), key=lambda ops: self.place[ops[0]])
         self.group_of = {op: i for i, ops in enumerate(self.groups) for op in ops}
 
     def reads(self, op: Operation) -> list[SSAValue]:
         """What an operation uses, what those inside it use of outside included."""
-        return [v for inner in op.walk() for v in inner.operands if v.owner is self.block or isinstance(v.owner, Operation) and v.owner.parent is self.block]
+        return [
+            v
+            for inner in op.walk()
+            for v in inner.operands
+            if v.owner is self.block
+            or isinstance(v.owner, Operation)
+            and v.owner.parent is self.block
+        ]
 
     def _anew(self, overlaps) -> set[Operation]:
         anew, cheap = set(), set()
         for op in self.ops:
             reads = self.reads(op)
-            if op.regions or any(isinstance(v.owner, Block) and v.index > 0 or isinstance(v.owner, Operation) and v.owner not in anew for v in reads): continue
-            if isinstance(op, LOADS):
-                if isinstance(op, tile.Load) and unchanged(op, self.loop, overlaps): anew.add(op)
+            if op.regions or any(
+                isinstance(v.owner, Block)
+                and v.index > 0
+                or isinstance(v.owner, Operation)
+                and v.owner not in anew
+                for v in reads
+            ):
                 continue
-            if not is_side_effect_free(op) or isinstance(op, tile.Dot): continue
+            if isinstance(op, LOADS):
+                if isinstance(op, tile.Load) and unchanged(op, self.loop, overlaps):
+                    anew.add(op)
+                continue
+            if not is_side_effect_free(op) or isinstance(op, tile.Dot):
+                continue
             tiles = [v.owner for v in reads if isinstance(v.type, TileType)]
-            if isinstance(op, LEAVES) or isinstance(op, (*VIEWS, *POINTWISE)) and all(owner in cheap for owner in tiles): cheap.add(op)
-            if op in cheap or isinstance(op, VIEWS) or not any(isinstance(r.type, TileType) for r in op.results): anew.add(op)
+            if (
+                isinstance(op, LEAVES)
+                or isinstance(op, (*VIEWS, *POINTWISE))
+                and all(owner in cheap for owner in tiles)
+            ):
+                cheap.add(op)
+            if (
+                op in cheap
+                or isinstance(op, VIEWS)
+                or not any(isinstance(r.type, TileType) for r in op.results)
+            ):
+                anew.add(op)
         return anew
 
     def _signatures(self) -> dict[Operation, object]:
         above: dict[Operation, frozenset] = {}
         carried: dict[SSAValue, frozenset] = {}
-        for _ in range(2):                                          # the second time with what the iteration before hands on
+        for _ in range(2):  # the second time with what the iteration before hands on
             for op in self.ops:
-                if op in self.anew: continue
-                above[op] = frozenset().union(*(carried.get(v, frozenset()) if isinstance(v, BlockArgument) else above.get(v.owner, frozenset()) | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset()) for v in self.reads(op)))
-            ends = [above.get(v.owner, frozenset()) | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset()) if v.owner in self.place else frozenset() for v in self.yielded]
-            carried = {a: frozenset((dot, 1) for dot, d in found if d == 0) for a, found in zip(self.block.args[1:], ends)}
+                if op in self.anew:
+                    continue
+                above[op] = frozenset().union(
+                    *(
+                        (
+                            carried.get(v, frozenset())
+                            if isinstance(v, BlockArgument)
+                            else above.get(v.owner, frozenset())
+                            | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
+                        )
+                        for v in self.reads(op)
+                    )
+                )
+            ends = [
+                (
+                    above.get(v.owner, frozenset())
+                    | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
+                    if v.owner in self.place
+                    else frozenset()
+                )
+                for v in self.yielded
+            ]
+            carried = {
+                a: frozenset((dot, 1) for dot, d in found if d == 0)
+                for a, found in zip(self.block.args[1:], ends, strict=False)
+            }
         below: dict[Operation, frozenset] = {}
         for op in reversed(self.ops):
-            if op in self.anew: continue
-            users = {u for r in op.results for use in r.uses if (u := self._here(use.operation)) in above}
-            below[op] = frozenset().union(*(below[u] | ({u} if isinstance(u, tile.Dot) else frozenset()) for u in users))
-        return {op: op if isinstance(op, tile.Dot) else (above[op], below[op]) for op in self.ops if op not in self.anew}
+            if op in self.anew:
+                continue
+            users = {
+                u for r in op.results for use in r.uses if (u := self._here(use.operation)) in above
+            }
+            below[op] = frozenset().union(
+                *(below[u] | ({u} if isinstance(u, tile.Dot) else frozenset()) for u in users)
+            )
+        return {
+            op: op if isinstance(op, tile.Dot) else (above[op], below[op])
+            for op in self.ops
+            if op not in self.anew
+        }
 
     def _here(self, op: Operation) -> Operation | None:
         """The operation of the body around another."""
-        while op is not None and op.parent is not self.block: op = op.parent_op()
+        while op is not None and op.parent is not self.block:
+            op = op.parent_op()
         return op
 
     def edges(self) -> set[tuple[int, int, int]]:
         found = set()
         for op, i in self.group_of.items():
             for v in self.reads(op):
-                source, distance = (self.yielded[v.index - 1].owner, 1) if isinstance(v, BlockArgument) and v.index else (v.owner, 0)
-                if (j := self.group_of.get(source)) is not None and (j, distance) != (i, 0): found.add((j, i, distance))
+                source, distance = (
+                    (self.yielded[v.index - 1].owner, 1)
+                    if isinstance(v, BlockArgument) and v.index
+                    else (v.owner, 0)
+                )
+                if (j := self.group_of.get(source)) is not None and (j, distance) != (i, 0):
+                    found.add((j, i, distance))
         order = [self.group_of[op] for op in self.ops if op in self.kept]
-        return found | {(a, b, 0) for a, b in zip(order, order[1:]) if a != b}
+        return found | {(a, b, 0) for a, b in zip(order, order[1:], strict=False) if a != b}
 
     def body(self, machine: Machine) -> Body | None:
         """The graph; None where effects, which keep their order, would go round in circles."""
         edges = self.edges()
-        if _circular(edges, len(self.groups)): return None
+        if _circular(edges, len(self.groups)):
+            return None
         users = {}
         for op, i in self.group_of.items():
-            for v in self.reads(op): users.setdefault(v, set()).add(i)
-        crossings = [Crossing(machine.registers(v), -1 if isinstance(v, BlockArgument) else self.group_of[v.owner], frozenset(found), self.group_of.get(self.yielded[v.index - 1].owner, -1) if isinstance(v, BlockArgument) else -1)
-                     for v, found in users.items() if v is not self.block.args[0] and v.owner not in self.anew]
+            for v in self.reads(op):
+                users.setdefault(v, set()).add(i)
+        crossings = [
+            Crossing(
+                machine.registers(v),
+                -1 if isinstance(v, BlockArgument) else self.group_of[v.owner],
+                frozenset(found),
+                (
+                    self.group_of.get(self.yielded[v.index - 1].owner, -1)
+                    if isinstance(v, BlockArgument)
+                    else -1
+                ),
+            )
+            for v, found in users.items()
+            if v is not self.block.args[0] and v.owner not in self.anew
+        ]
         loads = []
         for op in self.ops:
-            if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType): loads.append((op.results[0].type.bytes / machine.target.fabric, frozenset(self._readers(op))))
-        return Body(tuple(self._group(ops, machine) for ops in self.groups), frozenset(edges), tuple(crossings), tuple(loads), machine.target.engines.result)
+            if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType):
+                loads.append(
+                    (op.results[0].type.bytes / machine.target.fabric, frozenset(self._readers(op)))
+                )
+        return Body(
+            tuple(self._group(ops, machine) for ops in self.groups),
+            frozenset(edges),
+            tuple(crossings),
+            tuple(loads),
+            machine.target.engines.result,
+        )
 
     def _readers(self, op: Operation) -> set[int]:
-        if op in self.group_of: return {self.group_of[op]}
-        return {i for r in op.results for use in r.uses if (u := self._here(use.operation)) is not self.block.last_op for i in self._readers(u)}
+        if op in self.group_of:
+            return {self.group_of[op]}
+        return {
+            i
+            for r in op.results
+            for use in r.uses
+            if (u := self._here(use.operation)) is not self.block.last_op
+            for i in self._readers(u)
+        }
 
     def _group(self, ops: list[Operation], machine: Machine) -> Group:
-        kept = any(op in self.kept or isinstance(inner, tile.Dot) and inner is not op for op in ops for inner in op.walk())
-        if isinstance(dot := ops[0], tile.Dot): return Group(shape(dot), tensor=machine.clocks(dot), fixed=kept or any(self._bound(v) for v in (dot.a, dot.b)))
-        demand = demands.of([inner for op in ops for inner in op.walk()], machine.target.engines, machine.warps)
+        kept = any(
+            op in self.kept or isinstance(inner, tile.Dot) and inner is not op
+            for op in ops
+            for inner in op.walk()
+        )
+        if isinstance(dot := ops[0], tile.Dot):
+            return Group(
+                shape(dot),
+                tensor=machine.clocks(dot),
+                fixed=kept or any(self._bound(v) for v in (dot.a, dot.b)),
+            )
+        demand = demands.of(
+            [inner for op in ops for inner in op.walk()], machine.target.engines, machine.warps
+        )
         return Group(demand.what or "vector work", vector=demand.alone, fixed=kept)
 
-
     def _bound(self, factor: SSAValue) -> bool:
-        """Whether a factor shows a block that only its own iteration can load: there is no carrying it to the next, in registers."""
-        while isinstance(factor.owner, VIEWS): factor = factor.owner.arg
-        return isinstance(factor.owner, LOADS) and factor.owner.parent is self.block and factor.owner not in self.anew
+        """Whether a factor shows a block that only its own iteration can load: there is no carrying
+        it to the next, in registers.
+        """
+        while isinstance(factor.owner, VIEWS):
+            factor = factor.owner.arg
+        return (
+            isinstance(factor.owner, LOADS)
+            and factor.owner.parent is self.block
+            and factor.owner not in self.anew
+        )
 
     def late(self, dots: list[tile.Dot]) -> frozenset[int]:
         """The groups that run late where these dots do: what needs them in their iteration too."""
         edges, late = self.edges(), {self.group_of[dot] for dot in dots}
-        while more := {b for a, b, d in edges if d == 0 and a in late} - late: late |= more
+        while more := {b for a, b, d in edges if d == 0 and a in late} - late:
+            late |= more
         return frozenset(late)
 
 
-def _readable(op: Operation, loop: scf.ForOp, overlaps) -> bool: return isinstance(op, tile.Load) and unchanged(op, loop, overlaps)
+def _readable(op: Operation, loop: scf.ForOp, overlaps) -> bool:
+    return isinstance(op, tile.Load) and unchanged(op, loop, overlaps)
 
 
 def _circular(edges: set[tuple[int, int, int]], count: int) -> bool:
     left = set(range(count))
-    while free := {i for i in left if not any(b == i and d == 0 and a in left for a, b, d in edges)}: left -= free
+    while free := {
+        i for i in left if not any(b == i and d == 0 and a in left for a, b, d in edges)
+    }:
+        left -= free
     return bool(left)
 
 
-def shape(dot: tile.Dot) -> str: return "x".join(map(str, (*dot.acc.type.extents, dot.a.type.extents[-1])))
+def shape(dot: tile.Dot) -> str:
+    return "x".join(map(str, (*dot.acc.type.extents, dot.a.type.extents[-1])))
 
 
 @dataclass(frozen=True)
 class Found:
     """What the search says of a loop: the dots that run late, and all schedules, the best first."""
+
     late: tuple[tile.Dot, ...]
     schedules: tuple[Schedule, ...]
     anatomy: Anatomy
 
     def name(self, schedule: Schedule) -> str:
-        dots = [shape(ops[0]) for i, ops in enumerate(self.anatomy.groups) if i in schedule.late and isinstance(ops[0], tile.Dot)]
+        dots = [
+            shape(ops[0])
+            for i, ops in enumerate(self.anatomy.groups)
+            if i in schedule.late and isinstance(ops[0], tile.Dot)
+        ]
         return f"{' and '.join(dots)} one iteration late" if dots else "nothing late"
 
     def said(self) -> str:
@@ -165,15 +317,29 @@ class Found:
         best = self.schedules[0]
         asis = next(s for s in self.schedules if not s.late)
         others = [s for s in self.schedules[1:] if s.late]
-        return (f"{self.name(best)}: {best.clocks:.0f} clocks an iteration of a warpgroup alone, {best.carried} registers more carried; {asis.clocks:.0f} as it is"
-                + "".join(f"; runner-up {self.name(s)}: {s.clocks:.0f}, {s.carried} registers" for s in others[:1]))
+        return (
+            f"{self.name(best)}: {best.clocks:.0f} clocks an iteration of a warpgroup alone,"
+            f" {best.carried} registers more carried; {asis.clocks:.0f} as it is"
+            + "".join(
+                f"; runner-up {self.name(s)}: {s.clocks:.0f}, {s.carried} registers"
+                for s in others[:1]
+            )
+        )
 
 
-def best_stages(loop: scf.ForOp, machine: Machine, overlaps: tuple[tuple[int, ...], ...]) -> Found | None:
+def best_stages(
+    loop: scf.ForOp, machine: Machine, overlaps: tuple[tuple[int, ...], ...]
+) -> Found | None:
     """The schedule of a loop of several dots; None where there is no choice."""
-    if sum(isinstance(op, tile.Dot) for op in loop.body.block.ops) < 2: return None
+    if sum(isinstance(op, tile.Dot) for op in loop.body.block.ops) < 2:
+        return None
     anatomy = Anatomy(loop, overlaps)
-    if (body := anatomy.body(machine)) is None: return None
+    if (body := anatomy.body(machine)) is None:
+        return None
     schedules = search(body)
-    late = tuple(ops[0] for i, ops in enumerate(anatomy.groups) if i in schedules[0].late and isinstance(ops[0], tile.Dot))
+    late = tuple(
+        ops[0]
+        for i, ops in enumerate(anatomy.groups)
+        if i in schedules[0].late and isinstance(ops[0], tile.Dot)
+    )
     return Found(late, tuple(schedules), anatomy)

@@ -1,4 +1,5 @@
-"""What a plan would cost: an estimate in seconds, for ranking plans of one program and blocks of one kernel; it promises no figure.
+"""What a plan would cost: an estimate in seconds, for ranking plans of one program and blocks of
+one kernel; it promises no figure.
 
     Work.of(kernel, sizes)        what the programs do: loops with their trips, dots, bytes loaded and stored
     cost(work, plan, target)      a Cost: seconds, and of what they are made
@@ -10,13 +11,15 @@ A step of a loop takes a multiprocessor as long as the slowest of
     latency    of a copy, divided by the stages that run ahead of the one in use
     units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
     a factor laid anew     of 8 bits, by a role of its own, which reads shared memory in two passes and writes it in one
-and a program adds what nothing overlaps: its results on their way out and the restart of the pipeline, unless another program of the block
-multiplies meanwhile. Programs come in waves of as many as the device runs at once: the last one costs like a full one. The whole cannot be faster than the
-memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and a byte moved costs energy that
-operations cannot spend
+and a program adds what nothing overlaps: its results on their way out and the restart of the
+pipeline, unless another program of the block multiplies meanwhile. Programs come in waves of as
+many as the device runs at once: the last one costs like a full one. The whole cannot be faster than
+the memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and
+a byte moved costs energy that operations cannot spend
 
 Without sizes there are many waves, and loops of unknown length take 64 steps.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -35,29 +38,73 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed
 
-STEPS = 64                          # of a loop whose length nobody knows
-LATENCY = 1000                      # clocks from asking for a stage to having it
-BEGIN, OUTSIDE = 6000, 1.5e-6       # clocks before the first step and after the last store; seconds round the kernel
-RESTART = 600                       # clocks of a program that nothing overlaps, and for each element of its results:
+STEPS = 64  # of a loop whose length nobody knows
+LATENCY = 1000  # clocks from asking for a stage to having it
+BEGIN, OUTSIDE = (
+    6000,
+    1.5e-6,
+)  # clocks before the first step and after the last store; seconds round the kernel
+RESTART = 600  # clocks of a program that nothing overlaps, and for each element of its results:
 OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
-NARROW, COLUMNS = 3.2, 1.5          # times that for rows that start at odd elements, and for columns
-MEET, PART = (2800, 0.5), (50, 0.11)             # clocks in which programs that share a block store their parts and the last one learns that it is, and of each part that it adds up; the second for each element
-JOIN = 400                          # clocks until the blocks of a cluster know each other
-EASY, CROWDED = 128, 185            # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first, and with the square of what is beyond the second
-RAGGED = 0.45 * 96 ** 2             # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
-MMA, OLDER = 0.62, 1.2              # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where there is wgmma
-DIRTY = 18e6                        # bytes that earlier kernels left in the cache and that must be written back as others come in
-UNITS = 7                           # clocks of an instruction by which a warp loads what it then writes to shared memory
-WHOLE, CUT = 1.6, 4.2               # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the middle of 32 bytes,
-BUSY, FEW = 0.91, 0.8               # while so much of the device does: it is the cache that all share; and more with few stages, behind the one in use
-ANEW = (740, 0.023)                 # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
-OUTSIDE_ARRAY = 3                   # a byte that a tensor map fills with zero costs as much as so many
+NARROW, COLUMNS = 3.2, 1.5  # times that for rows that start at odd elements, and for columns
+MEET, PART = (
+    (2800, 0.5),
+    (
+        50,
+        0.11,
+        # clocks in which programs that share a block store their parts and the last one learns that
+        # it is,
+        # and of each part that it adds up; the second for each element
+    ),
+)
+JOIN = 400  # clocks until the blocks of a cluster know each other
+EASY, CROWDED = (
+    128,
+    185,
+    # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first,
+    # and
+    # with the square of what is beyond the second
+)
+RAGGED = (
+    0.45 * 96**2
+)  # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
+MMA, OLDER = (
+    0.62,
+    1.2,
+    # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where
+    # there is wgmma
+)
+# bytes that earlier kernels left in the cache and that must be written back as others come in
+DIRTY = 18e6
+UNITS = 7  # clocks of an instruction by which a warp loads what it then writes to shared memory
+WHOLE, CUT = (
+    1.6,
+    4.2,
+    # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the
+    # middle of
+    # 32 bytes,
+)
+BUSY, FEW = (
+    0.91,
+    0.8,
+    # while so much of the device does: it is the cache that all share; and more with few stages,
+    # behind
+    # the one in use
+)
+ANEW = (
+    740,
+    0.023,
+)  # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
+OUTSIDE_ARRAY = 3  # a byte that a tensor map fills with zero costs as much as so many
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a launch knows and code does not: programs along each axis, and of each argument its extents, or the number itself."""
+    """What a launch knows and code does not: programs along each axis, and of each argument its
+    extents, or the number itself.
+    """
+
     grid: tuple[int, int, int]
     arguments: tuple[tuple[int, ...] | int | float | None, ...] = ()
 
@@ -65,6 +112,7 @@ class Sizes:
 @dataclass(frozen=True)
 class Dot:
     """A dot of the plan's number, in a loop's body."""
+
     number: int
     shape: tuple[int, int, int]
     bits: int
@@ -72,7 +120,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Moved:
-    """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program axes it depends on, whether it feeds a dot, and whether its rows cut sectors."""
+    """A load of the plan's number (−1: a store): bytes, those of them inside its array, the program
+    axes it depends on, whether it feeds a dot, and whether its rows cut sectors.
+    """
+
     number: int
     bytes: int
     inside: int
@@ -83,7 +134,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Part:
-    """A loop's body without the loops in it, or what stands in none; `trips`: how often one program does it."""
+    """A loop's body without the loops in it, or what stands in none; `trips`: how often one program
+    does it.
+    """
+
     trips: float
     dots: tuple[Dot, ...]
     moved: tuple[Moved, ...]
@@ -91,7 +145,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of the arrays read; stored: bytes, elements of results of one program, and what they count for where registers store them."""
+    """What the programs of a kernel do. grid: None where sizes are not known. footprint: bytes of
+    the arrays read; stored: bytes, elements of results of one program, and what they count for
+    where registers store them.
+    """
+
     grid: tuple[int, int, int] | None
     parts: tuple[Part, ...]
     stored: int
@@ -102,23 +160,67 @@ class Work:
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
         known, parts, order = Numbers(kernel, sizes), {}, list(kernel.walk())
-        dots, loads = [op for op in order if isinstance(op, tile.Dot)], [op for op in order if isinstance(op, LOADS)]
-        place = lambda op: parts.setdefault(loop_of(op), ([], []))
-        for i, op in enumerate(dots): place(op)[0].append(Dot(i, (*op.acc.type.extents[-2:], op.a.type.extents[-1] * prod(op.acc.type.extents[:-2])), bits(element_of(op.a.type))))
+        dots, loads = (
+            [op for op in order if isinstance(op, tile.Dot)],
+            [op for op in order if isinstance(op, LOADS)],
+        )
+
+        def place(op):
+            return parts.setdefault(loop_of(op), ([], []))
+
+        for i, op in enumerate(dots):
+            place(op)[0].append(
+                Dot(
+                    i,
+                    (
+                        *op.acc.type.extents[-2:],
+                        op.a.type.extents[-1] * prod(op.acc.type.extents[:-2]),
+                    ),
+                    bits(element_of(op.a.type)),
+                )
+            )
         for i, op in enumerate(loads):
-            if tile_of(op) is None: continue
+            if tile_of(op) is None:
+                continue
             around = [loop.lb for loop in loops_of(op) if isinstance(loop, scf.ForOp)]
-            place(op)[1].append(Moved(i, bytes_of(op), known.inside(op), frozenset(program_axes([*op.operands, *around], ends=False)), bool(dots_fed(op)), cut(op)))
+            place(op)[1].append(
+                Moved(
+                    i,
+                    bytes_of(op),
+                    known.inside(op),
+                    frozenset(program_axes([*op.operands, *around], ends=False)),
+                    bool(dots_fed(op)),
+                    cut(op),
+                )
+            )
         stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
-        for op in stores: place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
-        made = tuple(Part(prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])), tuple(d), tuple(m)) for loop, (d, m) in parts.items())
+        for op in stores:
+            place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
+        made = tuple(
+            Part(
+                prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])),
+                tuple(d),
+                tuple(m),
+            )
+            for loop, (d, m) in parts.items()
+        )
         read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
-        return Work(None if sizes is None else sizes.grid, made, sum(map(bytes_of, stores)), sum(tile_of(op).size for op in stores), sum(map(known.bytes, read)), sum(tile_of(op).size * scattered(op) for op in stores))
+        return Work(
+            None if sizes is None else sizes.grid,
+            made,
+            sum(map(bytes_of, stores)),
+            sum(tile_of(op).size for op in stores),
+            sum(map(known.bytes, read)),
+            sum(tile_of(op).size * scattered(op) for op in stores),
+        )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """seconds in all; waves and, in seconds, the parts. `limit` names the slowest part of the busiest loop."""
+    """seconds in all; waves and, in seconds, the parts. `limit` names the slowest part of the
+    busiest loop.
+    """
+
     seconds: float
     waves: float
     steps: float
@@ -128,80 +230,164 @@ class Cost:
 
 
 def cost(work: Work, plan: Plan, target: Target) -> Cost:
-    cluster, clocks, exposed, limit, longest = plan.cluster[0] * plan.cluster[1], 0.0, 0.0, "memory", 0.0
+    cluster, clocks, exposed, limit, longest = (
+        plan.cluster[0] * plan.cluster[1],
+        0.0,
+        0.0,
+        "memory",
+        0.0,
+    )
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
     memory += min(memory, DIRTY / (target.memory * 1e9))
     parallel = programs * plan.split_k
-    busy = parallel / ceil(parallel / places) / (places * BUSY) if work.grid and not plan.stream_k else 1.0
+    busy = (
+        parallel / ceil(parallel / places) / (places * BUSY)
+        if work.grid and not plan.stream_k
+        else 1.0
+    )
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
         step, why = _step(part, plan, target, resident, busy)
-        if part.trips == 1 and not part.dots: exposed += step
-        else: clocks += trips * step
-        if trips * step > longest and part.dots: longest, limit = trips * step, why
-        if plan.roles == "one" and part.dots and trips > 1: exposed += LATENCY + step                    # its first copies wait for nobody, and nothing for them
-    waves = parallel / (places * per_block) if work.grid is None or plan.stream_k else ceil(parallel / places) / per_block
-    out = RESTART + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue] * (work.apart if plan.epilogue == "direct" else work.results) if work.parts and any(p.dots for p in work.parts) else 0
+        if part.trips == 1 and not part.dots:
+            exposed += step
+        else:
+            clocks += trips * step
+        if trips * step > longest and part.dots:
+            longest, limit = trips * step, why
+        if plan.roles == "one" and part.dots and trips > 1:
+            exposed += LATENCY + step  # its first copies wait for nobody, and nothing for them
+    waves = (
+        parallel / (places * per_block)
+        if work.grid is None or plan.stream_k
+        else ceil(parallel / places) / per_block
+    )
+    out = (
+        RESTART
+        + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue]
+        * (work.apart if plan.epilogue == "direct" else work.results)
+        if work.parts and any(p.dots for p in work.parts)
+        else 0
+    )
     exposed += out
-    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)       # two programs at once hide what the other multiplies over
-    met = MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results) if plan.split_k > 1 else 0
-    total = waves * per_block * each + (exposed if per_block > 1 else 0) + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
-    seconds = max(total / (target.clock * 1e9), memory) + 0.15 * min(total / (target.clock * 1e9), memory) + met / (target.clock * 1e9) + OUTSIDE
-    if target.wgmma and plan.roles == "one": seconds *= OLDER
+    each = (
+        clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)
+    )  # two programs at once hide what the other multiplies over
+    met = (
+        MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results)
+        if plan.split_k > 1
+        else 0
+    )
+    total = (
+        waves * per_block * each
+        + (exposed if per_block > 1 else 0)
+        + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
+    )
+    seconds = (
+        max(total / (target.clock * 1e9), memory)
+        + 0.15 * min(total / (target.clock * 1e9), memory)
+        + met / (target.clock * 1e9)
+        + OUTSIDE
+    )
+    if target.wgmma and plan.roles == "one":
+        seconds *= OLDER
     scale = 1 / (target.clock * 1e9)
-    return Cost(seconds, waves, waves * per_block * clocks * scale, (total - waves * per_block * clocks) * scale, memory, limit if memory < total * scale else "memory")
+    return Cost(
+        seconds,
+        waves,
+        waves * per_block * clocks * scale,
+        (total - waves * per_block * clocks) * scale,
+        memory,
+        limit if memory < total * scale else "memory",
+    )
 
 
 def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, int]:
-    """Seconds of the memory; programs of the launch, blocks that a multiprocessor holds, and places for programs on the device."""
+    """Seconds of the memory; programs of the launch, blocks that a multiprocessor holds, and places
+    for programs on the device.
+    """
     per_block, traffic = max(1, plan.programs), 0.0
     whole = target.clustered(plan.cluster[0] * plan.cluster[1])
     resident = _resident(work, plan, target)
-    programs = _up(work.grid[0], plan.cluster[0]) * _up(work.grid[1], plan.cluster[1]) * work.grid[2] if work.grid else 64 * whole * resident
+    programs = (
+        _up(work.grid[0], plan.cluster[0]) * _up(work.grid[1], plan.cluster[1]) * work.grid[2]
+        if work.grid
+        else 64 * whole * resident
+    )
     resident = min(resident, max(1, ceil(programs / whole)))
     places = whole * resident
     shared = min(programs, places * per_block)
     rows = min(plan.raster * plan.cluster[0], shared) if plan.raster > 1 else shared
-    if work.grid: rows = min(rows, work.grid[0])
+    if work.grid:
+        rows = min(rows, work.grid[0])
     columns = ceil(shared / max(rows, 1))
-    layers = ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1                                             # axis 0 moves on first, axis 2 last
+    layers = (
+        ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1
+    )  # axis 0 moves on first, axis 2 last
     columns = ceil(columns / layers)
     apart = {0: rows, 1: columns, 2: layers}
     for part in work.parts:
         trips = part.trips / plan.split_k if part.dots else part.trips
         for m in part.moved:
             distinct = min(shared, prod(apart[axis] for axis in m.axes))
-            if m.number >= 0: traffic += trips * m.inside * distinct / shared
+            if m.number >= 0:
+                traffic += trips * m.inside * distinct / shared
     read = traffic * programs
-    if work.footprint: read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
+    if work.footprint:
+        read = work.footprint if work.footprint <= target.cache else max(read, work.footprint)
     written = work.stored * programs * (1 if plan.split_k == 1 else 1 + 4 * plan.split_k)
     return (read + written) / (target.memory * 1e9), programs, resident, places
 
 
-def _step(part: Part, plan: Plan, target: Target, resident: int, busy: float = 1.0) -> tuple[float, str]:
-    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on. busy: how much of the device is, beside what is usual."""
+def _step(
+    part: Part, plan: Plan, target: Target, resident: int, busy: float = 1.0
+) -> tuple[float, str]:
+    """Clocks of one trip of the blocks that a multiprocessor holds, and what they are spent on.
+    busy: how much of the device is, beside what is usual.
+    """
     tensor = reads = fabric = units = copies = anew = 0.0
     sectors = any(x.cut for x in part.moved)
     for d in part.dots:
         chosen = plan.dots[d.number] if d.number < len(plan.dots) else None
         m, n, k = d.shape
-        if chosen is not None and chosen.swap: m, n = n, m
+        if chosen is not None and chosen.swap:
+            m, n = n, m
         rate = target.tensor * 16 / max(d.bits, 8)
-        if chosen is None or chosen.instruction == "fma": tensor += 2 * m * n * k / 256; continue
+        if chosen is None or chosen.instruction == "fma":
+            tensor += 2 * m * n * k / 256
+            continue
         if chosen.instruction == "wgmma":
             rows = _up(m, 64)
-            tensor += 2 * rows * n * k / rate * (1 + RAGGED / n ** 2 if n > 64 and n % (1024 // d.bits) else 1)
+            tensor += (
+                2
+                * rows
+                * n
+                * k
+                / rate
+                * (1 + RAGGED / n**2 if n > 64 and n % (1024 // d.bits) else 1)
+            )
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
             anew += d.bits // 8 * k * (m * (chosen.a == "restaged") + n * (chosen.b == "restaged"))
-        else: tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
+        else:
+            tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
         filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
-        sharing = prod(plan.cluster[axis] for axis in load.among) if load is not None and load.multicast >= 0 else 1
+        sharing = (
+            prod(plan.cluster[axis] for axis in load.among)
+            if load is not None and load.multicast >= 0
+            else 1
+        )
         fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / sharing
-        if load is not None and load.path == "tma" and sectors: copies += x.bytes / 128 * (CUT * busy * (1 + FEW / max(1, plan.stages - 1) ** 2) if x.cut else WHOLE) / sharing
-        if load is None or load.path == "tma": continue
+        if load is not None and load.path == "tma" and sectors:
+            copies += (
+                x.bytes
+                / 128
+                * (CUT * busy * (1 + FEW / max(1, plan.stages - 1) ** 2) if x.cut else WHOLE)
+                / sharing
+            )
+        if load is None or load.path == "tma":
+            continue
         vector = max(1, load.vector)
         units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
     if reads:
@@ -209,23 +395,55 @@ def _step(part: Part, plan: Plan, target: Target, resident: int, busy: float = 1
         tensor *= slowed(each)
     copied = any(x.fed for x in part.moved)
     stages = max(1, plan.stages)
-    latency = 0.0 if not copied or not part.dots else (LATENCY + tensor) / max(1, stages - 1) if stages > 1 else LATENCY + tensor + fabric
-    times = {"tensor": tensor * resident, "l2": fabric * resident, "latency": latency, "units": units * resident, "cut sectors": copies * resident, "a factor laid anew": ANEW[0] + ANEW[1] * anew if anew else 0.0}
+    latency = (
+        0.0
+        if not copied or not part.dots
+        else (LATENCY + tensor) / max(1, stages - 1)
+        if stages > 1
+        else LATENCY + tensor + fabric
+    )
+    times = {
+        "tensor": tensor * resident,
+        "l2": fabric * resident,
+        "latency": latency,
+        "units": units * resident,
+        "cut sectors": copies * resident,
+        "a factor laid anew": ANEW[0] + ANEW[1] * anew if anew else 0.0,
+    }
     why = max(times, key=times.get)
     return times[why], why
 
 
 def slowed(each: float) -> float:
     """How much longer wgmma takes where so many bytes a clock go into and out of shared memory."""
-    return min((1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY))
+    return min(
+        (1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY)
+    )
 
 
 def _resident(work: Work, plan: Plan, target: Target) -> int:
-    """Blocks of one role that a multiprocessor holds, by registers and shared memory; roles fill it alone."""
-    if plan.roles != "one": return 1
-    stage = sum(m.bytes for p in work.parts for m in p.moved if 0 <= m.number < len(plan.loads) and plan.loads[m.number].path in ("shared", "async"))
-    held = sum(d.shape[0] * d.shape[1] for p in work.parts for d in p.dots) // (32 * plan.warps) + 40
-    return max(1, min(target.shared_bytes // max(1, stage * plan.stages + 1024), target.registers // (32 * plan.warps * max(held, 32)), 2048 // (32 * plan.warps)))
+    """Blocks of one role that a multiprocessor holds, by registers and shared memory; roles fill it
+    alone.
+    """
+    if plan.roles != "one":
+        return 1
+    stage = sum(
+        m.bytes
+        for p in work.parts
+        for m in p.moved
+        if 0 <= m.number < len(plan.loads) and plan.loads[m.number].path in ("shared", "async")
+    )
+    held = (
+        sum(d.shape[0] * d.shape[1] for p in work.parts for d in p.dots) // (32 * plan.warps) + 40
+    )
+    return max(
+        1,
+        min(
+            target.shared_bytes // max(1, stage * plan.stages + 1024),
+            target.registers // (32 * plan.warps * max(held, 32)),
+            2048 // (32 * plan.warps),
+        ),
+    )
 
 
 class Numbers:
@@ -233,10 +451,13 @@ class Numbers:
 
     def __init__(self, kernel: tile.Kernel, sizes: Sizes | None):
         self.sizes = sizes
-        self.arguments = dict(zip(kernel.body.block.args, sizes.arguments)) if sizes else {}
+        self.arguments = (
+            dict(zip(kernel.body.block.args, sizes.arguments, strict=False)) if sizes else {}
+        )
 
     def trips(self, loop: Operation) -> float:
-        if not isinstance(loop, scf.ForOp): return STEPS
+        if not isinstance(loop, scf.ForOp):
+            return STEPS
         low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
         return STEPS if None in (low, high, step) or not step else max(0, ceil((high - low) / step))
 
@@ -247,22 +468,35 @@ class Numbers:
     def inside(self, op: Operation) -> int:
         """Bytes of a block that are inside its array, which may be smaller than the block."""
         shape = self.arguments.get(op.array) if isinstance(op, tile.Load) else None
-        if not isinstance(shape, tuple): return bytes_of(op)
-        return int(bytes_of(op) * prod(min(1, n / e) for n, e in zip(shape, op.extents.get_values()) if e > 0))
+        if not isinstance(shape, tuple):
+            return bytes_of(op)
+        return int(
+            bytes_of(op)
+            * prod(
+                min(1, n / e) for n, e in zip(shape, op.extents.get_values(), strict=False) if e > 0
+            )
+        )
 
     def of(self, value: SSAValue) -> int | None:
         """The number, None where it is not known."""
         op = value.owner
         if isinstance(value, BlockArgument):
             known = self.arguments.get(value)
-            if isinstance(known, int): return known
-            return self.of(op.parent_op().lb) if isinstance(op.parent_op(), scf.ForOp) and value.index == 0 else None
+            if isinstance(known, int):
+                return known
+            return (
+                self.of(op.parent_op().lb)
+                if isinstance(op.parent_op(), scf.ForOp) and value.index == 0
+                else None
+            )
         match op:
             case tile.ProgramId() | tile.NumPrograms():
-                if self.sizes is None: return None
+                if self.sizes is None:
+                    return None
                 n = self.sizes.grid[op.axis.value.data]
                 return n // 2 if isinstance(op, tile.ProgramId) else n
-            case tile.Dim(): return self.extent(op)
+            case tile.Dim():
+                return self.extent(op)
         return computed(op, self.of)
 
     def extent(self, op: tile.Dim) -> int | None:
@@ -271,25 +505,46 @@ class Numbers:
             kinds, kept = [k.data for k in array.owner.kinds], -1
             for i, kind in enumerate(kinds):
                 kept += kind != "index"
-                if kept == axis: break
-            if kinds[i] != "all": return None
+                if kept == axis:
+                    break
+            if kinds[i] != "all":
+                return None
             array, axis = array.owner.array, i
         shape = self.arguments.get(array)
         return shape[axis] if isinstance(shape, tuple) else None
 
 
 def scattered(op: Operation) -> float:
-    """How much longer registers take to store a result whose rows start at odd elements, so that neighbours leave one by one, or whose columns are dense."""
-    if not isinstance(op, tile.Store) or len(strides := op.array.type.facts.strides) != 2 or min(op.extents.get_values()) <= 1: return 1.0
-    if strides[1].exact == 1: return NARROW if (strides[0].exact if strides[0].exact is not None else strides[0].divisor) % 2 else 1.0
+    """How much longer registers take to store a result whose rows start at odd elements, so that
+    neighbours leave one by one, or whose columns are dense.
+    """
+    if (
+        not isinstance(op, tile.Store)
+        or len(strides := op.array.type.facts.strides) != 2
+        or min(op.extents.get_values()) <= 1
+    ):
+        return 1.0
+    if strides[1].exact == 1:
+        return (
+            NARROW
+            if (strides[0].exact if strides[0].exact is not None else strides[0].divisor) % 2
+            else 1.0
+        )
     return COLUMNS
 
 
 def cut(op: Operation) -> bool:
-    """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory moves."""
-    if not isinstance(op, tile.Load): return False
+    """Whether rows of a block may start at 16 bytes past a multiple of 32, in which the memory
+    moves.
+    """
+    if not isinstance(op, tile.Load):
+        return False
     size, extents = bits(op.array.type.element) // 8, op.extents.get_values()
-    return any(s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1 for s, n in zip(op.array.type.facts.strides, extents))
+    return any(
+        s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1
+        for s, n in zip(op.array.type.facts.strides, extents, strict=False)
+    )
 
 
-def _up(n: int, step: int) -> int: return -(-n // step) * step
+def _up(n: int, step: int) -> int:
+    return -(-n // step) * step

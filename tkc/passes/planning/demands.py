@@ -1,12 +1,15 @@
-"""What vector work asks of a multiprocessor's engines, in clocks of one quarter (which has a warp of each warpgroup).
+"""What vector work asks of a multiprocessor's engines, in clocks of one quarter (which has a warp
+of each warpgroup).
 
     tile.exp2 of 64 registers a thread          mufu 525, issue 64
     tile.cast of 64 to bfloat16                 alu 64 (pairs), issue 32
     tile.mul whose only use is an add           nothing: the assembler makes one multiply-add of the two
 
-Rates are those of `Engines` (tkc/ir/target.py). An operation of a loop that does not depend on the loop is counted where it stands.
-A tile without a layout, as a plan sees it, is dealt out evenly; then four lanes share a row, as in the results of dots.
+Rates are those of `Engines` (tkc/ir/target.py). An operation of a loop that does not depend on the
+loop is counted where it stands. A tile without a layout, as a plan sees it, is dealt out evenly;
+then four lanes share a row, as in the results of dots.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -21,17 +24,52 @@ from tkc.ir.target import Engines
 from tkc.ir.types import TileType, bits, element_of, is_float
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
-SIMPLE = {"add", "sub", "mul", "fma", "neg"}                                        # of floats: the multiply-add pipe
-SPECIAL = {"exp2": (1, 0), "log2": (1, 2), "exp": (1, 1), "log": (1, 2), "rsqrt": (1, 0), "reciprocal": (1, 2), "sqrt": (1, 3), "tanh": (1, 0), "sin": (1, 1), "cos": (1, 1)}   # mufu, fma
-LANES = 2                                                                           # steps of a butterfly between the threads of a row, where there is no layout yet
-OTHER = 2, 16                                                                       # of what is a polynomial or a library's function
-FREE = tile.Splat, tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Extract, tile.Concat, tile.Constant, tile.Arange, ew.Bitcast, shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape
-LATENCY = {"fma": 4.0, "alu": 5.0, "mufu": 20.0, "lsu": 25.0, "shared": 30.0}       # clocks until another instruction can use a result
+SIMPLE = {"add", "sub", "mul", "fma", "neg"}  # of floats: the multiply-add pipe
+SPECIAL = {
+    "exp2": (1, 0),
+    "log2": (1, 2),
+    "exp": (1, 1),
+    "log": (1, 2),
+    "rsqrt": (1, 0),
+    "reciprocal": (1, 2),
+    "sqrt": (1, 3),
+    "tanh": (1, 0),
+    "sin": (1, 1),
+    "cos": (1, 1),
+}  # mufu, fma
+LANES = 2  # steps of a butterfly between the threads of a row, where there is no layout yet
+OTHER = 2, 16  # of what is a polynomial or a library's function
+FREE = (
+    tile.Splat,
+    tile.Broadcast,
+    tile.Reshape,
+    tile.Transpose,
+    tile.Slice,
+    tile.Extract,
+    tile.Concat,
+    tile.Constant,
+    tile.Arange,
+    ew.Bitcast,
+    shared.Stage,
+    shared.SharedSlice,
+    shared.SharedTranspose,
+    shared.SharedReshape,
+)
+LATENCY = {
+    "fma": 4.0,
+    "alu": 5.0,
+    "mufu": 20.0,
+    "lsu": 25.0,
+    "shared": 30.0,
+}  # clocks until another instruction can use a result
 
 
 @dataclass
 class Demand:
-    """Clocks of each pipe and of issue, and the longest chain of latencies, of some vector work; `names` of its operations, the most expensive first."""
+    """Clocks of each pipe and of issue, and the longest chain of latencies, of some vector work;
+    `names` of its operations, the most expensive first.
+    """
+
     pipes: dict[str, float] = field(default_factory=dict)
     issue: float = 0.0
     chain: float = 0.0
@@ -40,7 +78,8 @@ class Demand:
     def add(self, pipe: str, instructions: float, clocks: float, name: str = "") -> None:
         self.pipes[pipe] = self.pipes.get(pipe, 0.0) + clocks
         self.issue += instructions
-        if name: self.names[name] = self.names.get(name, 0.0) + clocks
+        if name:
+            self.names[name] = self.names.get(name, 0.0) + clocks
 
     @property
     def alone(self) -> float:
@@ -53,52 +92,103 @@ class Demand:
         return " ".join(most)
 
     @property
-    def busiest(self) -> str: return max(self.pipes, key=self.pipes.get, default="alu")
+    def busiest(self) -> str:
+        return max(self.pipes, key=self.pipes.get, default="alu")
 
 
 def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
-    """Of a run of operations by an instance of so many warps; a warpgroup's share of them, since each quarter has one of its warps."""
+    """Of a run of operations by an instance of so many warps; a warpgroup's share of them, since
+    each quarter has one of its warps.
+    """
     total, depth = Demand(), {}
     for op in ops:
         before, issued = dict(total.pipes), total.issue
         _count(op, engines, warps, total)
         grown = next((p for p in PIPES if total.pipes.get(p, 0.0) > before.get(p, 0.0)), None)
-        steps = ceil(log2(max(2, registers(op.args[0].type, warps)))) if isinstance(op, tile.Reduce) and isinstance(op.args[0].type, TileType) else 1
-        longest = max((depth.get(v, 0.0) for v in op.operands), default=0.0) + (LATENCY[grown] * steps if grown else 0.0)
-        for r in op.results: depth[r] = longest
-        if issued == total.issue: continue
+        steps = (
+            ceil(log2(max(2, registers(op.args[0].type, warps))))
+            if isinstance(op, tile.Reduce) and isinstance(op.args[0].type, TileType)
+            else 1
+        )
+        longest = max((depth.get(v, 0.0) for v in op.operands), default=0.0) + (
+            LATENCY[grown] * steps if grown else 0.0
+        )
+        for r in op.results:
+            depth[r] = longest
+        if issued == total.issue:
+            continue
     total.chain = max(depth.values(), default=0.0)
     return total
 
 
 def registers(t, warps: int) -> int:
     """Elements that a thread of so many warps holds of a tile."""
-    if not isinstance(t, TileType): return 1
-    return t.register_layout.num_registers if t.register_layout is not None else max(1, t.size // (32 * warps))
+    if not isinstance(t, TileType):
+        return 1
+    return (
+        t.register_layout.num_registers
+        if t.register_layout is not None
+        else max(1, t.size // (32 * warps))
+    )
 
 
 def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
     name = op.name.removeprefix("tile.")
     result = op.results[0].type if op.results else None
-    if isinstance(op, FREE) or isinstance(op, ew.Elementwise) and not isinstance(result, TileType): return
+    if isinstance(op, FREE) or isinstance(op, ew.Elementwise) and not isinstance(result, TileType):
+        return
     match op:
         case ew.Cast():
-            if not isinstance(result, TileType): return
-            n, narrow = registers(result, warps), bits(element_of(result)) <= 16 and is_float(element_of(result))
-            total.add("alu", n / 2 if narrow else n, n / 2 * e.alu if narrow else n * e.alu, "convert")
-        case ew.Select(): total.add("alu", registers(result, warps), registers(result, warps) * e.alu, "select")
-        case ew.Elementwise(): _elementwise(op, op.fn.name, e, warps, total)
-        case tile.Reduce(): _reduce(op, e, warps, total)
-        case threads.Vote(): total.add("alu", 4, registers(op.arg.type, warps) * e.alu + 2 * e.lsu, "vote")
+            if not isinstance(result, TileType):
+                return
+            n, narrow = (
+                registers(result, warps),
+                bits(element_of(result)) <= 16 and is_float(element_of(result)),
+            )
+            total.add(
+                "alu", n / 2 if narrow else n, n / 2 * e.alu if narrow else n * e.alu, "convert"
+            )
+        case ew.Select():
+            total.add("alu", registers(result, warps), registers(result, warps) * e.alu, "select")
+        case ew.Elementwise():
+            _elementwise(op, op.fn.name, e, warps, total)
+        case tile.Reduce():
+            _reduce(op, e, warps, total)
+        case threads.Vote():
+            total.add("alu", 4, registers(op.arg.type, warps) * e.alu + 2 * e.lsu, "vote")
         case shared.Read() | shared.Write() | shared.ReducePartial():
             t = next(v.type for v in (*op.results, *op.operands) if isinstance(v.type, TileType))
-            size = t.size * max(bits(t.element), 8) // 8 // (t.register_layout.num_blocks if t.register_layout is not None else 1)
+            size = (
+                t.size
+                * max(bits(t.element), 8)
+                // 8
+                // (t.register_layout.num_blocks if t.register_layout is not None else 1)
+            )
             ways = op.properties["conflicts"].value.data if "conflicts" in op.properties else 1
-            total.add("shared", size / (512 * max(1, warps / 4)) , size * max(1, ways) / e.shared / max(1, warps / 4), name)
-        case tile.Load() | tile.Store() | tile.LoadPointers() | tile.StorePointers() | tile.Atomic() | tile.AtomicBlock():
+            total.add(
+                "shared",
+                size / (512 * max(1, warps / 4)),
+                size * max(1, ways) / e.shared / max(1, warps / 4),
+                name,
+            )
+        case (
+            tile.Load()
+            | tile.Store()
+            | tile.LoadPointers()
+            | tile.StorePointers()
+            | tile.Atomic()
+            | tile.AtomicBlock()
+        ):
             n = max(registers(v.type, warps) for v in (*op.operands, *op.results))
             total.add("lsu", n, n * e.lsu, name)
-        case shared.Convert() | tile.Scan() | shared.ScanTotal() | tile.Sort() | shared.SortFirst() | tile.Histogram():
+        case (
+            shared.Convert()
+            | tile.Scan()
+            | shared.ScanTotal()
+            | tile.Sort()
+            | shared.SortFirst()
+            | tile.Histogram()
+        ):
             n = max(registers(v.type, warps) for v in (*op.operands, *op.results))
             total.add("lsu", 2 * n, n * e.lsu, name)
 
@@ -106,28 +196,46 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
 def _elementwise(op: Operation, name: str, e: Engines, warps: int, total: Demand) -> None:
     t = op.operands[0].type
     n, floats = registers(op.results[0].type, warps), is_float(element_of(t))
-    if name == "and" and str(element_of(t)) == "i1": return                         # part of the comparison after it
-    if name == "mul" and floats and _fuses(op.results[0]): return
-    if floats and name in SIMPLE: total.add("fma", n, n * e.fma, name)
+    if name == "and" and str(element_of(t)) == "i1":
+        return  # part of the comparison after it
+    if name == "mul" and floats and _fuses(op.results[0]):
+        return
+    if floats and name in SIMPLE:
+        total.add("fma", n, n * e.fma, name)
     elif floats and name in ("div", "div_rn"):
         if name == "div" and inverse(op):
             total.add("mufu", n, n * e.mufu, "reciprocal")
             return
         divisor = op.operands[1]
-        rows = registers(divisor.owner.arg.type, warps) if isinstance(divisor.owner, tile.Broadcast) else n
+        rows = (
+            registers(divisor.owner.arg.type, warps)
+            if isinstance(divisor.owner, tile.Broadcast)
+            else n
+        )
         total.add("mufu", rows, rows * e.mufu, "reciprocal")
         total.add("fma", 3 * n, 3 * n * e.fma, name)
         total.add("alu", 2 * n, 2 * n * e.alu)
-    elif floats and (name in SPECIAL or name not in ("max", "min", "abs", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")):
+    elif floats and (
+        name in SPECIAL
+        or name not in ("max", "min", "abs", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
+    ):
         special, around = SPECIAL.get(name, OTHER)
         total.add("mufu", special * n, special * n * e.mufu, name)
-        if around: total.add("fma", around * n, around * n * e.fma)
-    else: total.add("alu", n, n * e.alu, name if floats else "index")
+        if around:
+            total.add("fma", around * n, around * n * e.fma)
+    else:
+        total.add("alu", n, n * e.alu, name if floats else "index")
 
 
 def _fuses(value: SSAValue) -> bool:
     """Whether a product is only added to something, or something subtracted from it."""
-    return all(isinstance(u.operation, ew.Elementwise) and u.operation.fn.name in ("add", "sub") for u in value.uses) and value.first_use is not None
+    return (
+        all(
+            isinstance(u.operation, ew.Elementwise) and u.operation.fn.name in ("add", "sub")
+            for u in value.uses
+        )
+        and value.first_use is not None
+    )
 
 
 def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
@@ -136,8 +244,13 @@ def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
     kind = op.kind.data
     floats = is_float(element_of(arg))
     pipe, each = ("fma", e.fma) if kind in ("sum", "prod") and floats else ("alu", e.alu)
-    if have > left: total.add(pipe, have - left, (have - left) * each, kind)
-    lanes = len(arg.register_layout.butterfly(op.axis.value.data)) if arg.register_layout is not None else LANES
+    if have > left:
+        total.add(pipe, have - left, (have - left) * each, kind)
+    lanes = (
+        len(arg.register_layout.butterfly(op.axis.value.data))
+        if arg.register_layout is not None
+        else LANES
+    )
     if lanes:
         total.add("lsu", lanes * left, lanes * left * e.lsu, "shuffle")
         total.add(pipe, lanes * left, lanes * left * each)

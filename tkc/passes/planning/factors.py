@@ -1,20 +1,28 @@
-"""How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they come from, which major they have.
+"""How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they
+come from, which major they have.
 
-wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory 16-bit factors may be K-major or MN-major,
-8-bit and tf32 ones only K-major: their K must be the axis that is dense in memory. 8-bit ones that are not are laid anew on their way (layouts/restage.py), a tf32 one is read into registers, as the left one (`swap` where it is the right one).
+wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory
+16-bit factors may be K-major or MN-major, 8-bit and tf32 ones only K-major: their K must be the
+axis that is dense in memory. 8-bit ones that are not are laid anew on their way
+(layouts/restage.py), a tf32 one is read into registers, as the left one (`swap` where it is the
+right one).
 
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
     b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
 
-A factor that is computed element by element (a dequantization, relu(a), a · scale) is made in registers: the left one. The blocks that it is computed
-from come through shared memory like any factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its columns are a
-multiple of them, the dot is taken as its own transpose (`swap`).
+A factor that is computed element by element (a dequantization, relu(a), a · scale) is made in
+registers: the left one. The blocks that it is computed from come through shared memory like any
+factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its
+columns are a multiple of them, the dot is taken as its own transpose (`swap`).
 
-`options` forces both: left_factor = "registers" has a loaded left factor read into registers, as one that is computed is; swap_dots takes a dot as its transpose, or does not.
+`options` forces both: left_factor = "registers" has a loaded left factor read into registers, as
+one that is computed is; swap_dots takes a dot as its transpose, or does not.
 
-Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole loops so (fast); `acc + dot(a, b)` adds each
-iteration's dot in float32 (a *partial* sum, its accumulator zero): as exact as the iteration is short.
+Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole
+loops so (fast); `acc + dot(a, b)` adds each iteration's dot in float32 (a *partial* sum, its
+accumulator zero): as exact as the iteration is short.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -34,16 +42,20 @@ from tkc.passes.split_sums import axis_of, chain_of
 
 def source(value: SSAValue) -> tile.Load | None:
     """The load that a factor shows, transposed or not."""
-    while isinstance(value.owner, tile.Transpose): value = value.owner.arg
+    while isinstance(value.owner, tile.Transpose):
+        value = value.owner.arg
     return value.owner if isinstance(value.owner, tile.Load) else None
 
 
-ADDRESSES = 16                                # registers of a thread that reads a block which a factor is computed from
+ADDRESSES = 16  # registers of a thread that reads a block which a factor is computed from
 
 
 @dataclass(frozen=True)
 class Sides:
-    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K. swapped: (bᵀ aᵀ)ᵀ; held: the left factor is in registers."""
+    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K.
+    swapped: (bᵀ aᵀ)ᵀ; held: the left factor is in registers.
+    """
+
     left: SSAValue
     right: SSAValue
     left_k: int
@@ -56,71 +68,154 @@ class Sides:
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
         m, n = dot.acc.type.extents[-2:]
-        thin = m % 64 and n % 64 == 0 and source(dot.a) is not None and source(dot.b) is not None and simple(dot)
-        swapped = thin or source(dot.b) is None and source(dot.a) is not None or simple(dot) and n % 64 == 0 and _turned(dot.b, 0) and not _turned(dot.a, 1) if options.swap_dots is None else options.swap_dots
+        thin = (
+            m % 64
+            and n % 64 == 0
+            and source(dot.a) is not None
+            and source(dot.b) is not None
+            and simple(dot)
+        )
+        swapped = (
+            thin
+            or source(dot.b) is None
+            and source(dot.a) is not None
+            or simple(dot)
+            and n % 64 == 0
+            and _turned(dot.b, 0)
+            and not _turned(dot.a, 1)
+            if options.swap_dots is None
+            else options.swap_dots
+        )
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
-        held = source(left) is None or options.left_factor == "registers" or options.left_factor is None and _turned(left, 0 if swapped else 1)
-        return Sides(left, right, 0, 1, n, m, True, held) if swapped else Sides(left, right, 1, 0, m, n, False, held)
+        held = (
+            source(left) is None
+            or options.left_factor == "registers"
+            or options.left_factor is None
+            and _turned(left, 0 if swapped else 1)
+        )
+        return (
+            Sides(left, right, 0, 1, n, m, True, held)
+            if swapped
+            else Sides(left, right, 1, 0, m, n, False, held)
+        )
 
 
 def _turned(value: SSAValue, k: int) -> bool:
-    """Whether a loaded factor of 32 bits is not K-major: wgmma does not read it in shared memory, and a thread's registers take it either way round."""
+    """Whether a loaded factor of 32 bits is not K-major: wgmma does not read it in shared memory,
+    and a thread's registers take it either way round.
+    """
     load = source(value)
-    return bits(value.type.element) == 32 and value.type.rank == 2 and load is not None and not unmapped(load) and dense_of_factor(value) != k
+    return (
+        bits(value.type.element) == 32
+        and value.type.rank == 2
+        and load is not None
+        and not unmapped(load)
+        and dense_of_factor(value) != k
+    )
 
 
 def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
-    """The blocks in memory that a left factor in registers is made of in the dot's loop, in program order."""
+    """The blocks in memory that a left factor in registers is made of in the dot's loop, in program
+    order.
+    """
     both, found, seen = Sides.of(dot, options), [], set()
-    if not both.held: return []
+    if not both.held:
+        return []
     left, work = both.left, [both.left]
     while work:
         value = work.pop()
-        if value in seen or not isinstance(value.type, TileType): continue
+        if value in seen or not isinstance(value.type, TileType):
+            continue
         seen.add(value)
-        if isinstance(value.owner, LOADS) and value.type.size == left.type.size: found.append(value.owner)
-        elif isinstance(value.owner, (*POINTWISE, *VIEWS)): work += value.owner.operands
+        if isinstance(value.owner, LOADS) and value.type.size == left.type.size:
+            found.append(value.owner)
+        elif isinstance(value.owner, (*POINTWISE, *VIEWS)):
+            work += value.owner.operands
     return [op for op in dot.parent_op().walk() if op in found]
 
 
 def dense_of_factor(value: SSAValue) -> int:
     """The axis of a factor that is dense in memory."""
-    if not isinstance(value.owner, tile.Transpose): return dense_of_block(value.owner)
+    if not isinstance(value.owner, tile.Transpose):
+        return dense_of_block(value.owner)
     return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
 
 
 def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
-    """Whether a dot counts K in the order of an accumulator's registers: its left factor, of 8 bits, is computed of another dot's result."""
+    """Whether a dot counts K in the order of an accumulator's registers: its left factor, of 8
+    bits, is computed of another dot's result.
+    """
     both = Sides.of(dot, options)
-    if both.swapped or bits(both.left.type.element) != 8 or source(both.left) is not None or staged(dot, options): return False
-    return source(both.right) is not None and fits(both.right.type.extents, both.right_k, dense_of_factor(both.right))
+    if (
+        both.swapped
+        or bits(both.left.type.element) != 8
+        or source(both.left) is not None
+        or staged(dot, options)
+    ):
+        return False
+    return source(both.right) is not None and fits(
+        both.right.type.extents, both.right_k, dense_of_factor(both.right)
+    )
 
 
 def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
-    """The loaded factors of a dot that are laid anew on their way to it, and whether each is the right one."""
+    """The loaded factors of a dot that are laid anew on their way to it, and whether each is the
+    right one.
+    """
     both, found = Sides.of(dot, options), []
     for factor, k in (both.left, both.left_k), (both.right, both.right_k):
         load = source(factor)
-        if load is None or both.held and factor is both.left or bits(factor.type.element) != 8 or not fits(factor.type.extents, k, dense_of_factor(factor)): continue
-        if dense_of_factor(factor) != k or factor is both.right and permuted(dot, options): found.append((load, factor is both.right))
+        if (
+            load is None
+            or both.held
+            and factor is both.left
+            or bits(factor.type.element) != 8
+            or not fits(factor.type.extents, k, dense_of_factor(factor))
+        ):
+            continue
+        if dense_of_factor(factor) != k or factor is both.right and permuted(dot, options):
+            found.append((load, factor is both.right))
     return found
 
 
 def simple(dot: tile.Dot) -> bool:
     """Whether a dot's sum just goes round its loop."""
     loop, carried = dot.parent_op(), dot.acc
-    if not isinstance(loop, scf.ForOp) or not isinstance(carried, BlockArgument) or carried.block is not loop.body.block or carried.index == 0: return False
-    return loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
+    if (
+        not isinstance(loop, scf.ForOp)
+        or not isinstance(carried, BlockArgument)
+        or carried.block is not loop.body.block
+        or carried.index == 0
+    ):
+        return False
+    return (
+        loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
+    )
 
 
 def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
-    """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the other adding to it. Empty if a dot does anything else."""
-    body, found = loop.body.block, {}                              # the dots of each sum, by what it is so far
+    """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the
+    other adding to it. Empty if a dot does anything else.
+    """
+    body, found = loop.body.block, {}  # the dots of each sum, by what it is so far
     for dot in [op for op in loop.walk() if isinstance(op, tile.Dot)]:
         carried = isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0
-        if dot.parent is not body or not dot.acc.has_one_use() or not carried and dot.acc not in found: return []
+        if (
+            dot.parent is not body
+            or not dot.acc.has_one_use()
+            or not carried
+            and dot.acc not in found
+        ):
+            return []
         found[dot.result] = [*found.pop(dot.acc, ()), dot]
-    return list(found.values()) if all(body.last_op.operands[made[0].acc.index - 1] is end and end.has_one_use() for end, made in found.items()) else []
+    return (
+        list(found.values())
+        if all(
+            body.last_op.operands[made[0].acc.index - 1] is end and end.has_one_use()
+            for end, made in found.items()
+        )
+        else []
+    )
 
 
 def summed(dot: tile.Dot) -> bool:
@@ -128,18 +223,22 @@ def summed(dot: tile.Dot) -> bool:
     return isinstance(loop := dot.parent_op(), scf.ForOp) and bool(running_sums(loop))
 
 
-def zero(value: SSAValue) -> bool: return isinstance(value.owner, tile.Constant) and value.owner.number == 0
+def zero(value: SSAValue) -> bool:
+    return isinstance(value.owner, tile.Constant) and value.owner.number == 0
 
 
 def partial(dot: tile.Dot) -> bool:
     """Whether a dot in a loop starts from zero and adds its result to what the loop carries."""
     loop = dot.parent_op()
-    if not isinstance(loop, scf.ForOp) or not zero(dot.acc): return False
+    if not isinstance(loop, scf.ForOp) or not zero(dot.acc):
+        return False
     value = dot.result
     while value.has_one_use():
         op = value.first_use.operation
-        if isinstance(op, scf.YieldOp): return op.parent is loop.body.block
-        if not isinstance(op, POINTWISE): return False
+        if isinstance(op, scf.YieldOp):
+            return op.parent is loop.body.block
+        if not isinstance(op, POINTWISE):
+            return False
         value = op.results[0]
     return False
 
@@ -147,39 +246,88 @@ def partial(dot: tile.Dot) -> bool:
 def names(dot: tile.Dot) -> tuple[str, str, str]:
     """The element types of a, b and the sum as instructions call them."""
     a, b, acc = (str(v.type.element) for v in (dot.a, dot.b, dot.acc))
-    return ("tf32", "tf32", acc) if dot.precision.data == "tf32" and a == b == "f32" else (a, b, acc)
+    return (
+        ("tf32", "tf32", acc) if dot.precision.data == "tf32" and a == b == "f32" else (a, b, acc)
+    )
 
 
 def wgmma_of(dot: tile.Dot) -> Mma | None:
-    """wgmma's form for a dot's element types; None if there is none, or if its sums are shorter than 32 bits."""
+    """wgmma's form for a dot's element types; None if there is none, or if its sums are shorter
+    than 32 bits.
+    """
     a, b, acc = names(dot)
-    if acc not in ("f32", "i32") or dot.precision.data == "tf32x3": return None
+    if acc not in ("f32", "i32") or dot.precision.data == "tf32x3":
+        return None
     return next((i for i in instructions_for(a, b, acc, 90) if i.name.startswith("wgmma")), None)
 
 
 def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
     """Why wgmma cannot compute a dot; empty if it can."""
     a, acc, form = dot.a.type, dot.acc.type, wgmma_of(dot)
-    if form is None: return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (", its float32 is tf32" if names(dot)[0] == "f32" else "")
-    if acc.rank != 2: return "a dot has batch axes"
+    if form is None:
+        return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (
+            ", its float32 is tf32" if names(dot)[0] == "f32" else ""
+        )
+    if acc.rank != 2:
+        return "a dot has batch axes"
     both, k = Sides.of(dot, options), a.extents[1]
-    if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k: return f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x {form.k}"
+    if both.m % 64 or both.m > 256 or both.n not in form.n or k % form.k:
+        return (
+            f"{both.m}x{both.n}x{k} is not made of wgmma's 64 x {form.n[0]}..{form.n[-1]} x"
+            f" {form.k}"
+        )
     loop = dot.parent_op()
-    if not isinstance(loop, scf.ForOp): return "a dot is not in a loop"
-    if isinstance(dot.acc, BlockArgument) and (simple(dot) or summed(dot)) and not zero(loop.iter_args[dot.acc.index - 1]): return "a sum does not start from zero"
-    if source(both.right) is None: return "both factors are computed" if source(both.left) is None else f"the {'left' if both.swapped else 'right'} factor is computed, and wgmma reads its right one in shared memory"
-    if both.swapped and not simple(dot): return f"{'the right factor is computed and ' * (options.swap_dots is None)}its dot's sum does not just go round the loop"
+    if not isinstance(loop, scf.ForOp):
+        return "a dot is not in a loop"
+    if (
+        isinstance(dot.acc, BlockArgument)
+        and (simple(dot) or summed(dot))
+        and not zero(loop.iter_args[dot.acc.index - 1])
+    ):
+        return "a sum does not start from zero"
+    if source(both.right) is None:
+        return (
+            "both factors are computed"
+            if source(both.left) is None
+            else (
+                f"the {'left' if both.swapped else 'right'} factor is computed, and wgmma reads its"
+                " right one in shared memory"
+            )
+        )
+    if both.swapped and not simple(dot):
+        return (
+            f"{'the right factor is computed and ' * (options.swap_dots is None)}its dot's sum does"
+            " not just go round the loop"
+        )
     for load in staged(dot, options):
-        if not isinstance(load, tile.Load) or load.parent_op() is not loop: return "a factor is computed from what is not a block loaded in the dot's loop"
-        if reason := unmapped(load): return reason
-        if not load.result.has_one_use(): return "a factor is used elsewhere too"
-    if sum(map(len, running_sums(loop))) > 1 and (both.held or anew(dot, options)): return "of several dots that add up in a loop a factor is computed, held in registers or laid anew"
+        if not isinstance(load, tile.Load) or load.parent_op() is not loop:
+            return "a factor is computed from what is not a block loaded in the dot's loop"
+        if reason := unmapped(load):
+            return reason
+        if not load.result.has_one_use():
+            return "a factor is used elsewhere too"
+    if sum(map(len, running_sums(loop))) > 1 and (both.held or anew(dot, options)):
+        return (
+            "of several dots that add up in a loop a factor is computed, held in registers or laid"
+            " anew"
+        )
     for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
         held = both.held and factor is both.left
-        if (load := source(factor)) is None or held and load.parent_op() is loop: continue                  # looked at above
-        if reason := _unread(dot, factor, factor is both.right): return reason
-        if not held and dense_of_factor(factor) != axis and "mn" not in form.majors and not any(load is found for found, _ in anew(dot, options)):
-            return f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'} factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
+        if (load := source(factor)) is None or held and load.parent_op() is loop:
+            continue  # looked at above
+        if reason := _unread(dot, factor, factor is both.right):
+            return reason
+        if (
+            not held
+            and dense_of_factor(factor) != axis
+            and "mn" not in form.majors
+            and not any(load is found for found, _ in anew(dot, options))
+        ):
+            return (
+                f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'}"
+                f" factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of"
+                f" {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
+            )
     return ""
 
 
@@ -187,26 +335,35 @@ def _unread(dot: tile.Dot, factor: SSAValue, right: bool) -> str:
     """Why a loaded factor cannot be read in shared memory, where a tensor map put it."""
     load, loop = source(factor), dot.parent_op()
     around = loop.parent_op()
-    if load.parent_op() is not loop and (right or load.parent_op() is not around or not isinstance(around, tile.Kernel)): return "a factor is loaded neither in the dot's loop nor before it"
-    if reason := unmapped(load): return reason
+    if load.parent_op() is not loop and (
+        right or load.parent_op() is not around or not isinstance(around, tile.Kernel)
+    ):
+        return "a factor is loaded neither in the dot's loop nor before it"
+    if reason := unmapped(load):
+        return reason
     return "a factor is used elsewhere too" if _elsewhere(load, loop) else ""
 
 
 def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
-    """Whether more reads a loaded factor than a dot of the loop, or than dots whose sums all go round it: these read the same stage of a ring."""
+    """Whether more reads a loaded factor than a dot of the loop, or than dots whose sums all go
+    round it: these read the same stage of a ring.
+    """
     work, dots = [load.result], []
     while work:
         for use in work.pop().uses:
             match op := use.operation:
-                case tile.Transpose(): work.append(op.result)
-                case tile.Dot() if use.index < 2 and op.parent_op() is loop: dots.append(op)
-                case _: return True
+                case tile.Transpose():
+                    work.append(op.result)
+                case tile.Dot() if use.index < 2 and op.parent_op() is loop:
+                    dots.append(op)
+                case _:
+                    return True
     return len(dots) > 1 and not running_sums(loop)
 
 
 def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
-    """In how many parts a partial dot is best added up, and how many are in flight at once: two together where the sum and the dot fit the registers,
-    else as many in turn as make them fit."""
+    """In how many parts a partial dot is best added up, and how many are in flight at once: two
+    together where the sum and the dot fit the registers, else as many in turn as make them fit."""
     (m, n), form = dot.acc.type.extents, wgmma_of(dot)
     sum_ = n * m * bits(dot.acc.type.element) // (32 * 128 * groups)
     if axis_of(dot, groups) == 0:
@@ -215,21 +372,54 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     least = 128 * 8 // bits(source(dot.b).result.type.element) if dense_of_factor(dot.b) == 1 else 8
     for count in (2, 4):
         width = n // count
-        if n % count or width not in form.n or width % least or not chain_of(dot): continue
-        if count == 2 and 2 * sum_ <= registers: return (2, 2) if width >= 64 else (1, 1)
-        if sum_ + sum_ // count <= registers: return count, 1
+        if n % count or width not in form.n or width % least or not chain_of(dot):
+            continue
+        if count == 2 and 2 * sum_ <= registers:
+            return (2, 2) if width >= 64 else (1, 1)
+        if sum_ + sum_ // count <= registers:
+            return count, 1
     return 1, 1
 
 
-def held(dots: list[tile.Dot], rotated: bool, parts: list[tuple[int, int]], groups: int, options: LaunchOptions) -> int:
-    """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them to, and for left factors."""
-    registers = lambda t: t.bytes // (4 * 128 * groups)
+def held(
+    dots: list[tile.Dot],
+    rotated: bool,
+    parts: list[tuple[int, int]],
+    groups: int,
+    options: LaunchOptions,
+) -> int:
+    """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them
+    to, and for left factors.
+    """
+
+    def registers(t):
+        return t.bytes // (4 * 128 * groups)
+
     loop = dots[0].parent_op()
     some = [d for d in dots if partial(d)] if not rotated else []
-    sums = sum(registers(d.acc.type) for d in dots if d not in some and not isinstance(d.acc.owner, tile.Dot))
+    sums = sum(
+        registers(d.acc.type)
+        for d in dots
+        if d not in some and not isinstance(d.acc.owner, tile.Dot)
+    )
     if some:
-        carried = [v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
-        sums += max(registers(d.acc.type) * p[1] // p[0] for d, p in zip(dots, parts) if d in some) + sum(map(registers, carried))
-    left = lambda d: registers(both.left.type) if (both := Sides.of(d, options)).held else 0
-    made = lambda d: left(d) + sum(registers(op.result.type) for op in staged(d, options)) + ADDRESSES if staged(d, options) else 0             # the next one, while a dot reads this one
+        carried = [
+            v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2
+        ]
+        sums += max(
+            registers(d.acc.type) * p[1] // p[0]
+            for d, p in zip(dots, parts, strict=False)
+            if d in some
+        ) + sum(map(registers, carried))
+
+    def left(d):
+        return registers(both.left.type) if (both := Sides.of(d, options)).held else 0
+
+    def made(d):
+        return (
+            left(d) + sum(registers(op.result.type) for op in staged(d, options)) + ADDRESSES
+            if staged(d, options)
+            else 0
+        )  # the next one, while a dot reads this one
+
     return sums + sum(left(d) + made(d) for d in dots)

@@ -1,20 +1,28 @@
-"""Plans for Hopper's engines: warp roles, tensor maps and wgmma, where a program's data flow lets them be used.
+"""Plans for Hopper's engines: warp roles, tensor maps and wgmma, where a program's data flow lets
+them be used.
 
-A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply straight from shared memory.
-`roles(program, context, plan)` returns the plan, or says why this program does not take one:
+A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply
+straight from shared memory. `roles(program, context, plan)` returns the plan, or says why this
+program does not take one:
 
   every dot     of element types that wgmma takes (factors.py), in a loop; its sum goes round the loop, as do those of the others (a gate and what it lets through), or
-                there are several that wait for one another, of which some are better late (stages.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8 up to
-                256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed or not); the left one too, or before the
-                loop, or it is computed: then it stays in registers
+                there are several that wait for one another, of which some are better late
+                (stages.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8
+                up to 256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed
+                or not); the left one too, or before the loop, or it is computed: then it stays in
+                registers
   every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
                 start at multiples of 16 bytes, no mask
   programs      none waits for another: they may run in any order
 
-Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own (layouts/restage.py): one ring for what is copied, one for what that role makes of it.
-Loads of one dot in one loop fill a ring together, and those of all dots that add up in it; a factor loaded outside its loop has a ring of its own.
-With them comes what is small and stands beside such dots, a scale of each row, where a map can copy it; a number is loaded by the producer and posted beside their stage (warpgroups/posts.py).
+Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own
+(layouts/restage.py): one ring for what is copied, one for what that role makes of it. Loads of one
+dot in one loop fill a ring together, and those of all dots that add up in it; a factor loaded
+outside its loop has a ring of its own. With them comes what is small and stands beside such dots, a
+scale of each row, where a map can copy it; a number is loaded by the producer and posted beside
+their stage (warpgroups/posts.py).
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -39,370 +47,1082 @@ from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.slabs import REGISTERS as SLABS
 from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, vacated, widest
 from tkc.passes.planning.bodies import Machine, best_stages
-from tkc.passes.planning.factors import ADDRESSES, Sides, anew, held, partial, parts_of, permuted, simple, source, staged, summed, unfit
+from tkc.passes.planning.factors import (
+    ADDRESSES,
+    Sides,
+    anew,
+    held,
+    partial,
+    parts_of,
+    permuted,
+    simple,
+    source,
+    staged,
+    summed,
+    unfit,
+)
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 
-REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}           # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a block of so many threads begins with
-ROOMY = 160                     # registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is known ahead (ptxas spilled one)
-LARGE, LARGE_SUM = 176, (24, 240)            # where a thread of up to two holds a sum of more than so many
-SLACK = 12                                   # registers by which scores kept beside sums and left factors may exceed a consumer's: they are not all alive at once (172 of 160 assemble without a spill, 176 do not)
-ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}                                  # of those, at most for sums and left factors
-BESIDE = {1: ((24, 240, 72), (24, 240, 88)), 2: ((24, 208, 72), (24, 200, 88))}      # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
-HALF = 32                                    # it holds more than so many registers of a factor the second
-UNIFIED, CARVED = 1 << 18, 195 << 10         # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to hold more than what all of it leaves
-SMALL, NUMBERS = 1024, 8                     # bytes of a block that comes with factors without being one, and how many numbers are posted with them
-AHEAD = 4                                    # stages of the rings of a loop that programs side by side share
-PORTABLE = 8                                 # blocks of a cluster that every device with clusters has room for
-BARRIERS, STAGES = (1024, 1280), 16          # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose rings a queue tells of
+REGISTERS = {
+    1: (40, 232),
+    2: (40, 232),
+    3: (32, 160),
+    4: (24, 112),
+    # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a
+    # block of
+    # so many threads begins with
+}
+# registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is
+# known ahead (ptxas spilled one)
+ROOMY = 160
+LARGE, LARGE_SUM = 176, (24, 240)  # where a thread of up to two holds a sum of more than so many
+# registers by which scores kept beside sums and left factors may exceed a consumer's: they are not
+# all alive at once (172 of 160 assemble without a spill, 176 do not)
+SLACK = 12
+ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}  # of those, at most for sums and left factors
+BESIDE = {
+    1: ((24, 240, 72), (24, 240, 88)),
+    2: ((24, 208, 72), (24, 200, 88)),
+}  # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
+HALF = 32  # it holds more than so many registers of a factor the second
+UNIFIED, CARVED = (
+    1 << 18,
+    195 << 10,
+    # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to
+    # hold
+    # more than what all of it leaves
+)
+SMALL, NUMBERS = (
+    1024,
+    8,
+    # bytes of a block that comes with factors without being one, and how many numbers are posted
+    # with
+    # them
+)
+AHEAD = 4  # stages of the rings of a loop that programs side by side share
+PORTABLE = 8  # blocks of a cluster that every device with clusters has room for
+BARRIERS, STAGES = (
+    (
+        1024,
+        1280,
+        # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose
+        # rings a
+        # queue tells of
+    ),
+    16,
+)
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
-    """The plan with roles made of an ordinary one, or None and the reason. What is asked of factors that no such plan can do is left out, and said."""
-    several = context.options.programs if (context.options.programs or 0) > 2 or context.options.roles == "abreast" else None
-    asked = [(name, value) for name, value in (("left_factor", "registers"), ("swap_dots", True), ("programs", several), ("roles", "abreast")) if value is not None and getattr(context.options, name) == value]
+    """The plan with roles made of an ordinary one, or None and the reason. What is asked of factors
+    that no such plan can do is left out, and said.
+    """
+    several = (
+        context.options.programs
+        if (context.options.programs or 0) > 2 or context.options.roles == "abreast"
+        else None
+    )
+    asked = [
+        (name, value)
+        for name, value in (
+            ("left_factor", "registers"),
+            ("swap_dots", True),
+            ("programs", several),
+            ("roles", "abreast"),
+        )
+        if value is not None and getattr(context.options, name) == value
+    ]
     made, why = _roles(program, context, plan)
-    if made is None and context.lack and context.options.roles is None and context.options.programs is None:
-        made, _ = _roles(program, context, plan, "shared memory has no room for what two programs need")
-    for left_out in (some for count in range(1, len(asked) + 1) for some in combinations(asked, count)):
-        if made is not None: break
-        made, _ = _roles(program, replace(context, options=replace(context.options, **{name: None for name, _ in left_out})), plan)
-        if made is not None: made = replace(made, decisions=(*made.decisions, *(f"plan: {name} = {value!r} is not used: {why}" for name, value in left_out)))
+    if (
+        made is None
+        and context.lack
+        and context.options.roles is None
+        and context.options.programs is None
+    ):
+        made, _ = _roles(
+            program, context, plan, "shared memory has no room for what two programs need"
+        )
+    for left_out in (
+        some for count in range(1, len(asked) + 1) for some in combinations(asked, count)
+    ):
+        if made is not None:
+            break
+        made, _ = _roles(
+            program,
+            replace(
+                context, options=replace(context.options, **{name: None for name, _ in left_out})
+            ),
+            plan,
+        )
+        if made is not None:
+            made = replace(
+                made,
+                decisions=(
+                    *made.decisions,
+                    *(f"plan: {name} = {value!r} is not used: {why}" for name, value in left_out),
+                ),
+            )
     return made, why
 
 
 def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple[Plan | None, str]:
     """`roles`, as asked. single: why a block has one program at a time, where that is known."""
     options, dots = context.options, program.dots
-    if not context.target.wgmma: return None, f"{context.target.name} has no wgmma"
-    if options.roles == "one": return None, "roles = 'one', as asked"
-    if options.num_warps not in (None, 4, 8, 12, 16): return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
-    if options.split_warps and options.roles is None: return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
-    if any(isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op) for op in program.kernel.walk()):
+    if not context.target.wgmma:
+        return None, f"{context.target.name} has no wgmma"
+    if options.roles == "one":
+        return None, "roles = 'one', as asked"
+    if options.num_warps not in (None, 4, 8, 12, 16):
+        return None, f"num_warps = {options.num_warps}: roles have 4, 8, 12 or 16 compute warps"
+    if options.split_warps and options.roles is None:
+        return None, f"split_warps = {options.split_warps}: warpgroups share rows alone"
+    if any(
+        isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op)
+        for op in program.kernel.walk()
+    ):
         return None, "programs may see each other's order"
-    if any(isinstance(op, tile.Load) and addresses(op.result) and not unchanged(op, program.kernel, context.overlaps) for op in program.loads): return None, "an address is loaded from an array that the program changes"
-    if any(reason := unfit(dot, options) for dot in dots): return None, reason
-    if any(written_before(load, context.overlaps) for load in _loads(dots, options) if isinstance(load, tile.Load)): return None, "a factor is loaded from an array that its program has written"
+    if any(
+        isinstance(op, tile.Load)
+        and addresses(op.result)
+        and not unchanged(op, program.kernel, context.overlaps)
+        for op in program.loads
+    ):
+        return None, "an address is loaded from an array that the program changes"
+    if any(reason := unfit(dot, options) for dot in dots):
+        return None, reason
+    if any(
+        written_before(load, context.overlaps)
+        for load in _loads(dots, options)
+        if isinstance(load, tile.Load)
+    ):
+        return None, "a factor is loaded from an array that its program has written"
     heights = {Sides.of(dot, options).m for dot in dots}
-    if len(heights) > 1: return None, "dots of different heights"
+    if len(heights) > 1:
+        return None, "dots of different heights"
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
-    if len(loops) > 1: return None, "dots in several loops"
+    if len(loops) > 1:
+        return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
     restaged = {load: right for dot in dots for load, right in anew(dot, options)}
     streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
-    members, apart = (1, single) if single else _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
-    alone = "side by side" if members > 1 else single or _together(program, dots, options) or ("programs share a block of the output" if (parts_of_k > 1 or streamed) and options.roles != "pingpong" else "a factor is laid anew" if restaged else "")
+    members, apart = (
+        (1, single)
+        if single
+        else _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
+    )
+    alone = (
+        "side by side"
+        if members > 1
+        else single
+        or _together(program, dots, options)
+        or (
+            "programs share a block of the output"
+            if (parts_of_k > 1 or streamed) and options.roles != "pingpong"
+            else "a factor is laid anew"
+            if restaged
+            else ""
+        )
+    )
     groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
-    in_all = members if members > 1 else groups               # warpgroups of consumers, among which a block's registers are divided
-    if not groups: return None, f"num_warps = {options.num_warps}: {m} rows are not shared out among {options.num_warps // 4} warpgroups of 64"
-    if any(load.parent_op() is not loops[0] for load in restaged): return None, "a factor that is loaded before the loop would be laid anew in every iteration: wgmma reads 8 bits K-major only"
-    if restaged and groups not in BESIDE: return None, f"beside {groups} warpgroups there are no registers for one that lays factors of 8 bits anew: wgmma reads them K-major only"
-    found = best_stages(loops[0], Machine(context.target, 4 * groups, True), context.overlaps) if options.rotate is not False else None
+    in_all = (
+        members if members > 1 else groups
+    )  # warpgroups of consumers, among which a block's registers are divided
+    if not groups:
+        return (
+            None,
+            (
+                f"num_warps = {options.num_warps}: {m} rows are not shared out among"
+                f" {options.num_warps // 4} warpgroups of 64"
+            ),
+        )
+    if any(load.parent_op() is not loops[0] for load in restaged):
+        return (
+            None,
+            (
+                "a factor that is loaded before the loop would be laid anew in every iteration:"
+                " wgmma reads 8 bits K-major only"
+            ),
+        )
+    if restaged and groups not in BESIDE:
+        return (
+            None,
+            (
+                f"beside {groups} warpgroups there are no registers for one that lays factors of 8"
+                " bits anew: wgmma reads them K-major only"
+            ),
+        )
+    found = (
+        best_stages(loops[0], Machine(context.target, 4 * groups, True), context.overlaps)
+        if options.rotate is not False
+        else None
+    )
     late = found.late if found else ()
-    aside = BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)] if restaged else None
+    aside = (
+        BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)]
+        if restaged
+        else None
+    )
     most = ACCUMULATORS[in_all] - (LARGE_SUM[1] - aside[1] if aside else 0)
-    parts = [parts_of(d, groups, most) if partial(d) and not late and not anew(d, options) and options.sum_parts != 1 else (1, 1) for d in dots]
+    parts = [
+        (
+            parts_of(d, groups, most)
+            if partial(d) and not late and not anew(d, options) and options.sum_parts != 1
+            else (1, 1)
+        )
+        for d in dots
+    ]
     each = held(dots, bool(late), parts, groups, options)
-    kept = max((both.left.type.bytes // (512 * groups) for both in (Sides.of(dot, options) for dot in dots) if both.held and source(both.left)), default=0)
-    if late and kept and (each > LARGE or each + _scores(dots, late, groups) > LARGE_SUM[1]): return None, f"sums and left factors of {each} registers a thread leave none to compute a step in"
-    if each > most: return None, f"sums and left factors of {each} registers a thread do not fit {aside[1] if aside else max(LARGE_SUM[1] if in_all < 3 else 0, REGISTERS[in_all][1])}"
-    if len(dots) > 1 and not late and not summed(dots[0]): return None, "several dots in a loop, which are neither sums that go round it nor can one of them run beside the next iteration's"
+    kept = max(
+        (
+            both.left.type.bytes // (512 * groups)
+            for both in (Sides.of(dot, options) for dot in dots)
+            if both.held and source(both.left)
+        ),
+        default=0,
+    )
+    if late and kept and (each > LARGE or each + _scores(dots, late, groups) > LARGE_SUM[1]):
+        return (
+            None,
+            f"sums and left factors of {each} registers a thread leave none to compute a step in",
+        )
+    if each > most:
+        return (
+            None,
+            (
+                f"sums and left factors of {each} registers a thread do not fit"
+                f" {aside[1] if aside else max(LARGE_SUM[1] if in_all < 3 else 0, REGISTERS[in_all][1])}"
+            ),
+        )
+    if len(dots) > 1 and not late and not summed(dots[0]):
+        return (
+            None,
+            (
+                "several dots in a loop, which are neither sums that go round it nor can one of"
+                " them run beside the next iteration's"
+            ),
+        )
     relax = plan.relax
-    if options.relax is None and relax and in_all > 2 and program.maxima and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK: relax = False
+    if (
+        options.relax is None
+        and relax
+        and in_all > 2
+        and program.maxima
+        and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK
+    ):
+        relax = False
     rings = _rings(dots, restaged, late, options)
     posted = _beside(loops[0], rings, members > 1, context.overlaps) if not restaged else {}
-    claimed = members > 1 or options.queue and options.cluster is None              # blocks of a cluster take their programs together
-    cluster, cut, uncut = _cluster(dots, context) if parts_of_k == 1 and not (streamed and options.cluster is None) and not restaged and not claimed else ((1, 1), {}, "")
+    claimed = (
+        members > 1 or options.queue and options.cluster is None
+    )  # blocks of a cluster take their programs together
+    cluster, cut, uncut = (
+        _cluster(dots, context)
+        if parts_of_k == 1
+        and not (streamed and options.cluster is None)
+        and not restaged
+        and not claimed
+        else ((1, 1), {}, "")
+    )
     registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
-    copies = members if members > 1 else 1 if alone else 2    # of what a program has in shared memory
-    leaving = [] if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots) else results(program.kernel, m, groups)
-    again = lines([op for op in program.loads if op.parent_op() is loops[0] and not any(op in ring for ring in rings)])
+    copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
+    leaving = (
+        []
+        if options.epilogue == "direct" or any(Sides.of(dot, options).swapped for dot in dots)
+        else results(program.kernel, m, groups)
+    )
+    again = lines(
+        [
+            op
+            for op in program.loads
+            if op.parent_op() is loops[0] and not any(op in ring for ring in rings)
+        ]
+    )
     kind = "abreast" if members > 1 else "cooperative" if alone else "pingpong"
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
-    largest = context.room(kind) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
+    largest = (
+        context.room(kind) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
+    )
     room = largest - max(0, context.room(kind) - CARVED) * narrowed
-    columns, narrower = _columns(leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options)
-    slabs = {in_turn: copies * slab_bytes(leaving, groups, columns, in_turn) for in_turn in {1, 2, options.slabs or 1}}
-    fitting = {in_turn: _stages(rings, room - taken, options.num_stages, members) for in_turn, taken in slabs.items()}
+    columns, narrower = _columns(
+        leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options
+    )
+    slabs = {
+        in_turn: copies * slab_bytes(leaving, groups, columns, in_turn)
+        for in_turn in {1, 2, options.slabs or 1}
+    }
+    fitting = {
+        in_turn: _stages(rings, room - taken, options.num_stages, members)
+        for in_turn, taken in slabs.items()
+    }
     through, occupied = _through(leaving, rings, loops[0], groups, columns, room, members, options)
-    if through: slabs[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
-    otherwise = occupied if options.slabs == 0 else _unturned(leaving, groups, columns, fitting, options)
-    # side by side through stages, so that each program's next ones have room; else two slabs in turn unless the second one costs a stage
-    in_turn = options.slabs if options.slabs is not None and not otherwise else 0 if through and members > 1 else max((1, 2), key=lambda n: (fitting[n][0], n))
-    if in_turn: through = []
+    if through:
+        slabs[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
+    otherwise = (
+        occupied if options.slabs == 0 else _unturned(leaving, groups, columns, fitting, options)
+    )
+    # side by side through stages, so that each program's next ones have room; else two slabs in
+    # turn unless the second one costs a stage
+    in_turn = (
+        options.slabs
+        if options.slabs is not None and not otherwise
+        else 0
+        if through and members > 1
+        else max((1, 2), key=lambda n: (fitting[n][0], n))
+    )
+    if in_turn:
+        through = []
     stages, reason = fitting[in_turn]
-    if not stages: return None, reason
-    uneven = any(program_axes([op.lb, op.ub, op.step]) for op in program.kernel.walk() if isinstance(op, scf.ForOp))
-    unclaimed = "" if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed else "warpgroups have programs of their own" if not alone else "blocks share their programs' parts, or copies"
-    queue = not unclaimed and (members > 1 or uneven or bool(late) if options.queue is None else options.queue)
-    # a program's Q must find room beside the one before's, also in registers; measured where two warpgroups share a program, and where three have programs whose loops begin at one place: there it pays; the
+    if not stages:
+        return None, reason
+    uneven = any(
+        program_axes([op.lb, op.ub, op.step])
+        for op in program.kernel.walk()
+        if isinstance(op, scf.ForOp)
+    )
+    unclaimed = (
+        ""
+        if alone and cluster == (1, 1) and parts_of_k == 1 and not streamed
+        else (
+            "warpgroups have programs of their own"
+            if not alone
+            else "blocks share their programs' parts, or copies"
+        )
+    )
+    queue = not unclaimed and (
+        members > 1 or uneven or bool(late) if options.queue is None else options.queue
+    )
+    # a program's Q must find room beside the one before's, also in registers; measured where two
+    # warpgroups share a program, and where three have programs whose loops begin at one place:
+    # there it pays; the
     # checks of TKC_DEBUG need the registers
-    twice = members == 1 or all(n >= 2 * members for n, ring in zip(stages, rings) if ring[0].parent_op() is not loops[0])
-    pays = in_all == 2 if members == 1 else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
-    fuse = (pays and not options.debug if options.fuse is None else options.fuse) and twice and bool(late) and queue and not restaged and (not kept or each + kept <= LARGE) and not from_memory([v for ring in rings for load in ring for v in load.operands]) and min(stages) > 1
-    serpentine = bool(options.serpentine) and not queue and parts_of_k == 1 and not undivided(program.kernel, dots)
+    twice = members == 1 or all(
+        n >= 2 * members
+        for n, ring in zip(stages, rings, strict=False)
+        if ring[0].parent_op() is not loops[0]
+    )
+    pays = (
+        in_all == 2
+        if members == 1
+        else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
+    )
+    fuse = (
+        (pays and not options.debug if options.fuse is None else options.fuse)
+        and twice
+        and bool(late)
+        and queue
+        and not restaged
+        and (not kept or each + kept <= LARGE)
+        and not from_memory([v for ring in rings for load in ring for v in load.operands])
+        and min(stages) > 1
+    )
+    serpentine = (
+        bool(options.serpentine)
+        and not queue
+        and parts_of_k == 1
+        and not undivided(program.kernel, dots)
+    )
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
     second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
-    loads = tuple(LoadPlan("tma", 16, (share := cut.get(op, (-1, 1, (0,))))[0], share[2], which[op], second.get(op, -1), _kept(op, plan, options), boxes=share[1], fetch=_fetched(op)) if op in which else LoadPlan("posted", ring=posted[op]) if op in posted else load for op, load in zip(program.loads, plan.loads))
-    said = [f"plan: roles: a producer of {registers[0]} registers, {in_all if alone else 2} warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)",
-            f"plan: abreast: {members} programs side by side, a warpgroup each, share what does not depend on axis 0" if members > 1 else f"plan: cooperative: a block's consumers share a program: {alone}" if alone else "plan: ping-pong: each of a block's two warpgroups has every second program; one stores its results under the other's dots"]
-    if found: said.append(f"plan: stages: {found.said()}")
+    loads = tuple(
+        (
+            LoadPlan(
+                "tma",
+                16,
+                (share := cut.get(op, (-1, 1, (0,))))[0],
+                share[2],
+                which[op],
+                second.get(op, -1),
+                _kept(op, plan, options),
+                boxes=share[1],
+                fetch=_fetched(op),
+            )
+            if op in which
+            else LoadPlan("posted", ring=posted[op])
+            if op in posted
+            else load
+        )
+        for op, load in zip(program.loads, plan.loads, strict=False)
+    )
+    said = [
+        (
+            f"plan: roles: a producer of {registers[0]} registers, {in_all if alone else 2}"
+            f" warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)"
+        ),
+        (
+            f"plan: abreast: {members} programs side by side, a warpgroup each, share what does not"
+            " depend on axis 0"
+            if members > 1
+            else (
+                f"plan: cooperative: a block's consumers share a program: {alone}"
+                if alone
+                else (
+                    "plan: ping-pong: each of a block's two warpgroups has every second program;"
+                    " one stores its results under the other's dots"
+                )
+            )
+        ),
+    ]
+    if found:
+        said.append(f"plan: stages: {found.said()}")
     for i, dot in enumerate(dots):
-        said.append(f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}): wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left factor in {'registers' if Sides.of(dot, options).held else 'shared memory'}"
-                    + (", one iteration late, beside the next one's first dot" if dot in late else ""))
+        said.append(
+            f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}):"
+            f" wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left factor in"
+            f" {'registers' if Sides.of(dot, options).held else 'shared memory'}"
+            + (", one iteration late, beside the next one's first dot" if dot in late else "")
+        )
         if changed := ["left" if not right else "right" for _, right in anew(dot, options)]:
-            said.append(f"plan: dot {i}: the {' and the '.join(changed)} factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of {registers[2]} registers: wgmma reads 8 bits K-major only"
-                        + (", and K is counted in the order of the left factor's registers" if permuted(dot, options) else ""))
-    if fuse: said.append("plan: the next program's first dot is issued before this one's results leave")
-    if relax != plan.relax: said.append(f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores until they are known to fit")
-    if narrowed: said.append(f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which {CARVED} bytes of shared memory leave it")
+            said.append(
+                f"plan: dot {i}: the {' and the '.join(changed)}"
+                f" factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of"
+                f" {registers[2]} registers: wgmma reads 8 bits K-major only"
+                + (
+                    ", and K is counted in the order of the left factor's registers"
+                    if permuted(dot, options)
+                    else ""
+                )
+            )
+    if fuse:
+        said.append("plan: the next program's first dot is issued before this one's results leave")
+    if relax != plan.relax:
+        said.append(
+            f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores"
+            " until they are known to fit"
+        )
+    if narrowed:
+        said.append(
+            f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which"
+            f" {CARVED} bytes of shared memory leave it"
+        )
     copied = len(which) - len(_loads(dots, options))
-    if posted or copied: said.append(f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy {copied}, and the producer posts {len(posted)}")
-    said += [f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes" for i, (n, ring) in enumerate(zip(stages, rings))]
-    said += [f"plan: results leave through the stages of {' and '.join(f'ring {which[load]}' for load in through)}" if through else f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at once" if leaving else "plan: results are stored from registers",
-             "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
-             *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []), *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
-             *([f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"] if streamed else []), *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
-             *([f"plan: blocks claim programs one by one: {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"] if queue else []),
-             *(f"plan: {name} = {getattr(options, name)!r} is not used: {why}" for name, why in (("store_columns", narrower), ("slabs", otherwise), ("queue", unclaimed if options.queue else ""), *((name, apart) for name, got in (("programs", members), ("roles", "abreast" if members > 1 else None)) if getattr(options, name) not in (None, got))) if why),
-             f"plan: cluster {cluster[0]} x {cluster[1]}" + (f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))} blocks" if cut else f": {uncut}" if uncut else "")]
-    planned = tuple(DotPlan("wgmma", (groups, 1), *_sources(dot, options), swap=Sides.of(dot, options).swapped, parts=p, permuted=permuted(dot, options)) for dot, p in zip(dots, parts))
-    return replace(plan, warps=4 * groups, stages=max(stages), dots=planned, loads=loads, roles=kind, programs=copies, registers=registers,
-                   cluster=cluster, raster=plan.raster, serpentine=serpentine, persistent=True, split_k=parts_of_k, stream_k=streamed, queue=queue, epilogue="tma" if leaving else "direct", columns=columns, slabs=in_turn, through=tuple(program.loads.index(load) for load in through), rings=stages, rotate=tuple(i for i, dot in enumerate(dots) if dot in late), fuse=fuse, relax=relax, decisions=tuple(said),
-                   spare=largest - slabs[in_turn] - sum(n * _bytes(ring) for n, ring in zip(stages, rings))), ""
+    if posted or copied:
+        said.append(
+            f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy"
+            f" {copied}, and the producer posts {len(posted)}"
+        )
+    said += [
+        f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes"
+        for i, (n, ring) in enumerate(zip(stages, rings, strict=False))
+    ]
+    said += [
+        (
+            "plan: results leave through the stages of"
+            f" {' and '.join(f'ring {which[load]}' for load in through)}"
+            if through
+            else (
+                f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at"
+                " once"
+                if leaving
+                else "plan: results are stored from registers"
+            )
+        ),
+        "plan: persistent: blocks take programs in turn, so that copies run ahead across programs",
+        *([f"plan: k in {parts_of_k} parts, as asked"] if parts_of_k > 1 else []),
+        *([f"plan: split_k = {options.split_k} is not used: {whole}"] if whole else []),
+        *(
+            [f"plan: the last wave's programs in at most {streamed} parts of k each, as asked"]
+            if streamed
+            else []
+        ),
+        *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
+        *(
+            [
+                "plan: blocks claim programs one by one:"
+                f" {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"
+            ]
+            if queue
+            else []
+        ),
+        *(
+            f"plan: {name} = {getattr(options, name)!r} is not used: {why}"
+            for name, why in (
+                ("store_columns", narrower),
+                ("slabs", otherwise),
+                ("queue", unclaimed if options.queue else ""),
+                *(
+                    (name, apart)
+                    for name, got in (
+                        ("programs", members),
+                        ("roles", "abreast" if members > 1 else None),
+                    )
+                    if getattr(options, name) not in (None, got)
+                ),
+            )
+            if why
+        ),
+        f"plan: cluster {cluster[0]} x {cluster[1]}"
+        + (
+            f": {len(cut)} of {len(which)} copies serve"
+            f" {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))}"
+            " blocks"
+            if cut
+            else f": {uncut}"
+            if uncut
+            else ""
+        ),
+    ]
+    planned = tuple(
+        DotPlan(
+            "wgmma",
+            (groups, 1),
+            *_sources(dot, options),
+            swap=Sides.of(dot, options).swapped,
+            parts=p,
+            permuted=permuted(dot, options),
+        )
+        for dot, p in zip(dots, parts, strict=False)
+    )
+    return (
+        replace(
+            plan,
+            warps=4 * groups,
+            stages=max(stages),
+            dots=planned,
+            loads=loads,
+            roles=kind,
+            programs=copies,
+            registers=registers,
+            cluster=cluster,
+            raster=plan.raster,
+            serpentine=serpentine,
+            persistent=True,
+            split_k=parts_of_k,
+            stream_k=streamed,
+            queue=queue,
+            epilogue="tma" if leaving else "direct",
+            columns=columns,
+            slabs=in_turn,
+            through=tuple(program.loads.index(load) for load in through),
+            rings=stages,
+            rotate=tuple(i for i, dot in enumerate(dots) if dot in late),
+            fuse=fuse,
+            relax=relax,
+            decisions=tuple(said),
+            spare=largest
+            - slabs[in_turn]
+            - sum(n * _bytes(ring) for n, ring in zip(stages, rings, strict=False)),
+        ),
+        "",
+    )
 
 
 def _warpgroups(m: int, dots: int, options) -> int:
-    """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so, three where a loop of several dots has 192; 0 where they do not divide as asked."""
+    """How many warpgroups share a program's rows, 64 or more each: two where the rows divide so,
+    three where a loop of several dots has 192; 0 where they do not divide as asked.
+    """
     asked = (options.num_warps or 0) // 4
-    if asked > 2: return asked if m % (64 * asked) == 0 else 0
-    if dots > 1 and m == 192 and not asked: return 3
+    if asked > 2:
+        return asked if m % (64 * asked) == 0 else 0
+    if dots > 1 and m == 192 and not asked:
+        return 3
     return 1 if m % 128 or asked == 1 else 2
 
 
-def _abreast(program, dots, m: int, parts: int, streamed: int, restaged: bool, options) -> tuple[int, str]:
-    """How many programs a block runs side by side, 1 for none; and why not as asked. As many as registers hold, where a loop of several dots walks over more or less with the program: each
-    then walks over its own."""
+def _abreast(
+    program, dots, m: int, parts: int, streamed: int, restaged: bool, options
+) -> tuple[int, str]:
+    """How many programs a block runs side by side, 1 for none; and why not as asked. As many as
+    registers hold, where a loop of several dots walks over more or less with the program: each then
+    walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
     forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
-    if not forced and (options.roles is not None or asked is not None or len(dots) == 1 or options.num_warps is not None or options.queue is False or 0 not in program_axes([loop.lb, loop.ub])): return 1, ""
-    if asked == 1: return 1, "one program has nobody beside it"
-    if m != 64: return 1, f"{m} rows are not one warpgroup's"
-    if parts > 1 or streamed: return 1, "programs share a block of the output"
-    if restaged: return 1, "a factor is laid anew"
-    if options.num_warps not in (None, 4): return 1, f"{options.num_warps} compute warps, as asked"
-    if options.queue is False: return 1, "programs are dealt out, as asked, and those side by side are claimed"
+    if not forced and (
+        options.roles is not None
+        or asked is not None
+        or len(dots) == 1
+        or options.num_warps is not None
+        or options.queue is False
+        or 0 not in program_axes([loop.lb, loop.ub])
+    ):
+        return 1, ""
+    if asked == 1:
+        return 1, "one program has nobody beside it"
+    if m != 64:
+        return 1, f"{m} rows are not one warpgroup's"
+    if parts > 1 or streamed:
+        return 1, "programs share a block of the output"
+    if restaged:
+        return 1, "a factor is laid anew"
+    if options.num_warps not in (None, 4):
+        return 1, f"{options.num_warps} compute warps, as asked"
+    if options.queue is False:
+        return 1, "programs are dealt out, as asked, and those side by side are claimed"
     loads = [load for load in _loads(dots, options) if load.parent_op() is loop]
-    if 0 in program_axes([loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]): return 1, "what a loop loads depends on axis 0"
-    if any(isinstance(op, LOADS) and 0 in program_axes(op.operands) for op in sources([loop.lb, loop.ub, loop.step])): return 1, "a loop's bounds are loaded from a place that depends on axis 0"
-    if 0 in program_axes([loop.lb]) and not (isinstance(loop.step.owner, tile.Constant) and divisor(loop.lb) % loop.step.owner.number == 0): return 1, "loops do not begin whole steps apart"
+    if 0 in program_axes(
+        [loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]
+    ):
+        return 1, "what a loop loads depends on axis 0"
+    if any(
+        isinstance(op, LOADS) and 0 in program_axes(op.operands)
+        for op in sources([loop.lb, loop.ub, loop.step])
+    ):
+        return 1, "a loop's bounds are loaded from a place that depends on axis 0"
+    if 0 in program_axes([loop.lb]) and not (
+        isinstance(loop.step.owner, tile.Constant)
+        and divisor(loop.lb) % loop.step.owner.number == 0
+    ):
+        return 1, "loops do not begin whole steps apart"
     each = held(dots, len(dots) > 1, [(1, 1)] * len(dots), 1, options)
-    scores = _scores(dots, [d for d in dots if Sides.of(d, options).held and source(Sides.of(d, options).left) is None], 1)
-    most = max((n for n in REGISTERS if 1 < n <= (asked or n) and each <= ACCUMULATORS[n] and each + scores <= REGISTERS[n][1] + SLACK), default=1)
+    scores = _scores(
+        dots,
+        [
+            d
+            for d in dots
+            if Sides.of(d, options).held and source(Sides.of(d, options).left) is None
+        ],
+        1,
+    )
+    most = max(
+        (
+            n
+            for n in REGISTERS
+            if 1 < n <= (asked or n)
+            and each <= ACCUMULATORS[n]
+            and each + scores <= REGISTERS[n][1] + SLACK
+        ),
+        default=1,
+    )
     held_by = min(asked or 2, max(REGISTERS))
-    return most, "" if most == (asked or most) > 1 else f"a block has no registers for {asked} warpgroups" if (asked or 0) > held_by else f"sums and left factors of {each} registers a thread do not fit {REGISTERS[held_by][1]}"
+    return most, (
+        ""
+        if most == (asked or most) > 1
+        else (
+            f"a block has no registers for {asked} warpgroups"
+            if (asked or 0) > held_by
+            else (
+                f"sums and left factors of {each} registers a thread do not fit"
+                f" {REGISTERS[held_by][1]}"
+            )
+        )
+    )
 
 
 def _scores(dots, late, groups: int) -> int:
     """Registers of a thread for what the late dot's factor is computed from."""
-    return max((d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups) for d in dots if d not in late), default=0)
+    return max(
+        (
+            d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups)
+            for d in dots
+            if d not in late
+        ),
+        default=0,
+    )
 
 
 def _split(program, dots, m: int, options) -> tuple[int, str]:
     """Into how many parts k is divided, and why not as asked."""
     asked = options.split_k or 1
-    if asked == 1: return 1, ""
-    each = dots[0].acc.type.size // (128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, len(dots), options)))
+    if asked == 1:
+        return 1, ""
+    each = dots[0].acc.type.size // (
+        128 if options.roles == "pingpong" else 128 * max(1, _warpgroups(m, len(dots), options))
+    )
     reason = undivided(program.kernel, dots)
-    if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]): reason = "the number of steps differs between programs"
-    if not reason and 2 * each > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for a part of another"
+    if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]):
+        reason = "the number of steps differs between programs"
+    if not reason and 2 * each > ACCUMULATORS[1]:
+        reason = f"a sum of {each} registers a thread leaves no room for a part of another"
     return (1, reason) if reason else (asked, "")
 
 
 def _streamed(program, dots, m: int, parts: int, restaged: bool, options) -> tuple[int, str]:
     """Into how many parts of k a program of the last wave is divided at most, and why not as asked."""
     asked = options.stream_k or 0
-    if asked < 2: return 0, "a program has two parts or more" if asked else ""
-    loop, groups, t = dots[0].parent_op(), 1 if options.roles == "pingpong" else max(1, _warpgroups(m, len(dots), options)), dots[0].acc.type
+    if asked < 2:
+        return 0, "a program has two parts or more" if asked else ""
+    loop, groups, t = (
+        dots[0].parent_op(),
+        1 if options.roles == "pingpong" else max(1, _warpgroups(m, len(dots), options)),
+        dots[0].acc.type,
+    )
     each, piece = t.size // (128 * groups), prod(piece_of(*t.extents, groups)) // (128 * groups)
-    reason = "programs have parts already: split_k" if parts > 1 else "a factor is laid anew" if restaged else undivided(program.kernel, dots)
-    if not reason and (program_axes(bounds := [loop.lb, loop.ub, loop.step]) or from_memory(bounds)): reason = "the number of steps differs between programs"
-    if not reason and each + piece > ACCUMULATORS[1]: reason = f"a sum of {each} registers a thread leaves no room for {piece} of another"
+    reason = (
+        "programs have parts already: split_k"
+        if parts > 1
+        else "a factor is laid anew"
+        if restaged
+        else undivided(program.kernel, dots)
+    )
+    if not reason and (
+        program_axes(bounds := [loop.lb, loop.ub, loop.step]) or from_memory(bounds)
+    ):
+        reason = "the number of steps differs between programs"
+    if not reason and each + piece > ACCUMULATORS[1]:
+        reason = f"a sum of {each} registers a thread leaves no room for {piece} of another"
     return (0, reason) if reason else (asked, "")
 
 
 def _together(program, dots, options) -> str:
-    """Why the consumers of a block share a program; empty where each of two warpgroups can have a program of its own, in turns. It can if its
-    registers hold the sum and every program has the same number of steps, so that it knows which stages are the other's."""
-    if options.roles == "cooperative" or options.programs == 1: return "as asked"
-    if options.num_warps in (8, 12, 16): return f"{options.num_warps} compute warps, as asked"
-    if options.queue and options.roles != "pingpong" and options.programs != 2: return "programs are claimed one by one, as asked"
-    if len(dots) > 1 or not simple(dots[0]): return "its loop is more than a sum of products"
+    """Why the consumers of a block share a program; empty where each of two warpgroups can have a
+    program of its own, in turns. It can if its registers hold the sum and every program has the
+    same number of steps, so that it knows which stages are the other's.
+    """
+    if options.roles == "cooperative" or options.programs == 1:
+        return "as asked"
+    if options.num_warps in (8, 12, 16):
+        return f"{options.num_warps} compute warps, as asked"
+    if options.queue and options.roles != "pingpong" and options.programs != 2:
+        return "programs are claimed one by one, as asked"
+    if len(dots) > 1 or not simple(dots[0]):
+        return "its loop is more than a sum of products"
     loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1, options)
-    if Sides.of(dots[0], options).held: return "a factor is computed" if source(Sides.of(dots[0], options).left) is None else "a factor is read into registers"
-    if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))): return "a factor is loaded before the loop"
-    if each > ACCUMULATORS[1]: return f"a sum of {each} registers a thread does not fit one warpgroup"
-    if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (options.roles != "pingpong" or from_memory(bounds)): return "the number of steps differs between programs"
+    if Sides.of(dots[0], options).held:
+        return (
+            "a factor is computed"
+            if source(Sides.of(dots[0], options).left) is None
+            else "a factor is read into registers"
+        )
+    if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))):
+        return "a factor is loaded before the loop"
+    if each > ACCUMULATORS[1]:
+        return f"a sum of {each} registers a thread does not fit one warpgroup"
+    if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (
+        options.roles != "pingpong" or from_memory(bounds)
+    ):
+        return "the number of steps differs between programs"
     stores = results(program.kernel, dots[0].acc.type.extents[0], 1)
-    whole = {v for op in program.kernel.walk() if isinstance(op, tile.Reduce) and op.parent_op() is not loop for v in op.args} - {*loop.results}
-    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]: return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
+    whole = {
+        v
+        for op in program.kernel.walk()
+        if isinstance(op, tile.Reduce) and op.parent_op() is not loop
+        for v in op.args
+    } - {*loop.results}
+    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]:
+        return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
 
 
-def _columns(leaving: list[tile.Store], stores: list[tile.Store], sums: int, warpgroups: int, options: LaunchOptions) -> tuple[int, str]:
-    """How many columns of a result leave at once, at most, and why not as asked. Where stores that could leave in slabs do not, a thread has addresses beside them."""
+def _columns(
+    leaving: list[tile.Store],
+    stores: list[tile.Store],
+    sums: int,
+    warpgroups: int,
+    options: LaunchOptions,
+) -> tuple[int, str]:
+    """How many columns of a result leave at once, at most, and why not as asked. Where stores that
+    could leave in slabs do not, a thread has addresses beside them.
+    """
     room = SLABS if warpgroups < 3 else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - SLABS)
-    most, asked = widest(stores, sums + ADDRESSES, room) if options.epilogue == "direct" else widest(leaving, sums, room), options.store_columns or 0
-    if leaving and asked == 8: return most, "a slab is 16 columns wide or more"
-    return (most, f"beside a sum of {sums} registers a thread there is room for {most}") if asked > most else (asked or most, "")
+    most, asked = (
+        (
+            widest(stores, sums + ADDRESSES, room)
+            if options.epilogue == "direct"
+            else widest(leaving, sums, room)
+        ),
+        options.store_columns or 0,
+    )
+    if leaving and asked == 8:
+        return most, "a slab is 16 columns wide or more"
+    return (
+        (most, f"beside a sum of {sums} registers a thread there is room for {most}")
+        if asked > most
+        else (asked or most, "")
+    )
 
 
-def _through(leaving: list[tile.Store], rings, loop: Operation, groups: int, columns: int, room: int, members: int, options: LaunchOptions) -> tuple[list[tile.Load], str]:
-    """The loads through whose stages results can leave, one a store; and why none can. A stage is given back once the next program has begun, so each program needs two."""
-    if not leaving: return [], "results are stored from registers"
-    if groups > 1: return [], "each warpgroup of a program stores its rows when it has them"
+def _through(
+    leaving: list[tile.Store],
+    rings,
+    loop: Operation,
+    groups: int,
+    columns: int,
+    room: int,
+    members: int,
+    options: LaunchOptions,
+) -> tuple[list[tile.Load], str]:
+    """The loads through whose stages results can leave, one a store; and why none can. A stage is
+    given back once the next program has begun, so each program needs two.
+    """
+    if not leaving:
+        return [], "results are stored from registers"
+    if groups > 1:
+        return [], "each warpgroup of a program stores its rows when it has them"
     alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
     found = vacated(leaving, alone, loop, groups, columns)
-    if not found: return [], "no load's buffer has room for them when they leave"
+    if not found:
+        return [], "no load's buffer has room for them when they leave"
     stages, reason = _stages(rings, room, options.num_stages, members)
-    if not stages: return [], reason
-    return (found, "") if all(n >= 2 * members for n, ring in zip(stages, rings) if ring[0] in found) else ([], "the next program's have no stage beside them")
+    if not stages:
+        return [], reason
+    return (
+        (found, "")
+        if all(n >= 2 * members for n, ring in zip(stages, rings, strict=False) if ring[0] in found)
+        else ([], "the next program's have no stage beside them")
+    )
 
 
-def _unturned(leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions) -> str:
+def _unturned(
+    leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions
+) -> str:
     """Why a result does not leave through as many buffers in turn as asked; empty where it does."""
-    if not options.slabs: return ""
-    if not leaving: return "results are stored from registers"
-    if not fitting[options.slabs][0]: return f"beside them {fitting[options.slabs][1]}"
-    return "" if all(turns(op, groups, columns, options.slabs) == options.slabs for op in leaving) else "a result's parts are no multiple of so many"
+    if not options.slabs:
+        return ""
+    if not leaving:
+        return "results are stored from registers"
+    if not fitting[options.slabs][0]:
+        return f"beside them {fitting[options.slabs][1]}"
+    return (
+        ""
+        if all(turns(op, groups, columns, options.slabs) == options.slabs for op in leaving)
+        else "a result's parts are no multiple of so many"
+    )
 
 
 def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     """Where the left and the right factor come from."""
     changed = [right for _, right in anew(dot, options)]
-    left = "registers" if Sides.of(dot, options).held else "restaged" if False in changed else "shared"
+    left = (
+        "registers" if Sides.of(dot, options).held else "restaged" if False in changed else "shared"
+    )
     return left, "restaged" if True in changed else "shared"
 
 
 def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]]:
-    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind them the rings of what is laid anew, each of one load. What a late dot's left factor is
-    computed from is read an iteration before its right one is, and comes in registers."""
+    """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
+    them the rings of what is laid anew, each of one load. What a late dot's left factor is computed
+    from is read an iteration before its right one is, and comes in registers."""
     rings: list[list[tile.Load]] = []
     for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
         early = {load for dot in group if dot in late for load in staged(dot, options)}
         here = [load for load in _loads(group, options) if load not in early]
-        apart = [load for load in here if load.parent_op() is not group[0].parent_op() or load in restaged]
+        apart = [
+            load
+            for load in here
+            if load.parent_op() is not group[0].parent_op() or load in restaged
+        ]
         rings += [[load] for load in apart]
-        if together := [load for load in here if load not in apart]: rings.append(together)
+        if together := [load for load in here if load not in apart]:
+            rings.append(together)
     return rings + [[load] for load in restaged]
 
 
-def _beside(loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overlaps) -> dict[tile.Load, int]:
-    """Adds to the ring of a loop's factors what is small and stands beside their dots, where a tensor map can copy it. The numbers that the producer can post there, and which ring it is: those that
-    say where a factor lies it needs itself, an iteration earlier. What programs side by side share is what does not depend on axis 0.
+def _beside(
+    loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overlaps
+) -> dict[tile.Load, int]:
+    """Adds to the ring of a loop's factors what is small and stands beside their dots, where a
+    tensor map can copy it. The numbers that the producer can post there, and which ring it is:
+    those that say where a factor lies it needs itself, an iteration earlier. What programs side by
+    side share is what does not depend on axis 0.
 
-    Registers would wait for memory, and what an address takes to work out stood between the dots. (Measured on an H200, float8 with a scale for each 1 x 128 of a and 128 x 128 of b, 8192³, blocks of
-    256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the ring, 1198 with b's number posted.)"""
+    Registers would wait for memory, and what an address takes to work out stood between the dots.
+    (Measured on an H200, float8 with a scale for each 1 x 128 of a and 128 x 128 of b, 8192³,
+    blocks of 256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the
+    ring, 1198 with b's number posted.)
+    """
     inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
-    if len(inner) != 1: return {}
+    if len(inner) != 1:
+        return {}
     (number,), ring = inner, rings[inner[0]]
-    apart = lambda op: abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
-    loads = [op for op in loop.body.block.ops if isinstance(op, tile.Load) and op not in ring and op.mask is None and unchanged(op, kernel_around(loop), overlaps) and counted_slice(op.operands, loop) is not None
-             and not apart(op) and following(op, loop.body.block.ops).isdisjoint(ring)]
-    ring += [op for op in loads if isinstance(op.result.type, TileType) and op.result.type.bytes <= SMALL and not unmapped(op)]
-    numbers = [op for op in loads if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32]
+
+    def apart(op):
+        return abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
+
+    loads = [
+        op
+        for op in loop.body.block.ops
+        if isinstance(op, tile.Load)
+        and op not in ring
+        and op.mask is None
+        and unchanged(op, kernel_around(loop), overlaps)
+        and counted_slice(op.operands, loop) is not None
+        and not apart(op)
+        and following(op, loop.body.block.ops).isdisjoint(ring)
+    ]
+    ring += [
+        op
+        for op in loads
+        if isinstance(op.result.type, TileType)
+        and op.result.type.bytes <= SMALL
+        and not unmapped(op)
+    ]
+    numbers = [
+        op
+        for op in loads
+        if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32
+    ]
     return dict.fromkeys(numbers[:NUMBERS], number)
 
 
 def _loads(dots, options: LaunchOptions) -> list[tile.Load]:
     """The loads that the factors of some dots show or are computed from, each once."""
-    return list(dict.fromkeys(load for dot in dots for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot, options)]))
+    return list(
+        dict.fromkeys(
+            load
+            for dot in dots
+            for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot, options)]
+        )
+    )
 
 
 def lines(loads: list[Operation]) -> int:
-    """Bytes of the cache's lines that a loop's small blocks, which go to registers, lie in: where rows are apart a whole line each, of which the next iterations read more."""
+    """Bytes of the cache's lines that a loop's small blocks, which go to registers, lie in: where
+    rows are apart a whole line each, of which the next iterations read more.
+    """
     total = 0
     for op in loads:
-        if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType): continue
+        if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType):
+            continue
         size, facts = bits(op.result.type.element) // 8, op.array.type.facts.strides
-        total += LINE * prod(-(-n * size // LINE) if s.exact == 1 else n for n, s in zip(op.extents.get_values(), facts) if n > 0)
+        total += LINE * prod(
+            -(-n * size // LINE) if s.exact == 1 else n
+            for n, s in zip(op.extents.get_values(), facts, strict=False)
+            if n > 0
+        )
     return total
 
 
 def _kept(load: tile.Load, plan: Plan, options) -> str:
-    """What a raster reads again as it moves along axis 1 stays in the cache; what it reads but then goes first."""
-    if not options.retain or plan.raster < 2: return ""
+    """What a raster reads again as it moves along axis 1 stays in the cache; what it reads but then
+    goes first.
+    """
+    if not options.retain or plan.raster < 2:
+        return ""
     axes = program_axes(load.operands)
-    return "evict_last" if 0 in axes and 1 not in axes else "evict_first" if 1 in axes and 0 not in axes else ""
+    return (
+        "evict_last"
+        if 0 in axes and 1 not in axes
+        else "evict_first"
+        if 1 in axes and 0 not in axes
+        else ""
+    )
 
 
 def _fetched(load: tile.Load) -> int:
-    """What lies beside a line of a narrow block is asked for by another program or copy at about the same time: read two lines at once, each would be read for both. (On an H200, the cache flushed,
-    64 x 8192 x 8192 bfloat16 in blocks of 64 columns took 2.5 and 4 % longer so, 16 x 14336 x 4096 in blocks of 128 2.5 %.)"""
+    """What lies beside a line of a narrow block is asked for by another program or copy at about
+    the same time: read two lines at once, each would be read for both. (On an H200, the cache
+    flushed, 64 x 8192 x 8192 bfloat16 in blocks of 64 columns took 2.5 and 4 % longer so, 16 x
+    14336 x 4096 in blocks of 128 2.5 %.)
+    """
     extents, dense = load.extents.get_values(), dense_of_block(load)
     axis = [a for a, n in enumerate(extents) if n >= 0][dense]
-    beside = not is_inside(load.offsets[axis], load.parent_op()) and program_axes([load.offsets[axis]])          # not what the next iteration loads
+    beside = not is_inside(load.offsets[axis], load.parent_op()) and program_axes(
+        [load.offsets[axis]]
+    )  # not what the next iteration loads
     return LINE if extents[axis] * bits(load.result.type.element) <= 2 * 8 * LINE and beside else 0
 
 
 def _bytes(ring: list[tile.Load]) -> int:
     """Of a stage."""
-    return sum(SharedType(1, t.extents, t.element, of_block(load)).bytes for load in ring for t in [load.result.type])
+    return sum(
+        SharedType(1, t.extents, t.element, of_block(load)).bytes
+        for load in ring
+        for t in [load.result.type]
+    )
 
 
-def _stages(rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1) -> tuple[tuple[int, ...], str]:
-    """Stages of each ring: two for what is loaded once a program, so that the next program's is there when it begins, one where that is too many; as many
-    as then fit for those of a loop, alike. Each of the programs side by side has the former of its own: in a stage that was another's before, nobody would
-    know one phase from the next. They are not at the same step, and a loop's rings need stages for that."""
-    if asked == 1: return (), "num_stages = 1: a ring has two stages or more"
+def _stages(
+    rings: list[list[tile.Load]], room: int, asked: int | None, members: int = 1
+) -> tuple[tuple[int, ...], str]:
+    """Stages of each ring: two for what is loaded once a program, so that the next program's is
+    there when it begins, one where that is too many; as many as then fit for those of a loop,
+    alike. Each of the programs side by side has the former of its own: in a stage that was
+    another's before, nobody would know one phase from the next. They are not at the same step, and
+    a loop's rings need stages for that.
+    """
+    if asked == 1:
+        return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
     for outer, least in ((2, 2 if members == 1 else AHEAD), (1, 2)):
         for count in range(min(STAGES, asked or STAGES), least - 1, -1):
             chosen = tuple(count if i else outer * members for i in inner)
-            if sum(n * _bytes(ring) for n, ring in zip(chosen, rings)) <= room: return chosen, ""
-    return (), f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared memory"
+            if sum(n * _bytes(ring) for n, ring in zip(chosen, rings, strict=False)) <= room:
+                return chosen, ""
+    return (
+        (),
+        (
+            f"two stages of {' and '.join(str(_bytes(r)) for r in rings)} bytes do not fit shared"
+            " memory"
+        ),
+    )
 
 
-def _cluster(dots, context: PassContext) -> tuple[tuple[int, int], dict[Operation, tuple[int, int, tuple[int, ...]]], str]:
-    """The cluster; for each load that its blocks share, the buffer's axis along which they share the work, the boxes in which a share arrives, and the cluster's axes along which those are that
+def _cluster(
+    dots, context: PassContext
+) -> tuple[tuple[int, int], dict[Operation, tuple[int, int, tuple[int, ...]]], str]:
+    """The cluster; for each load that its blocks share, the buffer's axis along which they share
+    the work, the boxes in which a share arrives, and the cluster's axes along which those are that
     share it; why one that could be shared is not."""
     asked = context.options.cluster
     shape = (2, 1) if asked is None else tuple(asked) if prod(asked) <= PORTABLE else (1, 1)
-    if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots): return (1, 1), {}, ""
+    if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots):
+        return (1, 1), {}, ""
     cut, uncut, loads = {}, "", _loads(dots, context.options)
-    if any(load.parent_op() is not dots[0].parent_op() for load in loads): return (1, 1), {}, ""       # blocks share the stages of one ring
+    if any(load.parent_op() is not dots[0].parent_op() for load in loads):
+        return (1, 1), {}, ""  # blocks share the stages of one ring
     for load in loads:
         around = load.parent_op()
         differs = program_axes([*load.operands, around.lb, around.ub, around.step])
         among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
-        extents, size = [n for n in load.extents.get_values() if n >= 0], prod(shape[axis] for axis in among)
-        if not among or len(extents) != 2 or len(load.extents.get_values()) != 2: continue
-        panel, dense = of_block(load).swizzle * 8 // bits(load.result.type.element), dense_of_block(load)
+        extents, size = (
+            [n for n in load.extents.get_values() if n >= 0],
+            prod(shape[axis] for axis in among),
+        )
+        if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
+            continue
+        panel, dense = (
+            of_block(load).swizzle * 8 // bits(load.result.type.element),
+            dense_of_block(load),
+        )
         boxes = extents[dense] // panel
-        if boxes % size == 0: cut[load] = dense, 1, among
-        elif extents[1 - dense] % (8 * size): uncut = f"{extents[1 - dense]} rows of a factor are not shared out in eights"
-        elif boxes == 1 or asked is not None: cut[load] = 1 - dense, boxes, among
-        else: uncut = f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes: by cluster = (2, 1) alone"
-    useful = tuple(n if any(axis in among for *_, among in cut.values()) else 1 for axis, n in enumerate(shape))
+        if boxes % size == 0:
+            cut[load] = dense, 1, among
+        elif extents[1 - dense] % (8 * size):
+            uncut = f"{extents[1 - dense]} rows of a factor are not shared out in eights"
+        elif boxes == 1 or asked is not None:
+            cut[load] = 1 - dense, boxes, among
+        else:
+            uncut = (
+                f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes:"
+                " by cluster = (2, 1) alone"
+            )
+    useful = tuple(
+        n if any(axis in among for *_, among in cut.values()) else 1 for axis, n in enumerate(shape)
+    )
     return useful, cut, uncut
 
 
 def small(dots) -> bool:
     """Whether a program's sums are so small that its blocks share copies only as asked."""
-    return sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot)) < 128 * 128
+    return (
+        sum(dot.acc.type.size for dot in dots if not isinstance(dot.acc.owner, tile.Dot))
+        < 128 * 128
+    )
 
 
 def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
     """The stores that leave in slabs."""
-    stores = [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)]
-    return [op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)]
+    stores = [
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+    ]
+    return [
+        op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
+    ]
 
 
 def crossing(program, dots, groups: int) -> int:
-    """Shared memory for a consumer's reductions along the rows of its sum, which lie in several warps, and for what the emitter puts there."""
-    wide = lambda op: op.args[0].type.rank == 2 and op.axis.value.data == 0 and op.args[0].type.extents[0] == dots[0].acc.type.extents[0]
-    return sum(scratch(op) + sum(4 * groups * v.type.extents[1] * 8 for v in (op.args if isinstance(op, tile.Reduce) and wide(op) else ())) for op in program.kernel.walk())
+    """Shared memory for a consumer's reductions along the rows of its sum, which lie in several
+    warps, and for what the emitter puts there.
+    """
+
+    def wide(op):
+        return (
+            op.args[0].type.rank == 2
+            and op.axis.value.data == 0
+            and op.args[0].type.extents[0] == dots[0].acc.type.extents[0]
+        )
+
+    return sum(
+        scratch(op)
+        + sum(
+            4 * groups * v.type.extents[1] * 8
+            for v in (op.args if isinstance(op, tile.Reduce) and wide(op) else ())
+        )
+        for op in program.kernel.walk()
+    )
 
 
 def leaves(op: tile.Store) -> bool:

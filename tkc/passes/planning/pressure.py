@@ -1,9 +1,11 @@
-"""What a program without dots holds in registers, before anything has a layout: over all threads, in words of 32 bits.
+"""What a program without dots holds in registers, before anything has a layout: over all threads,
+in words of 32 bits.
 
-    pressure      of all tiles that are live together, each whole from where it is made, but for what a loop reads that was made before it: what limits in plans were measured with
-    demand        of those that must wait for something: what one element-by-element operation, reduction or store takes at once is made as it goes along. A plan in which that
-                  fills the registers makes ptxas spill (`fits`)
+pressure      of all tiles that are live together, each whole from where it is made, but for what a loop reads that was made before it: what limits in plans were measured with
+demand        of those that must wait for something: what one element-by-element operation, reduction or store takes at once is made as it goes along. A plan in which that
+              fills the registers makes ptxas spill (`fits`)
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -16,15 +18,21 @@ from tkc.ir.types import TileType, element_of, is_bool
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
 
-LIMIT = 255                                              # 32-bit registers of a thread
-ROOM = 3 / 4                                             # of them that tiles may take (64 registers a thread: 48 assemble without a spill; 128: 96 do, but not all),
+LIMIT = 255  # 32-bit registers of a thread
+ROOM = (
+    3 / 4
+    # of them that tiles may take (64 registers a thread: 48 assemble without a spill; 128: 96 do,
+    # but
+    # not all),
+)
 MEETINGS = tile.Reduce, tile.Scan, tile.Sort
-CARRIED = 8                                              # less what a loop carries beside
+CARRIED = 8  # less what a loop carries beside
 
 
 def pressure(kernel: tile.Kernel) -> int:
-    """32-bit registers that hold the tiles of a kernel at the worst moment, over all threads. What is made anew where it is wanted (indices, masks, views) takes none;
-    a narrow float takes a whole register as soon as something is computed with it."""
+    """32-bit registers that hold the tiles of a kernel at the worst moment, over all threads. What
+    is made anew where it is wanted (indices, masks, views) takes none; a narrow float takes a whole
+    register as soon as something is computed with it."""
     kinds = Kinds()
     return _peak(kernel.body.block, frozenset(), lambda value: _words(value, kinds), kinds)
 
@@ -32,65 +40,120 @@ def pressure(kernel: tile.Kernel) -> int:
 def demand(kernel: tile.Kernel) -> int:
     """What of it must be there at once, however the threads go through their elements."""
     kinds = Kinds()
-    return _peak(kernel.body.block, frozenset(), lambda value: 0 if _passing(value) else _words(value, kinds), kinds, True)
+    return _peak(
+        kernel.body.block,
+        frozenset(),
+        lambda value: 0 if _passing(value) else _words(value, kinds),
+        kinds,
+        True,
+    )
 
 
 def room(warps: int, looped: bool, context: PassContext) -> int:
     """Registers of a thread of so many warps that tiles may take."""
-    return int(ROOM * min(LIMIT, context.target.registers // (32 * warps), context.options.maxnreg or LIMIT)) - CARRIED * looped
+    return (
+        int(
+            ROOM
+            * min(LIMIT, context.target.registers // (32 * warps), context.options.maxnreg or LIMIT)
+        )
+        - CARRIED * looped
+    )
 
 
 def fits(kernel: tile.Kernel, warps: int, blocks: int, context: PassContext) -> bool:
-    """Whether so many threads, in each of so many blocks, hold what a kernel demands without a spill. Blocks that nobody asked for are of a size that fills a multiprocessor:
-    where it has room for 1536 threads, one of 1024 leaves a third of them idle."""
-    if context.options.num_warps is None and context.target.threads % (32 * warps): return False
-    return -(-demand(kernel) // (32 * warps * blocks)) <= room(warps, any(isinstance(op, scf.ForOp) for op in kernel.walk()), context)
+    """Whether so many threads, in each of so many blocks, hold what a kernel demands without a
+    spill. Blocks that nobody asked for are of a size that fills a multiprocessor: where it has room
+    for 1536 threads, one of 1024 leaves a third of them idle."""
+    if context.options.num_warps is None and context.target.threads % (32 * warps):
+        return False
+    return -(-demand(kernel) // (32 * warps * blocks)) <= room(
+        warps, any(isinstance(op, scf.ForOp) for op in kernel.walk()), context
+    )
 
 
 def _words(value: SSAValue, kinds: Kinds) -> int:
     t = value.type
-    return -(-t.bytes // 4) if isinstance(t, TileType) and not is_bool(element_of(t)) and kinds.data(value) else 0
+    return (
+        -(-t.bytes // 4)
+        if isinstance(t, TileType) and not is_bool(element_of(t)) and kinds.data(value)
+        else 0
+    )
 
 
 def _passing(value: SSAValue) -> bool:
-    """Whether a value goes straight into the one operation that uses it, with nothing between for which threads meet."""
-    if isinstance(value.owner, Block) or not value.has_one_use(): return False
+    """Whether a value goes straight into the one operation that uses it, with nothing between for
+    which threads meet.
+    """
+    if isinstance(value.owner, Block) or not value.has_one_use():
+        return False
     user, op = value.first_use.operation, value.owner
-    while isinstance(user, VIEWS) and user.result.has_one_use(): user = user.result.first_use.operation
-    if user.parent is not op.parent or not isinstance(user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers)): return False
+    while isinstance(user, VIEWS) and user.result.has_one_use():
+        user = user.result.first_use.operation
+    if user.parent is not op.parent or not isinstance(
+        user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers)
+    ):
+        return False
     while (op := op.next_op) is not user:
-        if op is None or op.regions or isinstance(op, MEETINGS): return False
+        if op is None or op.regions or isinstance(op, MEETINGS):
+            return False
     return True
 
 
 def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
     """The data that a value, perhaps a view, is read from."""
-    while isinstance(value.type, TileType) and kinds.view(value): value = value.owner.arg
+    while isinstance(value.type, TileType) and kinds.view(value):
+        value = value.owner.arg
     return (value,)
 
 
 def _of_scanned(op: Operation) -> bool:
     """Whether a reduction is one of the totals of a scan before it."""
-    if not isinstance(op, tile.Reduce): return False
-    scans = [use.operation for use in op.args[0].uses if isinstance(use.operation, tile.Scan) and use.operation.parent is op.parent]
-    return any(scan.kind == op.kind and scan.axis == op.axis and scan.is_before_in_block(op) for scan in scans)
+    if not isinstance(op, tile.Reduce):
+        return False
+    scans = [
+        use.operation
+        for use in op.args[0].uses
+        if isinstance(use.operation, tile.Scan) and use.operation.parent is op.parent
+    ]
+    return any(
+        scan.kind == op.kind and scan.axis == op.axis and scan.is_before_in_block(op)
+        for scan in scans
+    )
 
 
-def _peak(block: Block, live: frozenset[SSAValue], size: Callable[[SSAValue], int], kinds: Kinds, through: bool = False) -> int:
-    """The most that is live at once in a block beside what lives through it. through: what a loop is the last to read is live in all of it."""
+def _peak(
+    block: Block,
+    live: frozenset[SSAValue],
+    size: Callable[[SSAValue], int],
+    kinds: Kinds,
+    through: bool = False,
+) -> int:
+    """The most that is live at once in a block beside what lives through it. through: what a loop
+    is the last to read is live in all of it.
+    """
     last: dict[SSAValue, Operation] = {}
     for op in block.ops:
         for inner in op.walk():
-            if isinstance(inner, VIEWS) or _of_scanned(inner): continue         # its users read what it is a view of; one of a scan's totals
+            if isinstance(inner, VIEWS) or _of_scanned(inner):
+                continue  # its users read what it is a view of; one of a scan's totals
             for operand in inner.operands:
-                for root in _roots(operand, kinds): last[root] = op
+                for root in _roots(operand, kinds):
+                    last[root] = op
     now = set(live) | {a for a in block.args if size(a)}
     peak = sum(map(size, now))
     for op in block.ops:
         dying = {v for v in now if last.get(v) is op and v not in live}
-        inner = frozenset(now - ((dying & set(op.operands) if through else dying) if isinstance(op, scf.ForOp) else set()))
+        inner = frozenset(
+            now
+            - (
+                (dying & set(op.operands) if through else dying)
+                if isinstance(op, scf.ForOp)
+                else set()
+            )
+        )
         for region in op.regions if isinstance(op, (scf.ForOp, scf.WhileOp, scf.IfOp)) else ():
-            for b in region.blocks: peak = max(peak, _peak(b, inner, size, kinds, through))
+            for b in region.blocks:
+                peak = max(peak, _peak(b, inner, size, kinds, through))
         now -= dying
         now |= {r for r in op.results if size(r) and r in last}
         peak = max(peak, sum(map(size, now)))

@@ -1,46 +1,64 @@
-"""Which operations of a loop run one iteration late, and in what order: the schedule of least predicted clocks, found by search.
+"""Which operations of a loop run one iteration late, and in what order: the schedule of least
+predicted clocks, found by search.
 
-A loop's body is a graph of groups: dots, which the tensor cores work through in the order of their issue, and vector work, which a warpgroup does itself. An edge says that one group needs another, of the
-same iteration (distance 0) or of the one before (1). Each group has a stage: 0, or 1 for one iteration late. In an iteration of the rotated loop stand stage 0 of iteration n and stage 1 of iteration n − 1:
+A loop's body is a graph of groups: dots, which the tensor cores work through in the order of their
+issue, and vector work, which a warpgroup does itself. An edge says that one group needs another, of
+the same iteration (distance 0) or of the one before (1). Each group has a stage: 0, or 1 for one
+iteration late. In an iteration of the rotated loop stand stage 0 of iteration n and stage 1 of
+iteration n − 1:
 
     s = q·k;  p = f(s);  o += p·v          stages 0 0 0:    s ─ f ─ o          tensor cores wait for f
                                            stages 0 0 1:    s ─ f              o, of the iteration before, runs under f
                                                             └ o ┘
 
-An edge whose ends have the same stage, or that leads from a late group to an early one of the next iteration, must hold inside a rotated iteration; one from stage 0 to stage 1 is a value that is carried;
-none leads back. A warpgroup goes through its groups in one order: it waits for what a group needs, issues a dot and goes on, or does vector work. All dots have ended when the next iteration begins.
+An edge whose ends have the same stage, or that leads from a late group to an early one of the next
+iteration, must hold inside a rotated iteration; one from stage 0 to stage 1 is a value that is
+carried; none leads back. A warpgroup goes through its groups in one order: it waits for what a
+group needs, issues a dot and goes on, or does vector work. All dots have ended when the next
+iteration begins.
 
-Vector work is late where it needs a late dot, and only there: what crosses is then what late dots read, or add to, which has registers of its own anyway. Any other value would be moved, register by register, while
-the next one is made. Vector work of one stage keeps its order; the assembler has the rest.
+Vector work is late where it needs a late dot, and only there: what crosses is then what late dots
+read, or add to, which has registers of its own anyway. Any other value would be moved, register by
+register, while the next one is made. Vector work of one stage keeps its order; the assembler has
+the rest.
 
-`search` is exhaustive: over stages, and over orders by branch and bound. Least clocks win; differences below `ALIKE` are none, and then fewer carried registers, then fewer late groups.
+`search` is exhaustive: over stages, and over orders by branch and bound. Least clocks win;
+differences below `ALIKE` are none, and then fewer carried registers, then fewer late groups.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-ALIKE = 0.01                    # of the clocks of an iteration: this model cannot tell less
-LATE = 6                        # dots that may be late, of a loop: more are left as they are
-EFFORT = 1200                   # steps of the search for orders, for all stages of a loop together: what it has found so far is then the answer
+ALIKE = 0.01  # of the clocks of an iteration: this model cannot tell less
+LATE = 6  # dots that may be late, of a loop: more are left as they are
+# steps of the search for orders, for all stages of a loop together: what it has found so far is
+# then the answer
+EFFORT = 1200
 
 
 @dataclass(frozen=True)
 class Group:
     """A dot, or vector work: clocks of the tensor cores, or of the warpgroup. `fixed`: never late."""
+
     name: str
     tensor: float = 0.0
     vector: float = 0.0
     fixed: bool = False
 
     @property
-    def clocks(self) -> float: return self.tensor or self.vector
+    def clocks(self) -> float:
+        return self.tensor or self.vector
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that must be carried where a group of `users` is late and its source, a group, or a carried value (−1), is not; `frees`: a group whose lateness makes this carried value needless."""
+    """A value that must be carried where a group of `users` is late and its source, a group, or a
+    carried value (−1), is not; `frees`: a group whose lateness makes this carried value needless.
+    """
+
     registers: int
     source: int
     users: frozenset[int]
@@ -49,8 +67,10 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Body:
-    """A loop's body. Groups in program order; edges (from, to, distance); loads with the clocks in which the cache gives them and the groups that read them, which load anew what others have
-    read an iteration ago. `result`: clocks from a dot's end to its registers."""
+    """A loop's body. Groups in program order; edges (from, to, distance); loads with the clocks in
+    which the cache gives them and the groups that read them, which load anew what others have read
+    an iteration ago. `result`: clocks from a dot's end to its registers."""
+
     groups: tuple[Group, ...]
     edges: frozenset[tuple[int, int, int]]
     crossings: tuple[Crossing, ...] = ()
@@ -62,34 +82,59 @@ class Body:
         """Groups behind what they need of their iteration, else in program order."""
         order, left = [], list(range(len(self.groups)))
         while left:
-            i = next(i for i in left if not any(b == i and d == 0 and a in left for a, b, d in self.edges))
-            order.append(i); left.remove(i)
+            i = next(
+                i
+                for i in left
+                if not any(b == i and d == 0 and a in left for a, b, d in self.edges)
+            )
+            order.append(i)
+            left.remove(i)
         return order
 
     def carried(self, late: frozenset[int]) -> int:
         """Registers more that the rotated loop carries than the loop as it is."""
-        return sum(c.registers * ((c.source not in late and bool(c.users & late)) - (c.frees in late)) for c in self.crossings)
+        return sum(
+            c.registers * ((c.source not in late and bool(c.users & late)) - (c.frees in late))
+            for c in self.crossings
+        )
 
-    def copies(self, late: frozenset[int]) -> float: return sum(clocks * (1 + bool(users & late and users - late)) for clocks, users in self.loads)
+    def copies(self, late: frozenset[int]) -> float:
+        return sum(
+            clocks * (1 + bool(users & late and users - late)) for clocks, users in self.loads
+        )
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Groups that run late, all groups in the order of a rotated iteration, and its clocks."""
+
     late: frozenset[int]
     order: tuple[int, ...]
     clocks: float
     carried: int
 
-    def rank(self, best: float) -> tuple: return self.clocks > best * (1 + ALIKE), self.carried, len(self.late), self.clocks, sorted(self.late)
+    def rank(self, best: float) -> tuple:
+        return (
+            self.clocks > best * (1 + ALIKE),
+            self.carried,
+            len(self.late),
+            self.clocks,
+            sorted(self.late),
+        )
 
 
 def search(body: Body) -> list[Schedule]:
-    """For each legal choice of late groups that may be the best its schedule; the best first, the loop as it is always among them."""
+    """For each legal choice of late groups that may be the best its schedule; the best first, the
+    loop as it is always among them.
+    """
     found, best, effort = [], float("inf"), [EFFORT]
-    bounds = sorted(((least(body, late), late) for late in choices(body)), key=lambda pair: (bool(pair[1]), pair[0], len(pair[1]), sorted(pair[1])))
+    bounds = sorted(
+        ((least(body, late), late) for late in choices(body)),
+        key=lambda pair: (bool(pair[1]), pair[0], len(pair[1]), sorted(pair[1])),
+    )
     for bound, late in bounds:
-        if late and bound > best * (1 + ALIKE): continue
+        if late and bound > best * (1 + ALIKE):
+            continue
         order, clocks = ordered(body, late, effort)
         clocks = max(clocks, body.copies(late))
         best = min(best, clocks)
@@ -98,27 +143,36 @@ def search(body: Body) -> list[Schedule]:
 
 
 def choices(body: Body) -> Iterator[frozenset[int]]:
-    """Every legal set of late groups: dots as one likes, and what needs a late group of its iteration."""
+    """Every legal set of late groups: dots as one likes, and what needs a late group of its
+    iteration.
+    """
     dots = [i for i, g in enumerate(body.groups) if g.tensor and not g.fixed]
-    if len(dots) > LATE: dots = []
+    if len(dots) > LATE:
+        dots = []
     needs = [{a for a, b, d in body.edges if b == i and d == 0} for i in range(len(body.groups))]
     seen = set()
     for mask in range(1 << len(dots)):
         late = {dot for n, dot in enumerate(dots) if mask >> n & 1}
-        for i in body.sorted: late |= {i} if needs[i] & late else set()
-        if any(body.groups[i].fixed for i in late) or (chosen := frozenset(late)) in seen: continue
+        for i in body.sorted:
+            late |= {i} if needs[i] & late else set()
+        if any(body.groups[i].fixed for i in late) or (chosen := frozenset(late)) in seen:
+            continue
         seen.add(chosen)
         yield chosen
 
 
 def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
-    """What each group needs of its rotated iteration; vector work of one stage also what stands before it."""
+    """What each group needs of its rotated iteration; vector work of one stage also what stands
+    before it.
+    """
     before = [set() for _ in body.groups]
     for a, b, d in body.edges:
-        if d + (b in late) == (a in late): before[b].add(a)
+        if d + (b in late) == (a in late):
+            before[b].add(a)
     for stage in (True, False):
         line = [i for i in body.sorted if not body.groups[i].tensor and (i in late) == stage]
-        for a, b in zip(line, line[1:]): before[b].add(a)
+        for a, b in zip(line, line[1:], strict=False):
+            before[b].add(a)
     return before
 
 
@@ -126,27 +180,40 @@ def _tails(body: Body, before: list[set[int]]) -> list[float]:
     """Clocks of the longest way from a group's beginning to the end of the iteration."""
     after, tails = [[] for _ in before], [0.0] * len(before)
     for b, needed in enumerate(before):
-        for a in needed: after[a].append(b)
+        for a in needed:
+            after[a].append(b)
     waiting = [len(x) for x in after]
     ready = [i for i, n in enumerate(waiting) if not n]
     while ready:
         i = ready.pop()
         g = body.groups[i]
-        tails[i] = g.clocks + (body.result if g.tensor else 0.0) + max((tails[j] for j in after[i]), default=0.0)
+        tails[i] = (
+            g.clocks
+            + (body.result if g.tensor else 0.0)
+            + max((tails[j] for j in after[i]), default=0.0)
+        )
         for a in before[i]:
             waiting[a] -= 1
-            if not waiting[a]: ready.append(a)
+            if not waiting[a]:
+                ready.append(a)
     return tails
 
 
 def least(body: Body, late: frozenset[int]) -> float:
     """Clocks that no order goes below."""
     tensor = sum(g.tensor for g in body.groups)
-    return max(tensor + body.result * bool(tensor), sum(g.vector for g in body.groups if not g.tensor), body.copies(late), *_tails(body, rotated(body, late)))
+    return max(
+        tensor + body.result * bool(tensor),
+        sum(g.vector for g in body.groups if not g.tensor),
+        body.copies(late),
+        *_tails(body, rotated(body, late)),
+    )
 
 
 def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[int, ...], float]:
-    """The order of least clocks of a rotated iteration, and these. Of orders alike the first in which a group that can go on early goes first."""
+    """The order of least clocks of a rotated iteration, and these. Of orders alike the first in
+    which a group that can go on early goes first.
+    """
     groups, before = body.groups, rotated(body, late)
     tails, count = _tails(body, before), len(groups)
     bound, best, chosen = least(body, late), float("inf"), ()
@@ -157,19 +224,38 @@ def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[
     def go(done: int, now: float, tensor: float, last: float) -> None:
         nonlocal best, chosen
         if len(path) == count:
-            if (total := max(now, last)) < best: best, chosen = total, tuple(path)
+            if (total := max(now, last)) < best:
+                best, chosen = total, tuple(path)
             return
-        if effort[0] <= 0 and chosen: return
+        if effort[0] <= 0 and chosen:
+            return
         effort[0] -= 1
         left = [i for i in range(count) if not done >> i & 1]
-        if max(last, tensor + sum(groups[i].tensor for i in left), now + max(tails[i] for i in left), now + sum(groups[i].vector for i in left if not groups[i].tensor)) >= best: return
-        state = now, tensor, last, *(ends[i] for i in range(count) if done >> i & 1 and any(i in before[j] for j in left))
+        if (
+            max(
+                last,
+                tensor + sum(groups[i].tensor for i in left),
+                now + max(tails[i] for i in left),
+                now + sum(groups[i].vector for i in left if not groups[i].tensor),
+            )
+            >= best
+        ):
+            return
+        state = (
+            now,
+            tensor,
+            last,
+            *(ends[i] for i in range(count) if done >> i & 1 and any(i in before[j] for j in left)),
+        )
         known = seen.setdefault(done, [])
-        if any(all(a <= b for a, b in zip(other, state)) for other in known): return
+        if any(all(a <= b for a, b in zip(other, state, strict=False)) for other in known):
+            return
         known.append(state)
         ready = [i for i in left if all(done >> a & 1 for a in before[i])]
         starts = {i: max([now, *(ends[a] for a in before[i])]) for i in ready}
-        for i in sorted(ready, key=lambda i: (starts[i], not groups[i].tensor, i in late, -tails[i], i)):
+        for i in sorted(
+            ready, key=lambda i: (starts[i], not groups[i].tensor, i in late, -tails[i], i)
+        ):
             path.append(i)
             if groups[i].tensor:
                 over = max(starts[i], tensor) + groups[i].tensor
@@ -179,6 +265,8 @@ def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[
                 ends[i] = starts[i] + groups[i].vector
                 go(done | 1 << i, ends[i], tensor, last)
             path.pop()
-            if best <= bound: return
+            if best <= bound:
+                return
+
     go(0, 0.0, 0.0, 0.0)
     return chosen, best

@@ -1,21 +1,31 @@
-"""Plans of programs without dots, whose time is that of moving bytes: how many warps, and whether a cluster shares a program.
+"""Plans of programs without dots, whose time is that of moving bytes: how many warps, and whether a
+cluster shares a program.
 
     registers a thread = 32-bit registers of all tiles that are live together / threads          (at level 0, where every tile is whole)
 
-The fewest warps with which that stays below HELD: a thread then has several vectors on their way at once, a barrier waits for few, and several blocks fit a multiprocessor: while
-one waits for memory another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192.
-Where a program would fill a multiprocessor, nobody computes while it waits: a block of 16 warps then takes one program after the other, and asks for the next row as soon as it has this one in
-registers (a ring in shared memory, see `ahead`). Blocks claim their programs one by one, as far ahead as the ring is deep: multiprocessors are not equally quick. Measured on an H200, rows of 32768 bfloat16 from 168 to 135 us (softmax; dealt out 146) and
-174 to 136 (layer norm; 143), where a copy takes 130; rows of 131072, 16 warps in each of four blocks, from 376 to 262 and 437 to 264, where a copy takes 257. Of shorter rows, or of programs that read two
-such rows at once, it was slower (dealt out; 8192: 75 against 69 us). `persistent=True` or False at the launch decides otherwise.
-Of loops that carry sums (a norm's backward pass) threads meet in every iteration: 8 warps at most, a cluster of such blocks where the row is longer, and as many blocks on a multiprocessor as their registers allow, which
-ptxas is told; loops then read ahead only as far as that leaves two. Measured on an H200, layer norm backward of 32768 x 4096 from 286 us (16 warps alone on a multiprocessor) to 216, of 8192 x 8192 from 183 to 134, of
-8191 x 4099 from 151 (read ahead, alone) to 101; copies take 194, 100 and 56.
-A row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program: its tiles are loads, stores, element-wise operations and
-reductions. Each block reads its part once, and a reduction adds up the parts through distributed shared memory:
+The fewest warps with which that stays below HELD: a thread then has several vectors on their way at
+once, a barrier waits for few, and several blocks fit a multiprocessor: while one waits for memory
+another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192. Where a program would
+fill a multiprocessor, nobody computes while it waits: a block of 16 warps then takes one program
+after the other, and asks for the next row as soon as it has this one in registers (a ring in shared
+memory, see `ahead`). Blocks claim their programs one by one, as far ahead as the ring is deep:
+multiprocessors are not equally quick. Measured on an H200, rows of 32768 bfloat16 from 168 to 135
+us (softmax; dealt out 146) and 174 to 136 (layer norm; 143), where a copy takes 130; rows of
+131072, 16 warps in each of four blocks, from 376 to 262 and 437 to 264, where a copy takes 257. Of
+shorter rows, or of programs that read two such rows at once, it was slower (dealt out; 8192: 75
+against 69 us). `persistent=True` or False at the launch decides otherwise. Of loops that carry sums
+(a norm's backward pass) threads meet in every iteration: 8 warps at most, a cluster of such blocks
+where the row is longer, and as many blocks on a multiprocessor as their registers allow, which
+ptxas is told; loops then read ahead only as far as that leaves two. Measured on an H200, layer norm
+backward of 32768 x 4096 from 286 us (16 warps alone on a multiprocessor) to 216, of 8192 x 8192
+from 183 to 134, of 8191 x 4099 from 151 (read ahead, alone) to 101; copies take 194, 100 and 56. A
+row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program:
+its tiles are loads, stores, element-wise operations and reductions. Each block reads its part once,
+and a reduction adds up the parts through distributed shared memory:
 
     row of 131072 bfloat16, softmax        a thread holds 64 elements from the load to the store
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -38,98 +48,278 @@ from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import crosses
 from tkc.passes.planning.pressure import LIMIT, ROOM, demand, fits, pressure, room
 
-WARPS, BLOCKS = (4, 8, 16, 32), (2, 4, 8)                # of a cluster (16 by keyword alone: not every device has room for one)
-STREAMERS, MULTIPROCESSOR = 16, 65536                    # warps of a block through which programs stream; the most bytes of a program that a multiprocessor then has on their way
-ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = 32, 72, 100, 104, 128, 144       # of the largest tile a thread (half without reductions, twice with a sort, which compares what a thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at most, in a loop, in one that no block is large enough for, of a block of a cluster, with what is read ahead
-PLAIN = (tile.Load, tile.Store, tile.Reduce, tile.ProgramId, tile.NumPrograms, tile.Dim, tile.View, tile.Assume, tile.Return, tile.Kernel, scf.ForOp, scf.YieldOp, ew.Elementwise, *LEAVES, *VIEWS, *POINTWISE)
-SCALARS, ADDRESS = 8, 2                                  # registers of addresses, masks, counters; of an address
-LEAST = 64                                               # registers of a thread that blocks leave one another
-WIDEST = 16                                              # elements of the longest vector, of bytes
-RESERVED = 2048                                          # bytes of shared memory for what threads tell one another
-FETCH = 256                                              # bytes that the L2 cache asks memory for at once, at most
-LATENCY = 1000                                           # ns from asking memory to having it, where all ask
+WARPS, BLOCKS = (
+    (4, 8, 16, 32),
+    (
+        2,
+        4,
+        8,
+    ),
+)  # of a cluster (16 by keyword alone: not every device has room for one)
+STREAMERS, MULTIPROCESSOR = (
+    16,
+    65536,
+    # warps of a block through which programs stream; the most bytes of a program that a
+    # multiprocessor
+    # then has on their way
+)
+ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = (
+    32,
+    72,
+    100,
+    104,
+    128,
+    144,
+    # of the largest tile a thread (half without reductions, twice with a sort, which compares what
+    # a
+    # thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at
+    # most, in a loop, in one that no block is large enough for, of a block of a cluster, with what
+    # is
+    # read ahead
+)
+PLAIN = (
+    tile.Load,
+    tile.Store,
+    tile.Reduce,
+    tile.ProgramId,
+    tile.NumPrograms,
+    tile.Dim,
+    tile.View,
+    tile.Assume,
+    tile.Return,
+    tile.Kernel,
+    scf.ForOp,
+    scf.YieldOp,
+    ew.Elementwise,
+    *LEAVES,
+    *VIEWS,
+    *POINTWISE,
+)
+SCALARS, ADDRESS = 8, 2  # registers of addresses, masks, counters; of an address
+LEAST = 64  # registers of a thread that blocks leave one another
+WIDEST = 16  # elements of the longest vector, of bytes
+RESERVED = 2048  # bytes of shared memory for what threads tell one another
+FETCH = 256  # bytes that the L2 cache asks memory for at once, at most
+LATENCY = 1000  # ns from asking memory to having it, where all ask
 SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
 
-def choose(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], largest: int, context: PassContext, say: Callable[[str], None]) -> tuple[int, tuple[int, int], bool]:
-    """(warps, spread, whether programs stream through blocks) of a program without dots; `largest`: elements of its largest tile. The user's num_warps and num_ctas narrow the choice."""
+def choose(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    largest: int,
+    context: PassContext,
+    say: Callable[[str], None],
+) -> tuple[int, tuple[int, int], bool]:
+    """(warps, spread, whether programs stream through blocks) of a program without dots; `largest`:
+    elements of its largest tile. The user's num_warps and num_ctas narrow the choice.
+    """
     words, asked, ctas = pressure(kernel), context.options.num_warps, context.options.num_ctas
-    each = lambda warps, blocks=1: -(-words // (32 * warps * blocks))
+
+    def each(warps, blocks=1):
+        return -(-words // (32 * warps * blocks))
+
     most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
-    elements = 2 * ELEMENTS if context.options.turned is not False and turns(kernel) or any(isinstance(op, tile.Sort) for op in kernel.walk()) else ELEMENTS if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk()) else ELEMENTS // 2
-    fit = next((w for w in (WARPS[:-1] if most is LOOPED else WARPS) if each(w) <= most and largest <= 32 * w * elements), None)
-    if asked is None and ctas == 1 and most is HELD and fit in (None, WARPS[-1]) and context.options.persistent is not False and context.target.clusters and (extent := row_of(kernel)):
+    elements = (
+        2 * ELEMENTS
+        if context.options.turned is not False
+        and turns(kernel)
+        or any(isinstance(op, tile.Sort) for op in kernel.walk())
+        else (
+            ELEMENTS
+            if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk())
+            else ELEMENTS // 2
+        )
+    )
+    fit = next(
+        (
+            w
+            for w in (WARPS[:-1] if most is LOOPED else WARPS)
+            if each(w) <= most and largest <= 32 * w * elements
+        ),
+        None,
+    )
+    if (
+        asked is None
+        and ctas == 1
+        and most is HELD
+        and fit in (None, WARPS[-1])
+        and context.options.persistent is not False
+        and context.target.clusters
+        and (extent := row_of(kernel))
+    ):
         for blocks in BLOCKS if fit is None else (1,):
-            if each(STREAMERS, blocks) > SPREAD or extent % (blocks * 32 * STREAMERS * WIDEST) or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams: continue
-            say(f"{STREAMERS} warps" + (f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}" if blocks > 1 else "") + f", through which programs stream: {found.stage} bytes of each fill a multiprocessor")
+            if (
+                each(STREAMERS, blocks) > SPREAD
+                or extent % (blocks * 32 * STREAMERS * WIDEST)
+                or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams
+            ):
+                continue
+            say(
+                f"{STREAMERS} warps"
+                + (
+                    f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}"
+                    if blocks > 1
+                    else ""
+                )
+                + f", through which programs stream: {found.stage} bytes of each fill a"
+                " multiprocessor"
+            )
             return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
-    if fit and not fits(kernel, fit, 1, context): fit = None
-    if (asked is None and (fit is None or most is LOOPED and fit > WARPS[1]) or ctas > 1 or asked and each(asked) > SPREAD) and context.target.clusters and (extent := row_of(kernel)):
+    if fit and not fits(kernel, fit, 1, context):
+        fit = None
+    if (
+        (
+            asked is None
+            and (fit is None or most is LOOPED and fit > WARPS[1])
+            or ctas > 1
+            or asked
+            and each(asked) > SPREAD
+        )
+        and context.target.clusters
+        and (extent := row_of(kernel))
+    ):
         limit = most if most is LOOPED else SPREAD // 2 if piecemeal(loads) else SPREAD
-        possible = [(w, b) for w in ((asked,) if asked else WARPS[:-1] if most is LOOPED else WARPS[1:]) for b in ((ctas,) if ctas > 1 else BLOCKS) if extent % (b * 32 * w * 8) == 0]
+        possible = [
+            (w, b)
+            for w in ((asked,) if asked else WARPS[:-1] if most is LOOPED else WARPS[1:])
+            for b in ((ctas,) if ctas > 1 else BLOCKS)
+            if extent % (b * 32 * w * 8) == 0
+        ]
         good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
-            warps, blocks = min(good, key=(lambda x: (x[0] > WARPS[1], x[::-1])) if most is LOOPED else None)
-            say(f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with one block")
+            warps, blocks = min(
+                good, key=(lambda x: (x[0] > WARPS[1], x[::-1])) if most is LOOPED else None
+            )
+            say(
+                f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of"
+                f" {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with"
+                " one block"
+            )
             return warps, (blocks, extent), False
-    warps = asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
+    warps = (
+        asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
+    )
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0), False
 
 
 def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
-    """Elements of a part of rows that one block, or a cluster, cannot hold: a power of two. As much as a cluster has room for, whose blocks then come back to less, and sooner; else what leaves a
+    """Elements of a part of rows that one block, or a cluster, cannot hold: a power of two. As much
+    as a cluster has room for, whose blocks then come back to less, and sooner; else what leaves a
     multiprocessor several blocks."""
     words, asked = pressure(kernel), context.options.num_warps
     clusters = context.target.clusters and asked is None and row_of(kernel) == extent
     warps, blocks = (STREAMERS, BLOCKS[-1]) if clusters else (asked or WARPS[1], 1)
     most = room(warps, True, context) if clusters else min(HELD, room(warps, True, context) // 2)
     size = 1 << (extent - 1).bit_length() - 1
-    while size > WIDEST and (words * size > 32 * warps * blocks * most * extent or size > 32 * warps * blocks * ELEMENTS or clusters and extent % size): size //= 2
+    while size > WIDEST and (
+        words * size > 32 * warps * blocks * most * extent
+        or size > 32 * warps * blocks * ELEMENTS
+        or clusters
+        and extent % size
+    ):
+        size //= 2
     return size
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What a block reads: own: tiles of each program, alike: those that all programs share; copied: those of them that threads can copy, each what it reads itself, 16 bytes at a time. stage, kept: bytes of
-    what is copied of a program, and of all that is shared, in one of the blocks of a cluster."""
+    """What a block reads: own: tiles of each program, alike: those that all programs share; copied:
+    those of them that threads can copy, each what it reads itself, 16 bytes at a time. stage, kept:
+    bytes of what is copied of a program, and of all that is shared, in one of the blocks of a
+    cluster."""
+
     own: tuple[tile.Load, ...]
     alike: tuple[tile.Load, ...]
     copied: frozenset[tile.Load]
     blocks: int
 
     @staticmethod
-    def of(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int) -> Shares:
-        tiles = [(op, plan) for op, plan in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and op.parent_op() is kernel]
-        whole = lambda op: op.mask is None and (op.other is None or constant(op.other) is not None) and not any(isinstance(o.type, TileType) for o in op.offsets)
-        copied = frozenset(op for op, plan in tiles if plan.vector == 16 and op.result.type.bytes >= 16 * 32 * warps * blocks and whole(op))
+    def of(
+        kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int
+    ) -> Shares:
+        tiles = [
+            (op, plan)
+            for op, plan in loads
+            if isinstance(op, tile.Load)
+            and isinstance(op.result.type, TileType)
+            and op.parent_op() is kernel
+        ]
+
+        def whole(op):
+            return (
+                op.mask is None
+                and (op.other is None or constant(op.other) is not None)
+                and not any(isinstance(o.type, TileType) for o in op.offsets)
+            )
+
+        copied = frozenset(
+            op
+            for op, plan in tiles
+            if plan.vector == 16 and op.result.type.bytes >= 16 * 32 * warps * blocks and whole(op)
+        )
         own = tuple(op for op, _ in tiles if program_axes(op.operands))
         return Shares(own, tuple(op for op, _ in tiles if op not in own), copied, blocks)
 
     @property
-    def stage(self) -> int: return sum(op.result.type.bytes for op in self.own if op in self.copied) // self.blocks
+    def stage(self) -> int:
+        return sum(op.result.type.bytes for op in self.own if op in self.copied) // self.blocks
+
     @property
-    def kept(self) -> int: return sum(op.result.type.bytes for op in self.alike) // self.blocks
+    def kept(self) -> int:
+        return sum(op.result.type.bytes for op in self.alike) // self.blocks
+
     @property
     def streams(self) -> bool:
-        """Whether all long rows of a program can be copied, and are few enough bytes that a block waits for them while it has nothing else."""
-        return 0 < self.stage <= MULTIPROCESSOR and all(op in self.copied or op.result.type.size < 1024 for op in self.own)
+        """Whether all long rows of a program can be copied, and are few enough bytes that a block
+        waits for them while it has nothing else.
+        """
+        return 0 < self.stage <= MULTIPROCESSOR and all(
+            op in self.copied or op.result.type.size < 1024 for op in self.own
+        )
 
 
-def persistent(kernel: tile.Kernel, streams: bool, context: PassContext, say: Callable[[str], None]) -> bool:
-    """Whether a block takes one program after the other: as asked, because they stream through it, or because they wait for one another, and the next one's blocks can arrive meanwhile. A program may
-    wait for those before it only; blocks take theirs in order, and are all there at once."""
+def persistent(
+    kernel: tile.Kernel, streams: bool, context: PassContext, say: Callable[[str], None]
+) -> bool:
+    """Whether a block takes one program after the other: as asked, because they stream through it,
+    or because they wait for one another, and the next one's blocks can arrive meanwhile. A program
+    may wait for those before it only; blocks take theirs in order, and are all there at once."""
     asked = context.options.persistent
-    early = lambda op: isinstance(op, tile.Load) and isinstance(op.result.type, TileType) and op.parent_op() is kernel and program_axes(op.operands) and unchanged(op, kernel, context.overlaps)
-    if asked is False or not asked and not (tile.waits_for_programs(kernel) and any(map(early, kernel.walk()))): return streams
-    say(f"persistent: a block takes one program after the other, {'as asked' if asked else 'and reads the next one where it waits for others'}")
+
+    def early(op):
+        return (
+            isinstance(op, tile.Load)
+            and isinstance(op.result.type, TileType)
+            and op.parent_op() is kernel
+            and program_axes(op.operands)
+            and unchanged(op, kernel, context.overlaps)
+        )
+
+    if (
+        asked is False
+        or not asked
+        and not (tile.waits_for_programs(kernel) and any(map(early, kernel.walk())))
+    ):
+        return streams
+    say(
+        "persistent: a block takes one program after the other,"
+        f" {'as asked' if asked else 'and reads the next one where it waits for others'}"
+    )
     return True
 
 
 def piecemeal(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
-    """Whether long tiles are loaded element by element, each less than a register: addresses, tests and halves take as many registers again, and only more blocks keep memory busy.
-    Measured on an H200, rows of 50257 bfloat16 in 8 blocks, not 4: softmax 194 to 160 us, layer norm 361 to 265."""
-    return any(isinstance(op.result.type, TileType) and op.result.type.size >= 1024 and plan.vector < 4 for op, plan in loads if isinstance(op, tile.Load))
+    """Whether long tiles are loaded element by element, each less than a register: addresses, tests
+    and halves take as many registers again, and only more blocks keep memory busy. Measured on an
+    H200, rows of 50257 bfloat16 in 8 blocks, not 4: softmax 194 to 160 us, layer norm 361 to 265.
+    """
+    return any(
+        isinstance(op.result.type, TileType) and op.result.type.size >= 1024 and plan.vector < 4
+        for op, plan in loads
+        if isinstance(op, tile.Load)
+    )
 
 
 def waits(kernel: tile.Kernel) -> bool:
@@ -137,7 +327,12 @@ def waits(kernel: tile.Kernel) -> bool:
     return any(isinstance(op, (tile.Reduce, tile.Scan, tile.Sort)) for op in kernel.walk())
 
 
-def _transposing(kernel: tile.Kernel) -> list[tile.Store]: return [op for op in kernel.walk() if isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose)]
+def _transposing(kernel: tile.Kernel) -> list[tile.Store]:
+    return [
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Store) and isinstance(op.value.owner, tile.Transpose)
+    ]
 
 
 def turns(kernel: tile.Kernel) -> bool:
@@ -150,31 +345,73 @@ def turned_bytes(kernel: tile.Kernel) -> int:
     return sum(op.value.type.bytes for op in _transposing(kernel))
 
 
-def leave_in_rows(kernel: tile.Kernel, loads: Sequence[LoadPlan], warps: int, ranges: Ranges, context: PassContext, say: Callable[[str], None]) -> bool:
-    """Whether tiles that threads have turned, a vector by a vector, go through shared memory once more: what a warp has of them is half a line of each row, and lines that are written as a whole cost the memory
-    less. They do where all vectors are whole and at least two blocks' tiles fit beside one another. Measured on an H200, bfloat16 in blocks of 128 x 64: 8192 x 8192 71.6 us and not 74.5, 16384 x 8192 136.8
-    and not 140.6, 4096 x 4096 22.3 and not 23.8."""
+def leave_in_rows(
+    kernel: tile.Kernel,
+    loads: Sequence[LoadPlan],
+    warps: int,
+    ranges: Ranges,
+    context: PassContext,
+    say: Callable[[str], None],
+) -> bool:
+    """Whether tiles that threads have turned, a vector by a vector, go through shared memory once
+    more: what a warp has of them is half a line of each row, and lines that are written as a whole
+    cost the memory less. They do where all vectors are whole and at least two blocks' tiles fit
+    beside one another. Measured on an H200, bfloat16 in blocks of 128 x 64: 8192 x 8192 71.6 us and
+    not 74.5, 16384 x 8192 136.8 and not 140.6, 4096 x 4096 22.3 and not 23.8."""
+
     def whole(store: tile.Store) -> bool:
         access, t = Access.of(store, ranges, True), store.value.type
         vector = 128 // access.bits
-        return t.rank == 2 and access.vector == vector and t.size >= 32 * warps * vector ** 2 and t.extents[access.order[0]] * access.bits >= 8 * LINE
+        return (
+            t.rank == 2
+            and access.vector == vector
+            and t.size >= 32 * warps * vector**2
+            and t.extents[access.order[0]] * access.bits >= 8 * LINE
+        )
+
     stores, size = _transposing(kernel), turned_bytes(kernel)
-    if 2 * (size + RESERVED) > context.room() or not all(map(whole, stores)) or any(plan.path != "registers" or plan.vector != 16 for plan in loads): return False
+    if (
+        2 * (size + RESERVED) > context.room()
+        or not all(map(whole, stores))
+        or any(plan.path != "registers" or plan.vector != 16 for plan in loads)
+    ):
+        return False
     say(f"what is turned is written in whole rows, through {size} bytes of shared memory")
     return True
 
 
-def fetched(ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[str], None]) -> tuple[LoadPlan, ...]:
-    """Of a tile that is stored along another axis: where whole vectors of its rows are read, the cache asks for two lines at once. The other one is a neighbour's, who runs at the same time, and memory
-    opens fewer pages. Measured on an H200, 8192 x 8192 bfloat16 in blocks of 128 x 64: 74.15 us, and 74.86 in the blocks of 64 x 128 that were best without (both before it left in whole rows)."""
-    wide = [plan.vector == 16 and plan.path == "registers" and isinstance(op, tile.Load) and isinstance(op.result.type, TileType) for op, plan in zip(ops, loads)]
-    if any(wide): say(f"what is read along one axis and written along another comes from memory {FETCH} bytes at a time")
-    return tuple(replace(plan, fetch=FETCH) if w else plan for w, plan in zip(wide, loads))
+def fetched(
+    ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[str], None]
+) -> tuple[LoadPlan, ...]:
+    """Of a tile that is stored along another axis: where whole vectors of its rows are read, the
+    cache asks for two lines at once. The other one is a neighbour's, who runs at the same time, and
+    memory opens fewer pages. Measured on an H200, 8192 x 8192 bfloat16 in blocks of 128 x 64: 74.15
+    us, and 74.86 in the blocks of 64 x 128 that were best without (both before it left in whole
+    rows).
+    """
+    wide = [
+        plan.vector == 16
+        and plan.path == "registers"
+        and isinstance(op, tile.Load)
+        and isinstance(op.result.type, TileType)
+        for op, plan in zip(ops, loads, strict=False)
+    ]
+    if any(wide):
+        say(
+            f"what is read along one axis and written along another comes from memory {FETCH} bytes"
+            " at a time"
+        )
+    return tuple(
+        replace(plan, fetch=FETCH) if w else plan for w, plan in zip(wide, loads, strict=False)
+    )
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one; prefetch, keep, blocks, queue: as in a Plan; taken: bytes of shared memory."""
+    """How programs get their blocks. loads: of each where it goes; stages of a ring, 0 without one;
+    prefetch, keep, blocks, queue: as in a Plan; taken: bytes of shared memory.
+    """
+
     loads: tuple[LoadPlan, ...]
     stages: int = 0
     prefetch: bool = False
@@ -184,63 +421,183 @@ class Reading:
     taken: int = 0
 
 
-def ahead(kernel: tile.Kernel, loads: Sequence[tuple[Operation, LoadPlan]], warps: int, blocks: int, persistent: bool, streams: bool, context: PassContext, say: Callable[[str], None]) -> Reading:
-    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory, still fits the registers. Programs that a block takes in turn are a loop too. Theirs may come through a
-    ring in shared memory instead, which each thread fills for itself, 16 bytes at a time: it asks for its next bytes as soon as it has these in registers, and nothing but its own wait orders them.
-    What all programs share is read once, where registers or shared memory have room."""
-    tiles = [op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)]
+def ahead(
+    kernel: tile.Kernel,
+    loads: Sequence[tuple[Operation, LoadPlan]],
+    warps: int,
+    blocks: int,
+    persistent: bool,
+    streams: bool,
+    context: PassContext,
+    say: Callable[[str], None],
+) -> Reading:
+    """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory,
+    still fits the registers. Programs that a block takes in turn are a loop too. Theirs may come
+    through a ring in shared memory instead, which each thread fills for itself, 16 bytes at a time:
+    it asks for its next bytes as soon as it has these in registers, and nothing but its own wait
+    orders them. What all programs share is read once, where registers or shared memory have room.
+    """
+    tiles = [
+        op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)
+    ]
     shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
     shared, stage = max(0, context.room() - RESERVED), shares.stage
-    stages = min(context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)), shared // stage) if stage else 0       # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
+    stages = (
+        min(
+            context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)),
+            shared // stage,
+        )
+        if stage
+        else 0
+    )  # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
     own = set(shares.own) & shares.copied if stages else set()
-    each = lambda words: -(-words // (32 * warps * blocks))
+
+    def each(words):
+        return -(-words // (32 * warps * blocks))
+
     vectors = {op: plan.vector for op, plan in loads}
-    size = lambda ops: each(sum(op.result.type.bytes // 4 for op in ops))
-    apart = lambda op: op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size            # elements that are loaded one by one have a register each
-    early = [op for op in tiles if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own]
-    most = min(FULL, 1600 // warps if warps < 32 else 48, int(ROOM * (context.options.maxnreg or LIMIT)))         # 16 warps have 128 registers a thread, 32 have 64
-    left, peak = most - each(pressure(kernel)), (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early)
+
+    def size(ops):
+        return each(sum(op.result.type.bytes // 4 for op in ops))
+
+    def apart(op):
+        return (
+            op.result.type.bytes // 4 if vectors[op] >= 4 else op.result.type.size
+        )  # elements that are loaded one by one have a register each
+
+    early = [
+        op
+        for op in tiles
+        if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own
+    ]
+    most = min(
+        FULL, 1600 // warps if warps < 32 else 48, int(ROOM * (context.options.maxnreg or LIMIT))
+    )  # 16 warps have 128 registers a thread, 32 have 64
+    left, peak = (
+        most - each(pressure(kernel)),
+        (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early),
+    )
     more, kept = size(early), size(shares.alike)
-    prefetch, keep = bool(early) and more <= left and peak <= most and context.options.prefetch is not False, bool(kept) and more + kept <= left and peak + each(sum(op.result.type.size for op in shares.alike)) <= most      # kept as what is computed with
+    prefetch, keep = (
+        bool(early) and more <= left and peak <= most and context.options.prefetch is not False,
+        bool(kept)
+        and more + kept <= left
+        and peak + each(sum(op.result.type.size for op in shares.alike)) <= most,
+    )  # kept as what is computed with
     queue = bool(own) and not tile.waits_for_programs(kernel) and context.options.queue is not False
-    resident = lambda more: context.target.registers // (32 * warps * max(LEAST, -(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8))
-    looped, arriving = any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None, each(sum(map(apart, early)))
-    if prefetch and looped and resident(arriving) < 2 <= resident(0) and context.options.prefetch is None:
+
+    def resident(more):
+        return context.target.registers // (
+            32 * warps * max(LEAST, -(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8)
+        )
+
+    looped, arriving = (
+        any(isinstance(op, scf.ForOp) for op in kernel.walk()) and context.options.maxnreg is None,
+        each(sum(map(apart, early))),
+    )
+    if (
+        prefetch
+        and looped
+        and resident(arriving) < 2 <= resident(0)
+        and context.options.prefetch is None
+    ):
         prefetch = False
-        say(f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor would have one block, and nobody would compute while it waits")
-    if stages: say(f"the blocks of the next {stages} programs come through a ring of {stages} stages of {stage} bytes, which each thread fills for itself" + ("; programs are claimed one by one" if queue else ""))
-    if prefetch: say(f"loops read one iteration ahead, into {more} registers a thread")
-    if prefetch and persistent and not stages: say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
-    if keep: say(f"what all programs read stays in {kept} registers a thread")
-    elif stages and kept and shares.copied.issuperset(shares.alike) and stages * stage + shares.kept <= shared:
+        say(
+            f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor"
+            " would have one block, and nobody would compute while it waits"
+        )
+    if stages:
+        say(
+            f"the blocks of the next {stages} programs come through a ring of {stages} stages of"
+            f" {stage} bytes, which each thread fills for itself"
+            + ("; programs are claimed one by one" if queue else "")
+        )
+    if prefetch:
+        say(f"loops read one iteration ahead, into {more} registers a thread")
+    if prefetch and persistent and not stages:
+        say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
+    if keep:
+        say(f"what all programs read stays in {kept} registers a thread")
+    elif (
+        stages
+        and kept
+        and shares.copied.issuperset(shares.alike)
+        and stages * stage + shares.kept <= shared
+    ):
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
     taken = sum(op.result.type.bytes // blocks * (stages if op in shares.own else 1) for op in own)
-    begun = more if tile.waits_for_programs(kernel) else 0                              # what stagger-programs has of the next program
-    beside = begun + (keep and not stages) * kept                                       # as long as it is read ahead of
-    together = resident(prefetch * arriving + beside) if looped or blocks > 1 and not stages and piecemeal(loads) else resident(more + beside) if prefetch and persistent and blocks == 1 else 0
-    if together > 1: say(f"{together} blocks a multiprocessor")
-    return Reading(tuple(replace(plan, path="own") if op in own else plan for op, plan in loads), stages, prefetch, keep, together if together > 1 else 0, queue, taken)
+    begun = (
+        more if tile.waits_for_programs(kernel) else 0
+    )  # what stagger-programs has of the next program
+    beside = begun + (keep and not stages) * kept  # as long as it is read ahead of
+    together = (
+        resident(prefetch * arriving + beside)
+        if looped or blocks > 1 and not stages and piecemeal(loads)
+        else resident(more + beside)
+        if prefetch and persistent and blocks == 1
+        else 0
+    )
+    if together > 1:
+        say(f"{together} blocks a multiprocessor")
+    return Reading(
+        tuple(replace(plan, path="own") if op in own else plan for op, plan in loads),
+        stages,
+        prefetch,
+        keep,
+        together if together > 1 else 0,
+        queue,
+        taken,
+    )
 
 
 def _in_flight(each: int, target: Target) -> str:
-    """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency x bandwidth / multiprocessors."""
+    """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency
+    x bandwidth / multiprocessors.
+    """
     needed = LATENCY * target.memory / 2 / target.multiprocessors
-    return f"{each} bytes of the next program are asked for while one computes: {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way, half of the memory's rate for {LATENCY} ns"
+    return (
+        f"{each} bytes of the next program are asked for while one computes:"
+        f" {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way,"
+        f" half of the memory's rate for {LATENCY} ns"
+    )
 
 
-# ---- rows for a cluster ------------------------------------------------------------------------------------------------
+# ---- rows for a cluster
+# ------------------------------------------------------------------------------------------------
 def row_of(kernel: tile.Kernel) -> int:
-    """The extent of the axis that the blocks of a cluster could share: reduced, in every large tile, once in each; 0 if there is none."""
+    """The extent of the axis that the blocks of a cluster could share: reduced, in every large
+    tile, once in each; 0 if there is none.
+    """
     ops = list(kernel.walk())
-    if not all(isinstance(op, PLAIN) or isinstance(op, tile.Extract) and op.arg.type.size == 1 for op in ops): return 0
-    extent = max((op.args[0].type.extents[op.axis.value.data] for op in ops if isinstance(op, tile.Reduce)), default=0)
-    if extent < 1024: return 0
+    if not all(
+        isinstance(op, PLAIN) or isinstance(op, tile.Extract) and op.arg.type.size == 1
+        for op in ops
+    ):
+        return 0
+    extent = max(
+        (op.args[0].type.extents[op.axis.value.data] for op in ops if isinstance(op, tile.Reduce)),
+        default=0,
+    )
+    if extent < 1024:
+        return 0
     for op in ops:
         tiles = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TileType)]
-        if any(t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles): return 0
-        if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE: return 0
-        if isinstance(op, tile.Reshape) and ((extent in op.arg.type.extents) != (extent in op.result.type.extents) or crosses(op, WARPS[0])): return 0
-        if isinstance(op, (tile.Load, tile.Store)) and any(isinstance(o.type, TileType) for o in op.offsets): return 0
-        if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType): return 0
+        if any(
+            t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles
+        ):
+            return 0
+        if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE:
+            return 0
+        if isinstance(op, tile.Reshape) and (
+            (extent in op.arg.type.extents) != (extent in op.result.type.extents)
+            or crosses(op, WARPS[0])
+        ):
+            return 0
+        if isinstance(op, (tile.Load, tile.Store)) and any(
+            isinstance(o.type, TileType) for o in op.offsets
+        ):
+            return 0
+        if isinstance(op, tile.Store) and not isinstance(op.value.type, TileType):
+            return 0
     return extent

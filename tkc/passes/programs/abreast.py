@@ -1,4 +1,5 @@
-"""Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what does not depend on axis 0. What of it schedule-programs does.
+"""Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what does
+not depend on axis 0. What of it schedule-programs does.
 
     three programs abreast                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
     %m = tile.program_id 0                      ->      %m = team·3 + %member
@@ -6,16 +7,21 @@
     store                                               for %n = %first to (%real ? %last : %first): …    a ghost outside of the grid does nothing
                                                         if %real: store
 
-A team takes as long as its longest program, however many it has. So where programs grow along axis 0 (or slide, shorter ones first), teams end where the axis does, and ghosts stand before it, beside the
-shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the one behind
-the last, whose blocks are nobody's (at the first program's it would read what that one may be about to replace).
+A team takes as long as its longest program, however many it has. So where programs grow along axis
+0 (or slide, shorter ones first), teams end where the axis does, and ghosts stand before it, beside
+the shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the
+longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the one
+behind the last, whose blocks are nobody's (at the first program's it would read what that one may
+be about to replace).
 
     teams of three, eight programs      0 1 2   3 4 5   6 7 -
     where they grow                     - 0 1   2 3 4   5 6 7          %t = team·3 - 1 + %member;  %real = %t >= 0;  %m = %real ? %t : num_programs 0
 
-Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192 that the three have together, and only its own last block is masked.
-What they share is loaded once for all (warpgroups/abreast.py).
+Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192
+that the three have together, and only its own last block is masked. What they share is loaded once
+for all (warpgroups/abreast.py).
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -27,31 +33,48 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder
 from tkc.ir.threads import Identity
 
-BEGUN = "begun"                                 # of a loop whose first iteration stands before it (rotate-loops)
+BEGUN = "begun"  # of a loop whose first iteration stands before it (rotate-loops)
 
 
 def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[SSAValue, SSAValue]:
-    """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where the team begins; last: teams end with the axis, so that ghosts stand before it."""
+    """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where
+    the team begins; last: teams end with the axis, so that ghosts stand before it.
+    """
     build = Builder(body.first_op)
     place = build.add(first, build(Identity("member")))
-    if not last: return place, build.lt(place, rows)
+    if not last:
+        return place, build.lt(place, rows)
     real = build.ge(place, 0)
-    return build.max(build.select(real, place, rows), 0), real                # what is computed of it may rely on no id being negative
+    return (
+        build.max(build.select(real, place, rows), 0),
+        real,
+    )  # what is computed of it may rely on no id being negative
 
 
 def only_real(body: Block, real: SSAValue) -> None:
     """Loops with dots have no iteration in a program that is not in the grid."""
-    for loop in [op for op in body.walk() if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())]:
+    for loop in [
+        op
+        for op in body.walk()
+        if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())
+    ]:
         first, last, _ = walked(loop)
         guard = loop.parent_op() if BEGUN in loop.attributes else loop
         build = Builder(guard)
         loop.operands[1] = end = build.select(real, last, first)
-        if guard is not loop: guard.operands[0] = build.lt(first, end)
+        if guard is not loop:
+            guard.operands[0] = build.lt(first, end)
 
 
 def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
-    """Where a loop begins and ends, and its step: one whose first iteration stands before it began a step earlier."""
-    if BEGUN not in loop.attributes: return loop.lb, loop.ub, loop.step
+    """Where a loop begins and ends, and its step: one whose first iteration stands before it began
+    a step earlier.
+    """
+    if BEGUN not in loop.attributes:
+        return loop.lb, loop.ub, loop.step
     begun = loop.lb.owner
-    if not isinstance(begun, CLASSES["add"]) or begun.operands[1] is not loop.step: raise VerifyError("abreast: a rotated loop does not begin a step behind its first iteration")
+    if not isinstance(begun, CLASSES["add"]) or begun.operands[1] is not loop.step:
+        raise VerifyError(
+            "abreast: a rotated loop does not begin a step behind its first iteration"
+        )
     return begun.operands[0], loop.ub, loop.step

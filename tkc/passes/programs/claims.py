@@ -1,14 +1,18 @@
-"""Programs claimed one by one: the loop over a block's programs, where none knows how many it will have. The part of schedule-programs for plans with a `queue`.
+"""Programs claimed one by one: the loop over a block's programs, where none knows how many it will
+have. The part of schedule-programs for plans with a `queue`.
 
     scf.while (%t = tile.identity cluster) while %t < %programs {
       …
       yield tile.next_program %programs
     }
 
-Where programs differ in length, who had a long one takes fewer. Where a loop's end is loaded (a table of ragged groups), programs are claimed one by one too, in the order of the raster.
+Where programs differ in length, who had a long one takes fewer. Where a loop's end is loaded (a
+table of ragged groups), programs are claimed one by one too, in the order of the raster.
 
-So are programs without dots that stream through blocks: multiprocessors are not equally quick where all wait for memory. The loop carries as many numbers as there are stages in the ring beside its own,
-so that the copies of the next ones can be issued; a block begins with that many which it need not claim:
+So are programs without dots that stream through blocks: multiprocessors are not equally quick where
+all wait for memory. The loop carries as many numbers as there are stages in the ring beside its
+own, so that the copies of the next ones can be issued; a block begins with that many which it need
+not claim:
 
     scf.while (%t, %u = tile.identity cluster, %t + tile.identity clusters) while %t < %programs {
       %v = tile.next_program %programs                    asked for at once, answered by the end
@@ -16,8 +20,10 @@ so that the copies of the next ones can be issued; a block begins with that many
       yield %u, %v + tile.identity clusters
     }
 
-What a program looks up by its place alone (where its rows begin, how long its loop is) goes with its number: who claims it looks it up, and nobody else waits for memory.
+What a program looks up by its place alone (where its rows begin, how long its loop is) goes with
+its number: who claims it looks it up, and nobody else waits for memory.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -39,62 +45,143 @@ from tkc.passes.analysis.program_axes import program_axes
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a program looks up by its place alone: loads, and the operations that they need, themselves among them, beside the program's ids."""
+    """What a program looks up by its place alone: loads, and the operations that they need,
+    themselves among them, beside the program's ids.
+    """
+
     loads: list[tile.Load]
     needed: list[Operation]
     ids: list[tile.ProgramId]
 
     @staticmethod
-    def of(kernel: tile.Kernel, inside: list[Operation], ids: list[tile.ProgramId], members: int, overlaps) -> Lookup:
+    def of(
+        kernel: tile.Kernel,
+        inside: list[Operation],
+        ids: list[tile.ProgramId],
+        members: int,
+        overlaps,
+    ) -> Lookup:
         """The numbers of 32 bits that a program loads from arrays that the kernel does not change."""
         by_place: set[Operation] = set()
         for op in inside:
-            looks_up = isinstance(op, tile.Load) and op.result.type == i32 and op.mask is None and unchanged(op, kernel, overlaps)
-            if not op.regions and (looks_up or is_side_effect_free(op) and not any(isinstance(r.type, TileType) for r in op.results)) and all(v.owner in by_place or v.owner not in inside for v in op.operands): by_place.add(op)
-        loads = [op for op in inside if op in by_place and isinstance(op, tile.Load) and not (members > 1 and 0 in program_axes([op.result]))]          # each of a team's programs looks up its own
-        return Lookup(loads, [op for op in defining_slice([op.result for op in loads], kernel.body.block) if op in inside and not isinstance(op, tile.ProgramId)], ids)
+            looks_up = (
+                isinstance(op, tile.Load)
+                and op.result.type == i32
+                and op.mask is None
+                and unchanged(op, kernel, overlaps)
+            )
+            if (
+                not op.regions
+                and (
+                    looks_up
+                    or is_side_effect_free(op)
+                    and not any(isinstance(r.type, TileType) for r in op.results)
+                )
+                and all(v.owner in by_place or v.owner not in inside for v in op.operands)
+            ):
+                by_place.add(op)
+        loads = [
+            op
+            for op in inside
+            if op in by_place
+            and isinstance(op, tile.Load)
+            and not (members > 1 and 0 in program_axes([op.result]))
+        ]  # each of a team's programs looks up its own
+        return Lookup(
+            loads,
+            [
+                op
+                for op in defining_slice([op.result for op in loads], kernel.body.block)
+                if op in inside and not isinstance(op, tile.ProgramId)
+            ],
+            ids,
+        )
 
-    def at(self, build: Builder, place: list[SSAValue], number: SSAValue, total: SSAValue) -> list[SSAValue]:
+    def at(
+        self, build: Builder, place: list[SSAValue], number: SSAValue, total: SSAValue
+    ) -> list[SSAValue]:
         """What is loaded for the program of that place and number; zeros where there is none."""
-        if not self.loads: return []
+        if not self.loads:
+            return []
         yes, no = Block([end := scf.YieldOp()]), Block()
-        clone_slice(self.needed, mapping := {op.result: place[op.axis.value.data] for op in self.ids}, end)
+        clone_slice(
+            self.needed, mapping := {op.result: place[op.axis.value.data] for op in self.ids}, end
+        )
         end.operands = [mapping[op.result] for op in self.loads]
         zeros = [tile.Constant(0, i32) for _ in self.loads]
         no.add_ops([*zeros, scf.YieldOp(*zeros)])
-        return list(build.do(scf.IfOp(build.lt(number, total), [i32] * len(self.loads), Region(yes), Region(no))).results)
+        return list(
+            build.do(
+                scf.IfOp(build.lt(number, total), [i32] * len(self.loads), Region(yes), Region(no))
+            ).results
+        )
 
 
-def claimed(first: SSAValue, total: SSAValue, place_of: Callable[[Builder, SSAValue], list[SSAValue]], lookup: Lookup, inside: list[Operation], end: Operation) -> tuple[Block, list[SSAValue]]:
-    """The body of a loop that carries a program's ids beside its number, and what it looks up, so that a producer works it out for all; and the ids in it."""
-    def known(build: Builder, number: SSAValue) -> list[SSAValue]: return [*(place := place_of(build, number)), *lookup.at(build, place, number, total)]
+def claimed(
+    first: SSAValue,
+    total: SSAValue,
+    place_of: Callable[[Builder, SSAValue], list[SSAValue]],
+    lookup: Lookup,
+    inside: list[Operation],
+    end: Operation,
+) -> tuple[Block, list[SSAValue]]:
+    """The body of a loop that carries a program's ids beside its number, and what it looks up, so
+    that a producer works it out for all; and the ids in it.
+    """
+
+    def known(build: Builder, number: SSAValue) -> list[SSAValue]:
+        return [*(place := place_of(build, number)), *lookup.at(build, place, number, total)]
+
     loop, carried = _while(first, total, known(Builder(end), first))
-    place, found = carried[:len(carried) - len(lookup.loads)], carried[len(carried) - len(lookup.loads):]
+    place, found = (
+        carried[: len(carried) - len(lookup.loads)],
+        carried[len(carried) - len(lookup.loads) :],
+    )
     before(end, loop)
     body = loop.after_region.block
-    body.add_ops([following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
+    body.add_ops(
+        [following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)]
+    )
     body.last_op.operands = [following.result, *known(Builder(body.last_op), following.result)]
-    for op, value in zip(lookup.loads, found): replace(op, [value])
+    for op, value in zip(lookup.loads, found, strict=False):
+        replace(op, [value])
     return body, place
 
 
-def claimed_ahead(first: SSAValue, total: SSAValue, step: SSAValue, ahead: int, inside: list[Operation], end: Operation) -> Block:
-    """The body of a loop that carries the numbers of the next programs too, so that their blocks can be asked for; a block starts with as many that it need not claim."""
+def claimed_ahead(
+    first: SSAValue,
+    total: SSAValue,
+    step: SSAValue,
+    ahead: int,
+    inside: list[Operation],
+    end: Operation,
+) -> Block:
+    """The body of a loop that carries the numbers of the next programs too, so that their blocks
+    can be asked for; a block starts with as many that it need not claim.
+    """
     build, numbers = Builder(end), [first]
-    for _ in range(ahead): numbers.append(build.add(numbers[-1], step))
+    for _ in range(ahead):
+        numbers.append(build.add(numbers[-1], step))
     loop, coming = _while(first, total, numbers[1:])
     before(end, loop)
     body = loop.after_region.block
     body.add_ops([claim := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
     build, following = Builder(body.last_op), claim.result
-    for _ in range(ahead): following = build.add(following, step)
+    for _ in range(ahead):
+        following = build.add(following, step)
     body.last_op.operands = [*coming, following]
     return body
 
 
-def _while(first: SSAValue, total: SSAValue, beside: list[SSAValue]) -> tuple[scf.WhileOp, list[SSAValue]]:
-    """A loop while there are programs, which carries the program's number and what is known beside it, and that in its body; that yields those of the next one."""
+def _while(
+    first: SSAValue, total: SSAValue, beside: list[SSAValue]
+) -> tuple[scf.WhileOp, list[SSAValue]]:
+    """A loop while there are programs, which carries the program's number and what is known beside
+    it, and that in its body; that yields those of the next one.
+    """
     test, body = (Block(arg_types=[i32] * (1 + len(beside))) for _ in range(2))
     more = CLASSES["lt"](test.args[0], total)
     test.add_ops([more, scf.ConditionOp(more.result, *test.args)])
-    return scf.WhileOp([first, *beside], [i32] * (1 + len(beside)), Region(test), Region(body)), list(body.args[1:])
+    return scf.WhileOp(
+        [first, *beside], [i32] * (1 + len(beside)), Region(test), Region(body)
+    ), list(body.args[1:])

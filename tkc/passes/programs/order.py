@@ -1,12 +1,15 @@
-"""Which program has which number: the orders in which the programs of a launch run. schedule-programs gives blocks numbers one after the other, an order says whose they are.
+"""Which program has which number: the orders in which the programs of a launch run.
+schedule-programs gives blocks numbers one after the other, an order says whose they are.
 
     Raster              rows (axis 0) in groups, column by column (axis 1)
     LongestFirst        where programs grow along axis 0 (a causal mask)
     SlidingWindow       where they slide along it, so that the first of them are shorter than the others
 
-Each is what all programs know, written before they begin, and `place`, which writes a program's ids after its number: row, column and, of a grid with an axis 2, layer. Where programs run side by side (teams.py),
-all of them have one place, and rows and columns are counted in teams.
+Each is what all programs know, written before they begin, and `place`, which writes a program's ids
+after its number: row, column and, of a grid with an axis 2, layer. Where programs run side by side
+(teams.py), all of them have one place, and rows and columns are counted in teams.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,37 +30,64 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.programs.teams import Grid, Teams
 
-SECTION = 2                                          # of the cache, one part in so many
-LEVEL = ((3, 5), (10, 8))                            # where sections have so few neighbours, one part in so many of an axis along which programs grow comes last: a 25th or 64th of the work, enough to level what they leave
+SECTION = 2  # of the cache, one part in so many
+LEVEL = (
+    (3, 5),
+    (10, 8),
+    # where sections have so few neighbours, one part in so many of an axis along which programs
+    # grow
+    # comes last: a 25th or 64th of the work, enough to level what they leave
+)
 
 
 class Order(Protocol):
-    def place(self, build: Builder, number: SSAValue) -> list[SSAValue]: """The ids of a program, or of a team, from its number."""
+    def place(self, build: Builder, number: SSAValue) -> list[SSAValue]:
+        """The ids of a program, or of a team, from its number."""
 
 
-def order_of(loop: scf.ForOp | None, plan: Plan, build: Builder, grid: Grid, teams: Teams, blocks: SSAValue, context: PassContext) -> Order:
-    """What the plan asks for, unless programs differ in length by a loop. blocks: how many run at once."""
-    if loop is None: return Raster(grid, plan.raster, plan.serpentine)
+def order_of(
+    loop: scf.ForOp | None,
+    plan: Plan,
+    build: Builder,
+    grid: Grid,
+    teams: Teams,
+    blocks: SSAValue,
+    context: PassContext,
+) -> Order:
+    """What the plan asks for, unless programs differ in length by a loop. blocks: how many run at
+    once.
+    """
+    if loop is None:
+        return Raster(grid, plan.raster, plan.serpentine)
     room = context.target.cache // SECTION
     if _grows(loop):
-        context.decisions.append("schedule-programs: programs differ in length along axis 0: the longest first" + (", claimed one by one" if plan.queue else ""))
+        context.decisions.append(
+            "schedule-programs: programs differ in length along axis 0: the longest first"
+            + (", claimed one by one" if plan.queue else "")
+        )
         return LongestFirst.of(build, grid, loop, room)
-    context.decisions.append("schedule-programs: the first programs of axis 0, whose loop is shorter than the others', come last, or every second of them first")
+    context.decisions.append(
+        "schedule-programs: the first programs of axis 0, whose loop is shorter than the others',"
+        " come last, or every second of them first"
+    )
     return SlidingWindow.of(build, grid, loop, room, teams, blocks)
 
 
-# ------------------------------------------------------------------------------------------------------------ by raster
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Raster:
-    """Blocks start roughly in order of their physical ids, axis 0 fastest; a `raster` of g makes g programs of axis 0 stand together for each step of axis 1:
+    """Blocks start roughly in order of their physical ids, axis 0 fastest; a `raster` of g makes g
+    programs of axis 0 stand together for each step of axis 1:
 
         raster 2, grid 4 x 3        order of start:   0  2  4
                                                       1  3  5          a wave of six programs reads 2 rows and 3 columns,
                                                       6  8 10          not 4 and 2
                                                       7  9 11
 
-    The map is a bijection of the grid onto itself, so every program still runs once; what is left over of the rows is a narrower group. serpentine: every second group goes from its last column to its first, as
-    every second program walks its loop backwards (serpentine.py)."""
+    The map is a bijection of the grid onto itself, so every program still runs once; what is left
+    over of the rows is a narrower group. serpentine: every second group goes from its last column
+    to its first, as every second program walks its loop backwards (serpentine.py)."""
+
     grid: Grid
     group: int
     serpentine: bool = False
@@ -68,48 +98,105 @@ class Raster:
             size = build.mul(grid.rows, grid.columns)
             layer = [build.floordiv(number, size)]
             number = build.sub(number, build.mul(layer[0], size))
-        if self.group > 1: return [*in_groups(build, number, grid.rows, grid.columns, build.number(self.group), self.serpentine), *layer]
+        if self.group > 1:
+            return [
+                *in_groups(
+                    build,
+                    number,
+                    grid.rows,
+                    grid.columns,
+                    build.number(self.group),
+                    self.serpentine,
+                ),
+                *layer,
+            ]
         column = build.floordiv(number, grid.rows)
         return [build.sub(number, build.mul(column, grid.rows)), column, *layer]
 
 
-def in_groups(build: Builder, number: SSAValue, rows: SSAValue, columns: SSAValue, size: SSAValue, back: bool = False, joined: bool = False) -> tuple[SSAValue, SSAValue]:
-    """Row and column of a number, rows taken in groups of a size; what is left over is a group of its own, or `joined` to the last whole one. back: every second group from its last column to its first."""
+def in_groups(
+    build: Builder,
+    number: SSAValue,
+    rows: SSAValue,
+    columns: SSAValue,
+    size: SSAValue,
+    back: bool = False,
+    joined: bool = False,
+) -> tuple[SSAValue, SSAValue]:
+    """Row and column of a number, rows taken in groups of a size; what is left over is a group of
+    its own, or `joined` to the last whole one. back: every second group from its last column to its
+    first.
+    """
     wide = build.mul(size, columns)
     which = build.floordiv(number, wide)
-    if joined: which = build.min(which, last := build.sub(build.max(build.floordiv(rows, size), 1), 1))
+    if joined:
+        which = build.min(which, last := build.sub(build.max(build.floordiv(rows, size), 1), 1))
     start = build.mul(which, size)
-    height = build.select(build.eq(which, last), build.sub(rows, start), size) if joined else build.min(size, build.sub(rows, start))
+    height = (
+        build.select(build.eq(which, last), build.sub(rows, start), size)
+        if joined
+        else build.min(size, build.sub(rows, start))
+    )
     inside = build.sub(number, build.mul(which, wide))
     column = build.floordiv(inside, height)
     row = build.add(start, build.sub(inside, build.mul(column, height)))
-    return row, build.select(build.eq(build.and_(which, 1), 1), build.sub(build.sub(columns, 1), column), column) if back else column
+    return row, (
+        build.select(
+            build.eq(build.and_(which, 1), 1), build.sub(build.sub(columns, 1), column), column
+        )
+        if back
+        else column
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ programs of several lengths
+# --------------------------------------------------------------------------------------------------
 def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
-    """The loop by which programs differ in length along axis 0: one that grows, or, where programs with dots are claimed, one that slides."""
+    """The loop by which programs differ in length along axis 0: one that grows, or, where programs
+    with dots are claimed, one that slides.
+    """
     loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
     grown = next((op for op in loops if _grows(op)), None)
-    return next((op for op in loops if _slides(op)), None) if grown is None and plan.queue and plan.dots else grown
+    return (
+        next((op for op in loops if _slides(op)), None)
+        if grown is None and plan.queue and plan.dots
+        else grown
+    )
 
 
 def _grows(loop: scf.ForOp) -> bool:
     """Whether a loop's end moves with axis 0, and its beginning does not."""
-    return 0 in program_axes([loop.ub]) and 0 not in program_axes([loop.lb]) and not from_memory([loop.ub])
+    return (
+        0 in program_axes([loop.ub])
+        and 0 not in program_axes([loop.lb])
+        and not from_memory([loop.ub])
+    )
 
 
 def _slides(loop: scf.ForOp) -> bool:
-    """Whether both ends of a loop move with axis 0, and follow from a program's place and the kernel's arguments alone."""
+    """Whether both ends of a loop move with axis 0, and follow from a program's place and the
+    kernel's arguments alone.
+    """
     found = sources([loop.lb, loop.ub])
-    return program_axes([loop.lb]) == program_axes([loop.ub]) == {0} and not from_memory([loop.lb, loop.ub]) and all(
-        not op.regions and is_side_effect_free(op) and all(isinstance(v.owner, Operation) or isinstance(v.owner.parent_op(), tile.Kernel) for v in op.operands) for op in found)
+    return (
+        program_axes([loop.lb]) == program_axes([loop.ub]) == {0}
+        and not from_memory([loop.lb, loop.ub])
+        and all(
+            not op.regions
+            and is_side_effect_free(op)
+            and all(
+                isinstance(v.owner, Operation) or isinstance(v.owner.parent_op(), tile.Kernel)
+                for v in op.operands
+            )
+            for op in found
+        )
+    )
 
 
 @dataclass(frozen=True)
 class LongestFirst:
-    """Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of axis 0 run last to first, the longest early (LPT, longest processing time first), side by side with the
-    same row of neighbours on the other axes:
+    """Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of
+    axis 0 run last to first, the longest early (LPT, longest processing time first), side by side
+    with the same row of neighbours on the other axes:
 
         5 rows, 4 neighbours, sections of two       row 4     0  1    8  9
                                                     row 3     2  3   10 11
@@ -117,15 +204,24 @@ class LongestFirst:
                                                     row 1     6  7   14 15
                                                     row 0    16 17   18 19          a fifth, which is the shortest, comes behind both
 
-    As many neighbours make a section as have arrays of half of what the cache holds: all of a section's programs then read
-    these from the cache (measured on an H200, attention of B·S = 16384 and S = 1024 to 16384, sections of 20, 40, 60, 80 and 100 MiB: 20 is the fastest at each, by 20 % against 100 at
-    1024, where a round of programs of one length is as wide as the section and no block has company). The last section takes what is left over, so that it is never the small one.
+    As many neighbours make a section as have arrays of half of what the cache holds: all of a
+    section's programs then read these from the cache (measured on an H200, attention of B·S = 16384
+    and S = 1024 to 16384, sections of 20, 40, 60, 80 and 100 MiB: 20 is the fastest at each, by 20
+    % against 100 at 1024, where a round of programs of one length is as wide as the section and no
+    block has company). The last section takes what is left over, so that it is never the small one.
 
-    Where sections have few neighbours, the shortest programs of all of them come behind all others, a fifth of axis 0 for three neighbours or fewer, an eighth for ten: what is short fills up what the long ones
-    leave, and such a section alone has few of these (blocks of 192 x 64, 16 heads of 16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They read the first part of the
-    arrays once more, and do little with it: with shorter axes that costs more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows; an eighth gains 0.8 and 1.2 % at 8192 and 4096, in three programs side by side).
+    Where sections have few neighbours, the shortest programs of all of them come behind all others,
+    a fifth of axis 0 for three neighbours or fewer, an eighth for ten: what is short fills up what
+    the long ones leave, and such a section alone has few of these (blocks of 192 x 64, 16 heads of
+    16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They
+    read the first part of the arrays once more, and do little with it: with shorter axes that costs
+    more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows; an eighth gains 0.8 and 1.2 % at
+    8192 and 4096, in three programs side by side).
 
-    few: rows that come last. whole: how many programs come before them. rows, sections: how many rows, and neighbours of a section, before and behind that."""
+    few: rows that come last. whole: how many programs come before them. rows, sections: how many
+    rows, and neighbours of a section, before and behind that.
+    """
+
     grid: Grid
     few: SSAValue
     whole: SSAValue
@@ -138,7 +234,13 @@ class LongestFirst:
         few = _level(build, section, grid.rows)
         most, least = build.sub(grid.rows, few), build.max(few, 1)
         whole, most = build.mul(most, grid.others), build.max(most, 1)
-        return LongestFirst(grid, few, whole, (most, least), (section, _section(build, loop, grid.others, room, few, grid.rows)))
+        return LongestFirst(
+            grid,
+            few,
+            whole,
+            (most, least),
+            (section, _section(build, loop, grid.others, room, few, grid.rows)),
+        )
 
     def place(self, build: Builder, number: SSAValue) -> list[SSAValue]:
         grid, early = self.grid, build.lt(number, self.whole)
@@ -150,14 +252,32 @@ class LongestFirst:
         return [row, grid.column(build, neighbour, layer), *layer]
 
 
-def _section(build: Builder, loop: scf.ForOp, others: SSAValue, room: int, few: SSAValue | None = None, rows: SSAValue | None = None) -> SSAValue:
-    """How many neighbours along the other axes have their arrays in a cache of so many bytes: those a loop loads from, or of these what the first `few` rows of programs of all may read."""
-    sizes = [_bytes(build, array) for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))]
-    if not sizes: return others
+def _section(
+    build: Builder,
+    loop: scf.ForOp,
+    others: SSAValue,
+    room: int,
+    few: SSAValue | None = None,
+    rows: SSAValue | None = None,
+) -> SSAValue:
+    """How many neighbours along the other axes have their arrays in a cache of so many bytes: those
+    a loop loads from, or of these what the first `few` rows of programs of all may read.
+    """
+    sizes = [
+        _bytes(build, array)
+        for array in dict.fromkeys(op.array for op in loop.walk() if isinstance(op, tile.Load))
+    ]
+    if not sizes:
+        return others
     each, room = reduce(build.add, sizes), build.number(room, i64)
-    if few is not None: each, room = build.mul(each, build(Cast(few, i64))), build.mul(room, build(Cast(rows, i64)))
-    fit = build.div_rn(build(Cast(room, f32)), build(Cast(build.max(each, build.number(1, i64)), f32)))             # every block begins with this, and a division of 64 bits would take it hundreds of clocks
-    return build.max(build.min(build(Cast(build.min(fit, build(Cast(others, f32))), i32)), others), 1)
+    if few is not None:
+        each, room = build.mul(each, build(Cast(few, i64))), build.mul(room, build(Cast(rows, i64)))
+    fit = build.div_rn(
+        build(Cast(room, f32)), build(Cast(build.max(each, build.number(1, i64)), f32))
+    )  # every block begins with this, and a division of 64 bits would take it hundreds of clocks
+    return build.max(
+        build.min(build(Cast(build.min(fit, build(Cast(others, f32))), i32)), others), 1
+    )
 
 
 def _bytes(build: Builder, array: SSAValue) -> SSAValue:
@@ -167,27 +287,36 @@ def _bytes(build: Builder, array: SSAValue) -> SSAValue:
         free = [axis for axis, kind in enumerate(array.owner.kinds) if kind.data != "index"]
         axes, array = [free[a] for a in axes], array.owner.array
     total = build.number(bits(array.type.element) // 8, i64)
-    for axis in axes: total = build.mul(total, build(Cast(build(tile.Dim(array, axis)), i64)))
+    for axis in axes:
+        total = build.mul(total, build(Cast(build(tile.Dim(array, axis)), i64)))
     return total
 
 
 def _level(build: Builder, section: SSAValue, rows: SSAValue) -> SSAValue:
     """How many of the first rows of programs, which are the shortest, come behind all sections."""
     few: SSAValue | int = 0
-    for neighbours, part in reversed(LEVEL): few = build.select(build.le(section, neighbours), build.up(rows, part), few)
+    for neighbours, part in reversed(LEVEL):
+        few = build.select(build.le(section, neighbours), build.up(rows, part), few)
     return few
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Where both ends depend on axis 0 (a window that slides), programs are of one length but for the first of the axis, for which the window has not begun to slide. These come last, behind the
-    others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16 heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns, and
-    there is work for fifteen). How many are short is worked out from the loop's ends in the first two programs and the last.
+    """Where both ends depend on axis 0 (a window that slides), programs are of one length but for
+    the first of the axis, for which the window has not begun to slide. These come last, behind the
+    others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16
+    heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns,
+    and there is work for fifteen). How many are short is worked out from the loop's ends in the
+    first two programs and the last.
 
-    But every second of them comes first of all, as many as there are blocks for. Whole ones all begin somewhere else: if all blocks begin with one, they ask memory for everything at once, and once
-    more as they go on to the next, all in step. Short ones begin where their neighbours do, and end one after the other. (On an H200 the
-    first two teams of a block took 7 and 4 thousand clocks longer than later ones, of 30. That window, in teams of three programs, takes 314 thousand clocks on the multiprocessor with most so, not 325, and 220.5 us,
-    not 226.8; the shortest two thirds first do as well there, but leave nothing small for the end: a window of 4096 took 1.3 % more clocks.)
+    But every second of them comes first of all, as many as there are blocks for. Whole ones all
+    begin somewhere else: if all blocks begin with one, they ask memory for everything at once, and
+    once more as they go on to the next, all in step. Short ones begin where their neighbours do,
+    and end one after the other. (On an H200 the first two teams of a block took 7 and 4 thousand
+    clocks longer than later ones, of 30. That window, in teams of three programs, takes 314
+    thousand clocks on the multiprocessor with most so, not 325, and 220.5 us, not 226.8; the
+    shortest two thirds first do as well there, but leave nothing small for the end: a window of
+    4096 took 1.3 % more clocks.)
 
         7 rows, 3 of them short, 2 neighbours       row 6     2  6
                                                     row 5     3  7
@@ -197,7 +326,10 @@ class SlidingWindow:
                                                     row 1    10 11
                                                     row 0    12 13
 
-    few: rows that are short, of which `begun` come first, in `leads` programs. most: the others, in `whole` programs. sections: of how many neighbours are those of the others, and of short ones."""
+    few: rows that are short, of which `begun` come first, in `leads` programs. most: the others, in
+    `whole` programs. sections: of how many neighbours are those of the others, and of short ones.
+    """
+
     grid: Grid
     few: SSAValue
     begun: SSAValue
@@ -207,7 +339,9 @@ class SlidingWindow:
     sections: tuple[SSAValue, SSAValue]
 
     @staticmethod
-    def of(build: Builder, grid: Grid, loop: scf.ForOp, room: int, teams: Teams, blocks: SSAValue) -> SlidingWindow:
+    def of(
+        build: Builder, grid: Grid, loop: scf.ForOp, room: int, teams: Teams, blocks: SSAValue
+    ) -> SlidingWindow:
         one, few = build.number(1), _short(build, loop, grid.rows, teams)
         most = build.sub(grid.rows, few)
         whole, most = build.mul(most, grid.others), build.max(most, 1)
@@ -221,44 +355,81 @@ class SlidingWindow:
         early = build.lt(rest, self.whole)
 
         def one_of(leads: SSAValue, whole: SSAValue, last: SSAValue) -> SSAValue:
-            """For every second one of the short ones, for those that are not, and for the other short ones."""
+            """For every second one of the short ones, for those that are not, and for the other
+            short ones.
+            """
             return build.select(leading, leads, build.select(early, whole, last))
+
         number = one_of(number, rest, build.sub(rest, self.whole))
         rows = one_of(begun, self.most, build.max(build.sub(few, begun), 1))
         section = build.select(build.and_(early, build.ge(rest, 0)), *self.sections)
         neighbour, turn = in_groups(build, number, grid.others, rows, section, joined=True)
         layer = grid.layer(build, neighbour)
         row = build.sub(build.sub(build.select(early, grid.rows, few), 1), turn)
-        row = one_of(build.sub(build.sub(few, 1), build.add(turn, turn)), row, build.sub(row, build.min(build.add(turn, 1), begun)))
+        row = one_of(
+            build.sub(build.sub(few, 1), build.add(turn, turn)),
+            row,
+            build.sub(row, build.min(build.add(turn, 1), begun)),
+        )
         return [row, grid.column(build, neighbour, layer), *layer]
 
 
 def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, teams: Teams) -> SSAValue:
-    """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts ahead of the first) have a shorter loop than the last one: its end moves with the program
-    from the first on, its beginning later."""
+    """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts
+    ahead of the first) have a shorter loop than the last one: its end moves with the program from
+    the first on, its beginning later."""
+
     def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
-        if teams.members == 1: return _anew(build, loop.lb, program, known := {}), _anew(build, loop.ub, program, known)
+        if teams.members == 1:
+            return _anew(build, loop.lb, program, known := {}), _anew(
+                build, loop.ub, program, known
+            )
         first = build.sub(build.mul(program, teams.members), teams.ahead)
-        return _anew(build, loop.lb, build.max(first, 0), {}), _anew(build, loop.ub, build.add(first, teams.members - 1), {})
-    (start, end), (_, second), (last, longest) = (ends(i) for i in (build.number(0), build.number(1), build.sub(rows, 1)))
-    steps = build.up(build.sub(build.sub(longest, last), build.sub(end, start)), build.max(build.sub(second, end), 1))
-    if steps.type == i32: return build.max(build.min(steps, rows), 0)
-    return build(Cast(build.max(build.min(steps, build(Cast(rows, steps.type))), 0), i32))           # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
+        return _anew(build, loop.lb, build.max(first, 0), {}), _anew(
+            build, loop.ub, build.add(first, teams.members - 1), {}
+        )
+
+    (start, end), (_, second), (last, longest) = (
+        ends(i) for i in (build.number(0), build.number(1), build.sub(rows, 1))
+    )
+    steps = build.up(
+        build.sub(build.sub(longest, last), build.sub(end, start)),
+        build.max(build.sub(second, end), 1),
+    )
+    if steps.type == i32:
+        return build.max(build.min(steps, rows), 0)
+    return build(
+        Cast(build.max(build.min(steps, build(Cast(rows, steps.type))), 0), i32)
+    )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, programs never do
 
 
-def _anew(build: Builder, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
-    """A number that is computed from a program's place on axis 0, for another one; from wherever its operations stand."""
+def _anew(
+    build: Builder, value: SSAValue, program: SSAValue, known: dict[SSAValue, SSAValue]
+) -> SSAValue:
+    """A number that is computed from a program's place on axis 0, for another one; from wherever
+    its operations stand.
+    """
     if value not in known:
         op = value.owner
-        if isinstance(op, tile.ProgramId): return program
-        if not isinstance(op, Operation): return value
-        for v in op.operands: known[v] = _anew(build, v, program, known)
+        if isinstance(op, tile.ProgramId):
+            return program
+        if not isinstance(op, Operation):
+            return value
+        for v in op.operands:
+            known[v] = _anew(build, v, program, known)
         build.do(op.clone(known))
     return known[value]
 
 
 def _begun(build: Builder, few: SSAValue, grid: Grid, blocks: SSAValue) -> SSAValue:
-    """How many of `few` short rows of programs come before all others: every second one, and with their neighbours no more than there are blocks. None where most are short, or two at most, which the
-    end needs (a window of 128 in teams of three programs of 64 rows, 4 x 16 x 4096 on an H200: with one of two first 2 % more clocks, 1 % more time)."""
+    """How many of `few` short rows of programs come before all others: every second one, and with
+    their neighbours no more than there are blocks. None where most are short, or two at most, which
+    the end needs (a window of 128 in teams of three programs of 64 rows, 4 x 16 x 4096 on an H200:
+    with one of two first 2 % more clocks, 1 % more time).
+    """
     worth = build.and_(build.le(build.add(few, few), grid.rows), build.gt(few, 2))
-    return build.select(worth, build.min(build.floordiv(few, 2), build.floordiv(blocks, build.max(grid.others, 1))), 0)
+    return build.select(
+        worth,
+        build.min(build.floordiv(few, 2), build.floordiv(blocks, build.max(grid.others, 1))),
+        0,
+    )

@@ -1,11 +1,15 @@
-"""Serpentine: every second program of a block walks its loop backwards. The part of schedule-programs for plans with `serpentine`.
+"""Serpentine: every second program of a block walks its loop backwards. The part of
+schedule-programs for plans with `serpentine`.
 
     for %k = %lo to %hi step %s: %sum += dot             for %k = …: %i = select(turn of %program is odd, %last − (%k − %lo), %k);  %sum += dot of what lies at %i
 
-Blocks walk k side by side. What a program's blocks share with the next one's, their rows or, where a raster ends, their columns, they read last: half of what the cache holds is
-still there when the next program begins where this one ended, and all that is there would be gone if it began at the other end. A sum may be taken in any order; which one it
-is depends on the launch's size alone, so the bits are the same every time.
+Blocks walk k side by side. What a program's blocks share with the next one's, their rows or, where
+a raster ends, their columns, they read last: half of what the cache holds is still there when the
+next program begins where this one ended, and all that is there would be gone if it began at the
+other end. A sum may be taken in any order; which one it is depends on the launch's size alone, so
+the bits are the same every time.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -14,15 +18,22 @@ from xdsl.ir import SSAValue
 from tkc.ir.rewrite import Builder
 
 
-def backwards(loop: scf.ForOp, build: Builder, program: SSAValue, first: SSAValue, step: SSAValue) -> None:
-    """build: writes before all that a program does, which is the block's number (program − first) / step."""
+def backwards(
+    loop: scf.ForOp, build: Builder, program: SSAValue, first: SSAValue, step: SSAValue
+) -> None:
+    """build: writes before all that a program does, which is the block's number (program − first) /
+    step.
+    """
     turn = build.floordiv(build.sub(program, first), step)
     odd = build.eq(build.and_(turn, 1), 1)
     outside, k = Builder(loop), loop.body.block.args[0]
     length = outside.up(outside.sub(loop.ub, loop.lb), loop.step)
-    ends = outside.add(outside.add(loop.lb, loop.lb), outside.mul(outside.sub(length, 1), loop.step))       # first and last: what both of a pair add up to
+    ends = outside.add(
+        outside.add(loop.lb, loop.lb), outside.mul(outside.sub(length, 1), loop.step)
+    )  # first and last: what both of a pair add up to
     inside = Builder(loop.body.block.first_op)
     there = inside.select(odd, inside.sub(ends, k), k)
     mirrored = {there.owner, *(v.owner for v in there.owner.operands)}
     for use in list(k.uses):
-        if use.operation not in mirrored: use.operation.operands[use.index] = there
+        if use.operation not in mirrored:
+            use.operation.operands[use.index] = there

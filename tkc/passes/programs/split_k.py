@@ -1,5 +1,6 @@
-"""Split-K: several programs share one block of the output, each with a part of its loop; who comes last adds the parts up, in their order, and
-goes on. The part of schedule-programs for plans with `split_k` > 1.
+"""Split-K: several programs share one block of the output, each with a part of its loop; who comes
+last adds the parts up, in their order, and goes on. The part of schedule-programs for plans with
+`split_k` > 1.
 
     for %k = %lo to %hi: %sum += dot             for %k in part %s of %lo … %hi: %sum += dot
     tile.store %c, f(%sum)                ->     tile.store %parts[%program · S + %s], %sum
@@ -7,12 +8,13 @@ goes on. The part of schedule-programs for plans with `split_k` > 1.
                                                  scf.if %n == S − 1 {
                                                    %all = %parts[… + 0];  for %i = 1 to S: %all += %parts[… + %i]
                                                    tile.store %c, f(%all)
-                                                 }
-                                                 scf.if %n == S − 1 { tile.atomic exchange %count[%program], 0 }
+                                                 } scf.if %n == S − 1 { tile.atomic exchange
+                                                 %count[%program], 0 }
 
-The result does not depend on who comes last: the same bits every time. Counters and parts lie in a workspace of the launch; a counter is zero
-again when its block is done.
+The result does not depend on who comes last: the same bits every time. Counters and parts lie in a
+workspace of the launch; a counter is zero again when its block is done.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -31,28 +33,43 @@ from tkc.passes.planning.factors import simple
 
 
 def undivided(kernel: tile.Kernel, dots) -> str:
-    """Why a kernel's loop cannot be shared by several programs; empty if it can: it makes one sum, and all that has an effect comes after it."""
-    if len(dots) != 1 or not simple(dots[0]): return "its loop is more than a sum of products"
+    """Why a kernel's loop cannot be shared by several programs; empty if it can: it makes one sum,
+    and all that has an effect comes after it.
+    """
+    if len(dots) != 1 or not simple(dots[0]):
+        return "its loop is more than a sum of products"
     loop = dots[0].parent_op()
-    if len(loop.iter_args) > 1: return "its loop carries more than a sum"
-    if loop.parent is not kernel.body.block: return "its loop is not the program's outermost"
-    if any(not (is_side_effect_free(op) or isinstance(op, tile.Load)) for op in loop.body.block.ops if op is not loop.body.block.last_op): return "its loop has effects"
+    if len(loop.iter_args) > 1:
+        return "its loop carries more than a sum"
+    if loop.parent is not kernel.body.block:
+        return "its loop is not the program's outermost"
+    if any(
+        not (is_side_effect_free(op) or isinstance(op, tile.Load))
+        for op in loop.body.block.ops
+        if op is not loop.body.block.last_op
+    ):
+        return "its loop has effects"
     op = kernel.body.block.first_op
     while op is not loop:
-        if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Load)): return "something has an effect before its loop"
+        if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Load)):
+            return "something has an effect before its loop"
         op = op.next_op
     return ""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which program of the output's blocks a turn has, and which of its parts; None of one that is not divided."""
+    """Which program of the output's blocks a turn has, and which of its parts; None of one that is
+    not divided.
+    """
+
     number: SSAValue
     part: SSAValue | None
 
     @staticmethod
     def of(build: Builder, turn: SSAValue, parts: int) -> Part:
-        if parts == 1: return Part(turn, None)
+        if parts == 1:
+            return Part(turn, None)
         number = build.floordiv(turn, parts)
         return Part(number, build.sub(turn, build.mul(number, parts)))
 
@@ -67,7 +84,16 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     number = build.number
     pointer = build(Workspace(f32, 4 * m * n * parts))
     rows = number(1 << 30)
-    array = build(tile.MakeArray(pointer, [rows, number(n)], [number(n), number(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=n)), (Fact(exact=n), Fact(exact=1)), 16))))
+    array = build(
+        tile.MakeArray(
+            pointer,
+            [rows, number(n)],
+            [number(n), number(1)],
+            ArrayType(
+                2, f32, ArrayFacts((Fact(), Fact(exact=n)), (Fact(exact=n), Fact(exact=1)), 16)
+            ),
+        )
+    )
     first, zero = build.mul(program, number(m * parts)), number(0)
     build.do(tile.Store(array, [build.add(first, build.mul(part, number(m))), zero], sum_, (m, n)))
     counter = build(PointerAdd(build(Workspace(i32, 4)), program))
@@ -78,10 +104,15 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     end = stamp(scf.YieldOp(), loop)
     inner.add_op(end)
     inside = Builder(end)
-    stored = lambda at, where: where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
+
+    def stored(at, where):
+        return where(tile.Load(array, [at, zero], (m, n), result=TileType((m, n), f32)))
+
     one, t = inside.number(1), TileType((m, n), f32)
     adding = Block(arg_types=[i32, t])
-    total = inside(scf.ForOp(one, inside.number(parts), one, [stored(first, inside)], Region(adding)))
+    total = inside(
+        scf.ForOp(one, inside.number(parts), one, [stored(first, inside)], Region(adding))
+    )
     adding.add_op(stop := stamp(scf.YieldOp(), loop))
     further = Builder(stop)
     part_of = stored(further.add(first, further.mul(adding.args[0], further.number(m))), further)
@@ -90,24 +121,31 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
         op.detach()
         inner.insert_op_before(op, end)
         for i, v in enumerate(op.operands):
-            if v is sum_: op.operands[i] = total
+            if v is sum_:
+                op.operands[i] = total
         for nested in op.walk():
             for i, v in enumerate(nested.operands):
-                if v is sum_: nested.operands[i] = total
-    done = Block([stamp(atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)])
+                if v is sum_:
+                    nested.operands[i] = total
+    done = Block(
+        [stamp(atomic("exchange", counter, zero, False), loop), stamp(scf.YieldOp(), loop)]
+    )
     build.do(scf.IfOp(last, [], Region(done)))
 
 
 def after_loop(loop: scf.ForOp) -> list[Operation]:
     found, op = [], loop.next_op
-    while op is not None and not isinstance(op, scf.YieldOp): found.append(op); op = op.next_op
+    while op is not None and not isinstance(op, scf.YieldOp):
+        found.append(op)
+        op = op.next_op
     return found
 
 
 def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     """Its bounds become those of one part: as many steps for each, fewer or none for the last."""
     build, t = Builder(loop), loop.lb.type
-    if part.type != t: part = build(Cast(part, t))
+    if part.type != t:
+        part = build(Cast(part, t))
     step = loop.step
     each = build.mul(build.up(build.up(build.sub(loop.ub, loop.lb), step), parts), step)
     start = build.add(loop.lb, build.mul(part, each))
@@ -116,4 +154,12 @@ def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
 
 
 def atomic(kind: str, pointer: SSAValue, value: SSAValue, wanted: bool) -> tile.Atomic:
-    return tile.Atomic.build(operands=[pointer, value, [], []], properties={"kind": StringAttr(kind), "semantics": StringAttr("acq_rel"), "scope": StringAttr("gpu")}, result_types=[[value.type] if wanted else []])
+    return tile.Atomic.build(
+        operands=[pointer, value, [], []],
+        properties={
+            "kind": StringAttr(kind),
+            "semantics": StringAttr("acq_rel"),
+            "scope": StringAttr("gpu"),
+        },
+        result_types=[[value.type] if wanted else []],
+    )

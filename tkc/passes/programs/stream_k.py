@@ -1,8 +1,11 @@
-"""Stream-K: the last wave's programs are too few for all blocks, so their steps are shared by all of them. The part of schedule-programs for plans with `stream_k` (after Osama, Merrill, Cecka,
-Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-matrix multiplication on the GPU", PPoPP 2023, its hybrid form).
+"""Stream-K: the last wave's programs are too few for all blocks, so their steps are shared by all
+of them. The part of schedule-programs for plans with `stream_k` (after Osama, Merrill, Cecka,
+Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-matrix
+multiplication on the GPU", PPoPP 2023, its hybrid form).
 
-    10 programs of 4 steps, 4 blocks: two waves of whole programs, then programs 8 and 9 in two parts of 2 steps
-    11 programs of 4 steps, 4 blocks: two waves, then programs 8, 9 and 10, of which blocks 0 to 2 take all but the last step; block 3 takes those of all, in as many *turns*
+    10 programs of 4 steps, 4 blocks: two waves of whole programs, then programs 8 and 9 in two
+    parts of 2 steps 11 programs of 4 steps, 4 blocks: two waves, then programs 8, 9 and 10, of
+    which blocks 0 to 2 take all but the last step; block 3 takes those of all, in as many *turns*
 
     block 0   0 0 0 0   4 4 4 4   8 8             0 0 0 0   4 4 4 4   8 8 8
     block 1   1 1 1 1   5 5 5 5   9 9             1 1 1 1   5 5 5 5   9 9 9
@@ -10,19 +13,24 @@ Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-
     block 3   3 3 3 3   7 7 7 7       9 9         3 3 3 3   7 7 7 7         8 9 10
 
     for %turn = block to whole + turns·blocks step blocks {
-      number of the program, its steps from … to …, which part that is
-      for %k in those steps: %sum += dot
-      if in parts: store the part where it is kept; count; the last one to come adds up all of them, in their order
-      if whole, or last of its parts: the rest of the program
+      number of the program, its steps from … to …, which part that is for %k in those steps: %sum
+      += dot if in parts: store the part where it is kept; count; the last one to come adds up all
+      of them, in their order if whole, or last of its parts: the rest of the program
     }
 
-All programs are cut at the same steps, so that blocks side by side still walk the same k and read the same rows and columns: dealt out one after the other, as in the paper, every block would stand at another k, and what
-they read would come from memory (measured on an H200, 8192 x 4096 x 14336 in blocks of 128 x 256: 1765 MB, not 1026, and 7 % more time than whole programs). The result depends on the number of blocks (of the
-device), not on who comes last: the same bits every time. Nobody waits for another. Parts are added up a few columns at a time, so that a sum need leave no room for another.
+All programs are cut at the same steps, so that blocks side by side still walk the same k and read
+the same rows and columns: dealt out one after the other, as in the paper, every block would stand
+at another k, and what they read would come from memory (measured on an H200, 8192 x 4096 x 14336 in
+blocks of 128 x 256: 1765 MB, not 1026, and 7 % more time than whole programs). The result depends
+on the number of blocks (of the device), not on who comes last: the same bits every time. Nobody
+waits for another. Parts are added up a few columns at a time, so that a sum need leave no room for
+another.
 
-Clusters take the place of blocks where `cluster` is asked for too: a cluster has the same turn and the same steps of neighbouring programs, so that its blocks share copies there as everywhere; each block
-counts the parts of its own program, and adds them up where it is the last.
+Clusters take the place of blocks where `cluster` is asked for too: a cluster has the same turn and
+the same steps of neighbouring programs, so that its blocks share copies there as everywhere; each
+block counts the parts of its own program, and adds them up where it is the last.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -39,21 +47,43 @@ from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.passes.programs.split_k import after_loop, atomic
 
-MOST = 144                                      # blocks that may share programs: multiprocessors of the largest device with roles
-SPARE = 4, 5                                    # of the blocks, at most so many may have a program of their own in the last wave: else sharing gains less than it costs
-BESIDE = (128, 64), (1 << 16, 16)                # registers of a thread for a piece of a part, beside a sum of at most so many
+MOST = 144  # blocks that may share programs: multiprocessors of the largest device with roles
+SPARE = (
+    4,
+    5,
+    # of the blocks, at most so many may have a program of their own in the last wave: else sharing
+    # gains less than it costs
+)
+BESIDE = (
+    (128, 64),
+    (
+        1 << 16,
+        16,
+    ),
+)  # registers of a thread for a piece of a part, beside a sum of at most so many
 
 
 class Counts(Builder):
     """Writes arithmetic of i32, whatever type a loop counts in."""
 
-    def of(self, x: SSAValue | int, t: Attribute = i32) -> SSAValue: return self.number(x) if isinstance(x, int) else x if x.type in (i32, i1) else self(Cast(x, i32))
+    def of(self, x: SSAValue | int, t: Attribute = i32) -> SSAValue:
+        return (
+            self.number(x)
+            if isinstance(x, int)
+            else x
+            if x.type in (i32, i1)
+            else self(Cast(x, i32))
+        )
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What all blocks know: their number, whole programs, shared ones and the parts of each, steps of a program and of a part that is not its last, blocks that have no part but last ones, and turns in all.
-    few: so few programs are shared that every part has a block; else their last parts share the blocks that are left."""
+    """What all blocks know: their number, whole programs, shared ones and the parts of each, steps
+    of a program and of a part that is not its last, blocks that have no part but last ones, and
+    turns in all. few: so few programs are shared that every part has a block; else their last parts
+    share the blocks that are left.
+    """
+
     blocks: SSAValue
     whole: SSAValue
     shared: SSAValue
@@ -65,25 +95,53 @@ class Deal:
     turns: SSAValue
 
     @staticmethod
-    def of(programs: SSAValue, loop: scf.ForOp, blocks: SSAValue, parts: int, anchor: Operation, size: int = 1) -> Deal:
-        """parts: of a program, at most. Of clusters of a size `programs` are those that a cluster takes together, and `blocks` are clusters."""
+    def of(
+        programs: SSAValue,
+        loop: scf.ForOp,
+        blocks: SSAValue,
+        parts: int,
+        anchor: Operation,
+        size: int = 1,
+    ) -> Deal:
+        """parts: of a program, at most. Of clusters of a size `programs` are those that a cluster
+        takes together, and `blocks` are clusters.
+        """
         n = Counts(anchor)
         steps = n.max(n.up(n.sub(loop.ub, loop.lb), loop.step), 0)
         rest = n.mod(programs, blocks)
         helpers = n.sub(blocks, rest)
-        few, each = n.le(rest, helpers), n.up(rest, helpers)                                  # last parts of each helper
+        few, each = n.le(rest, helpers), n.up(rest, helpers)  # last parts of each helper
         most = n.min(n.floordiv(blocks, n.max(rest, 1)), parts)
-        part = n.max(n.select(few, n.up(steps, most), n.sub(steps, n.floordiv(steps, n.add(each, 1)))), 1)
-        worth = n.and_(n.and_(n.gt(rest, 0), n.gt(steps, n.max(each, most))), n.and_(n.le(blocks, MOST // size), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))))
+        part = n.max(
+            n.select(few, n.up(steps, most), n.sub(steps, n.floordiv(steps, n.add(each, 1)))), 1
+        )
+        worth = n.and_(
+            n.and_(n.gt(rest, 0), n.gt(steps, n.max(each, most))),
+            n.and_(
+                n.le(blocks, MOST // size), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))
+            ),
+        )
         shared = n.select(worth, rest, 0)
         whole = n.sub(programs, shared)
-        return Deal(blocks, whole, shared, n.up(steps, part), steps, part, helpers, few, n.add(whole, n.select(worth, n.mul(blocks, n.max(each, 1)), 0)))
+        return Deal(
+            blocks,
+            whole,
+            shared,
+            n.up(steps, part),
+            steps,
+            part,
+            helpers,
+            few,
+            n.add(whole, n.select(worth, n.mul(blocks, n.max(each, 1)), 0)),
+        )
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn's program, the first and the last of its steps, whether it has all of them, whether it has some but not all; and for these: where the program is
-    among the shared ones, and where this turn's part is kept."""
+    """A turn's program, the first and the last of its steps, whether it has all of them, whether it
+    has some but not all; and for these: where the program is among the shared ones, and where this
+    turn's part is kept."""
+
     number: SSAValue
     first: SSAValue
     last: SSAValue
@@ -99,38 +157,97 @@ class Turn:
         again = n.floordiv(late, deal.blocks)
         block = n.sub(late, n.mul(again, deal.blocks))
         head, row = n.lt(block, deal.shared), n.floordiv(block, n.max(deal.shared, 1))
-        place = n.select(deal.few, n.sub(block, n.mul(row, deal.shared)), n.select(head, block, n.add(n.sub(block, deal.shared), n.mul(again, deal.helpers))))
+        place = n.select(
+            deal.few,
+            n.sub(block, n.mul(row, deal.shared)),
+            n.select(head, block, n.add(n.sub(block, deal.shared), n.mul(again, deal.helpers))),
+        )
         part = n.select(deal.few, row, n.select(head, 0, 1))
-        once = n.or_(n.eq(again, 0), n(CLASSES["not"](n.or_(deal.few, head))))                # the blocks that are left have several turns, others one
+        once = n.or_(
+            n.eq(again, 0), n(CLASSES["not"](n.or_(deal.few, head)))
+        )  # the blocks that are left have several turns, others one
         some = n.and_(n.and_(tail, once), n.and_(n.lt(part, deal.parts), n.lt(place, deal.shared)))
         first = n.mul(part, deal.part)
-        return Turn(n.select(tail, n.max(n.add(deal.whole, n.min(place, n.sub(deal.shared, 1))), 0), turn), n.select(some, first, 0), n.select(tail, n.select(some, n.min(n.add(first, deal.part), deal.steps), 0), deal.steps),
-                    n.lt(turn, deal.whole), some, place, n.add(n.mul(place, deal.parts), part))
+        return Turn(
+            n.select(tail, n.max(n.add(deal.whole, n.min(place, n.sub(deal.shared, 1))), 0), turn),
+            n.select(some, first, 0),
+            n.select(
+                tail, n.select(some, n.min(n.add(first, deal.part), deal.steps), 0), deal.steps
+            ),
+            n.lt(turn, deal.whole),
+            some,
+            place,
+            n.add(n.mul(place, deal.parts), part),
+        )
 
 
-def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int, size: int = 1, rank: SSAValue | None = None) -> None:
-    """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for whoever has the whole sum. groups: warpgroups that share a program. size, rank: of a cluster, whose
-    blocks take neighbouring programs in the same turns and parts, and this block's place in it."""
+def share(
+    body: Block,
+    loop: scf.ForOp,
+    deal: Deal,
+    turn: Turn,
+    groups: int,
+    size: int = 1,
+    rank: SSAValue | None = None,
+) -> None:
+    """A program's body becomes that of a turn: its loop the turn's steps, and what follows it for
+    whoever has the whole sum. groups: warpgroups that share a program. size, rank: of a cluster,
+    whose blocks take neighbouring programs in the same turns and parts, and this block's place in
+    it."""
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), loop.results[0].type
     (m, width), n = t.extents, Counts(body.last_op)
     pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
-    kept = n(tile.MakeArray(pointer, [n.of(1 << 30), n.of(width)], [n.of(width), n.of(1)], ArrayType(2, f32, ArrayFacts((Fact(), Fact(exact=width)), (Fact(exact=width), Fact(exact=1)), 16))))
-    own = lambda n, team: team if rank is None else n.add(n.mul(team, size), rank)                # of what a cluster has of each kind, this block's
+    kept = n(
+        tile.MakeArray(
+            pointer,
+            [n.of(1 << 30), n.of(width)],
+            [n.of(width), n.of(1)],
+            ArrayType(
+                2,
+                f32,
+                ArrayFacts((Fact(), Fact(exact=width)), (Fact(exact=width), Fact(exact=1)), 16),
+            ),
+        )
+    )
+
+    def own(n, team):
+        return (
+            team if rank is None else n.add(n.mul(team, size), rank)
+        )  # of what a cluster has of each kind, this block's
+
     counter = n(PointerAdd(n(Workspace(i32, 4 * MOST, whole=True)), own(n, turn.place)))
 
-    stores, other = Block(), Block([no := stamp(tile.Constant(0, i1), loop), stamp(scf.YieldOp(no.result), loop)])
+    stores, other = (
+        Block(),
+        Block([no := stamp(tile.Constant(0, i1), loop), stamp(scf.YieldOp(no.result), loop)]),
+    )
     last = n(scf.IfOp(turn.divided, [i1], Region(stores), Region(other)))
     stores.add_op(end := stamp(scf.YieldOp(), loop))
     inside = Counts(end)
     row, piece = inside.mul(own(inside, turn.slot), m), piece_of(m, width, groups)
-    for at in _corners(t, piece): inside.do(tile.Store(kept, [inside.add(row, at[0]), inside.of(at[1])], inside(tile.Slice(sum_, at, TileType(piece, f32))) if piece != (m, width) else sum_, piece))
-    end.operands = [inside.eq(inside(atomic("add", counter, inside.of(1), True)), inside.sub(deal.parts, 1))]
+    for at in _corners(t, piece):
+        inside.do(
+            tile.Store(
+                kept,
+                [inside.add(row, at[0]), inside.of(at[1])],
+                inside(tile.Slice(sum_, at, TileType(piece, f32))) if piece != (m, width) else sum_,
+                piece,
+            )
+        )
+    end.operands = [
+        inside.eq(inside(atomic("add", counter, inside.of(1), True)), inside.sub(deal.parts, 1))
+    ]
 
     adds, as_is = Block(), Block([stamp(scf.YieldOp(sum_), loop)])
-    total = n(scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds)))          # in this order: the sum is over where the parts are added, and leaves its registers to them
+    total = n(
+        scf.IfOp(n(CLASSES["not"](last)), [t], Region(as_is), Region(adds))
+    )  # in this order: the sum is over where the parts are added, and leaves its registers to them
     adds.add_op(end := stamp(scf.YieldOp(), loop))
-    row_of = lambda n, part: n.mul(own(n, n.add(n.mul(turn.place, deal.parts), part)), m)
+
+    def row_of(n, part):
+        return n.mul(own(n, n.add(n.mul(turn.place, deal.parts), part)), m)
+
     end.operands = [_added(Counts(end), kept, deal.parts, row_of, t, piece, loop)]
 
     inner = Block()
@@ -139,43 +256,90 @@ def share(body: Block, loop: scf.ForOp, deal: Deal, turn: Turn, groups: int, siz
     for op in rest:
         op.detach()
         inner.insert_op_before(op, end)
-        for nested in op.walk(): nested.operands = [total if v is sum_ else v for v in nested.operands]
-    done = Block([stamp(atomic("exchange", counter, n.of(0), False), loop), stamp(scf.YieldOp(), loop)])
+        for nested in op.walk():
+            nested.operands = [total if v is sum_ else v for v in nested.operands]
+    done = Block(
+        [stamp(atomic("exchange", counter, n.of(0), False), loop), stamp(scf.YieldOp(), loop)]
+    )
     n.do(scf.IfOp(last, [], Region(done)))
 
 
 def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
-    """Rows and columns in which a sum is kept, and added up: blocks of rows where each warpgroup has several, else half of the columns; beside a large sum fewer."""
+    """Rows and columns in which a sum is kept, and added up: blocks of rows where each warpgroup
+    has several, else half of the columns; beside a large sum fewer.
+    """
     rows, columns = (64 * groups, n) if m > 64 * groups else (m, n // 2 if n % 16 == 0 else n)
     most = next(limit for sum_, limit in BESIDE if m * n <= 128 * groups * sum_)
-    return rows, next((columns // p for p in range(1, columns // 8 + 1) if columns % (8 * p) == 0 and rows * columns <= 128 * groups * most * p), columns)
+    return rows, next(
+        (
+            columns // p
+            for p in range(1, columns // 8 + 1)
+            if columns % (8 * p) == 0 and rows * columns <= 128 * groups * most * p
+        ),
+        columns,
+    )
 
 
-def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]: return [(row, column) for row in range(0, t.extents[0], size[0]) for column in range(0, t.extents[1], size[1])]
+def _corners(t: TileType, size: tuple[int, int]) -> list[tuple[int, int]]:
+    return [
+        (row, column)
+        for row in range(0, t.extents[0], size[0])
+        for column in range(0, t.extents[1], size[1])
+    ]
 
 
-def _added(n: Counts, kept: SSAValue, parts: SSAValue, row_of: Callable[[Counts, SSAValue | int], SSAValue], t: TileType, size: tuple[int, int], loop: scf.ForOp) -> SSAValue:
-    """All parts of the turn's program, each kept from some row on, added up in their order, piece by piece."""
+def _added(
+    n: Counts,
+    kept: SSAValue,
+    parts: SSAValue,
+    row_of: Callable[[Counts, SSAValue | int], SSAValue],
+    t: TileType,
+    size: tuple[int, int],
+    loop: scf.ForOp,
+) -> SSAValue:
+    """All parts of the turn's program, each kept from some row on, added up in their order, piece
+    by piece.
+    """
     (m, width), piece, corners = t.extents, TileType(size, f32), _corners(t, size)
 
-    def load(n: Counts, row: SSAValue, at: tuple[int, int]) -> SSAValue: return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
+    def load(n: Counts, row: SSAValue, at: tuple[int, int]) -> SSAValue:
+        return n(tile.Load(kept, [n.add(row, at[0]), n.of(at[1])], size, result=piece))
+
     one, first, sums = n.of(1), row_of(n, 0), []
-    for at in corners:                                          # one loop after the other: nothing of the next piece is there before this one is whole
+    for at in (
+        corners
+    ):  # one loop after the other: nothing of the next piece is there before this one is whole
         adding = Block(arg_types=[i32, piece])
         sums.append(n(scf.ForOp(one, parts, one, [load(n, first, at)], Region(adding))))
         adding.add_op(end := stamp(scf.YieldOp(), loop))
         further = Counts(end)
-        end.operands = [further(CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at)))]
-    join = lambda parts, axis, shape: parts[0] if len(parts) == 1 else n(tile.Concat(parts, axis, TileType(shape, f32)))
+        end.operands = [
+            further(
+                CLASSES["add"](adding.args[1], load(further, row_of(further, adding.args[0]), at))
+            )
+        ]
+
+    def join(parts, axis, shape):
+        return parts[0] if len(parts) == 1 else n(tile.Concat(parts, axis, TileType(shape, f32)))
+
     across = width // size[1]
-    return join([join(sums[i:i + across], 1, (size[0], width)) for i in range(0, len(sums), across)], 0, (m, width))
+    return join(
+        [join(sums[i : i + across], 1, (size[0], width)) for i in range(0, len(sums), across)],
+        0,
+        (m, width),
+    )
 
 
 def _narrow(loop: scf.ForOp, turn: Turn) -> None:
     """Its bounds become the turn's."""
     n, t = Counts(loop), loop.lb.type
-    as_index = lambda v: v if v.type == t else n(Cast(v, t))
-    bound = lambda steps: n(CLASSES["add"](low, n(CLASSES["mul"](as_index(steps), loop.step))))
+
+    def as_index(v):
+        return v if v.type == t else n(Cast(v, t))
+
+    def bound(steps):
+        return n(CLASSES["add"](low, n(CLASSES["mul"](as_index(steps), loop.step))))
+
     low = loop.lb
     loop.operands[1] = n(CLASSES["min"](loop.ub, bound(turn.last)))
     loop.operands[0] = bound(turn.first)

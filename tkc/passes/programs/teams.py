@@ -1,13 +1,16 @@
-"""Programs that run side by side: the blocks of a cluster take neighbours of axis 0, or of both axes, and a block that has several abreast (abreast.py) takes neighbours of axis 0. Such a team has one place in
-the order of programs (order.py), of which each of its programs has its own:
+"""Programs that run side by side: the blocks of a cluster take neighbours of axis 0, or of both
+axes, and a block that has several abreast (abreast.py) takes neighbours of axis 0. Such a team has
+one place in the order of programs (order.py), of which each of its programs has its own:
 
     cluster 2 x 1, place 3, 5                 cluster 2 x 2, place 3, 5                              three programs abreast, place 3, 5; a ghost ahead of the first
     %m = 3·2 + cluster_rank                   %m = 3·2 + cluster_rank mod 2                          %m = 3·3 − 1, where the team begins (its members: abreast.py)
     %n = 5                                    %n = 5·2 + cluster_rank / 2                            %n = 5
 
-The launch is flat, and so are its clusters: one of 2 x 2 has four blocks in a row, and its rank says which place is a block's (clusters.py). A cluster that shares each program (`spread`) counts as one block.
-Where the grid ends inside of a team, a ghost computes and stores nothing.
+The launch is flat, and so are its clusters: one of 2 x 2 has four blocks in a row, and its rank
+says which place is a block's (clusters.py). A cluster that shares each program (`spread`) counts as
+one block. Where the grid ends inside of a team, a ghost computes and stores nothing.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,33 +27,53 @@ from tkc.ir.types import TileType, like
 from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs.clusters import place_in
 
-EFFECTS = tile.Store, tile.StorePointers, tile.Print, tile.Assert                 # atomic operations have one role, which has no ghosts
+EFFECTS = (
+    tile.Store,
+    tile.StorePointers,
+    tile.Print,
+    tile.Assert,
+)  # atomic operations have one role, which has no ghosts
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The kernel's grid, its programs counted in teams: rows along axis 0, columns along axis 1, and the neighbours that a row has on all other axes. deep: there is an axis 2 (of layers), along which no team extends."""
+    """The kernel's grid, its programs counted in teams: rows along axis 0, columns along axis 1,
+    and the neighbours that a row has on all other axes. deep: there is an axis 2 (of layers), along
+    which no team extends.
+    """
+
     rows: SSAValue
     columns: SSAValue
     others: SSAValue
     deep: bool
 
     @staticmethod
-    def of(build: Builder, ends: tuple[SSAValue, SSAValue], team: tuple[int, int], deep: bool) -> Grid:
+    def of(
+        build: Builder, ends: tuple[SSAValue, SSAValue], team: tuple[int, int], deep: bool
+    ) -> Grid:
         """ends: of the grid, in programs, along the axes along which a team has so many."""
-        rows, columns = (end if size == 1 else build.up(end, size) for end, size in zip(ends, team))
-        return Grid(rows, columns, build.mul(columns, build(tile.NumPrograms(2))) if deep else columns, deep)
+        rows, columns = (
+            end if size == 1 else build.up(end, size) for end, size in zip(ends, team, strict=False)
+        )
+        return Grid(
+            rows, columns, build.mul(columns, build(tile.NumPrograms(2))) if deep else columns, deep
+        )
 
     def layer(self, build: Builder, neighbour: SSAValue) -> list[SSAValue]:
         """Which layer a neighbour is in; of a grid without any none."""
         return [build.floordiv(neighbour, self.columns)] if self.deep else []
 
-    def column(self, build: Builder, neighbour: SSAValue, layer: list[SSAValue]) -> SSAValue: return build.sub(neighbour, build.mul(layer[0], self.columns)) if layer else neighbour
+    def column(self, build: Builder, neighbour: SSAValue, layer: list[SSAValue]) -> SSAValue:
+        return build.sub(neighbour, build.mul(layer[0], self.columns)) if layer else neighbour
 
 
 @dataclass(frozen=True)
 class Teams:
-    """A cluster's shape and this block's ranks along its axes; how many members a block has abreast, and how many ghosts are ahead of the first program: beside the shortest ones, where programs differ in length."""
+    """A cluster's shape and this block's ranks along its axes; how many members a block has
+    abreast, and how many ghosts are ahead of the first program: beside the shortest ones, where
+    programs differ in length.
+    """
+
     cluster: tuple[int, int]
     ranks: tuple[SSAValue, ...]
     members: int
@@ -60,32 +83,74 @@ class Teams:
     def of(build: Builder, plan: Plan, grid: Grid, rows: SSAValue, uneven: bool) -> Teams:
         """rows: programs along axis 0. uneven: they differ in length."""
         ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
-        return Teams(plan.cluster, ranks, plan.members, build.sub(build.mul(grid.rows, plan.members), rows) if plan.members > 1 and uneven else None)
+        return Teams(
+            plan.cluster,
+            ranks,
+            plan.members,
+            (
+                build.sub(build.mul(grid.rows, plan.members), rows)
+                if plan.members > 1 and uneven
+                else None
+            ),
+        )
 
     def own(self, build: Builder, place: Sequence[SSAValue]) -> list[SSAValue]:
         """A program's ids, from its team's: of members the first one's."""
         place = list(place)
-        for axis, (size, rank) in enumerate(zip(self.cluster, self.ranks)):
-            if size > 1: place[axis] = build.add(build.mul(place[axis], size), rank)
-        if self.members > 1: place[0] = build.mul(place[0], self.members)
-        if self.ahead is not None: place[0] = build.sub(place[0], self.ahead)
+        for axis, (size, rank) in enumerate(zip(self.cluster, self.ranks, strict=False)):
+            if size > 1:
+                place[axis] = build.add(build.mul(place[axis], size), rank)
+        if self.members > 1:
+            place[0] = build.mul(place[0], self.members)
+        if self.ahead is not None:
+            place[0] = build.sub(place[0], self.ahead)
         return place
 
-    def real(self, build: Builder, place: Sequence[SSAValue], ends: tuple[SSAValue, SSAValue]) -> SSAValue | None:
-        """Whether a block's program is in the grid, which ends there, and not a ghost; None where it is for certain."""
-        inside = [build.lt(at, end) for size, at, end in zip(self.cluster, place, ends) if size > 1]
+    def real(
+        self, build: Builder, place: Sequence[SSAValue], ends: tuple[SSAValue, SSAValue]
+    ) -> SSAValue | None:
+        """Whether a block's program is in the grid, which ends there, and not a ghost; None where
+        it is for certain.
+        """
+        inside = [
+            build.lt(at, end)
+            for size, at, end in zip(self.cluster, place, ends, strict=False)
+            if size > 1
+        ]
         return reduce(build.and_, inside) if inside else None
 
 
 def guard_effects(body: Block, real: SSAValue) -> None:
-    """What a program does has no effect where it is a ghost, and reads nothing by address: that may lie outside of everything."""
-    for op in [op for op in body.walk() if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))]: only_if(real, op)          # what a ghost puts aside nobody else reads
-    for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]: _masked(op, real)
-    for op in [op for op in body.walk() if isinstance(op, tile.Assume)]: op.operands[0] = Builder(op).select(real, op.condition, before(op, tile.Constant(1, i1)).result)          # of a ghost nothing was promised
+    """What a program does has no effect where it is a ghost, and reads nothing by address: that may
+    lie outside of everything.
+    """
+    for op in [
+        op
+        for op in body.walk()
+        if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
+    ]:
+        only_if(real, op)  # what a ghost puts aside nobody else reads
+    for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
+        _masked(op, real)
+    for op in [op for op in body.walk() if isinstance(op, tile.Assume)]:
+        op.operands[0] = Builder(op).select(
+            real, op.condition, before(op, tile.Constant(1, i1)).result
+        )  # of a ghost nothing was promised
 
 
 def _masked(load: tile.LoadPointers, real: SSAValue) -> None:
-    """A load that reads nothing where a program lies outside the grid: its addresses may be outside everything."""
+    """A load that reads nothing where a program lies outside the grid: its addresses may be outside
+    everything.
+    """
     build, kind = Builder(load), like(load.result.type, i1)
     mask = build(tile.Splat(real, kind)) if isinstance(kind, TileType) else real
-    replace(load, [build(tile.LoadPointers(load.pointers, build.and_(load.mask, mask) if load.mask else mask, load.other))])
+    replace(
+        load,
+        [
+            build(
+                tile.LoadPointers(
+                    load.pointers, build.and_(load.mask, mask) if load.mask else mask, load.other
+                )
+            )
+        ],
+    )

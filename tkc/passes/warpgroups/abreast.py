@@ -7,9 +7,11 @@
         wait until K's stage is free                           wait, dots, give back
         K of %n                                              results leave;  for each of the team's blocks behind its own: wait, give back
 
-What is loaded outside of loops each program has in stages of its own; a stage of what they share is free when all have given it back. So a program takes part in what it does not need: a stage's
-parity tells one phase from the next alone, and who did not wait for one would be lapped.
+What is loaded outside of loops each program has in stages of its own; a stage of what they share is
+free when all have given it back. So a program takes part in what it does not need: a stage's parity
+tells one phase from the next alone, and who did not wait for one would be lapped.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from tkc.passes.programs.abreast import walked
 @dataclass(eq=False)
 class Span:
     """A loop, and where it begins and ends for all of a team's programs together."""
+
     loop: scf.ForOp
     first: SSAValue
     last: SSAValue
@@ -46,20 +49,33 @@ class Abreast:
     def __init__(self, role: threads.Role, count: int, spans: dict[SSAValue, Span]):
         self.role, self.count, self.spans = role, count, spans
         self.programs = next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
-        self.member = next(op for op in role.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
+        self.member = next(
+            op
+            for op in role.walk()
+            if isinstance(op, threads.Identity) and op.what.data == "member"
+        )
         self.own = following(self.member, self.body.ops)
 
     @property
-    def body(self) -> Block: return self.programs.after_region.block
+    def body(self) -> Block:
+        return self.programs.after_region.block
 
-    def _copies(self) -> list[shared.CopyAsync]: return [op for op in self.body.walk() if isinstance(op, shared.CopyAsync)]
+    def _copies(self) -> list[shared.CopyAsync]:
+        return [op for op in self.body.walk() if isinstance(op, shared.CopyAsync)]
 
 
 def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
-    """For each ring that all programs of a team read, from where to where the loop walks that fills it."""
+    """For each ring that all programs of a team read, from where to where the loop walks that fills
+    it.
+    """
     body, walks = programs.after_region.block, shared_by(programs)
-    member = next(op for op in body.walk() if isinstance(op, threads.Identity) and op.what.data == "member")
-    found = {loop: _span(loop, member, following(member, body.ops), count) for loop in dict.fromkeys(walks.values())}
+    member = next(
+        op for op in body.walk() if isinstance(op, threads.Identity) and op.what.data == "member"
+    )
+    found = {
+        loop: _span(loop, member, following(member, body.ops), count)
+        for loop in dict.fromkeys(walks.values())
+    }
     return {ring: found[loop] for ring, loop in walks.items()}
 
 
@@ -67,13 +83,20 @@ def _span(loop: scf.ForOp, member: threads.Identity, own: set[Operation], count:
     first, last, _ = walked(loop)
     anchor = behind_all(member.parent, walked(loop))
     build = Builder(anchor)
-    begins, ends = zip(*(_of(n, [first, last], member, own, anchor) for n in range(count)))
+    begins, ends = zip(
+        *(_of(n, [first, last], member, own, anchor) for n in range(count)), strict=False
+    )
     low = reduce(build.min, begins) if first.owner in own else first
-    high = reduce(build.max, [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends))])
+    high = reduce(
+        build.max,
+        [low, *(build.select(build.lt(b, e), e, low) for b, e in zip(begins, ends, strict=False))],
+    )
     return Span(loop, low, high)
 
 
-def _of(n: int, values: list[SSAValue], member: threads.Identity, own: set[Operation], anchor: Operation) -> list[SSAValue]:
+def _of(
+    n: int, values: list[SSAValue], member: threads.Identity, own: set[Operation], anchor: Operation
+) -> list[SSAValue]:
     """What values are in one of the programs."""
     mapping = {member.result: Builder(anchor).number(n)}
     clone_slice([op for op in defining_slice(values, member.parent) if op in own], mapping, anchor)
@@ -84,16 +107,27 @@ def behind_all(body: Block, values: Sequence[SSAValue]) -> Operation:
     """Where values are known, and nothing has asked for them."""
     last = body.first_op
     for v in values:
-        if isinstance(v.owner, Operation) and v.owner.parent is body and last.is_before_in_block(v.owner): last = v.owner
+        if (
+            isinstance(v.owner, Operation)
+            and v.owner.parent is body
+            and last.is_before_in_block(v.owner)
+        ):
+            last = v.owner
     return last.next_op
 
 
 def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
-    """The rings that a program's loops fill, which all programs of a team read, and each one's loop."""
+    """The rings that a program's loops fill, which all programs of a team read, and each one's
+    loop.
+    """
     found: dict[SSAValue, scf.ForOp] = {}
     for loop in [op for op in programs.walk() if isinstance(op, scf.ForOp)]:
         for copy in loop.walk():
-            if isinstance(copy, shared.CopyAsync) and found.setdefault(copy.buffer.owner.ring, loop) is not loop: raise VerifyError("abreast: two loops fill one ring")
+            if (
+                isinstance(copy, shared.CopyAsync)
+                and found.setdefault(copy.buffer.owner.ring, loop) is not loop
+            ):
+                raise VerifyError("abreast: two loops fill one ring")
     return found
 
 
@@ -101,97 +135,211 @@ class Producer(Abreast):
     """Loads for all of a team."""
 
     def gather(self) -> bool:
-        """What each program has of its own is loaded for one after the other; loops become those of the team. Whether they begin where a program stands."""
+        """What each program has of its own is loaded for one after the other; loops become those of
+        the team. Whether they begin where a program stands.
+        """
         moving = any(span.first is not walked(span.loop)[0] for span in self.spans.values())
-        for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]: self._each(wait)
+        for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]:
+            self._each(wait)
         for span in dict.fromkeys(self.spans.values()):
             first, last, _ = walked(span.loop)
             for old, new in ((first, span.first), (last, span.last)):
-                if old is new or old.owner not in self.own: continue
+                if old is new or old.owner not in self.own:
+                    continue
                 old.replace_all_uses_with(new)
-        replace(self.member, [Builder(self.member).number(0)])              # what else there is of a program is not the producer's
+        replace(
+            self.member, [Builder(self.member).number(0)]
+        )  # what else there is of a program is not the producer's
         return moving
 
     def _each(self, wait: shared.WaitCopies) -> None:
-        """The copies that a wait of the program's top waits for, once for each program, in stages that follow one another."""
+        """The copies that a wait of the program's top waits for, once for each program, in stages
+        that follow one another.
+        """
         joined = wait.tokens[0].owner
-        if (joined.tokens[0].owner if isinstance(joined, shared.JoinTokens) else joined).buffer.owner.ring in self.spans: return
-        copies = [v.owner for v in joined.tokens] if isinstance(joined, shared.JoinTokens) else [joined]
+        if (
+            joined.tokens[0].owner if isinstance(joined, shared.JoinTokens) else joined
+        ).buffer.owner.ring in self.spans:
+            return
+        copies = (
+            [v.owner for v in joined.tokens] if isinstance(joined, shared.JoinTokens) else [joined]
+        )
         stage = copies[0].buffer.owner.index[0]
-        step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
-        group = [*dict.fromkeys(copy.buffer.owner for copy in copies), *copies, *([joined] if joined not in copies else []), wait, step]
-        needed = [op for op in defining_slice([v for copy in copies for v in copy.operands], self.body) if op in self.own and op not in group]
+        step = next(
+            use.operation
+            for use in stage.uses
+            if isinstance(use.operation, threads.RingNext) and use.index == 0
+        )
+        group = [
+            *dict.fromkeys(copy.buffer.owner for copy in copies),
+            *copies,
+            *([joined] if joined not in copies else []),
+            wait,
+            step,
+        ]
+        needed = [
+            op
+            for op in defining_slice([v for copy in copies for v in copy.operands], self.body)
+            if op in self.own and op not in group
+        ]
         build, stages = Builder(step), step.stages.value.data
-        states = [(stage, step.parity), *(build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results for n in range(1, self.count + 1))]
+        states = [
+            (stage, step.parity),
+            *(
+                build.do(threads.RingNext(stage, step.parity, stages, build.number(n))).results
+                for n in range(1, self.count + 1)
+            ),
+        ]
         others = self._places(step)
         for member, state in enumerate(states[:-1]):
             for anchor in others if member else [step]:
-                clone_slice([*needed, *group], {self.member.result: Builder(anchor).number(member), stage: state[0], step.parity: state[1]}, anchor)
+                clone_slice(
+                    [*needed, *group],
+                    {
+                        self.member.result: Builder(anchor).number(member),
+                        stage: state[0],
+                        step.parity: state[1],
+                    },
+                    anchor,
+                )
         replace(step, states[-1])
         for op in (wait, *([joined] if joined not in copies else []), *copies):
             for result in op.results:
-                if result.first_use: result.replace_all_uses_with(before(op, shared.NoToken()).token)
+                if result.first_use:
+                    result.replace_all_uses_with(before(op, shared.NoToken()).token)
             erase(op)
 
     def _places(self, step: Operation) -> list[Operation]:
-        """Where a team's other programs get what is their own: behind the first block of what they share, in each way through the branch round the loop, so that the first one can begin."""
-        around = next((op for op in self.body.ops if step.is_before_in_block(op) and any(isinstance(inner, shared.CopyAsync) for inner in op.walk())), None)
-        if not isinstance(around, scf.IfOp): return [step]
-        heads = [next((op for op in region.block.ops if isinstance(op, shared.WaitCopies)), None) for region in around.regions]
-        return [region.block.first_op if head is None else head.next_op for region, head in zip(around.regions, heads)]
+        """Where a team's other programs get what is their own: behind the first block of what they
+        share, in each way through the branch round the loop, so that the first one can begin.
+        """
+        around = next(
+            (
+                op
+                for op in self.body.ops
+                if step.is_before_in_block(op)
+                and any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
+            ),
+            None,
+        )
+        if not isinstance(around, scf.IfOp):
+            return [step]
+        heads = [
+            next((op for op in region.block.ops if isinstance(op, shared.WaitCopies)), None)
+            for region in around.regions
+        ]
+        return [
+            region.block.first_op if head is None else head.next_op
+            for region, head in zip(around.regions, heads, strict=False)
+        ]
 
 
 class Consumer(Abreast):
     """One program of a team."""
 
     def part(self, full: dict[SSAValue, SSAValue]) -> None:
-        """Its stages of each ring: those of its own, and where in the team's stream its loop begins; behind its program, where the team's ends."""
+        """Its stages of each ring: those of its own, and where in the team's stream its loop
+        begins; behind its program, where the team's ends.
+        """
         replace(self.member, [self.role.who])
         firsts = {copy.buffer.owner.ring: copy for copy in reversed(self._copies())}
-        end, carried = self.body.last_op, {ring: self._carried(copy.buffer.owner.index[0]) for ring, copy in firsts.items()}
+        end, carried = (
+            self.body.last_op,
+            {ring: self._carried(copy.buffer.owner.index[0]) for ring, copy in firsts.items()},
+        )
         for ring, state in carried.items():
-            if ring in self.spans: continue
-            mine = before(self.body.first_op, threads.RingNext(*state, ring.type.stages, self.role.who)).results
-            over = before(end, threads.RingNext(*state, ring.type.stages, Builder(end).number(self.count))).results
+            if ring in self.spans:
+                continue
+            mine = before(
+                self.body.first_op, threads.RingNext(*state, ring.type.stages, self.role.who)
+            ).results
+            over = before(
+                end, threads.RingNext(*state, ring.type.stages, Builder(end).number(self.count))
+            ).results
             self._become(state, mine, over)
         for span in dict.fromkeys(self.spans.values()):
-            rings = list({carried[ring]: ring for ring, found in self.spans.items() if found is span}.values())         # those that fill together are one
-            build, (first, last, step) = Builder(behind_all(self.body, [*walked(span.loop), span.first, span.last])), walked(span.loop)
+            rings = list(
+                {
+                    carried[ring]: ring for ring, found in self.spans.items() if found is span
+                }.values()
+            )  # those that fill together are one
+            build, (first, last, step) = (
+                Builder(behind_all(self.body, [*walked(span.loop), span.first, span.last])),
+                walked(span.loop),
+            )
             some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
             head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
-            tail = build.sub(whole, build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)))
+            tail = build.sub(
+                whole,
+                build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)),
+            )
             states = [carried[ring] for ring in rings]
             mine = _passed(build, head, rings, full, states) if first is not span.first else states
             ends = [tuple(end.operands[v.index] for v in state) for state in states]
             claimed = next(op for op in self.body.ops if isinstance(op, threads.MbarrierWait))
-            over = _passed(Builder(claimed), tail, rings, full, ends)       # behind results, which need not wait for these; before the next claim, which follows the last of them
-            for state, begin, behind in zip(states, mine, over): self._become(state, begin, behind)
+            over = _passed(
+                Builder(claimed),
+                tail,
+                rings,
+                full,
+                ends,
+                # behind results, which need not wait for these; before the next claim, which
+                # follows
+                # the last of them
+            )
+            for state, begin, behind in zip(states, mine, over, strict=False):
+                self._become(state, begin, behind)
 
-    def _become(self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]) -> None:
+    def _become(
+        self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]
+    ) -> None:
         """A ring's stage and parity as the program finds them, and leaves them."""
-        for old, new, behind in zip(state, mine, over):
+        for old, new, behind in zip(state, mine, over, strict=False):
             for use in list(old.uses):
-                if new is not old and use.operation not in (new.owner, behind.owner): use.operation.operands[use.index] = new
+                if new is not old and use.operation not in (new.owner, behind.owner):
+                    use.operation.operands[use.index] = new
             self.body.last_op.operands[old.index] = behind
 
     def _carried(self, stage: SSAValue) -> tuple[BlockArgument, BlockArgument]:
         """The stage and parity of a ring as the loop over programs carries them."""
         while not (isinstance(stage.owner, Block) and stage.owner is self.body):
             loop = stage.owner.parent_op() if isinstance(stage.owner, Block) else None
-            if not isinstance(loop, scf.ForOp) or stage.index == 0: raise VerifyError("abreast: a ring's stage is not what its loops carry")
+            if not isinstance(loop, scf.ForOp) or stage.index == 0:
+                raise VerifyError("abreast: a ring's stage is not what its loops carry")
             stage = loop.iter_args[stage.index - 1]
         return stage, self.body.args[stage.index + 1]
 
 
-def _passed(build: Builder, count: SSAValue, rings: list[SSAValue], full: dict[SSAValue, SSAValue], states: list[Sequence[SSAValue]]) -> list[Sequence[SSAValue]]:
-    """Stages that a program has no use for: of all rings of a loop together, as the producer fills them."""
+def _passed(
+    build: Builder,
+    count: SSAValue,
+    rings: list[SSAValue],
+    full: dict[SSAValue, SSAValue],
+    states: list[Sequence[SSAValue]],
+) -> list[Sequence[SSAValue]]:
+    """Stages that a program has no use for: of all rings of a loop together, as the producer fills
+    them.
+    """
     body, following = Block(arg_types=[i32] * (1 + 2 * len(rings))), []
-    for ring, stage, parity in zip(rings, body.args[1::2], body.args[2::2]):
+    for ring, stage, parity in zip(rings, body.args[1::2], body.args[2::2], strict=False):
         stage.name_hint, parity.name_hint = "stage", "parity"
         step = threads.RingNext(stage, parity, ring.type.stages)
-        body.add_ops([threads.MbarrierWait(full[ring], stage, parity), step])           # roles.py gives it back at the block's end
+        body.add_ops(
+            [threads.MbarrierWait(full[ring], stage, parity), step]
+        )  # roles.py gives it back at the block's end
         following += step.results
     body.add_op(scf.YieldOp(*following))
-    if count.type != i32: count = build(Cast(count, i32))                  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
-    loop = build.do(scf.ForOp(build.number(0), count, build.number(1), [v for state in states for v in state], Region(body)))
-    return list(zip(loop.results[::2], loop.results[1::2]))
+    if count.type != i32:
+        count = build(
+            Cast(count, i32)
+        )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+    loop = build.do(
+        scf.ForOp(
+            build.number(0),
+            count,
+            build.number(1),
+            [v for state in states for v in state],
+            Region(body),
+        )
+    )
+    return list(zip(loop.results[::2], loop.results[1::2], strict=False))

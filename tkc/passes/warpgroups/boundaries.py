@@ -1,4 +1,5 @@
-"""Fused boundaries: the programs of a block are one stream of copies and dots. The last step of roles.py for plans with `fuse`.
+"""Fused boundaries: the programs of a block are one stream of copies and dots. The last step of
+roles.py for plans with `fuse`.
 
     consumer, for each program:                        S of the first program
       wait Q, K;  S = q·k[0]                           for each program:
@@ -7,15 +8,22 @@
       claim the next program                 ->          wait for the last dot alone
       results leave                                      claim;  results leave              while S is computed
 
-Both dots are issued in every way through the branch around the loop, so that the second is under way when the branch ends. Behind the branch an assembler would put the division of results between
-the instructions of that dot; and it forbids other writes to registers of sums in flight, so what a branch without a loop yields is there before.
+Both dots are issued in every way through the branch around the loop, so that the second is under
+way when the branch ends. Behind the branch an assembler would put the division of results between
+the instructions of that dot; and it forbids other writes to registers of sums in flight, so what a
+branch without a loop yields is there before.
 
-The dot is issued once more than there are programs, whoever is next. The producer loads the head of the next program behind its claim, before it waits for the last stages of the one before, and a head
-for one program more than there are; it lies outside the arrays, so that tensor maps fill it with zeros, and nobody looks at its scores.
+The dot is issued once more than there are programs, whoever is next. The producer loads the head of
+the next program behind its claim, before it waits for the last stages of the one before, and a head
+for one program more than there are; it lies outside the arrays, so that tensor maps fill it with
+zeros, and nobody looks at its scores.
 
-Measured on an H200 by clocks, attention of D = 128: causal 2048 and 8192 take 4.8 and 2.9 % less with all this, full 1024 4.2 %, a window of 1024 5 % (1.5 to 2 % of each are results
-that are multiplied by a reciprocal: what leaves under dots is slower than alone). The turn is worth 1 % where causal, nothing elsewhere.
+Measured on an H200 by clocks, attention of D = 128: causal 2048 and 8192 take 4.8 and 2.9 % less
+with all this, full 1024 4.2 %, a window of 1024 5 % (1.5 to 2 % of each are results that are
+multiplied by a reciprocal: what leaves under dots is slower than alone). The turn is worth 1 %
+where causal, nothing elsewhere.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,7 +32,16 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import threads, tile
-from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, rebuild_while, replace, with_results
+from tkc.ir.rewrite import (
+    after,
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    rebuild_while,
+    replace,
+    with_results,
+)
 from tkc.ir.types import TileType
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
@@ -32,77 +49,130 @@ HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
 
 @dataclass
 class Stream:
-    """What a program of a role begins with, and where the next program's goes: a place in each way through the branch around the program's loop, where the values that the loop over programs carries
-    next are known."""
+    """What a program of a role begins with, and where the next program's goes: a place in each way
+    through the branch around the program's loop, where the values that the loop over programs
+    carries next are known."""
+
     loop: scf.WhileOp
     branch: scf.IfOp
     head: list[Operation]
     places: list[Operation]
 
     @property
-    def body(self) -> Block: return self.loop.after_region.block
+    def body(self) -> Block:
+        return self.loop.after_region.block
 
-    def first(self) -> dict[SSAValue, SSAValue]: return dict(zip(self.body.args, self.loop.arguments))
+    def first(self) -> dict[SSAValue, SSAValue]:
+        return dict(zip(self.body.args, self.loop.arguments, strict=False))
 
     def next(self, place: Operation) -> dict[SSAValue, SSAValue]:
         end = place.parent.last_op
-        return {argument: end.operands[v.index] if v.owner is self.branch else v for argument, v in zip(self.body.args, self.body.last_op.operands)}
+        return {
+            argument: end.operands[v.index] if v.owner is self.branch else v
+            for argument, v in zip(self.body.args, self.body.last_op.operands, strict=False)
+        }
 
     def possible(self) -> bool:
         """Whether the head is straight code, and all it needs is known at each place."""
         read = {v for op in self.head for v in op.operands if v in self.body.args}
-        known = lambda v, place: isinstance(v.owner, Block) or not any(v.owner.parent is at.parent and not v.owner.is_before_in_block(at) for at in (place, self.branch))
-        return bool(self.head) and not any(op.regions for op in self.head) and all(known(self.next(place)[v], place) for place in self.places for v in read)
+
+        def known(v, place):
+            return isinstance(v.owner, Block) or not any(
+                v.owner.parent is at.parent and not v.owner.is_before_in_block(at)
+                for at in (place, self.branch)
+            )
+
+        return (
+            bool(self.head)
+            and not any(op.regions for op in self.head)
+            and all(known(self.next(place)[v], place) for place in self.places for v in read)
+        )
 
 
 def fuse(producer: threads.Role, consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
     streams = _producers(_programs(producer)), _consumers(_programs(consumer))
-    if any(stream is None or not stream.possible() for stream in streams): return False
+    if any(stream is None or not stream.possible() for stream in streams):
+        return False
     _stream(streams[0])
     _ahead(streams[1])
     return True
 
 
-def _programs(role: threads.Role) -> scf.WhileOp: return next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
+def _programs(role: threads.Role) -> scf.WhileOp:
+    return next(op for op in role.body.block.ops if isinstance(op, scf.WhileOp))
 
 
-def _around(body: Block, kind: type) -> scf.IfOp | None: return next((op for op in reversed(list(body.ops)) if isinstance(op, scf.IfOp) and any(isinstance(inner, kind) for inner in op.walk())), None)
+def _around(body: Block, kind: type) -> scf.IfOp | None:
+    return next(
+        (
+            op
+            for op in reversed(list(body.ops))
+            if isinstance(op, scf.IfOp) and any(isinstance(inner, kind) for inner in op.walk())
+        ),
+        None,
+    )
 
 
 def _producers(loop: scf.WhileOp) -> Stream | None:
     body, around = loop.after_region.block, _around(loop.after_region.block, threads.NextProgram)
-    if around is None: return None
+    if around is None:
+        return None
     ops = list(body.ops)
-    ops = ops[:max((i for i, op in enumerate(ops) if isinstance(op, threads.TmaLoad)), default=-1) + 1]
+    ops = ops[
+        : max((i for i, op in enumerate(ops) if isinstance(op, threads.TmaLoad)), default=-1) + 1
+    ]
     effects = [op for op in ops if isinstance(op, HEAD) or op.regions]
     needed = set(defining_slice([v for op in effects for v in op.operands], body))
     places = []
     for region in around.regions:
         claimed = next(op for op in region.block.ops if isinstance(op, threads.NextProgram))
-        places.append(next(op for op in region.block.ops if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)).next_op)
+        places.append(
+            next(
+                op
+                for op in region.block.ops
+                if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)
+            ).next_op
+        )
     return Stream(loop, around, [op for op in ops if op in effects or op in needed], places)
 
 
 def _stream(stream: Stream) -> None:
-    """The producer: what it loads for a program before any loop is loaded behind the claim, before the last stages of the program before, as if all were one program."""
+    """The producer: what it loads for a program before any loop is loaded behind the claim, before
+    the last stages of the program before, as if all were one program.
+    """
     clone_slice(stream.head, stream.first(), stream.loop)
-    for place in stream.places: clone_slice(stream.head, stream.next(place), place)
+    for place in stream.places:
+        clone_slice(stream.head, stream.next(place), place)
     for op in stream.head:
-        if isinstance(op, HEAD): erase(op)
+        if isinstance(op, HEAD):
+            erase(op)
 
 
 def _consumers(loop: scf.WhileOp) -> Stream | None:
     body, last = loop.after_region.block, _around(loop.after_region.block, threads.DotAsync)
     dot = next((op for op in body.ops if isinstance(op, threads.DotAsync)), None)
-    if dot is None or last is None or not dot.is_before_in_block(last): return None
+    if dot is None or last is None or not dot.is_before_in_block(last):
+        return None
     ops = list(body.ops)
-    ops = ops[:ops.index(dot) + 2]                                      # and its commit
+    ops = ops[: ops.index(dot) + 2]  # and its commit
     waits = [op for op in ops if isinstance(op, threads.MbarrierWait)]
     needed = set(defining_slice([v for op in (dot, *waits) for v in op.operands], body))
-    ends = [next((op for op in reversed(list(region.block.ops)) if isinstance(op, threads.DotWait)), region.block.last_op) for region in last.regions]
-    if not all(end.pending.value.data == 0 for end in ends if isinstance(end, threads.DotWait)): return None
-    return Stream(loop, last, [op for op in ops if op in needed or op in waits or op in (dot.prev_op, dot, dot.next_op)], ends)
+    ends = [
+        next(
+            (op for op in reversed(list(region.block.ops)) if isinstance(op, threads.DotWait)),
+            region.block.last_op,
+        )
+        for region in last.regions
+    ]
+    if not all(end.pending.value.data == 0 for end in ends if isinstance(end, threads.DotWait)):
+        return None
+    return Stream(
+        loop,
+        last,
+        [op for op in ops if op in needed or op in waits or op in (dot.prev_op, dot, dot.next_op)],
+        ends,
+    )
 
 
 def _ahead(stream: Stream) -> None:
@@ -113,18 +183,35 @@ def _ahead(stream: Stream) -> None:
     def copy(mapping: dict, anchor: Operation) -> SSAValue:
         clone_slice(head, mapping, anchor)
         return mapping[dot.result]
+
     first, ways = copy(stream.first(), loop), []
     turns = any(isinstance(op, threads.Turn) for op in loop.parent.ops)
     for place in stream.places:
         block, end = place.parent, place.parent.last_op
         following = stream.next(place)
-        end.operands = [before(place, v.owner.clone()).results[0] if isinstance(v.owner, tile.Constant) and isinstance(v.type, TileType) else v for v in end.operands]
+        end.operands = [
+            (
+                before(place, v.owner.clone()).results[0]
+                if isinstance(v.owner, tile.Constant) and isinstance(v.type, TileType)
+                else v
+            )
+            for v in end.operands
+        ]
         ahead = copy(following, place)
         if isinstance(place, threads.DotWait):
             if turns:
-                before([op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"][-2], threads.Turn("begin"))
+                before(
+                    [
+                        op
+                        for op in block.ops
+                        if isinstance(op, threads.Fence) and op.kind.data == "dot"
+                    ][-2],
+                    threads.Turn("begin"),
+                )
                 before(place, threads.Turn("end"))
-            both = before(place, threads.DotWait(1, [*place.args, ahead], [True] * len(place.args) + [False]))
+            both = before(
+                place, threads.DotWait(1, [*place.args, ahead], [True] * len(place.args) + [False])
+            )
             replace(place, list(both.results[:-1]))
             ahead = both.results[-1]
         ways.append([ahead])
@@ -133,5 +220,6 @@ def _ahead(stream: Stream) -> None:
     body = loop.after_region.block
     body.last_op.operands = [*body.last_op.operands, ahead]
     dot.result.replace_all_uses_with(body.args[-1])
-    for op in (commit, dot, fence, *(op for op in head if isinstance(op, threads.MbarrierWait))): erase(op)
+    for op in (commit, dot, fence, *(op for op in head if isinstance(op, threads.MbarrierWait))):
+        erase(op)
     after(loop, threads.DotWait(0, [loop.results[-1]]))

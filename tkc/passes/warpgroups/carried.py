@@ -1,4 +1,7 @@
-"""A stage and its parity, threaded through the whole program: each place that uses them leaves those of the next to whatever comes after it, round every loop and through every branch."""
+"""A stage and its parity, threaded through the whole program: each place that uses them leaves
+those of the next to whatever comes after it, round every loop and through every branch.
+"""
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -8,17 +11,25 @@ from tkc.ir.rewrite import rebuild_for, rebuild_if, rebuild_while
 
 
 class Carried:
-    """Subclasses say which operations use the state (`inside`), and what it is behind a block (`thread`)."""
+    """Subclasses say which operations use the state (`inside`), and what it is behind a block
+    (`thread`).
+    """
 
-    def inside(self, op: Operation) -> bool: raise NotImplementedError
-    def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]: raise NotImplementedError
+    def inside(self, op: Operation) -> bool:
+        raise NotImplementedError
+
+    def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
+        raise NotImplementedError
 
     def around(self, op: Operation, state: list[SSAValue]) -> list[SSAValue]:
         """The state behind an operation with regions."""
         match op:
-            case scf.ForOp() if self.inside(op): return self._loop(op, state)
-            case scf.WhileOp() if self.inside(op): return self._while(op, state)
-            case scf.IfOp() if self.inside(op): return self._branch(op, state)
+            case scf.ForOp() if self.inside(op):
+                return self._loop(op, state)
+            case scf.WhileOp() if self.inside(op):
+                return self._while(op, state)
+            case scf.IfOp() if self.inside(op):
+                return self._branch(op, state)
         return state
 
     def _loop(self, loop: scf.ForOp, state: list[SSAValue]) -> list[SSAValue]:
@@ -38,5 +49,12 @@ class Carried:
         body.last_op.operands = [*body.last_op.operands, *ends]
 
     def _branch(self, branch: scf.IfOp, state: list[SSAValue]) -> list[SSAValue]:
-        sides = [self.thread(region.block, state) if region.blocks else state for region in branch.regions]
-        return list(rebuild_if(branch, range(len(branch.results)), list(zip(*sides))).results[-2:])
+        sides = [
+            self.thread(region.block, state) if region.blocks else state
+            for region in branch.regions
+        ]
+        return list(
+            rebuild_if(branch, range(len(branch.results)), list(zip(*sides, strict=False))).results[
+                -2:
+            ]
+        )

@@ -1,28 +1,38 @@
 """Programs claimed one by one: by the producer, for all roles. A step of roles.py.
 
-The producer claims, and posts the next program's number and place to the consumers through a ring of its own:
+The producer claims, and posts the next program's number and place to the consumers through a ring
+of its own:
 
     last copy of %n                      producer:  behind the loop of %n  next_program;  mbarrier_wait %empty;  post …;  mbarrier_arrive %full;  then mbarrier_wait … last copy
     %next = tile.next_program %n
     yield %next, %m, %n                  consumer:  behind its dots  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
 
-How long a claim takes, and the divisions that make a place of it, is hidden by the wait for the last stage, and the next program's first copies follow at once (measured on an H200: behind that
-wait they cost causal attention of 2048 rows 1 % of its clocks). Claimed as a program begins, the next one would be a whole program old when its turn comes, and
-blocks with long ones would have claimed as many as the others (causal attention of 4096 rows, the last block ended 9 % behind the average).
+How long a claim takes, and the divisions that make a place of it, is hidden by the wait for the
+last stage, and the next program's first copies follow at once (measured on an H200: behind that
+wait they cost causal attention of 2048 rows 1 % of its clocks). Claimed as a program begins, the
+next one would be a whole program old when its turn comes, and blocks with long ones would have
+claimed as many as the others (causal attention of 4096 rows, the last block ended 9 % behind the
+average).
 
-Of programs side by side whose loops begin where each stands, the first has done with a team while the others are at its last blocks: the producer claims as many iterations before the loop's end as
-rings hold stages (`claim_ahead`), so that the next team's first blocks are there by then. (A claim takes a producer some 3300 clocks, in which it copies nothing. On an H200 a window of 1024 takes 0.9 % fewer
-clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % more.)
+Of programs side by side whose loops begin where each stands, the first has done with a team while
+the others are at its last blocks: the producer claims as many iterations before the loop's end as
+rings hold stages (`claim_ahead`), so that the next team's first blocks are there by then. (A claim
+takes a producer some 3300 clocks, in which it copies nothing. On an H200 a window of 1024 takes 0.9
+% fewer clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % more.)
 
     for %k = %first to %last { copies of %k }                for %k = %first to %some { copies of %k }
     claim, post                                       ->     claim, post
     last copy                                                for %k = %some to %last { copies of %k };  last copy
 
-Where a team begins and ends takes some sixty operations (the least and the greatest of its programs' bounds), in which a producer with free stages copied nothing, and each consumer gave the tensor cores none. What takes many
-operations, follows from a claim's numbers alone and is waited for by a loop or a copy is carried round the loop as these are (`foresee`), before the roles part: so it follows from the claim, and is posted with them.
+Where a team begins and ends takes some sixty operations (the least and the greatest of its
+programs' bounds), in which a producer with free stages copied nothing, and each consumer gave the
+tensor cores none. What takes many operations, follows from a claim's numbers alone and is waited
+for by a loop or a copy is carried round the loop as these are (`foresee`), before the roles part:
+so it follows from the claim, and is posted with them.
 
     while (%n = …) { %low, %high = bounds of %n;  … }       ->      %low, %high = bounds of the first;  while (%n = …, %low, %high) { …;  yield %next, bounds of %next }
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -34,75 +44,136 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, following, rebuild_while, replace, with_results
+from tkc.ir.rewrite import (
+    Builder,
+    after,
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    following,
+    rebuild_while,
+    replace,
+    with_results,
+)
 from tkc.passes.warpgroups.rings import slots
 
-STEPS = 8                                       # so many operations take longer than a post and a fetch
-MOST = 8                                        # numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32 registers ptxas spilled one, which it did not before
-SLOT, BARRIERS = 128, 16                        # bytes of shared memory that a posted number takes, and the barriers of a ring's stage
+STEPS = 8  # so many operations take longer than a post and a fetch
+# numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32
+# registers ptxas spilled one, which it did not before
+MOST = 8
+SLOT, BARRIERS = (
+    128,
+    16,
+)  # bytes of shared memory that a posted number takes, and the barriers of a ring's stage
 
 
 def share(producer: threads.Role, others: list[threads.Role], members: int) -> None:
-    """The producer's claims for all, and what follows from them for the next program: rings of two numbers. What does not follow from a claim each role works out itself."""
+    """The producer's claims for all, and what follows from them for the next program: rings of two
+    numbers. What does not follow from a claim each role works out itself.
+    """
     anchor = producer.parent_op()
-    claims = [next(op for op in role.walk() if isinstance(op, threads.NextProgram)) for role in (producer, *others)]
+    claims = [
+        next(op for op in role.walk() if isinstance(op, threads.NextProgram))
+        for role in (producer, *others)
+    ]
     ends = claims[0].parent.last_op.operands
     follows = [i for i, v in enumerate(ends) if claims[0] in defining_slice([v], claims[0].parent)]
     claimed = [slots(anchor, 2, "claimed") for _ in follows]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
-    before(anchor, threads.MbarrierInit(full, 1), threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)))
+    before(
+        anchor,
+        threads.MbarrierInit(full, 1),
+        threads.MbarrierInit(empty, sum(role.warps.value.data * role.instances for role in others)),
+    )
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
     for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
         stage, parity = body.args[-2:]
         end, carried = body.last_op, list(body.last_op.operands)
         if claim is claims[0]:
+
             def post(anchor: Operation, values: list[SSAValue]) -> None:
                 places = [before(anchor, shared.Stage(ring, stage)).result for ring in claimed]
-                before(anchor, free := CLASSES["xor"](parity, one), threads.MbarrierWait(empty, stage, free.result))
-                for place, value in zip(places, values): before(anchor, threads.Post(place, value))
+                before(
+                    anchor,
+                    free := CLASSES["xor"](parity, one),
+                    threads.MbarrierWait(empty, stage, free.result),
+                )
+                for place, value in zip(places, values, strict=False):
+                    before(anchor, threads.Post(place, value))
                 before(anchor, threads.MbarrierArrive(full, stage))
+
             _claim(claim, body, follows, post)
             carried = list(end.operands)
         else:
             place = _behind_dots(body) if members == 1 else end
             places = [before(place, shared.Stage(ring, stage)).result for ring in claimed]
             before(place, threads.MbarrierWait(full, stage, parity))
-            for slot, i in zip(places, follows): carried[i] = before(place, threads.Fetch(slot)).result
+            for slot, i in zip(places, follows, strict=False):
+                carried[i] = before(place, threads.Fetch(slot)).result
             before(place, threads.MbarrierArrive(empty, stage, each="warp"))
-            end.operands = carried                              # what only the producer works out has lost its use, and is swept away
-            replace(claim, carried[follows[0]:follows[0] + 1])
+            end.operands = (
+                carried  # what only the producer works out has lost its use, and is swept away
+            )
+            replace(claim, carried[follows[0] : follows[0] + 1])
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
-def foresee(programs: scf.WhileOp, asked: Sequence[SSAValue], room: int) -> dict[SSAValue, SSAValue]:
-    """What takes many steps and follows from a claimed program's numbers alone goes round the loop with them. So it follows from the claim: the producer works it out there, and posts it. Only what a program's loops and
-    copies wait for: what is computed behind them holds nobody up, and would take registers all along.
-    asked: values that roles will wait for. room: bytes of shared memory that are left. What stands in their place, and in that of others."""
+def foresee(
+    programs: scf.WhileOp, asked: Sequence[SSAValue], room: int
+) -> dict[SSAValue, SSAValue]:
+    """What takes many steps and follows from a claimed program's numbers alone goes round the loop
+    with them. So it follows from the claim: the producer works it out there, and posts it. Only
+    what a program's loops and copies wait for: what is computed behind them holds nobody up, and
+    would take registers all along. asked: values that roles will wait for. room: bytes of shared
+    memory that are left. What stands in their place, and in that of others.
+    """
     body, end = programs.after_region.block, programs.after_region.block.last_op
     claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
-    numbers = {body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)}
+    numbers = {
+        body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)
+    }
     known, effort = _known(body, numbers), lambda v: len(defining_slice([v], body))
-    found = [v for op in body.ops for v in op.results if v in known and v.type == i32 and (v in asked or any(_waits(use.operation, body) for use in v.uses)) and effort(v) >= STEPS]
-    chosen = sorted(found, key=lambda v: (v not in asked, -effort(v)))[:max(0, min(MOST, room // SLOT - len(numbers)))]
+    found = [
+        v
+        for op in body.ops
+        for v in op.results
+        if v in known
+        and v.type == i32
+        and (v in asked or any(_waits(use.operation, body) for use in v.uses))
+        and effort(v) >= STEPS
+    ]
+    chosen = sorted(found, key=lambda v: (v not in asked, -effort(v)))[
+        : max(0, min(MOST, room // SLOT - len(numbers)))
+    ]
     worked = [v for v in found if v in chosen]
-    if not worked: return {}
-    steps, starts, later = defining_slice(worked, body), dict(zip(body.args, programs.arguments)), dict(zip(body.args, end.operands))
+    if not worked:
+        return {}
+    steps, starts, later = (
+        defining_slice(worked, body),
+        dict(zip(body.args, programs.arguments, strict=False)),
+        dict(zip(body.args, end.operands, strict=False)),
+    )
     clone_slice(steps, starts, programs)
     rebuild_while(programs, [starts[v] for v in worked])
     clone_slice(steps, later, end)
     end.operands = [*end.operands, *(later[v] for v in worked)]
-    carried = dict(zip(worked, body.args[-len(worked):]))
-    for old, new in carried.items(): old.replace_uses_with_if(new, lambda use: use.operation not in steps)
+    carried = dict(zip(worked, body.args[-len(worked) :], strict=False))
+    for old, new in carried.items():
+        old.replace_uses_with_if(new, lambda use: use.operation not in steps)
     for op in reversed(steps):
-        if not any(r.first_use or r in asked and r not in carried for r in op.results): erase(op)
+        if not any(r.first_use or r in asked and r not in carried for r in op.results):
+            erase(op)
     return carried
 
 
 def room_left(kernel: tile.Kernel, instances: int, available: int) -> int:
-    """Bytes of shared memory that a kernel's buffers and barriers leave. Of what is no ring each instance of the consumers will have its own."""
-    taken = 2 * BARRIERS                                        # of the claims' own ring
+    """Bytes of shared memory that a kernel's buffers and barriers leave. Of what is no ring each
+    instance of the consumers will have its own.
+    """
+    taken = 2 * BARRIERS  # of the claims' own ring
     for t in (op.result.type for op in kernel.walk() if isinstance(op, shared.Alloc)):
         size, unit = t.bytes * (instances if t.stages == 1 else 1), max(SLOT, t.memory.alignment)
         taken += -(-size // unit) * unit + BARRIERS * t.stages
@@ -115,36 +186,77 @@ def _waits(op: Operation, body: Block) -> bool:
 
 
 def _known(body: Block, numbers: set[SSAValue]) -> set[SSAValue]:
-    """Scalars of a block's top that follow from some of its arguments, and from nothing else that changes."""
+    """Scalars of a block's top that follow from some of its arguments, and from nothing else that
+    changes.
+    """
     found, same = set(numbers), set[SSAValue]()
     for op in body.ops:
-        if op.regions or not is_side_effect_free(op) or isinstance(op, threads.Identity) or not all(isinstance(r.type, IntegerType) for r in op.results): continue
-        here = [v for v in op.operands if (v.owner if isinstance(v.owner, Block) else v.owner.parent) is body]
-        if all(v in found or v in same for v in here): (found if any(v in found for v in here) else same).update(op.results)
+        if (
+            op.regions
+            or not is_side_effect_free(op)
+            or isinstance(op, threads.Identity)
+            or not all(isinstance(r.type, IntegerType) for r in op.results)
+        ):
+            continue
+        here = [
+            v
+            for v in op.operands
+            if (v.owner if isinstance(v.owner, Block) else v.owner.parent) is body
+        ]
+        if all(v in found or v in same for v in here):
+            (found if any(v in found for v in here) else same).update(op.results)
     return found - numbers
 
 
-def _claim(claim: threads.NextProgram, body: Block, follows: list[int], post: Callable[[Operation, list[SSAValue]], None]) -> None:
-    """A claim, what follows from it (which of the values that the loop carries) and its announcement, before the wait for the last stage that the program fills: while it waits, a producer has time.
-    In each way through a branch around that wait; behind a loop around it."""
+def _claim(
+    claim: threads.NextProgram,
+    body: Block,
+    follows: list[int],
+    post: Callable[[Operation, list[SSAValue]], None],
+) -> None:
+    """A claim, what follows from it (which of the values that the loop carries) and its
+    announcement, before the wait for the last stage that the program fills: while it waits, a
+    producer has time. In each way through a branch around that wait; behind a loop around it."""
     end = body.last_op
     values = [end.operands[i] for i in follows]
-    around = next((op for op in reversed(list(body.ops)) if any(isinstance(inner, shared.CopyAsync) for inner in op.walk())), None)
+    around = next(
+        (
+            op
+            for op in reversed(list(body.ops))
+            if any(isinstance(inner, shared.CopyAsync) for inner in op.walk())
+        ),
+        None,
+    )
     if not isinstance(around, scf.IfOp):
         claim.detach()
-        before(next(op for op in body.ops if any(claim.result in inner.operands for inner in op.walk())), claim)
+        before(
+            next(
+                op for op in body.ops if any(claim.result in inner.operands for inner in op.walk())
+            ),
+            claim,
+        )
         return post(end, values)
-    moved = [op for op in defining_slice(values, body) if op is claim or around.is_before_in_block(op)]
+    moved = [
+        op for op in defining_slice(values, body) if op is claim or around.is_before_in_block(op)
+    ]
     ways = []
     for region in around.regions:
-        loops, copies = ([op for op in region.block.ops if isinstance(op, kind)] for kind in (scf.ForOp, shared.CopyAsync))
-        place = next((op for op in copies if not loops or loops[-1].is_before_in_block(op)), region.block.last_op)
+        loops, copies = (
+            [op for op in region.block.ops if isinstance(op, kind)]
+            for kind in (scf.ForOp, shared.CopyAsync)
+        )
+        place = next(
+            (op for op in copies if not loops or loops[-1].is_before_in_block(op)),
+            region.block.last_op,
+        )
         clone_slice(moved, mapping := {}, place)
         ways.append([mapping.get(v, v) for v in values])
         post(place, ways[-1])
-    for i, found in zip(follows, with_results(around, ways)): end.operands[i] = found
+    for i, found in zip(follows, with_results(around, ways), strict=False):
+        end.operands[i] = found
     for op in reversed(moved):
-        if not any(r.first_use for r in op.results): erase(op)
+        if not any(r.first_use for r in op.results):
+            erase(op)
 
 
 def _behind_dots(body: Block) -> Operation:
@@ -154,21 +266,52 @@ def _behind_dots(body: Block) -> Operation:
 
 
 def claim_ahead(producer: threads.Role) -> None:
-    """Claims stand before a loop's last iterations: as many as its rings hold stages, but one, which is on its way."""
+    """Claims stand before a loop's last iterations: as many as its rings hold stages, but one,
+    which is on its way.
+    """
     for claim in [op for op in producer.walk() if isinstance(op, threads.NextProgram)]:
         block = claim.parent
-        loop = next((op for op in reversed(list(block.ops)) if isinstance(op, scf.ForOp) and op.is_before_in_block(claim)), None)
-        copies = [op for op in loop.walk() if isinstance(op, shared.CopyAsync)] if loop is not None else []
+        loop = next(
+            (
+                op
+                for op in reversed(list(block.ops))
+                if isinstance(op, scf.ForOp) and op.is_before_in_block(claim)
+            ),
+            None,
+        )
+        copies = (
+            [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
+            if loop is not None
+            else []
+        )
         ahead = min((copy.buffer.owner.ring.type.stages for copy in copies), default=0) - 1
-        if ahead < 2: continue
-        posted, between = next(op for op in block.ops if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)), []
-        while (op := (between[-1] if between else loop).next_op) is not posted: between.append(op)
+        if ahead < 2:
+            continue
+        posted, between = (
+            next(
+                op
+                for op in block.ops
+                if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
+            ),
+            [],
+        )
+        while (op := (between[-1] if between else loop).next_op) is not posted:
+            between.append(op)
         late = following(loop, between)
         build = Builder(loop)
-        trips = build.max(build.sub(build.up(build.sub(loop.ub, loop.lb), loop.step), build.number(ahead, loop.step.type)), build.number(0, loop.step.type))
+        trips = build.max(
+            build.sub(
+                build.up(build.sub(loop.ub, loop.lb), loop.step),
+                build.number(ahead, loop.step.type),
+            ),
+            build.number(0, loop.step.type),
+        )
         some = build.add(loop.lb, build.mul(trips, loop.step))
         rest = after(posted, loop.clone())
-        for old, new in zip(loop.results, rest.results): old.replace_all_uses_with(new)
+        for old, new in zip(loop.results, rest.results, strict=False):
+            old.replace_all_uses_with(new)
         rest.operands = [some, *rest.operands[1:3], *loop.results]
         loop.operands = [loop.lb, some, *loop.operands[2:]]
-        for op in [op for op in reversed(between) if op in late]: op.detach(); after(rest, op)
+        for op in [op for op in reversed(between) if op in late]:
+            op.detach()
+            after(rest, op)

@@ -1,11 +1,14 @@
-"""What consumers do of a program: they wait for stages, issue dots and give stages back when these are over. A step of roles.py.
+"""What consumers do of a program: they wait for stages, issue dots and give stages back when these
+are over. A step of roles.py.
 
     tile.wait_copies [%t]                            mbarrier_wait %full[%s] %p
     %d = tile.dot %ring[%s], …, %acc          ->     fence dot;  %d = dot_async …;  dot_commit
     … %d …                                           dot_wait 0;  mbarrier_arrive %empty[%s];  … %d …
 
-A dot runs on until something needs it (`_overlap`); the sums of a loop run one group deep, so that a stage is given back when the next group is under way (`_dots`).
+A dot runs on until something needs it (`_overlap`); the sums of a loop run one group deep, so that
+a stage is given back when the next group is under way (`_dots`).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,7 +29,13 @@ from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, restages, ring_of, state_of
 
 
-def consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peers: SSAValue | None, turns: bool) -> None:
+def consume(
+    block: Block,
+    rings: dict[SSAValue, RingBarriers],
+    maps: Maps,
+    peers: SSAValue | None,
+    turns: bool,
+) -> None:
     anew = [op for op in block.walk() if restages(op)]
     raw = {ring_of(origin(write)) for write in anew}
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
@@ -35,143 +44,283 @@ def consume(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, peers
         erase(write)
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     through = list(dict.fromkeys(filter(None, map(stage_of, outs))))
-    late = {stage.index[0] for stage in through}                      # stages that are given back a step late
-    for loop in list(dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))):
+    late = {stage.index[0] for stage in through}  # stages that are given back a step late
+    for loop in list(
+        dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
+    ):
         made = running_sums(loop) if isinstance(loop, scf.ForOp) else []
-        if not made: continue
-        stages = list({(stage[0].full, stage[1]): stage for dots in made for dot in dots for stage in _stages_read(dot, rings)}.values())
+        if not made:
+            continue
+        stages = list(
+            {
+                (stage[0].full, stage[1]): stage
+                for dots in made
+                for dot in dots
+                for stage in _stages_read(dot, rings)
+            }.values()
+        )
         if len(stages) == 1 or all(where is loop.body.block for *_, where in stages):
             late.update(stage for _, stage, _ in stages)
             _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers)
     _overlap(block, rings, late, peers, turns)
-    if turns: before(block.first_op, threads.Turn("start"))
-    if through: give_back(through, {ring: barriers.empty for ring, barriers in rings.items()})
-    if outs: send(outs, maps)
-    if outs: block.add_op(stamp(threads.BulkWait(0, each="warpgroup" if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit)) else None), block.last_op))
+    if turns:
+        before(block.first_op, threads.Turn("start"))
+    if through:
+        give_back(through, {ring: barriers.empty for ring, barriers in rings.items()})
+    if outs:
+        send(outs, maps)
+    if outs:
+        block.add_op(
+            stamp(
+                threads.BulkWait(
+                    0,
+                    each=(
+                        "warpgroup"
+                        if any(op.each for op in block.walk() if isinstance(op, threads.BulkCommit))
+                        else None
+                    ),
+                ),
+                block.last_op,
+            )
+        )
 
 
-def _stages_read(dot: tile.Dot, rings: dict[SSAValue, RingBarriers]) -> list[tuple[RingBarriers, SSAValue, Block]]:
+def _stages_read(
+    dot: tile.Dot, rings: dict[SSAValue, RingBarriers]
+) -> list[tuple[RingBarriers, SSAValue, Block]]:
     """The rings' stages that a dot reads, each once, and the block in which they were waited for."""
     found: dict[tuple, tuple] = {}
-    for stage in filter(None, map(_shown, (dot.a, dot.b))): found.setdefault((rings[stage.ring].full, stage.index[0]), (rings[stage.ring], stage.index[0], stage.parent))
+    for stage in filter(None, map(_shown, (dot.a, dot.b))):
+        found.setdefault(
+            (rings[stage.ring].full, stage.index[0]),
+            (rings[stage.ring], stage.index[0], stage.parent),
+        )
     return list(found.values())
 
 
 @dataclass
 class Flight:
     """A dot on its way: what it was, what it is now, and the stages that are free once it is over."""
+
     dot: tile.Dot
     pending: SSAValue
     stages: list[tuple[RingBarriers, SSAValue, Block]]
 
 
-def _overlap(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None, turns: bool) -> None:
-    """Dots run on until something needs them; a stage is given back when the dots that read it in its block are over."""
+def _overlap(
+    block: Block,
+    rings: dict[SSAValue, RingBarriers],
+    late: set[SSAValue],
+    peers: SSAValue | None,
+    turns: bool,
+) -> None:
+    """Dots run on until something needs them; a stage is given back when the dots that read it in
+    its block are over.
+    """
     flights: list[Flight] = []
     read = {}
     for op in list(block.ops):
-        if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
-            for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block): read[key[0].full, key[1]] = (stage, op)
-        for inner in (inner for inner in op.walk() if inner is not op and isinstance(inner, tile.Dot)):       # a stage that dots further inside read is given back at the block's end
+        if (
+            isinstance(op, tile.Dot)
+            and op.instruction is not None
+            and op.instruction.data == "wgmma"
+        ):
+            for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block):
+                read[key[0].full, key[1]] = (stage, op)
+        for inner in (
+            inner for inner in op.walk() if inner is not op and isinstance(inner, tile.Dot)
+        ):  # a stage that dots further inside read is given back at the block's end
             for ring, stage, where in _stages_read(inner, rings):
-                if where is block: read[ring.full, stage] = None, None
+                if where is block:
+                    read[ring.full, stage] = None, None
     for op in list(block.ops):
         needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
-        if flights and (op is block.last_op or op.regions and not _plain(op)): needed = [len(flights) - 1]
-        if needed: flights = _land(op, flights, needed[-1], read, peers)
+        if flights and (op is block.last_op or op.regions and not _plain(op)):
+            needed = [len(flights) - 1]
+        if needed:
+            flights = _land(op, flights, needed[-1], read, peers)
         for region in op.regions:
-            for inner in region.blocks: _overlap(inner, rings, late, peers, turns)
-        if isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma":
+            for inner in region.blocks:
+                _overlap(inner, rings, late, peers, turns)
+        if (
+            isinstance(op, tile.Dot)
+            and op.instruction is not None
+            and op.instruction.data == "wgmma"
+        ):
             t = PendingType(op.acc.type)
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
             new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
             before(op, threads.Fence("dot"), new, threads.DotCommit())
             flights.append(Flight(op, new.result, _stages_read(op, rings)))
-    if turns: _take_turns(block)
-    if flights and block.last_op is not None: _land(block.last_op, flights, len(flights) - 1, read, peers)
+    if turns:
+        _take_turns(block)
+    if flights and block.last_op is not None:
+        _land(block.last_op, flights, len(flights) - 1, read, peers)
     _give_back(block, rings, late, peers)
 
 
 def _plain(op: Operation) -> bool:
     """Whether a branch does arithmetic alone, which may run under dots."""
-    return isinstance(op, scf.IfOp) and all(isinstance(inner, scf.YieldOp) or is_side_effect_free(inner) and not isinstance(inner, (tile.Dot, scf.ForOp, scf.WhileOp)) for inner in op.walk() if inner is not op)
+    return isinstance(op, scf.IfOp) and all(
+        isinstance(inner, scf.YieldOp)
+        or is_side_effect_free(inner)
+        and not isinstance(inner, (tile.Dot, scf.ForOp, scf.WhileOp))
+        for inner in op.walk()
+        if inner is not op
+    )
 
 
 def _take_turns(block: Block) -> None:
-    """Where several groups of dots are issued one after the other, the warpgroups do so in turn: one's vector work runs under the other's dots."""
+    """Where several groups of dots are issued one after the other, the warpgroups do so in turn:
+    one's vector work runs under the other's dots.
+    """
     fences = [op for op in block.ops if isinstance(op, threads.Fence) and op.kind.data == "dot"]
     commits = [op for op in block.ops if isinstance(op, threads.DotCommit)]
-    if len(fences) < 2 or any(op.regions and not _plain(op) for op in block.ops): return
+    if len(fences) < 2 or any(op.regions and not _plain(op) for op in block.ops):
+        return
     before(fences[0], threads.Turn("begin"))
     after(commits[-1], threads.Turn("end"))
 
 
 def _needs(op: Operation, flight: Flight, block: Block) -> bool:
-    """Whether an operation must come after a dot: it uses the result, or makes what takes the place of the factor in registers."""
-    if any(v is flight.dot.result for inner in op.walk() for v in inner.operands): return True
+    """Whether an operation must come after a dot: it uses the result, or makes what takes the place
+    of the factor in registers.
+    """
+    if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
+        return True
     factor = flight.dot.a
-    while isinstance(factor.owner, VIEWS): factor = factor.owner.arg
-    if isinstance(op, Cast) and isinstance(factor.owner, Block) and factor.owner is block and isinstance(block.last_op, scf.YieldOp) and factor.index > 0:
+    while isinstance(factor.owner, VIEWS):
+        factor = factor.owner.arg
+    if (
+        isinstance(op, Cast)
+        and isinstance(factor.owner, Block)
+        and factor.owner is block
+        and isinstance(block.last_op, scf.YieldOp)
+        and factor.index > 0
+    ):
         return _becomes(op.result, block.last_op.operands[factor.index - 1])
     return False
 
 
 def _becomes(value: SSAValue, result: SSAValue) -> bool:
     """Whether a value is the result, or what a branch may make it."""
-    if value is result: return True
-    return isinstance(result.owner, scf.IfOp) and any(_becomes(value, region.block.last_op.operands[result.index]) for region in result.owner.regions)
+    if value is result:
+        return True
+    return isinstance(result.owner, scf.IfOp) and any(
+        _becomes(value, region.block.last_op.operands[result.index])
+        for region in result.owner.regions
+    )
 
 
-def _land(anchor: Operation, flights: list[Flight], last: int, read: dict, peers: SSAValue | None) -> list[Flight]:
+def _land(
+    anchor: Operation, flights: list[Flight], last: int, read: dict, peers: SSAValue | None
+) -> list[Flight]:
     """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
     ready = [i <= last for i in range(len(flights))]
-    wait = before(anchor, threads.DotWait(len(flights) - 1 - last, [f.pending for f in flights], ready))
-    for flight, value, done in zip(flights, wait.results, ready):
-        if not done: flight.pending = value; continue
+    wait = before(
+        anchor, threads.DotWait(len(flights) - 1 - last, [f.pending for f in flights], ready)
+    )
+    for flight, value, done in zip(flights, wait.results, ready, strict=False):
+        if not done:
+            flight.pending = value
+            continue
         flight.dot.result.replace_all_uses_with(value)
-        for ring, stage, where in flight.stages:
-            if read.get((ring.full, stage), (None, None))[1] is not flight.dot: continue
-            if ring.read: _read_by(anchor, stage)
-            before(anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp"))
+        for ring, stage, _where in flight.stages:
+            if read.get((ring.full, stage), (None, None))[1] is not flight.dot:
+                continue
+            if ring.read:
+                _read_by(anchor, stage)
+            before(
+                anchor, *ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp")
+            )
         erase(flight.dot)
-    return [f for f, done in zip(flights, ready) if not done]
+    return [f for f, done in zip(flights, ready, strict=False) if not done]
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> None:
-    """What threads read of a stage they have read before the anchor, where it is given back; also what a branch alone looks at."""
-    behind = [op for top in anchor.parent.ops if top is anchor or anchor.is_before_in_block(top) for op in top.walk()]
+    """What threads read of a stage they have read before the anchor, where it is given back; also
+    what a branch alone looks at.
+    """
+    behind = [
+        op
+        for top in anchor.parent.ops
+        if top is anchor or anchor.is_before_in_block(top)
+        for op in top.walk()
+    ]
 
     def earlier(op: Operation) -> None:
         for v in op.operands:
-            if v.owner in behind: earlier(v.owner)
+            if v.owner in behind:
+                earlier(v.owner)
         op.detach()
         before(anchor, op)
         behind.remove(op)
-    for read in [op for op in behind if isinstance(op, shared.Read) and _stage_of(op.buffer) is stage]: earlier(read)
+
+    for read in [
+        op for op in behind if isinstance(op, shared.Read) and _stage_of(op.buffer) is stage
+    ]:
+        earlier(read)
 
 
-def _give_back(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None) -> None:
-    """Stages that were waited for here and read by dots further inside, or by threads, are free at the block's end."""
+def _give_back(
+    block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None
+) -> None:
+    """Stages that were waited for here and read by dots further inside, or by threads, are free at
+    the block's end.
+    """
     for ring in dict.fromkeys(rings.values()):
         for use in list(ring.full.uses):
             wait = use.operation
-            if not isinstance(wait, threads.MbarrierWait) or wait.parent is not block: continue
+            if not isinstance(wait, threads.MbarrierWait) or wait.parent is not block:
+                continue
             stage = wait.index[0]
-            if stage in late or any(u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive) for u in stage.uses): continue
-            for place in _behind_readers(block, stage) if ring.single else [block.last_op if isinstance(block.last_op, scf.YieldOp) else None]:
-                for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp")):
-                    if place is not None: before(place, op)
-                    else: block.add_op(stamp(op, wait))
+            if stage in late or any(
+                u.operation.parent is block and isinstance(u.operation, threads.MbarrierArrive)
+                for u in stage.uses
+            ):
+                continue
+            for place in (
+                _behind_readers(block, stage)
+                if ring.single
+                else [block.last_op if isinstance(block.last_op, scf.YieldOp) else None]
+            ):
+                for op in (
+                    *ring.fence(),
+                    threads.MbarrierArrive(ring.empty, stage, peers, each="warp"),
+                ):
+                    if place is not None:
+                        before(place, op)
+                    else:
+                        block.add_op(stamp(op, wait))
 
 
 def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
-    """Where the loop whose dots read a stage is over, in each way through a branch round it; in one without such a loop where it begins."""
-    reads = lambda op: any(isinstance(inner, threads.DotAsync) and stage in _stages_of(inner) for inner in op.walk())
+    """Where the loop whose dots read a stage is over, in each way through a branch round it; in one
+    without such a loop where it begins.
+    """
+
+    def reads(op):
+        return any(
+            isinstance(inner, threads.DotAsync) and stage in _stages_of(inner)
+            for inner in op.walk()
+        )
+
     around = next((op for op in reversed(list(block.ops)) if reads(op)), None)
     if isinstance(around, scf.IfOp):
-        loops = [next((op for op in region.block.ops if isinstance(op, scf.ForOp) and reads(op)), None) for region in around.regions]
-        if not any(reads(op) for region, loop in zip(around.regions, loops) for op in region.block.ops if loop is None or loop.is_before_in_block(op)):
-            return [region.block.first_op if loop is None else loop.next_op for region, loop in zip(around.regions, loops)]
+        loops = [
+            next((op for op in region.block.ops if isinstance(op, scf.ForOp) and reads(op)), None)
+            for region in around.regions
+        ]
+        if not any(
+            reads(op)
+            for region, loop in zip(around.regions, loops, strict=False)
+            for op in region.block.ops
+            if loop is None or loop.is_before_in_block(op)
+        ):
+            return [
+                region.block.first_op if loop is None else loop.next_op
+                for region, loop in zip(around.regions, loops, strict=False)
+            ]
     return [around.next_op if isinstance(around, scf.ForOp) else block.last_op]
 
 
@@ -187,67 +336,129 @@ def _stage_of(buffer: SSAValue) -> SSAValue | None:
 
 def _shown(buffer: SSAValue) -> shared.Stage | None:
     """The stage of a ring that a buffer, or a view of one, shows."""
-    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)): buffer = buffer.owner.operands[0]
+    while isinstance(buffer.owner, (shared.SharedTranspose, shared.SharedSlice)):
+        buffer = buffer.owner.operands[0]
     return buffer.owner if isinstance(buffer.owner, shared.Stage) else None
 
 
-def _dots(loop: scf.ForOp, made: list[list[tile.Dot]], stages: list[tuple[RingBarriers, SSAValue]], peers: SSAValue | None) -> None:
-    """The sums of a loop, one group of dots deep: a stage is given back when the next group is under way. A left factor in registers is computed when the dot
-    before is over: it still reads its own, and ptxas would give both the same registers. What it is computed from is read while that one runs; what needs no computing is read when it is over."""
+def _dots(
+    loop: scf.ForOp,
+    made: list[list[tile.Dot]],
+    stages: list[tuple[RingBarriers, SSAValue]],
+    peers: SSAValue | None,
+) -> None:
+    """The sums of a loop, one group of dots deep: a stage is given back when the next group is
+    under way. A left factor in registers is computed when the dot before is over: it still reads
+    its own, and ptxas would give both the same registers. What it is computed from is read while
+    that one runs; what needs no computing is read when it is over.
+    """
     body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
-    carried = [first.acc for first, *_ in made]                       # each sum as the loop carries it
+    carried = [first.acc for first, *_ in made]  # each sum as the loop carries it
     indices = [sum_.index - 1 for sum_ in carried]
     keep = [i for i in range(len(loop.iter_args)) if i not in indices]
-    initial, kinds = [loop.iter_args[i] for i in indices], [PendingType(sum_.type) for sum_ in carried]
+    initial, kinds = (
+        [loop.iter_args[i] for i in indices],
+        [PendingType(sum_.type) for sum_ in carried],
+    )
     pending = [before(loop, threads.Undefined(t)).result for t in kinds]
     zero = before(loop, tile.Constant(0, i32)).result
     some = before(loop, CLASSES["lt"](loop.lb, loop.ub)).result
-    holders = [after(loop, threads.Undefined(t)) for t in kinds]      # stand for the results until they exist
+    holders = [
+        after(loop, threads.Undefined(t)) for t in kinds
+    ]  # stand for the results until they exist
     placeholder = after(holders[0], threads.DotWait(0, [holder.result for holder in holders]))
-    for i, result in zip(indices, placeholder.results): loop.results[i].replace_all_uses_with(result)
+    for i, result in zip(indices, placeholder.results, strict=False):
+        loop.results[i].replace_all_uses_with(result)
     computed = isinstance(dots[0].a.type, TileType)
     place = _computed(dots[0]) if computed else dots[0]
-    early = [op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)]
+    early = [
+        op for op in defining_slice([dot.a for dot in dots], body) if op.is_before_in_block(place)
+    ]
     behind = [op for top in body.ops if top not in early for op in top.walk()]
-    late = isinstance(place, shared.Read) or any(isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages] for op in behind)    # behind this iteration's fence: the last one's needs another
+    late = isinstance(place, shared.Read) or any(
+        isinstance(op, shared.Read) and _stage_of(op.buffer) in [stage for _, stage in stages]
+        for op in behind
+    )  # behind this iteration's fence: the last one's needs another
     inside = [before(place, threads.Undefined(t)) for t in kinds]
     go = before(place, CLASSES["ne"](body.args[0], loop.lb)).result
-    flying = dict(zip(carried, (held.result for held in inside)))     # a sum, and what it is on its way
+    flying = dict(
+        zip(carried, (held.result for held in inside), strict=False)
+    )  # a sum, and what it is on its way
     if computed:
         wait = before(place, threads.DotWait(0, list(flying.values())))
-        flying = dict(zip(carried, wait.results))
+        flying = dict(zip(carried, wait.results, strict=False))
     before(dots[0], threads.Fence("dot"))
-    for dot in dots: flying[dot.result] = before(dot, threads.DotAsync(dot.a, dot.b, flying[dot.acc], PendingType(dot.acc.type), keep=go if dot.acc in carried else None)).result
+    for dot in dots:
+        flying[dot.result] = before(
+            dot,
+            threads.DotAsync(
+                dot.a,
+                dot.b,
+                flying[dot.acc],
+                PendingType(dot.acc.type),
+                keep=go if dot.acc in carried else None,
+            ),
+        ).result
     ends = [flying[made_of[-1].result] for made_of in made]
     before(dots[-1], threads.DotCommit())
     if not computed:
         wait = before(dots[-1], threads.DotWait(1, ends, [False] * len(ends)))
         ends = list(wait.results)
-    for i, sum_ in zip(indices, carried): body.last_op.operands[i] = sum_         # the carried tile goes; its dots with it
-    for dot in reversed(dots): erase(dot)
+    for i, sum_ in zip(indices, carried, strict=False):
+        body.last_op.operands[i] = sum_  # the carried tile goes; its dots with it
+    for dot in reversed(dots):
+        erase(dot)
     loop = rebuild_for(loop, keep, [*pending, *[zero] * len(stages)])
-    sums, earlier = body.args[-len(made) - len(stages):-len(stages)], body.args[-len(stages):]
-    for stage in earlier: stage.name_hint = "stage_before"
-    for held, sum_ in zip(inside, sums):
+    sums, earlier = body.args[-len(made) - len(stages) : -len(stages)], body.args[-len(stages) :]
+    for stage in earlier:
+        stage.name_hint = "stage_before"
+    for held, sum_ in zip(inside, sums, strict=False):
         held.result.replace_all_uses_with(sum_)
         erase(held)
-    after(wait, *(op for (ring, _), stage in zip(stages, earlier) for op in (*ring.fence(), threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=go))))
+    after(
+        wait,
+        *(
+            op
+            for (ring, _), stage in zip(stages, earlier, strict=False)
+            for op in (
+                *ring.fence(),
+                threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=go),
+            )
+        ),
+    )
     body.last_op.operands = [*body.last_op.operands, *ends, *(stage for _, stage in stages)]
-    done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages):-len(stages)]))
-    last = after(done, *(op for (ring, _), stage in zip(stages, loop.results[-len(stages):]) for op in (*(ring.fence() if late else ()), threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some))))
+    done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages) : -len(stages)]))
+    last = after(
+        done,
+        *(
+            op
+            for (ring, _), stage in zip(stages, loop.results[-len(stages) :], strict=False)
+            for op in (
+                *(ring.fence() if late else ()),
+                threads.MbarrierArrive(ring.empty, stage, peers, each="warp", when=some),
+            )
+        ),
+    )
     yes, no = Block([scf.YieldOp(*done.results)]), Block([scf.YieldOp(*initial)])
     chosen = after(last, scf.IfOp(some, [v.type for v in initial], Region(yes), Region(no)))
-    for result, value in zip(placeholder.results, chosen.results): result.replace_all_uses_with(value)
-    for op in (placeholder, *holders): erase(op)
+    for result, value in zip(placeholder.results, chosen.results, strict=False):
+        result.replace_all_uses_with(value)
+    for op in (placeholder, *holders):
+        erase(op)
 
 
 def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left factor of what was read in shared memory. Where nothing does, what reads it: ptxas has it read to the registers from which the dot before takes its own."""
+    """The first operation that computes a dot's left factor of what was read in shared memory.
+    Where nothing does, what reads it: ptxas has it read to the registers from which the dot before
+    takes its own.
+    """
     tainted: set[SSAValue] = set()
     first: Operation = dot
     for op in defining_slice([dot.a], dot.parent):
         if isinstance(op, shared.Read):
             tainted.update(op.results)
-            if first is dot: first = op
-        elif any(v in tainted for v in op.operands) and not isinstance(op, tile.Transpose): return op
+            if first is dot:
+                first = op
+        elif any(v in tainted for v in op.operands) and not isinstance(op, tile.Transpose):
+            return op
     return first

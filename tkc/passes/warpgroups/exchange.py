@@ -1,4 +1,5 @@
-"""What the blocks of a cluster tell one another, by mbarriers: nobody waits but for the bytes he reads.
+"""What the blocks of a cluster tell one another, by mbarriers: nobody waits but for the bytes he
+reads.
 
     %b = tile.alloc : !tile.shared<1, 1x64xf32>        %b = tile.alloc : !tile.shared<2, 1x64xf32> ; %full = tile.mbarriers 2     before everything, then initialised, and the cluster meets once
     tile.write %b, %p {everywhere}             ->      tile.mbarrier_expect %full[%s] {bytes = 256}
@@ -6,12 +7,17 @@
                                                        tile.mbarrier_wait %full[%s] %parity
                                                        %q = tile.read %b[%s]
 
-The barrier of the cluster orders all that a thread has done before, stores and loads to global memory too (`MEMBAR.ALL.GPU`): whoever arrives waits for the next row that it has just asked for, and for the
-last one to be stored. `tile.send` (st.async) orders its own bytes alone. (As in QuACK's reductions, Dao et al. 2025.)
+The barrier of the cluster orders all that a thread has done before, stores and loads to global
+memory too (`MEMBAR.ALL.GPU`): whoever arrives waits for the next row that it has just asked for,
+and for the last one to be stored. `tile.send` (st.async) orders its own bytes alone. (As in QuACK's
+reductions, Dao et al. 2025.)
 
-Why nothing is overwritten early: stages alternate, so a block sends into a stage of another again only when it has got what that one's warps sent into the other stage in between, and each of them did so behind its
-reading of this one. Outside of loops one stage does. A block ends when it has got all that is sent to it.
+Why nothing is overwritten early: stages alternate, so a block sends into a stage of another again
+only when it has got what that one's warps sent into the other stage in between, and each of them
+did so behind its reading of this one. Outside of loops one stage does. A block ends when it has got
+all that is sent to it.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -26,17 +32,41 @@ from tkc.passes.warpgroups.carried import Carried
 
 
 def exchange(kernel: tile.Kernel, context: PassContext) -> None:
-    """Narrow elements, which no instruction sends, leave all of them to the barrier of the cluster (insert-synchronization)."""
-    writes = [op for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None]
-    if not writes or any(bits(op.value.type.element) not in (32, 64) for op in writes): return
+    """Narrow elements, which no instruction sends, leave all of them to the barrier of the cluster
+    (insert-synchronization).
+    """
+    writes = [
+        op for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None
+    ]
+    if not writes or any(bits(op.value.type.element) not in (32, 64) for op in writes):
+        return
     block = kernel.body.block
-    start, first = block.first_op, next(op for op in block.ops if any(inner in writes for inner in op.walk()))
+    start, first = (
+        block.first_op,
+        next(op for op in block.ops if any(inner in writes for inner in op.walk())),
+    )
     for write in writes:
         told = Exchange(write, start)
         told.thread(block, told.state(start))
-    before(start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True))          # whether all have begun is asked at once and answered as late as can be
-    before(first if first.parent is block else next(op for op in block.ops if any(isinstance(inner, threads.Send) for inner in op.walk())), threads.ClusterWait())
-    context.decisions.append(f"schedule-warpgroups: {len(writes)} exchange{'s'[:len(writes) > 1]} between the blocks of a cluster, by mbarriers")
+    before(
+        start, threads.Fence("mbarrier_init"), threads.ClusterArrive(relaxed=True)
+    )  # whether all have begun is asked at once and answered as late as can be
+    before(
+        (
+            first
+            if first.parent is block
+            else next(
+                op
+                for op in block.ops
+                if any(isinstance(inner, threads.Send) for inner in op.walk())
+            )
+        ),
+        threads.ClusterWait(),
+    )
+    context.decisions.append(
+        f"schedule-warpgroups: {len(writes)} exchange{'s'[: len(writes) > 1]} between the blocks of"
+        " a cluster, by mbarriers"
+    )
 
 
 class Exchange(Carried):
@@ -44,29 +74,48 @@ class Exchange(Carried):
 
     def __init__(self, write: shared.Write, start: Operation):
         t = write.buffer.type
-        self.write, self.stages, self.bytes = write, 2 if _in_loop(write) else 1, t.size * bits(t.element) // 8
-        self.ring = before(start, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))).result
+        self.write, self.stages, self.bytes = (
+            write,
+            2 if _in_loop(write) else 1,
+            t.size * bits(t.element) // 8,
+        )
+        self.ring = before(
+            start, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))
+        ).result
         self.full = before(start, threads.Barriers(self.stages)).result
         self.ring.name_hint, self.full.name_hint = "told", "full"
         before(start, threads.MbarrierInit(self.full, 1))
 
-    def state(self, start: Operation) -> list[SSAValue]: return [before(start, tile.Constant(0, i32)).result] * 2
-    def inside(self, op: Operation) -> bool: return any(inner is self.write for inner in op.walk())
+    def state(self, start: Operation) -> list[SSAValue]:
+        return [before(start, tile.Constant(0, i32)).result] * 2
+
+    def inside(self, op: Operation) -> bool:
+        return any(inner is self.write for inner in op.walk())
 
     def thread(self, block: Block, state: list[SSAValue]) -> list[SSAValue]:
         for op in list(block.ops):
-            if op is self.write: return self._sent(state)
-            if op.regions: state = self.around(op, state)
+            if op is self.write:
+                return self._sent(state)
+            if op.regions:
+                state = self.around(op, state)
         return state
 
     def _sent(self, state: list[SSAValue]) -> list[SSAValue]:
         (stage, parity), write, alloc = state, self.write, self.write.buffer.owner
         place = before(write, shared.Stage(self.ring, stage)).result
-        before(write, threads.MbarrierExpect(self.full, stage, self.bytes), threads.Send(place, write.value, self.full, stage, write.lone is not None))
+        before(
+            write,
+            threads.MbarrierExpect(self.full, stage, self.bytes),
+            threads.Send(place, write.value, self.full, stage, write.lone is not None),
+        )
         users = {use.operation for use in alloc.result.uses} - {write}
         reading = next(op for op in write.parent.ops if op in users)
         before(reading, threads.MbarrierWait(self.full, stage, parity))
-        following = before(reading, threads.RingNext(stage, parity, self.stages)).results if self.stages > 1 else state
+        following = (
+            before(reading, threads.RingNext(stage, parity, self.stages)).results
+            if self.stages > 1
+            else state
+        )
         erase(write)
         alloc.result.replace_all_uses_with(place)
         erase(alloc)
@@ -75,5 +124,6 @@ class Exchange(Carried):
 
 def _in_loop(op: Operation) -> bool:
     while (op := op.parent_op()) is not None:
-        if isinstance(op, (scf.ForOp, scf.WhileOp)): return True
+        if isinstance(op, (scf.ForOp, scf.WhileOp)):
+            return True
     return False

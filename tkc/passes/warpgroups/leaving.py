@@ -1,17 +1,23 @@
-"""Results leave: buffers that consumers have written go to global memory by tensor maps. A step of roles.py.
+"""Results leave: buffers that consumers have written go to global memory by tensor maps. A step of
+roles.py.
 
     tile.write %slab, %y;  tile.copy_out %c[%m, %n] %slab      bulk_wait read;  barrier;  tile.write %slab, %y
                                                       ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %slab;  bulk_commit
 
-Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and is sent after a fence of the asynchronous proxy and a barrier of those who wrote it. What two copies of a
-program write nothing orders: where they may meet, the later one waits until the first has written (`bulk_wait`, not `read`).
-Through a stage of a ring, whose load the program has read for the last time, results leave without a buffer of their own. The producer gets it back when they have been read:
+Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and
+is sent after a fence of the asynchronous proxy and a barrier of those who wrote it. What two copies
+of a program write nothing orders: where they may meet, the later one waits until the first has
+written (`bulk_wait`, not `read`). Through a stage of a ring, whose load the program has read for
+the last time, results leave without a buffer of their own. The producer gets it back when they have
+been read:
 
     tile.write %ring[%s] …, %y                           barrier;  tile.write %ring[%s] …, %y;  fence async_shared;  barrier;  tma_store …;  bulk_commit
     tile.copy_out %c[%m, %n] %ring[%s]          ->       in the next program, before its loop:  bulk_wait 0 read;  mbarrier_arrive %empty[%s]
 
-That is late enough for nobody to wait until it has been read, and early enough for the program behind that one, whose stage it is.
+That is late enough for nobody to wait until it has been read, and early enough for the program
+behind that one, whose stage it is.
 """
+
 from __future__ import annotations
 
 from itertools import combinations
@@ -30,9 +36,14 @@ from tkc.passes.warpgroups.maps import Maps
 
 
 def send(outs: list[shared.CopyOut], maps: Maps) -> None:
-    """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those: then none waits for another. Buffers of their own leave
-    together; those that results take in turn, one after the other."""
-    alone = len({out.buffer for out in outs}) == len(outs) and len({out.parent for out in outs}) == 1 and not any(_meet(a, b) for a, b in combinations(outs, 2))
+    """Buffers just written, to global memory; by each warpgroup its own rows, where it wrote those:
+    then none waits for another. Buffers of their own leave together; those that results take in
+    turn, one after the other."""
+    alone = (
+        len({out.buffer for out in outs}) == len(outs)
+        and len({out.parent for out in outs}) == 1
+        and not any(_meet(a, b) for a, b in combinations(outs, 2))
+    )
     sent: list[tuple[shared.CopyOut, str | None]] = []
     met = {out: [b for b in outs[:i] if _meet(out, b)] for i, out in enumerate(outs)}
     for group in [outs] if alone else [[out] for out in outs]:
@@ -40,62 +51,131 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
         shares = {_own_rows(write.value.type.register_layout) for write in writes}
         share = shares.pop() if len(shares) == 1 else 0
         each = "warpgroup" if share else None
-        if not all(stage_of(out) for out in group): before(writes[0], threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each))
+        if not all(stage_of(out) for out in group):
+            before(
+                writes[0],
+                threads.BulkWait(0 if alone else group[0].slots.value.data - 1, each=each),
+            )
         before(writes[0], threads.BlockBarrier(each))
         end = group[-1]
-        if earlier := {by for out, by in sent if out in met[group[0]]}:           # nothing else orders what two copies write
-            before(writes[0], *(threads.BulkWait(0, read=False, each=by) for by in earlier), threads.BlockBarrier())
+        if earlier := {
+            by for out, by in sent if out in met[group[0]]
+        }:  # nothing else orders what two copies write
+            before(
+                writes[0],
+                *(threads.BulkWait(0, read=False, each=by) for by in earlier),
+                threads.BlockBarrier(),
+            )
         before(end, threads.Fence("async_shared"), threads.BlockBarrier(each))
         for out in group:
             box = [max(n, 1) for n in out.extents.get_values()]
-            if share: box[next(a for a, n in enumerate(box) if n > 1)] = share
+            if share:
+                box[next(a for a, n in enumerate(box) if n > 1)] = share
             map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
-            before(end, threads.TmaStore(map, place, out.buffer, each=each, axis=next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None))
+            before(
+                end,
+                threads.TmaStore(
+                    map,
+                    place,
+                    out.buffer,
+                    each=each,
+                    axis=(
+                        next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None
+                    ),
+                ),
+            )
         before(end, threads.BulkCommit(each))
         sent += [(out, each) for out in group]
-    for out in outs: erase(out)
+    for out in outs:
+        erase(out)
 
 
 def _meet(a: shared.CopyOut, b: shared.CopyOut) -> bool:
-    """Whether two copies of a program may write the same element: to one argument, unless they are so many elements apart along one axis of one view."""
-    if argument_of(a.array) is not argument_of(b.array): return False
-    if a.array is not b.array: return True
-    apart = lambda x, y, n, m: x[0] is y[0] and (x[1] + n <= y[1] or y[1] + m <= x[1])
-    return not any(apart(_place(x), _place(y), max(n, 1), max(m, 1)) for x, y, n, m in zip(a.offsets, b.offsets, a.extents.get_values(), b.extents.get_values()))
+    """Whether two copies of a program may write the same element: to one argument, unless they are
+    so many elements apart along one axis of one view.
+    """
+    if argument_of(a.array) is not argument_of(b.array):
+        return False
+    if a.array is not b.array:
+        return True
+
+    def apart(x, y, n, m):
+        return x[0] is y[0] and (x[1] + n <= y[1] or y[1] + m <= x[1])
+
+    return not any(
+        apart(_place(x), _place(y), max(n, 1), max(m, 1))
+        for x, y, n, m in zip(
+            a.offsets, b.offsets, a.extents.get_values(), b.extents.get_values(), strict=False
+        )
+    )
 
 
 def _place(offset: SSAValue) -> tuple[SSAValue | None, int]:
     """An offset as a value and a constant."""
     total = 0
-    while isinstance(offset.owner, CLASSES["add"]) and isinstance(offset.owner.operands[1].owner, tile.Constant):
+    while isinstance(offset.owner, CLASSES["add"]) and isinstance(
+        offset.owner.operands[1].owner, tile.Constant
+    ):
         total += offset.owner.operands[1].owner.number
         offset = offset.owner.operands[0]
-    return (None, total + offset.owner.number) if isinstance(offset.owner, tile.Constant) else (offset, total)
+    return (
+        (None, total + offset.owner.number)
+        if isinstance(offset.owner, tile.Constant)
+        else (offset, total)
+    )
 
 
 def stage_of(out: shared.CopyOut) -> shared.Stage | None:
     """The stage of a ring through which a result leaves, if it does."""
     view = out.buffer.owner
-    return view.arg.owner if isinstance(view, shared.SharedSlice) and isinstance(view.arg.owner, shared.Stage) else None
+    return (
+        view.arg.owner
+        if isinstance(view, shared.SharedSlice) and isinstance(view.arg.owner, shared.Stage)
+        else None
+    )
 
 
 def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> None:
-    """Stages through which a program's results leave, to whoever waits for these barriers: behind the beginning of the next program."""
-    block = stages[0].parent                                  # results may leave in a branch of it: a program outside of the grid has none
+    """Stages through which a program's results leave, to whoever waits for these barriers: behind
+    the beginning of the next program.
+    """
+    block = stages[
+        0
+    ].parent  # results may leave in a branch of it: a program outside of the grid has none
     programs = block.parent_op()
     one, none = (before(programs, tile.Constant(n, t)).result for n, t in ((0, i32), (0, i1)))
     extra = [one] * len(stages) + [none]
-    programs = rebuild_for(programs, range(len(programs.iter_args)), extra) if isinstance(programs, scf.ForOp) else rebuild_while(programs, extra)
-    *earlier, some = block.args[-len(extra):]
-    place = next(op for op in block.ops if any(isinstance(inner, threads.DotAsync) for inner in op.walk()) and op.regions)
-    before(place, threads.BulkWait(0), *(threads.MbarrierArrive(empty[stage.ring], was, each="warp", when=some) for stage, was in zip(stages, earlier)))
+    programs = (
+        rebuild_for(programs, range(len(programs.iter_args)), extra)
+        if isinstance(programs, scf.ForOp)
+        else rebuild_while(programs, extra)
+    )
+    *earlier, some = block.args[-len(extra) :]
+    place = next(
+        op
+        for op in block.ops
+        if any(isinstance(inner, threads.DotAsync) for inner in op.walk()) and op.regions
+    )
+    before(
+        place,
+        threads.BulkWait(0),
+        *(
+            threads.MbarrierArrive(empty[stage.ring], was, each="warp", when=some)
+            for stage, was in zip(stages, earlier, strict=False)
+        ),
+    )
     end = block.last_op
-    end.operands = [*end.operands, *(stage.index[0] for stage in stages), before(end, tile.Constant(1, i1)).result]
+    end.operands = [
+        *end.operands,
+        *(stage.index[0] for stage in stages),
+        before(end, tile.Constant(1, i1)).result,
+    ]
 
 
 def _write_of(out: shared.CopyOut) -> shared.Write:
     write = out.prev_op
-    while not (isinstance(write, shared.Write) and write.buffer is out.buffer): write = write.prev_op
+    while not (isinstance(write, shared.Write) and write.buffer is out.buffer):
+        write = write.prev_op
     return write
 
 
@@ -103,6 +183,7 @@ def _own_rows(held: Layout) -> int:
     """The rows of a tile that each of several warpgroups holds, if they follow one another; else 0."""
     groups = held.num_warps // 4
     rows, rest = divmod(held.shape[0], max(groups, 1))
-    if groups < 2 or rest or rows % 8: return 0
+    if groups < 2 or rest or rows % 8:
+        return 0
     holds = held.table()[..., 0].reshape(groups, -1) // rows
     return rows if (holds == np.arange(groups)[:, None]).all() else 0

@@ -1,4 +1,5 @@
-"""Looking ahead: a consumer asks whether its loop's next stage is there while it still has something else to do. A step of roles.py.
+"""Looking ahead: a consumer asks whether its loop's next stage is there while it still has
+something else to do. A step of roles.py.
 
     for … iter_args(%s, %p):                            for … iter_args(%s, %p, %there):
       mbarrier_wait %full[%s] %p                          mbarrier_wait %full[%s] %p unless %there
@@ -9,13 +10,18 @@
       vector work                                         vector work
       yield %s1, %p1                                      yield %s1, %p1, %next
 
-Between an iteration's last result and the next one's first dot stand a stage's address, its parity and a wait: some fifty clocks in which this warpgroup gives the tensor cores nothing.
-Asked early they cost nothing; a stage that has not come by then is waited for as before. Measured by hand-written attention on an H200: 1 % of its time with the address alone, 2 % with the test.
+Between an iteration's last result and the next one's first dot stand a stage's address, its parity
+and a wait: some fifty clocks in which this warpgroup gives the tensor cores nothing. Asked early
+they cost nothing; a stage that has not come by then is waited for as before. Measured by
+hand-written attention on an H200: 1 % of its time with the address alone, 2 % with the test.
 
-So is the loop's counter, which the attribute `ahead` asks of the emitter: the next one, and whether there is one, are known before the dots end.
+So is the loop's counter, which the attribute `ahead` asks of the emitter: the next one, and whether
+there is one, are known before the dots end.
 
-Only where the loop's own dots are over before the vector work: where dots run on into the next iteration, tensor cores have work and the wait is hidden.
+Only where the loop's own dots are over before the vector work: where dots run on into the next
+iteration, tensor cores have work and the wait is hidden.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -31,14 +37,22 @@ def look_ahead(role: threads.Role) -> None:
     for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
         body = loop.body.block
         wait, over = _first_wait(body), _last_dots(body)
-        if wait is None or over is None or not wait.is_before_in_block(over) or not _works(over): continue
+        if wait is None or over is None or not wait.is_before_in_block(over) or not _works(over):
+            continue
         step = _step(wait)
-        if step is None or [body.last_op.operands[v.index - 1] for v in (wait.index[0], wait.parity)] != list(step.results): continue
+        if step is None or [
+            body.last_op.operands[v.index - 1] for v in (wait.index[0], wait.parity)
+        ] != list(step.results):
+            continue
         stage, parity = (loop.iter_args[v.index - 1] for v in (wait.index[0], wait.parity))
-        rebuild_for(loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)]).attributes["ahead"] = UnitAttr()
+        rebuild_for(
+            loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)]
+        ).attributes["ahead"] = UnitAttr()
         there, end = body.args[-1], body.last_op
         there.name_hint = "there"
-        if not step.is_before_in_block(over): step.detach(); before(over, step)
+        if not step.is_before_in_block(over):
+            step.detach()
+            before(over, step)
         next_ = after(_behind(over), threads.MbarrierTest(wait.barriers, *step.results)).result
         end.operands = [*end.operands, next_]
         replace(wait, threads.MbarrierWait(wait.barriers, wait.index[0], wait.parity, there))
@@ -48,9 +62,13 @@ def _first_wait(body: Block) -> threads.MbarrierWait | None:
     """The wait for a carried stage, before anything else that takes time."""
     for op in body.ops:
         if isinstance(op, threads.MbarrierWait):
-            carried = all(isinstance(v.owner, Block) and v.owner is body and v.index > 0 for v in (op.index[0], op.parity))
+            carried = all(
+                isinstance(v.owner, Block) and v.owner is body and v.index > 0
+                for v in (op.index[0], op.parity)
+            )
             return op if carried and op.unless is None else None
-        if isinstance(op, (threads.DotAsync, threads.DotWait)) or op.regions: return None
+        if isinstance(op, (threads.DotAsync, threads.DotWait)) or op.regions:
+            return None
     return None
 
 
@@ -61,9 +79,14 @@ def _last_dots(body: Block) -> threads.DotWait | None:
 
 
 def freed(over: threads.DotWait) -> list[Operation]:
-    """The arrivals that follow a wait for dots, which give back what these have read, and their fences."""
+    """The arrivals that follow a wait for dots, which give back what these have read, and their
+    fences.
+    """
     found: list[Operation] = []
-    while isinstance(op := (found[-1] if found else over).next_op, (threads.MbarrierArrive, threads.Fence)): found.append(op)
+    while isinstance(
+        op := (found[-1] if found else over).next_op, (threads.MbarrierArrive, threads.Fence)
+    ):
+        found.append(op)
     return found
 
 
@@ -76,19 +99,39 @@ def _works(over: threads.DotWait) -> bool:
     """Whether tiles are computed behind the dots."""
     op = over.next_op
     while op is not None:
-        if not isinstance(op, scf.YieldOp) and any(isinstance(r.type, TileType) for r in op.results): return True
+        if not isinstance(op, scf.YieldOp) and any(
+            isinstance(r.type, TileType) for r in op.results
+        ):
+            return True
         op = op.next_op
     return False
 
 
 def _step(wait: threads.MbarrierWait) -> threads.RingNext | None:
-    return next((use.operation for use in wait.index[0].uses if isinstance(use.operation, threads.RingNext) and use.index == 0 and use.operation.parity is wait.parity and use.operation.parent is wait.parent), None)
+    return next(
+        (
+            use.operation
+            for use in wait.index[0].uses
+            if isinstance(use.operation, threads.RingNext)
+            and use.index == 0
+            and use.operation.parity is wait.parity
+            and use.operation.parent is wait.parent
+        ),
+        None,
+    )
 
 
 def _asked(loop: scf.ForOp, barriers: SSAValue, stage: SSAValue, parity: SSAValue) -> SSAValue:
     """Whether the first stage is there: asked behind the last dots before the loop, or not at all."""
     step, op = stage.owner, loop.prev_op
-    while op is not None and not isinstance(op, threads.DotWait) and op is not step: op = op.prev_op
-    if isinstance(op, threads.DotWait) and isinstance(step, threads.RingNext) and step.next_parity is parity and step.parent is loop.parent and step.is_before_in_block(op):
+    while op is not None and not isinstance(op, threads.DotWait) and op is not step:
+        op = op.prev_op
+    if (
+        isinstance(op, threads.DotWait)
+        and isinstance(step, threads.RingNext)
+        and step.next_parity is parity
+        and step.parent is loop.parent
+        and step.is_before_in_block(op)
+    ):
         return after(_behind(op), threads.MbarrierTest(barriers, stage, parity)).result
     return before(loop, tile.Constant(0, i1)).result

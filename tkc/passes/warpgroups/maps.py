@@ -1,4 +1,7 @@
-"""The tensor maps of a kernel with roles: what its producer copies by, and what its results leave by."""
+"""The tensor maps of a kernel with roles: what its producer copies by, and what its results leave
+by.
+"""
+
 from __future__ import annotations
 
 from xdsl.ir import Operation, SSAValue
@@ -13,19 +16,48 @@ from tkc.passes.analysis.mapped import dense_axis, through
 class Maps:
     """The tensor maps of a kernel, one for each array and box, made before the roles part."""
 
-    def __init__(self, anchor: Operation): self.anchor, self.made = anchor, {}
+    def __init__(self, anchor: Operation):
+        self.anchor, self.made = anchor, {}
 
-    def of(self, array: SSAValue, offsets: list[SSAValue], box: list[int], swizzle: int, tf32: bool = False, fetch: int = 0) -> tuple[SSAValue, list[SSAValue]]:
-        """The map for a box of an array or of a view of an argument, and the box's place in the map's axes (the dense one is the last)."""
+    def of(
+        self,
+        array: SSAValue,
+        offsets: list[SSAValue],
+        box: list[int],
+        swizzle: int,
+        tf32: bool = False,
+        fetch: int = 0,
+    ) -> tuple[SSAValue, list[SSAValue]]:
+        """The map for a box of an array or of a view of an argument, and the box's place in the
+        map's axes (the dense one is the last).
+        """
         dense = dense_axis(array)
         while isinstance(array.owner, tile.View):
             fixed, rest, extents = iter(array.owner.offsets), iter(offsets), iter(box)
-            pairs = [(next(fixed), 1) if kind.data == "index" else (next(rest), next(extents)) for kind in array.owner.kinds]
-            offsets, box, dense, array = [o for o, _ in pairs], [n for _, n in pairs], through(array.owner, dense), array.owner.array
+            pairs = [
+                (next(fixed), 1) if kind.data == "index" else (next(rest), next(extents))
+                for kind in array.owner.kinds
+            ]
+            offsets, box, dense, array = (
+                [o for o, _ in pairs],
+                [n for _, n in pairs],
+                through(array.owner, dense),
+                array.owner.array,
+            )
         order = [*(a for a in range(len(box)) if a != dense), dense]
         offsets, box = [offsets[a] for a in order], [box[a] for a in order]
         element, facts = array.type.element, array.type.facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
-        t = MapType(box, element, swizzle, box[-1] > panel and facts.shape[dense].divisible(panel) and divisor(offsets[-1]) % panel == 0)
-        if (key := (array, t, tf32, fetch, *order)) not in self.made: self.made[key] = before(self.anchor, threads.TensorMap(array, t, order, tf32, fetch)).result
+        t = MapType(
+            box,
+            element,
+            swizzle,
+            box[-1] > panel
+            and facts.shape[dense].divisible(panel)
+            and divisor(offsets[-1]) % panel == 0,
+        )
+        if (key := (array, t, tf32, fetch, *order)) not in self.made:
+            self.made[key] = before(
+                self.anchor, threads.TensorMap(array, t, order, tf32, fetch)
+            ).result
         return self.made[key], offsets

@@ -1,4 +1,5 @@
-"""Fused boundaries of programs side by side: a program's first dot is under way when the results of the one before it leave. Behind roles.py, where the plan has `fuse` and programs stand abreast.
+"""Fused boundaries of programs side by side: a program's first dot is under way when the results of
+the one before it leave. Behind roles.py, where the plan has `fuse` and programs stand abreast.
 
     consumer, for each program:                           for each program; %s its first scores where %ahead says that they are there:
       wait Q;  pass the blocks before its own               wait Q unless %ahead;  pass the blocks before its own, if not %ahead
@@ -13,12 +14,16 @@
       results leave                                         results leave, unless they have
       pass the blocks behind its own;  claim                yield S', whether it is there
 
-boundaries.py does so for programs that a block takes one by one, whoever is next; here who is next may be a ghost, and blocks that others need are passed over in between. So results are written in both
-ways: a dot that is on its way where two ways join, and was issued in one of them alone, ptxas waits for at once (C7517), and it keeps the registers' old contents for the other (C7512, spills).
+boundaries.py does so for programs that a block takes one by one, whoever is next; here who is next
+may be a ghost, and blocks that others need are passed over in between. So results are written in
+both ways: a dot that is on its way where two ways join, and was issued in one of them alone, ptxas
+waits for at once (C7517), and it keeps the registers' old contents for the other (C7512, spills).
 
-The stage of the last dot's factor is given back behind that dot, so nothing may be waited for that the producer loads only then: blocks behind a program's own and before the next one's must all
-fit the ring beside it. Where they do not, the program ends as it did: the last dot first.
+The stage of the last dot's factor is given back behind that dot, so nothing may be waited for that
+the producer loads only then: blocks behind a program's own and before the next one's must all fit
+the ring beside it. Where they do not, the program ends as it did: the last dot first.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -31,7 +36,17 @@ from xdsl.traits import is_side_effect_free
 
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import CLASSES
-from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, rebuild_while, replace, stamp, with_results
+from tkc.ir.rewrite import (
+    Builder,
+    before,
+    clone_slice,
+    defining_slice,
+    erase,
+    rebuild_while,
+    replace,
+    stamp,
+    with_results,
+)
 from tkc.passes.warpgroups.lookahead import freed
 
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
@@ -39,8 +54,11 @@ WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
 
 def fuse(consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
-    boundary = Boundary.of(next(op for op in consumer.body.block.ops if isinstance(op, scf.WhileOp)))
-    if boundary is None: return False
+    boundary = Boundary.of(
+        next(op for op in consumer.body.block.ops if isinstance(op, scf.WhileOp))
+    )
+    if boundary is None:
+        return False
     boundary.end()
     boundary.begin()
     return True
@@ -49,64 +67,185 @@ def fuse(consumer: threads.Role) -> bool:
 @dataclass
 class Boundary:
     """How a program of a role begins and ends."""
+
     loop: scf.WhileOp
-    branch: scf.IfOp                    # round what a program does that has blocks of its own
-    arrivals: list[Operation]           # what it waits for before: what is its own, and the blocks before its first one
-    first: list[Operation]              # its first dot: waits, fence, dot, commit
-    landed: threads.DotWait             # and the wait for it
-    last: threads.DotWait               # the wait for its last dot
-    closing: list[Operation]            # behind results: the blocks behind its own, and the claim
-    given: list[SSAValue]               # what the next program knows from these
-    results: list[Operation]            # how results leave
-    made: list[Operation]               # what is computed of the last dot, before that
+    branch: scf.IfOp  # round what a program does that has blocks of its own
+    arrivals: list[
+        Operation
+    ]  # what it waits for before: what is its own, and the blocks before its first one
+    first: list[Operation]  # its first dot: waits, fence, dot, commit
+    landed: threads.DotWait  # and the wait for it
+    last: threads.DotWait  # the wait for its last dot
+    closing: list[Operation]  # behind results: the blocks behind its own, and the claim
+    given: list[SSAValue]  # what the next program knows from these
+    results: list[Operation]  # how results leave
+    made: list[Operation]  # what is computed of the last dot, before that
 
     @property
-    def body(self) -> Block: return self.loop.after_region.block
+    def body(self) -> Block:
+        return self.loop.after_region.block
 
     @property
-    def dot(self) -> threads.DotAsync: return next(op for op in self.first if isinstance(op, threads.DotAsync))
+    def dot(self) -> threads.DotAsync:
+        return next(op for op in self.first if isinstance(op, threads.DotAsync))
 
     @property
-    def way(self) -> Block: return self.branch.regions[0].block
+    def way(self) -> Block:
+        return self.branch.regions[0].block
 
     @staticmethod
     def of(loop: scf.WhileOp) -> Boundary | None:
         body = loop.after_region.block
-        branch = next((op for op in body.ops if isinstance(op, scf.IfOp) and any(isinstance(inner, threads.DotAsync) for inner in op.walk())), None)
-        if branch is None or any(isinstance(op, threads.DotAsync) for op in branch.regions[1].walk()) or any(isinstance(inner, threads.DotAsync) for op in body.ops if op is not branch for inner in op.walk()): return None
+        branch = next(
+            (
+                op
+                for op in body.ops
+                if isinstance(op, scf.IfOp)
+                and any(isinstance(inner, threads.DotAsync) for inner in op.walk())
+            ),
+            None,
+        )
+        if (
+            branch is None
+            or any(isinstance(op, threads.DotAsync) for op in branch.regions[1].walk())
+            or any(
+                isinstance(inner, threads.DotAsync)
+                for op in body.ops
+                if op is not branch
+                for inner in op.walk()
+            )
+        ):
+            return None
         ops = list(branch.regions[0].block.ops)
-        dot, waits = next((op for op in ops if isinstance(op, threads.DotAsync)), None), [op for op in ops if isinstance(op, threads.DotWait)]
-        if dot is None or len(waits) < 2 or list(waits[0].args) != [dot.result] or any(wait.pending.value.data for wait in (waits[0], waits[-1])): return None
+        dot, waits = (
+            next((op for op in ops if isinstance(op, threads.DotAsync)), None),
+            [op for op in ops if isinstance(op, threads.DotWait)],
+        )
+        if (
+            dot is None
+            or len(waits) < 2
+            or list(waits[0].args) != [dot.result]
+            or any(wait.pending.value.data for wait in (waits[0], waits[-1]))
+        ):
+            return None
         # how it begins: straight code up to the first dot's commit
-        head = ops[:ops.index(dot) + 2]
+        head = ops[: ops.index(dot) + 2]
         first = [op for op in head if isinstance(op, (*WAITS, threads.DotAsync, threads.DotCommit))]
-        if any(op.regions for op in head) or not isinstance(dot.next_op, threads.DotCommit) or dot.acc is not None: return None
-        # what it waits for or passes before, and behind: of the latter the claim's barriers, and what the next program knows from all that
-        before_it, behind = ([op for op in body.ops if op.is_before_in_block(branch)], [op for op in body.ops if branch.is_before_in_block(op)])
-        passes = lambda op: isinstance(op, scf.ForOp) and all(isinstance(inner, (scf.ForOp, threads.MbarrierWait, threads.MbarrierArrive, threads.RingNext, scf.YieldOp)) for inner in op.walk())
+        if (
+            any(op.regions for op in head)
+            or not isinstance(dot.next_op, threads.DotCommit)
+            or dot.acc is not None
+        ):
+            return None
+        # what it waits for or passes before, and behind: of the latter the claim's barriers, and
+        # what the next program knows from all that
+        before_it, behind = (
+            [op for op in body.ops if op.is_before_in_block(branch)],
+            [op for op in body.ops if branch.is_before_in_block(op)],
+        )
+
+        def passes(op):
+            return isinstance(op, scf.ForOp) and all(
+                isinstance(
+                    inner,
+                    (
+                        scf.ForOp,
+                        threads.MbarrierWait,
+                        threads.MbarrierArrive,
+                        threads.RingNext,
+                        scf.YieldOp,
+                    ),
+                )
+                for inner in op.walk()
+            )
+
         arrivals = [op for op in before_it if isinstance(op, threads.MbarrierWait) or passes(op)]
         claimed = {op.index[0] for op in behind if isinstance(op, threads.MbarrierWait)}
-        closing = [op for op in behind if passes(op) or isinstance(op, (threads.MbarrierWait, threads.Fetch)) or isinstance(op, threads.MbarrierArrive) and op.index[0] in claimed]
-        given = [r for op in closing for r in op.results if any(use.operation not in closing for use in r.uses)]
+        closing = [
+            op
+            for op in behind
+            if passes(op)
+            or isinstance(op, (threads.MbarrierWait, threads.Fetch))
+            or isinstance(op, threads.MbarrierArrive)
+            and op.index[0] in claimed
+        ]
+        given = [
+            r
+            for op in closing
+            for r in op.results
+            if any(use.operation not in closing for use in r.uses)
+        ]
         later = set(defining_slice(body.last_op.operands, body))
-        # the rest is how results leave; what is computed of the last dot goes with them, if nothing but they needs it
-        results = [op for op in behind if op not in closing and op not in later and op is not body.last_op]
-        made = ops[ops.index(waits[-1]) + 1 + len(freed(waits[-1])):-1]
-        early = [branch.regions[0].block.last_op.operands[branch.results.index(v)] for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands} if v in branch.results]
-        if any(op.regions or not is_side_effect_free(op) for op in made) or any(v.owner in made for v in early): return None
-        states = {body.last_op.operands[a.index] for op in arrivals if isinstance(op, scf.ForOp) for a in op.iter_args if isinstance(a.owner, Block) and a.owner is body}
-        if not results or not states <= set(given): return None
-        return Boundary(loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results, made)
+        # the rest is how results leave; what is computed of the last dot goes with them, if nothing
+        # but they needs it
+        results = [
+            op for op in behind if op not in closing and op not in later and op is not body.last_op
+        ]
+        made = ops[ops.index(waits[-1]) + 1 + len(freed(waits[-1])) : -1]
+        early = [
+            branch.regions[0].block.last_op.operands[branch.results.index(v)]
+            for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands}
+            if v in branch.results
+        ]
+        if any(op.regions or not is_side_effect_free(op) for op in made) or any(
+            v.owner in made for v in early
+        ):
+            return None
+        states = {
+            body.last_op.operands[a.index]
+            for op in arrivals
+            if isinstance(op, scf.ForOp)
+            for a in op.iter_args
+            if isinstance(a.owner, Block) and a.owner is body
+        }
+        if not results or not states <= set(given):
+            return None
+        return Boundary(
+            loop, branch, arrivals, first, waits[0], waits[-1], closing, given, results, made
+        )
 
-    # ---- the end -------------------------------------------------------------------------------------------------------
+    # ---- the end
+    # ----------------------------------------------------------------------------------------------
     def end(self) -> None:
-        """What stood behind results stands under the last dot, and the next program's first dot behind it; results leave while that is computed, or behind the branch where there is no such dot."""
-        anchor, build, yields, n = self.last, Builder(self.last), list(self.way.last_op.operands), len(self.last.results)
+        """What stood behind results stands under the last dot, and the next program's first dot
+        behind it; results leave while that is computed, or behind the branch where there is no such
+        dot.
+        """
+        anchor, build, yields, n = (
+            self.last,
+            Builder(self.last),
+            list(self.way.last_op.operands),
+            len(self.last.results),
+        )
         passes = _passes(self.closing)
-        room = min((op.stages.value.data for pass_ in passes for op in pass_.walk() if isinstance(op, threads.RingNext)), default=1) - 1
-        clone_slice([op for op in defining_slice([pass_.ub for pass_ in passes], self.body) if self.branch.is_before_in_block(op)], counts := {}, anchor)
+        room = (
+            min(
+                (
+                    op.stages.value.data
+                    for pass_ in passes
+                    for op in pass_.walk()
+                    if isinstance(op, threads.RingNext)
+                ),
+                default=1,
+            )
+            - 1
+        )
+        clone_slice(
+            [
+                op
+                for op in defining_slice([pass_.ub for pass_ in passes], self.body)
+                if self.branch.is_before_in_block(op)
+            ],
+            counts := {},
+            anchor,
+        )
         total = _sum(build, [counts.get(pass_.ub, pass_.ub) for pass_ in passes])
-        kinds = [*(v.type for v in self.last.results), *(v.type for v in self.given), i1, self.landed.results[0].type]
+        kinds = [
+            *(v.type for v in self.last.results),
+            *(v.type for v in self.given),
+            i1,
+            self.landed.results[0].type,
+        ]
         quick, slow, go, stay = (Block([scf.YieldOp()]) for _ in range(4))
         chosen = before(anchor, scf.IfOp(build.le(total, room), kinds, Region(quick), Region(slow)))
         known = self._close(quick.last_op, yields)
@@ -118,85 +257,202 @@ class Boundary:
         stay.last_op.operands = [*self._land(stay.last_op), *values, *self._nothing(stay.last_op)]
         sums = self._land(slow.last_op)
         known = self._close(slow.last_op, yields)
-        slow.last_op.operands = [*sums, *(known[v] for v in self.given), *self._nothing(slow.last_op)]
+        slow.last_op.operands = [
+            *sums,
+            *(known[v] for v in self.given),
+            *self._nothing(slow.last_op),
+        ]
         other = self.branch.regions[1].block.last_op
         known = self._close(other, list(other.operands))
         ways = [list(chosen.results[n:]), [*(known[v] for v in self.given), *self._nothing(other)]]
-        for op in freed(self.last): erase(op)
+        for op in freed(self.last):
+            erase(op)
         replace(self.last, list(chosen.results[:n]))
-        first, results, closing = self.body.first_op, self.results, [op for op in reversed(list(self.body.ops)) if op in self.closing]
+        first, results, closing = (
+            self.body.first_op,
+            self.results,
+            [op for op in reversed(list(self.body.ops)) if op in self.closing],
+        )
         place = self.branch.prev_op
         *given, self.ahead, self.scores = with_results(self.branch, ways)
         self.branch = place.next_op if place is not None else first
-        for old, new in zip(self.given, given): old.replace_all_uses_with(new)
-        for op in closing: erase(op)
-        none = before(results[0], CLASSES["xor"](self.ahead, before(results[0], tile.Constant(1, i1)).result)).result
+        for old, new in zip(self.given, given, strict=False):
+            old.replace_all_uses_with(new)
+        for op in closing:
+            erase(op)
+        none = before(
+            results[0], CLASSES["xor"](self.ahead, before(results[0], tile.Constant(1, i1)).result)
+        ).result
         alone = before(results[0], scf.IfOp(none, [], Region(Block([scf.YieldOp()]))))
-        for op in results: op.detach(); before(alone.regions[0].block.last_op, op)
+        for op in results:
+            op.detach()
+            before(alone.regions[0].block.last_op, op)
 
     def _land(self, anchor: Operation) -> list[SSAValue]:
         """The last dot is over, and what it read is given back."""
         wait = before(anchor, threads.DotWait(0, self.last.args))
-        for op in freed(self.last): before(anchor, op.clone())
+        for op in freed(self.last):
+            before(anchor, op.clone())
         return list(wait.results)
 
-    def _nothing(self, anchor: Operation) -> list[SSAValue]: return [before(anchor, tile.Constant(0, t)).result for t in (i1, self.landed.results[0].type)]
+    def _nothing(self, anchor: Operation) -> list[SSAValue]:
+        return [
+            before(anchor, tile.Constant(0, t)).result for t in (i1, self.landed.results[0].type)
+        ]
 
     def _close(self, anchor: Operation, yields: list[SSAValue]) -> dict[SSAValue, SSAValue]:
         """A copy of what closes a program, in a way through the branch that yields these values."""
-        needed = set(defining_slice([v for op in self.closing for inner in op.walk() for v in inner.operands], self.body))
-        clone_slice([op for op in self.body.ops if op in self.closing or op in needed and self.branch.is_before_in_block(op)], known := dict(zip(self.branch.results, yields)), anchor)
+        needed = set(
+            defining_slice(
+                [v for op in self.closing for inner in op.walk() for v in inner.operands], self.body
+            )
+        )
+        clone_slice(
+            [
+                op
+                for op in self.body.ops
+                if op in self.closing or op in needed and self.branch.is_before_in_block(op)
+            ],
+            known := dict(zip(self.branch.results, yields, strict=False)),
+            anchor,
+        )
         return known
 
-    def _go(self, anchor: Operation, known: dict[SSAValue, SSAValue], yields: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
+    def _go(
+        self,
+        anchor: Operation,
+        known: dict[SSAValue, SSAValue],
+        yields: list[SSAValue],
+        values: list[SSAValue],
+    ) -> list[SSAValue]:
         """The next program's first dot is issued, and results leave."""
         wanted, where = {*self.arrivals, *self.first}, dict(known)
-        needed = {*defining_slice([v for op in wanted for inner in op.walk() for v in inner.operands], self.body), *defining_slice([v for op in self.first for v in op.operands], self.way)}
-        needed |= set(defining_slice([v for op in needed if op.parent is self.way for v in op.operands], self.body))
-        ops = [op for op in (*self.body.ops, *self.way.ops) if op in wanted or op in needed and not all(r in where for r in op.results)]
+        needed = {
+            *defining_slice(
+                [v for op in wanted for inner in op.walk() for v in inner.operands], self.body
+            ),
+            *defining_slice([v for op in self.first for v in op.operands], self.way),
+        }
+        needed |= set(
+            defining_slice(
+                [v for op in needed if op.parent is self.way for v in op.operands], self.body
+            )
+        )
+        ops = [
+            op
+            for op in (*self.body.ops, *self.way.ops)
+            if op in wanted or op in needed and not all(r in where for r in op.results)
+        ]
         clone_slice(ops, where, anchor)
-        states = {where[old]: where[new] for pass_ in _passes(self.arrivals) for old, new in zip(pass_.iter_args, pass_.results)}
+        states = {
+            where[old]: where[new]
+            for pass_ in _passes(self.arrivals)
+            for old, new in zip(pass_.iter_args, pass_.results, strict=False)
+        }
         count = len(self.last.args)
-        both = before(anchor, threads.DotWait(1, [*self.last.args, where[self.dot.result]], [True] * count + [False]))
-        for op in freed(self.last): before(anchor, op.clone())
-        clone_slice(self.made, sums := dict(zip(self.last.results, both.results)), anchor)
-        clone_slice(self.results, dict(zip(self.branch.results, (sums.get(v, v) for v in yields))), anchor)
+        both = before(
+            anchor,
+            threads.DotWait(1, [*self.last.args, where[self.dot.result]], [True] * count + [False]),
+        )
+        for op in freed(self.last):
+            before(anchor, op.clone())
+        clone_slice(
+            self.made, sums := dict(zip(self.last.results, both.results, strict=False)), anchor
+        )
+        clone_slice(
+            self.results,
+            dict(zip(self.branch.results, (sums.get(v, v) for v in yields), strict=False)),
+            anchor,
+        )
         scores = before(anchor, threads.DotWait(0, [both.results[-1]])).results[0]
-        for op in freed(self.landed): before(anchor, op.clone(where))
-        return [*both.results[:-1], *(states.get(v, v) for v in values), before(anchor, tile.Constant(1, i1)).result, scores]
+        for op in freed(self.landed):
+            before(anchor, op.clone(where))
+        return [
+            *both.results[:-1],
+            *(states.get(v, v) for v in values),
+            before(anchor, tile.Constant(1, i1)).result,
+            scores,
+        ]
 
-    def _next(self, anchor: Operation, known: dict[SSAValue, SSAValue], total: SSAValue, room: int) -> SSAValue:
-        """Whether there is a next program that has blocks of its own, and the ring room for those before them. What is known then of its values."""
+    def _next(
+        self, anchor: Operation, known: dict[SSAValue, SSAValue], total: SSAValue, room: int
+    ) -> SSAValue:
+        """Whether there is a next program that has blocks of its own, and the ring room for those
+        before them. What is known then of its values.
+        """
         ends, build = self.body.last_op.operands, Builder(anchor)
-        clone_slice([op for op in defining_slice(ends, self.body) if self.branch.is_before_in_block(op) and not all(r in known for r in op.results)], known, anchor)
-        known |= {argument: known.get(v, v) for argument, v in zip(self.body.args, ends)}
+        clone_slice(
+            [
+                op
+                for op in defining_slice(ends, self.body)
+                if self.branch.is_before_in_block(op) and not all(r in known for r in op.results)
+            ],
+            known,
+            anchor,
+        )
+        known |= {
+            argument: known.get(v, v) for argument, v in zip(self.body.args, ends, strict=False)
+        }
         test = self.loop.before_region.block
-        clone_slice([op for op in test.ops if op is not test.last_op], asked := dict(zip(test.args, (known[a] for a in self.body.args))), anchor)
+        clone_slice(
+            [op for op in test.ops if op is not test.last_op],
+            asked := dict(zip(test.args, (known[a] for a in self.body.args), strict=False)),
+            anchor,
+        )
         heads = _passes(self.arrivals)
-        clone_slice([op for op in defining_slice([self.branch.cond, *(pass_.ub for pass_ in heads)], self.body) if op not in self.arrivals], known, anchor)
-        going = build.and_(asked[test.last_op.operands[0]], known.get(self.branch.cond, self.branch.cond))
-        return build.and_(going, build.le(_sum(build, [total, *(known.get(p.ub, p.ub) for p in heads)]), room)) if heads else going
+        clone_slice(
+            [
+                op
+                for op in defining_slice(
+                    [self.branch.cond, *(pass_.ub for pass_ in heads)], self.body
+                )
+                if op not in self.arrivals
+            ],
+            known,
+            anchor,
+        )
+        going = build.and_(
+            asked[test.last_op.operands[0]], known.get(self.branch.cond, self.branch.cond)
+        )
+        return (
+            build.and_(
+                going, build.le(_sum(build, [total, *(known.get(p.ub, p.ub) for p in heads)]), room)
+            )
+            if heads
+            else going
+        )
 
-    # ---- the beginning -------------------------------------------------------------------------------------------------
+    # ---- the beginning
+    # ----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """A program whose first dot was issued before neither waits for what that reads nor passes what is before it."""
-        nothing = [before(self.loop, tile.Constant(0, v.type)).result for v in (self.ahead, self.scores)]
+        """A program whose first dot was issued before neither waits for what that reads nor passes
+        what is before it.
+        """
+        nothing = [
+            before(self.loop, tile.Constant(0, v.type)).result for v in (self.ahead, self.scores)
+        ]
         self.loop = rebuild_while(self.loop, nothing)
         ahead, scores = self.body.args[-2:]
         ahead.name_hint, scores.name_hint = "ahead", "scores"
         self.body.last_op.operands = [*self.body.last_op.operands, self.ahead, self.scores]
         for op in self.arrivals:
-            if isinstance(op, threads.MbarrierWait): replace(op, threads.MbarrierWait(op.barriers, op.index[0], op.parity, ahead))
-            else: op.operands[1] = Builder(op).select(ahead, 0, op.ub)
+            if isinstance(op, threads.MbarrierWait):
+                replace(op, threads.MbarrierWait(op.barriers, op.index[0], op.parity, ahead))
+            else:
+                op.operands[1] = Builder(op).select(ahead, 0, op.ub)
         anew = [*self.first, self.landed, *freed(self.landed)]
         yes, no = Block([scf.YieldOp(scores)]), Block()
         branch = before(self.landed, scf.IfOp(ahead, [scores.type], Region(yes), Region(no)))
         self.landed.results[0].replace_all_uses_with(branch.results[0])
-        for op in anew: op.detach(); no.add_op(op)
+        for op in anew:
+            op.detach()
+            no.add_op(op)
         no.add_op(stamp(scf.YieldOp(self.landed.results[0]), self.landed))
 
 
-def _passes(ops: list[Operation]) -> list[scf.ForOp]: return [op for op in ops if isinstance(op, scf.ForOp)]
+def _passes(ops: list[Operation]) -> list[scf.ForOp]:
+    return [op for op in ops if isinstance(op, scf.ForOp)]
 
 
-def _sum(build: Builder, values: list[SSAValue]) -> SSAValue: return reduce(build.add, values) if values else build.number(0)
+def _sum(build: Builder, values: list[SSAValue]) -> SSAValue:
+    return reduce(build.add, values) if values else build.number(0)

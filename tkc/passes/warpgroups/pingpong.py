@@ -1,4 +1,5 @@
-"""Ping-pong: two consumers of one warpgroup each, which take a block's programs in turn. The last step of roles.py for plans with two programs.
+"""Ping-pong: two consumers of one warpgroup each, which take a block's programs in turn. The last
+step of roles.py for plans with two programs.
 
     role consumer {warps = 4, copies = 2}: ^(%who)
       second arrives at the first one's turn                              hardware barriers 1 and 2
@@ -9,9 +10,11 @@
         wait for the sum; results leave                                   while the other one's results leave
         stage and parity go n steps on: those are the other's             n: the stages that its program uses
 
-Where the number of steps depends on the program, n is worked out for the other's: the one that comes after this one.
-Buffers that a consumer writes exist twice, a stage for each. The producer is as for one consumer: it fills stages in the order of programs.
+Where the number of steps depends on the program, n is worked out for the other's: the one that
+comes after this one. Buffers that a consumer writes exist twice, a stage for each. The producer is
+as for one consumer: it fills stages in the order of programs.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -25,7 +28,7 @@ from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, 
 from tkc.ir.types import SharedType
 from tkc.passes.analysis.values import LOADS
 
-THREADS = 256                                   # of both consumers
+THREADS = 256  # of both consumers
 
 
 def alternate(role: threads.Role) -> None:
@@ -44,34 +47,59 @@ def alternate(role: threads.Role) -> None:
     body, updates = loop.body.block, []
     for i in range(len(loop.iter_args)):
         found = _fills(loop, i, loop, None if (even := _even(loop)) else loop.lb)
-        if found is None: continue
+        if found is None:
+            continue
         stages, used = found
         end = body.last_op
-        first = before(loop, threads.RingNext(loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.who, used)))
-        if not even: _, used = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
+        first = before(
+            loop,
+            threads.RingNext(
+                loop.iter_args[i], loop.iter_args[i + 1], stages, build.mul(role.who, used)
+            ),
+        )
+        if not even:
+            _, used = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
         over = before(end, threads.RingNext(end.operands[i], end.operands[i + 1], stages, used))
         updates.append((i, first.results, over.results))
     for i, first, over in updates:
-        for j in (0, 1): loop.operands[3 + i + j], body.last_op.operands[i + j] = first[j], over[j]
+        for j in (0, 1):
+            loop.operands[3 + i + j], body.last_op.operands[i + j] = first[j], over[j]
     loop.operands[0] = build.add(loop.lb, build.mul(role.who, loop.step))
     loop.operands[2] = build.mul(loop.step, two)
 
 
 def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
     """A program's dots are a turn."""
-    dots = [op for op in loop.body.block.ops if any(isinstance(inner, threads.DotAsync) for inner in op.walk())]
+    dots = [
+        op
+        for op in loop.body.block.ops
+        if any(isinstance(inner, threads.DotAsync) for inner in op.walk())
+    ]
     before(dots[0], threads.Barrier(mine, THREADS))
     after(dots[-1], threads.BarrierArrive(other, THREADS))
 
 
 def own_buffers(role: threads.Role) -> None:
-    """Each instance has its own of what only this role reads and writes, be it allocated in it or before all roles."""
-    theirs = [op for op in role.parent_op().parent.ops if isinstance(op, shared.Alloc) and op.result.type.stages == 1 and op.result.first_use and all(role.is_ancestor(use.operation) for use in op.result.uses)]
+    """Each instance has its own of what only this role reads and writes, be it allocated in it or
+    before all roles.
+    """
+    theirs = [
+        op
+        for op in role.parent_op().parent.ops
+        if isinstance(op, shared.Alloc)
+        and op.result.type.stages == 1
+        and op.result.first_use
+        and all(role.is_ancestor(use.operation) for use in op.result.uses)
+    ]
     for op in [*(op for op in role.walk() if isinstance(op, shared.Alloc)), *theirs]:
         t = op.result.type
-        both = before(role.parent_op(), shared.Alloc(SharedType(role.instances, t.shape, t.element, t.layout)))
+        both = before(
+            role.parent_op(), shared.Alloc(SharedType(role.instances, t.shape, t.element, t.layout))
+        )
         both.result.name_hint = op.result.name_hint
-        op.result.replace_all_uses_with(before(role.body.block.first_op, shared.Stage(both.result, role.who)).result)
+        op.result.replace_all_uses_with(
+            before(role.body.block.first_op, shared.Stage(both.result, role.who)).result
+        )
         erase(op)
 
 
@@ -79,12 +107,21 @@ def _even(loop: scf.ForOp) -> bool:
     """Whether the loops of all programs have the same bounds."""
     inner = [op for op in loop.body.block.walk() if isinstance(op, scf.ForOp)]
     ops = defining_slice([v for op in inner for v in (op.lb, op.ub, op.step)], loop.body.block)
-    return not any(isinstance(v, BlockArgument) and v.block is loop.body.block for v in [*(v for op in ops for v in op.operands), *(v for op in inner for v in (op.lb, op.ub, op.step))])
+    return not any(
+        isinstance(v, BlockArgument) and v.block is loop.body.block
+        for v in [
+            *(v for op in ops for v in op.operands),
+            *(v for op in inner for v in (op.lb, op.ub, op.step)),
+        ]
+    )
 
 
-def _fills(loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | None) -> tuple[int, SSAValue] | None:
-    """Stages of the ring whose stage the loop carries there, and how many of them a program uses, as a value before the anchor; None if it is no ring's
-    stage. program: the number of the program that is meant, where it matters."""
+def _fills(
+    loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | None
+) -> tuple[int, SSAValue] | None:
+    """Stages of the ring whose stage the loop carries there, and how many of them a program uses,
+    as a value before the anchor; None if it is no ring's stage. program: the number of the program
+    that is meant, where it matters."""
     argument, end = loop.body.block.args[1 + index], loop.body.block.last_op.operands[index]
     stages: set[int] = set()
     total = _Steps(loop, anchor, program, stages).of(end, argument)
@@ -94,11 +131,15 @@ def _fills(loop: scf.ForOp, index: int, anchor: Operation, program: SSAValue | N
 class _Steps:
     """How many steps of a ring lie between two of its stages."""
 
-    def __init__(self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]): self.loop, self.build, self.program, self.stages = loop, Builder(anchor), program, stages
+    def __init__(
+        self, loop: scf.ForOp, anchor: Operation, program: SSAValue | None, stages: set[int]
+    ):
+        self.loop, self.build, self.program, self.stages = loop, Builder(anchor), program, stages
 
     def of(self, value: SSAValue, start: SSAValue) -> SSAValue | None:
         """None where that is not what they are."""
-        if value is start: return self.build.number(0)
+        if value is start:
+            return self.build.number(0)
         owner = value.owner
         match owner:
             case threads.RingNext() if value is owner.next_stage:
@@ -109,19 +150,36 @@ class _Steps:
                 i = list(owner.results).index(value)
                 each = self.of(owner.body.block.last_op.operands[i], owner.body.block.args[1 + i])
                 earlier = None if each is None else self.of(owner.iter_args[i], start)
-                return None if earlier is None else self.build.add(earlier, self.build.mul(each, self.trips(owner)))
+                return (
+                    None
+                    if earlier is None
+                    else self.build.add(earlier, self.build.mul(each, self.trips(owner)))
+                )
         return None
 
     def trips(self, inner: scf.ForOp) -> SSAValue:
         """How often a loop inside runs in the program that is meant."""
         body = self.loop.body.block
-        mapping: dict[SSAValue, SSAValue] = {} if self.program is None else {body.args[0]: self.program}
+        mapping: dict[SSAValue, SSAValue] = (
+            {} if self.program is None else {body.args[0]: self.program}
+        )
         bounds = [inner.lb, inner.ub, inner.step]
         needed, build = defining_slice(bounds, body), self.build
-        if any(isinstance(op, LOADS) or any(isinstance(v, BlockArgument) and v.block is body and v not in mapping for v in op.operands) for op in needed):
+        if any(
+            isinstance(op, LOADS)
+            or any(
+                isinstance(v, BlockArgument) and v.block is body and v not in mapping
+                for v in op.operands
+            )
+            for op in needed
+        ):
             raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
         clone_slice(needed, mapping, build.anchor)
         first, last, step = (mapping.get(v, v) for v in bounds)
         one, zero = (build.number(n, step.type) for n in (1, 0))
-        trips = build.max(build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero)
-        return trips if trips.type == i32 else build(Cast(trips, i32))                # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
+        trips = build.max(
+            build.floordiv(build.add(build.sub(last, first), build.sub(step, one)), step), zero
+        )
+        return (
+            trips if trips.type == i32 else build(Cast(trips, i32))
+        )  # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do

@@ -1,4 +1,6 @@
-"""Numbers beside dots (a scale of a whole block): the producer loads them, and leaves each beside the stage that its iteration's copies fill. A step of roles.py, for loads that the plan calls "posted".
+"""Numbers beside dots (a scale of a whole block): the producer loads them, and leaves each beside
+the stage that its iteration's copies fill. A step of roles.py, for loads that the plan calls
+"posted".
 
     for %k …:                                               for %k …:
       %s = tile.load %scales[…, %k]                           %s = tile.load %scales[…, %k]
@@ -8,9 +10,11 @@
                                                               %t = fetch %slots[%stage]                      the consumers'
                                                               %d = dot …;  … %d · %t
 
-What a number's place takes to work out, a dozen instructions that wait for one another and for memory, stood between the dots of every consumer. (Measured on an H200, float8 with scales of blocks at
-8192³: 1243 thousand clocks with one such number an iteration, 1144 without.)
+What a number's place takes to work out, a dozen instructions that wait for one another and for
+memory, stood between the dots of every consumer. (Measured on an H200, float8 with scales of blocks
+at 8192³: 1243 thousand clocks with one such number an iteration, 1144 without.)
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -26,16 +30,24 @@ from tkc.passes.warpgroups.rings import group_of, slots
 
 
 def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
-    """In the program that is not split yet: a post and a fetch for each such number. Where they are left."""
+    """In the program that is not split yet: a post and a fetch for each such number. Where they are
+    left.
+    """
     found = set[SSAValue]()
-    for load in [op for op in kernel.walk() if isinstance(op, tile.Load) and plan.load(op).path == "posted"]:
-        if not any(isinstance(op, tile.Dot) for op in load.parent.ops): continue                # what fetch-ahead asks for before the loop
+    for load in [
+        op for op in kernel.walk() if isinstance(op, tile.Load) and plan.load(op).path == "posted"
+    ]:
+        if not any(isinstance(op, tile.Dot) for op in load.parent.ops):
+            continue  # what fetch-ahead asks for before the loop
         wait = next(op for op in load.parent.ops if isinstance(op, shared.WaitCopies))
         number = _carried(load) or load.result
         of_it = following(number, wait.parent.ops)
         early = [op for op in wait.parent.ops if op in of_it and op.is_before_in_block(wait)]
         late = [op for op in defining_slice([number], wait.parent) if wait.is_before_in_block(op)]
-        if not all((op is load or is_side_effect_free(op)) and not op.regions for op in (*late, *early)): continue
+        if not all(
+            (op is load or is_side_effect_free(op)) and not op.regions for op in (*late, *early)
+        ):
+            continue
         for op in late:
             op.detach()
             before(wait, op)
@@ -46,10 +58,16 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
 def _carried(load: tile.Load) -> SSAValue | None:
     """What a loop knows from the iteration before, where a load is for the next one alone."""
     uses = list(load.result.uses)
-    return load.parent.args[1 + uses[0].index] if len(uses) == 1 and isinstance(uses[0].operation, scf.YieldOp) else None
+    return (
+        load.parent.args[1 + uses[0].index]
+        if len(uses) == 1 and isinstance(uses[0].operation, scf.YieldOp)
+        else None
+    )
 
 
-def _posted(number: SSAValue, early: list[Operation], wait: shared.WaitCopies, outside: Block) -> SSAValue:
+def _posted(
+    number: SSAValue, early: list[Operation], wait: shared.WaitCopies, outside: Block
+) -> SSAValue:
     """early: what is computed of the number before the wait, and is computed again behind it."""
     filled, t, anchor = group_of(wait)[0].buffer.owner, number.type, wait.next_op
     ring = slots(outside.first_op, filled.ring.type.stages, "posted")
@@ -58,22 +76,52 @@ def _posted(number: SSAValue, early: list[Operation], wait: shared.WaitCopies, o
     known = {number: got if t == i32 else before(anchor, Bitcast(got, t)).result}
     clone_slice(early, known, anchor)
     made = {new.owner for new in known.values()}
-    for old, new in known.items(): old.replace_uses_with_if(new, lambda use: use.operation not in made and wait.is_before_in_block(wait.parent.find_ancestor_op_in_block(use.operation)))
-    before(wait, threads.Post(place, number if t == i32 else before(wait, Bitcast(number, i32)).result))
+    for old, new in known.items():
+        old.replace_uses_with_if(
+            new,
+            lambda use: (
+                use.operation not in made
+                and wait.is_before_in_block(wait.parent.find_ancestor_op_in_block(use.operation))
+            ),
+        )
+    before(
+        wait, threads.Post(place, number if t == i32 else before(wait, Bitcast(number, i32)).result)
+    )
     return ring
 
 
 def halve(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
     """Leaves a role its half: the producer has what it loaded."""
-    for op in [op for op in role.walk() if isinstance(op, (threads.Post, threads.Fetch)) and isinstance(op.box.owner, shared.Stage) and op.box.owner.ring in posted]:
-        if isinstance(op, threads.Post) and not producing: erase(op)
-        elif isinstance(op, threads.Fetch) and producing: replace(op, [next(use.operation for use in op.box.uses if isinstance(use.operation, threads.Post)).value])
+    for op in [
+        op
+        for op in role.walk()
+        if isinstance(op, (threads.Post, threads.Fetch))
+        and isinstance(op.box.owner, shared.Stage)
+        and op.box.owner.ring in posted
+    ]:
+        if isinstance(op, threads.Post) and not producing:
+            erase(op)
+        elif isinstance(op, threads.Fetch) and producing:
+            replace(
+                op,
+                [
+                    next(
+                        use.operation
+                        for use in op.box.uses
+                        if isinstance(use.operation, threads.Post)
+                    ).value
+                ],
+            )
 
 
 def behind(anchor: Operation, stage: SSAValue) -> None:
-    """Moves what a producer posts beside a stage behind the operation from which on the stage is its own."""
+    """Moves what a producer posts beside a stage behind the operation from which on the stage is
+    its own.
+    """
     places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
-    for op in [op for op in anchor.parent.ops if isinstance(op, threads.Post) and op.box.owner in places]:
+    for op in [
+        op for op in anchor.parent.ops if isinstance(op, threads.Post) and op.box.owner in places
+    ]:
         known = [v for v in defining_slice(op.operands, op.parent) if anchor.is_before_in_block(v)]
         for x in (*known, op):
             x.detach()

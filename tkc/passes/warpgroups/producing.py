@@ -1,11 +1,14 @@
-"""What a producer does of a program, and a converter: the copies, and what lays factors anew. A step of roles.py.
+"""What a producer does of a program, and a converter: the copies, and what lays factors anew. A
+step of roles.py.
 
     %t = tile.copy_async %a[…] %ring[%s]  …          mbarrier_wait %empty[%s] %p ^ 1;  mbarrier_expect %full[%s] {bytes}
     tile.wait_copies [%t]                     ->     tma_load %map[…] %ring[%s], %full[%s]
     %d = tile.dot …
 
-Everything that only consumers need is left out: a dot gives what it would add to, and what that leaves without a use is swept away.
+Everything that only consumers need is left out: a dot gives what it would add to, and what that
+leaves without a use is swept away.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -19,23 +22,49 @@ from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import posts
 from tkc.passes.warpgroups.maps import Maps
-from tkc.passes.warpgroups.rings import RingBarriers, arrived, group_of, origin, restages, ring_of, shared_along, state_of
+from tkc.passes.warpgroups.rings import (
+    RingBarriers,
+    arrived,
+    group_of,
+    origin,
+    restages,
+    ring_of,
+    shared_along,
+    state_of,
+)
 
-OWN = threads.Post, threads.MbarrierArrive, threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad, threads.Fence      # what a producer does, or a converter
+OWN = (
+    threads.Post,
+    threads.MbarrierArrive,
+    threads.MbarrierWait,
+    threads.MbarrierExpect,
+    threads.TmaLoad,
+    threads.Fence,
+)  # what a producer does, or a converter
 
 
-def produce(block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, multicast: Multicast | None) -> None:
+def produce(
+    block: Block, rings: dict[SSAValue, RingBarriers], maps: Maps, multicast: Multicast | None
+) -> None:
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
         ring, head = rings[ring_of(copies[0])], copies[0]
         stage, parity = state_of(head)
         one = before(head, tile.Constant(1, i32)).result
-        before(head, threads.MbarrierWait(ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result))
+        before(
+            head,
+            threads.MbarrierWait(
+                ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result
+            ),
+        )
         posts.behind(head.prev_op, stage)
         before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
-        for copy in copies: _load(copy, ring, stage, maps, multicast)
-        if multicast: _drain(block, ring)
-    for write in [op for op in block.walk() if restages(op)]: erase(write)
+        for copy in copies:
+            _load(copy, ring, stage, maps, multicast)
+        if multicast:
+            _drain(block, ring)
+    for write in [op for op in block.walk() if restages(op)]:
+        erase(write)
     _strip(block)
 
 
@@ -43,51 +72,137 @@ def _strip(block: Block) -> None:
     """Leaves a role what it does itself."""
     for op in [op for op in block.walk() if not isinstance(op, OWN)]:
         match op:
-            case tile.Dot(): replace(op, [op.acc])
-            case tile.Atomic() if op.result is not None: replace(op, [before(op, tile.Constant(0, op.result.type)).result])
-            case _ if not op.regions and not op.results and not isinstance(op, (scf.YieldOp, scf.ConditionOp)) and not restages(op): erase(op)
-    for op in [op for op in block.walk() if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))][::-1]: erase(op)
-    for op in [op for op in block.walk() if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice)) or any(isinstance(r.type, TileType) for r in op.results)][::-1]:
-        if not op.regions and not any(r.first_use for r in op.results): erase(op)
+            case tile.Dot():
+                replace(op, [op.acc])
+            case tile.Atomic() if op.result is not None:
+                replace(op, [before(op, tile.Constant(0, op.result.type)).result])
+            case _ if (
+                not op.regions
+                and not op.results
+                and not isinstance(op, (scf.YieldOp, scf.ConditionOp))
+                and not restages(op)
+            ):
+                erase(op)
+    for op in [
+        op
+        for op in block.walk()
+        if isinstance(op, (shared.WaitCopies, shared.JoinTokens, shared.CopyAsync))
+    ][::-1]:
+        erase(op)
+    for op in [
+        op
+        for op in block.walk()
+        if isinstance(op, (shared.Alloc, shared.Read, shared.SharedSlice))
+        or any(isinstance(r.type, TileType) for r in op.results)
+    ][::-1]:
+        if not op.regions and not any(r.first_use for r in op.results):
+            erase(op)
 
 
 def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue]) -> None:
-    """The role that lays factors anew: it waits for what was copied and for room, reads and writes, and says both."""
+    """The role that lays factors anew: it waits for what was copied and for room, reads and writes,
+    and says both.
+    """
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})
     for write in [op for op in block.walk() if restages(op)]:
         read = origin(write)
-        source, target, (stage, parity) = rings[ring_of(read)], rings[ring_of(write)], state_of(write)
+        source, target, (stage, parity) = (
+            rings[ring_of(read)],
+            rings[ring_of(write)],
+            state_of(write),
+        )
         one = before(write, tile.Constant(1, i32)).result
-        before(write, threads.MbarrierWait(target.empty, stage, before(write, CLASSES["xor"](parity, one)).result))
+        before(
+            write,
+            threads.MbarrierWait(
+                target.empty, stage, before(write, CLASSES["xor"](parity, one)).result
+            ),
+        )
         fence = after(write, threads.Fence("async_shared"))
-        after(after(fence, threads.MbarrierArrive(target.full, stage, each="warp")), threads.MbarrierArrive(source.empty, read.buffer.owner.index[0], each="warp"))
+        after(
+            after(fence, threads.MbarrierArrive(target.full, stage, each="warp")),
+            threads.MbarrierArrive(source.empty, read.buffer.owner.index[0], each="warp"),
+        )
     _strip(block)
 
 
-def _load(copy: shared.CopyAsync, ring: RingBarriers, stage: SSAValue, maps: Maps, multicast: Multicast | None) -> None:
+def _load(
+    copy: shared.CopyAsync,
+    ring: RingBarriers,
+    stage: SSAValue,
+    maps: Maps,
+    multicast: Multicast | None,
+) -> None:
     box, t, to = [max(n, 1) for n in copy.extents.get_values()], copy.buffer.type, None
     parts = [(copy.buffer, list(copy.offsets))]
     if copy.cut is not None:
-        axis, fast, along, build = copy.cut.value.data, t.memory.fast, shared_along(copy), Builder(copy)
-        to, piece, panel = multicast.masks[along], t.extents[axis] // multicast.parts(along), t.memory.swizzle * 8 // bits(t.element)
+        axis, fast, along, build = (
+            copy.cut.value.data,
+            t.memory.fast,
+            shared_along(copy),
+            Builder(copy),
+        )
+        to, piece, panel = (
+            multicast.masks[along],
+            t.extents[axis] // multicast.parts(along),
+            t.memory.swizzle * 8 // bits(t.element),
+        )
         share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
-        if axis != fast: sizes[fast] = min(sizes[fast], panel)                    # of rows that lie in several panels, a share is a box in each
+        if axis != fast:
+            sizes[fast] = min(
+                sizes[fast], panel
+            )  # of rows that lie in several panels, a share is a box in each
         memory, _ = t.memory.slice([0] * t.rank, sizes)
-        box, parts = [size if a in (axis, fast) else n for a, (n, size) in enumerate(zip(box, sizes))], []
+        box, parts = (
+            [
+                size if a in (axis, fast) else n
+                for a, (n, size) in enumerate(zip(box, sizes, strict=False))
+            ],
+            [],
+        )
         for at in range(0, t.extents[fast] if axis != fast else 1, panel):
             start = before(copy, tile.Constant(at, i32)).result if at else zero
             place = [share if a == axis else start if a == fast else zero for a in range(t.rank)]
-            parts.append((before(copy, shared.SharedSlice(copy.buffer, place, SharedType(1, sizes, t.element, memory))).result,
-                          [o if p is zero else before(copy, CLASSES["add"](o, p)).result for o, p in zip(copy.offsets, place)]))
+            parts.append(
+                (
+                    before(
+                        copy,
+                        shared.SharedSlice(
+                            copy.buffer, place, SharedType(1, sizes, t.element, memory)
+                        ),
+                    ).result,
+                    [
+                        o if p is zero else before(copy, CLASSES["add"](o, p)).result
+                        for o, p in zip(copy.offsets, place, strict=False)
+                    ],
+                )
+            )
     for view, offsets in parts:
-        if t.memory.fast != t.rank - 1: view = before(copy, shared.SharedTranspose(view, [a for a in reversed(t.memory.order)])).result
-        map, place = maps.of(copy.array, offsets, box, t.memory.swizzle, copy.tf32 is not None, copy.fetch.value.data if copy.fetch else 0)
-        before(copy, threads.TmaLoad(map, place, view, ring.full, stage, to, copy.hint.data if copy.hint else None))
+        if t.memory.fast != t.rank - 1:
+            view = before(
+                copy, shared.SharedTranspose(view, [a for a in reversed(t.memory.order)])
+            ).result
+        map, place = maps.of(
+            copy.array,
+            offsets,
+            box,
+            t.memory.swizzle,
+            copy.tf32 is not None,
+            copy.fetch.value.data if copy.fetch else 0,
+        )
+        before(
+            copy,
+            threads.TmaLoad(
+                map, place, view, ring.full, stage, to, copy.hint.data if copy.hint else None
+            ),
+        )
 
 
 def _drain(block: Block, ring: RingBarriers) -> None:
-    """No block ends while another may still write to it or arrive in it: the producer sees every stage come back."""
+    """No block ends while another may still write to it or arrive in it: the producer sees every
+    stage come back.
+    """
     loop = block.last_op
     stage, parity = loop.results[-2:]
     one = after(loop, tile.Constant(1, i32))

@@ -1,4 +1,5 @@
 """Rings with their mbarriers: what the roles of roles.py say of stages, and ask of what fills them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from tkc.ir.types import SharedType, bits
 @dataclass(frozen=True)
 class RingBarriers:
     """The mbarriers of the rings that are filled together."""
+
     full: SSAValue
     empty: SSAValue
     stages: int
     bytes: int
-    read: bool                      # by threads, not by dots alone
-    single: bool = False            # each program's own has no stage beside it for the next one's: it is given back as soon as can be
+    read: bool  # by threads, not by dots alone
+    # each program's own has no stage beside it for the next one's: it is given back as soon as can
+    # be
+    single: bool = False
 
     def fence(self) -> list[Operation]:
         """Between what threads have read in a stage and what a copy will write there."""
@@ -29,7 +33,9 @@ class RingBarriers:
 
 def slots(anchor: Operation, stages: int, name: str) -> SSAValue:
     """A ring with room for a number in each stage, which one role posts and others fetch."""
-    ring = before(anchor, shared.Alloc(SharedType(stages, (1,), i32, SharedLayout((1,), 32)))).result
+    ring = before(
+        anchor, shared.Alloc(SharedType(stages, (1,), i32, SharedLayout((1,), 32)))
+    ).result
     ring.name_hint = name
     return ring
 
@@ -40,7 +46,8 @@ def group_of(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
     return [v.owner for v in token.tokens] if isinstance(token, shared.JoinTokens) else [token]
 
 
-def ring_of(op: shared.CopyAsync | shared.Write | shared.Read) -> SSAValue: return op.buffer.owner.ring
+def ring_of(op: shared.CopyAsync | shared.Write | shared.Read) -> SSAValue:
+    return op.buffer.owner.ring
 
 
 def shared_along(copy: shared.CopyAsync) -> tuple[int, ...]:
@@ -56,24 +63,41 @@ def restages(op: Operation) -> bool:
 def origin(write: shared.Write) -> shared.Read:
     """What a factor that is laid anew was read from."""
     op = write.value.owner
-    while not isinstance(op, shared.Read): op = op.arg.owner
+    while not isinstance(op, shared.Read):
+        op = op.arg.owner
     return op
 
 
-def barriers_of(anchor: Operation, copies: list[shared.CopyAsync] | list[shared.Write], filled: int, freed: int, single: bool = False) -> RingBarriers:
+def barriers_of(
+    anchor: Operation,
+    copies: list[shared.CopyAsync] | list[shared.Write],
+    filled: int,
+    freed: int,
+    single: bool = False,
+) -> RingBarriers:
     """filled, freed: the arrivals after which a stage is full, and free."""
     stages = ring_of(copies[0]).type.stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     before(anchor, threads.MbarrierInit(full, filled), threads.MbarrierInit(empty, freed))
-    return RingBarriers(full, empty, stages, sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
-                        any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses), single)
+    return RingBarriers(
+        full,
+        empty,
+        stages,
+        sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
+        any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
+        single,
+    )
 
 
 def state_of(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
     """Stage and parity of the ring that a copy or a write fills."""
     stage = copy.buffer.owner.index[0]
-    step = next(use.operation for use in stage.uses if isinstance(use.operation, threads.RingNext) and use.index == 0)
+    step = next(
+        use.operation
+        for use in stage.uses
+        if isinstance(use.operation, threads.RingNext) and use.index == 0
+    )
     return stage, step.parity
 
 
@@ -81,8 +105,11 @@ def arrived(block: Block, rings: dict[SSAValue, RingBarriers]) -> None:
     """Waits for what was copied into these rings; the copies go, they are the producer's."""
     for wait in [op for op in block.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
-        if ring := rings.get(ring_of(copies[0])): before(wait, threads.MbarrierWait(ring.full, *state_of(copies[0])))
+        if ring := rings.get(ring_of(copies[0])):
+            before(wait, threads.MbarrierWait(ring.full, *state_of(copies[0])))
         joined = wait.tokens[0].owner
         erase(wait)
-        if isinstance(joined, shared.JoinTokens): erase(joined)
-        for copy in copies: erase(copy)
+        if isinstance(joined, shared.JoinTokens):
+            erase(joined)
+        for copy in copies:
+            erase(copy)

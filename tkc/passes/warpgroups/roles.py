@@ -1,7 +1,8 @@
 """Producer and consumers out of one program: the half of schedule-warpgroups for plans with roles.
 
-The program's loops are written twice. The producer's copy keeps what its copies need: the loops, their bounds, addresses, the ring's stage
-and parity. The consumers keep the rest. A ring's tokens become two mbarriers a stage:
+The program's loops are written twice. The producer's copy keeps what its copies need: the loops,
+their bounds, addresses, the ring's stage and parity. The consumers keep the rest. A ring's tokens
+become two mbarriers a stage:
 
     %t = tile.copy_async %a[…] %ring[%s] …       producer:  mbarrier_wait %empty[%s] %p ^ 1;  mbarrier_expect %full[%s] {bytes}
     tile.wait_copies [%t]                                   tma_load %map[…] %ring[%s], %full[%s]
@@ -9,21 +10,27 @@ and parity. The consumers keep the rest. A ring's tokens become two mbarriers a 
                                                             fence dot;  %d = dot_async …;  dot_commit
                                                             dot_wait 1;  mbarrier_arrive %empty[stage before]
 
-Dots run one group deep: a stage is given back when the dot after its own has been issued and its own has ended, by one arrival
-of each warp, so that no warp speaks for another. In a cluster that shares copies each block loads a part for those that share one, and a stage is
-given back to every block that writes there (programs/clusters.py). The sum starts in the registers as they are (`keep` is false in a loop's first iteration); where a loop
-may not run at all, its result is the initial value.
+Dots run one group deep: a stage is given back when the dot after its own has been issued and its
+own has ended, by one arrival of each warp, so that no warp speaks for another. In a cluster that
+shares copies each block loads a part for those that share one, and a stage is given back to every
+block that writes there (programs/clusters.py). The sum starts in the registers as they are (`keep`
+is false in a loop's first iteration); where a loop may not run at all, its result is the initial
+value.
 
-Where programs are claimed one by one, the producer claims them for all (claims.py). A factor that is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads, what lies between,
-and the writes:
+Where programs are claimed one by one, the producer claims them for all (claims.py). A factor that
+is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the
+converter, the other. Its copy of the loops keeps the reads, what lies between, and the writes:
 
     %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
     …                                                mbarrier_wait %empty2[%t] %q ^ 1;  tile.write %ring2[%t], %y
     tile.write %ring2[%t], %y                        fence async_shared;  mbarrier_arrive %full2[%t], %empty[%s], one of each warp
                                          consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
 
-What each role then does stands in producing.py and consuming.py. Numbers that the producer loads for the consumers it posts beside a stage (posts.py). Results leave by copies of their own (leaving.py).
+What each role then does stands in producing.py and consuming.py. Numbers that the producer loads
+for the consumers it posts beside a stage (posts.py). Results leave by copies of their own
+(leaving.py).
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -48,7 +55,15 @@ from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
 from tkc.passes.warpgroups.producing import convert, produce
-from tkc.passes.warpgroups.rings import RingBarriers, barriers_of, group_of, origin, restages, ring_of, shared_along
+from tkc.passes.warpgroups.rings import (
+    RingBarriers,
+    barriers_of,
+    group_of,
+    origin,
+    restages,
+    ring_of,
+    shared_along,
+)
 from tkc.passes.warpgroups.tails import straighten
 
 PRODUCER_WARPS = 4
@@ -59,14 +74,31 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     common = spans(_programs(block), members) if members > 1 else {}
     posted = posts.post(kernel, plan)
     if plan.queue:
-        foreseen = foresee(_programs(block), [v for span in common.values() for v in (span.first, span.last)], room_left(kernel, plan.programs, context.target.shared_bytes))
-        for span in dict.fromkeys(common.values()): span.first, span.last = foreseen.get(span.first, span.first), foreseen.get(span.last, span.last)
+        foreseen = foresee(
+            _programs(block),
+            [v for span in common.values() for v in (span.first, span.last)],
+            room_left(kernel, plan.programs, context.target.shared_bytes),
+        )
+        for span in dict.fromkeys(common.values()):
+            span.first, span.last = (
+                foreseen.get(span.first, span.first),
+                foreseen.get(span.last, span.last),
+            )
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
-    for op in [op for op in block.ops if isinstance(op, shared.Alloc)]:            # of all roles, also where one stands behind what they do
+    for op in [
+        op for op in block.ops if isinstance(op, shared.Alloc)
+    ]:  # of all roles, also where one stands behind what they do
         op.detach()
         before(first, op)
-    alone, along = plan.cluster == (1, 1), [shared_along(op) for op in kernel.walk() if isinstance(op, shared.CopyAsync) and op.cut is not None]
+    alone, along = (
+        plan.cluster == (1, 1),
+        [
+            shared_along(op)
+            for op in kernel.walk()
+            if isinstance(op, shared.CopyAsync) and op.cut is not None
+        ],
+    )
     multicast = None if alone or not along else Multicast(Builder(first), plan.cluster, along)
     rings: dict[SSAValue, RingBarriers] = {}
     anew = [op for op in kernel.walk() if restages(op)]
@@ -74,60 +106,118 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
         if ring_of(copies[0]) not in rings:
-            readers = CONVERTER_WARPS if ring_of(copies[0]) in raw else plan.warps * (multicast.size if multicast else members if ring_of(copies[0]) in common else 1)
-            rings |= dict.fromkeys(map(ring_of, copies), barriers_of(first, copies, 1, readers, members > 1 and ring_of(copies[0]) not in common and ring_of(copies[0]).type.stages < 2 * members))
+            readers = (
+                CONVERTER_WARPS
+                if ring_of(copies[0]) in raw
+                else plan.warps
+                * (multicast.size if multicast else members if ring_of(copies[0]) in common else 1)
+            )
+            rings |= dict.fromkeys(
+                map(ring_of, copies),
+                barriers_of(
+                    first,
+                    copies,
+                    1,
+                    readers,
+                    members > 1
+                    and ring_of(copies[0]) not in common
+                    and ring_of(copies[0]).type.stages < 2 * members,
+                ),
+            )
     for write in anew:
-        if ring_of(write) not in rings: rings[ring_of(write)] = barriers_of(first, [write], CONVERTER_WARPS, plan.warps)
+        if ring_of(write) not in rings:
+            rings[ring_of(write)] = barriers_of(first, [write], CONVERTER_WARPS, plan.warps)
     peers = multicast.mask if multicast else None
     consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
     converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
     maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
-    copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {role: {} for role in (producer, *converters)}
+    copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {
+        role: {} for role in (producer, *converters)
+    }
     for role, mapping in copied.items():
-        for op in moved: role.body.block.add_op(op.clone(mapping))
+        for op in moved:
+            role.body.block.add_op(op.clone(mapping))
     for op in moved:
         op.detach()
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
-    for role in (producer, consumer): posts.halve(role, posted, role is producer)
-    if plan.queue: share(producer, [consumer, *converters], members)
-    if members > 1 and Producer(producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}).gather(): claim_ahead(producer)
+    for role in (producer, consumer):
+        posts.halve(role, posted, role is producer)
+    if plan.queue:
+        share(producer, [consumer, *converters], members)
+    if (
+        members > 1
+        and Producer(
+            producer, members, {ring: span.of(copied[producer]) for ring, span in common.items()}
+        ).gather()
+    ):
+        claim_ahead(producer)
     produce(producer.body.block, rings, maps, multicast)
-    for role in converters: convert(role.body.block, rings, raw)
-    if members > 1: Consumer(consumer, members, common).part({ring: barriers.full for ring, barriers in rings.items()})
+    for role in converters:
+        convert(role.body.block, rings, raw)
+    if members > 1:
+        Consumer(consumer, members, common).part(
+            {ring: barriers.full for ring, barriers in rings.items()}
+        )
     consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
     roomy = plan.registers[1] >= ROOMY
-    if roomy: look_ahead(consumer)
-    while plan.programs > 1 and sweep(kernel): pass             # of what only the consumers use the producer has no copy left
-    if members > 1: own_buffers(consumer)
-    elif plan.programs == 2: alternate(consumer)
-    if plan.fuse and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)): context.decisions.append("schedule-warpgroups: programs do not begin with their first dot alone, or do not end with their last: their boundaries are not fused")
-    if roomy: straighten(consumer)
+    if roomy:
+        look_ahead(consumer)
+    while plan.programs > 1 and sweep(kernel):
+        pass  # of what only the consumers use the producer has no copy left
+    if members > 1:
+        own_buffers(consumer)
+    elif plan.programs == 2:
+        alternate(consumer)
+    if plan.fuse and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)):
+        context.decisions.append(
+            "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
+            " with their last: their boundaries are not fused"
+        )
+    if roomy:
+        straighten(consumer)
     before(producer.parent_op(), threads.Fence("mbarrier_init"))
-    if alone: before(producer.parent_op(), threads.BlockBarrier())
-    else: before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
-    while sweep(kernel): pass
+    if alone:
+        before(producer.parent_op(), threads.BlockBarrier())
+    else:
+        before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
+    while sweep(kernel):
+        pass
     _begin(kernel)
-    context.decisions.append(f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers, {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}"
-                             f"{len(set(rings.values()))} ring{'s' * (len(set(rings.values())) > 1)}")
+    context.decisions.append(
+        f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
+        f" {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}{len(set(rings.values()))}"
+        f" ring{'s' * (len(set(rings.values())) > 1)}"
+    )
 
 
 def _begin(kernel: tile.Kernel) -> None:
-    """Barriers are made and maps asked for at once: what follows from the arguments (where the first program lies takes several divisions) is worked out meanwhile, by other warps."""
-    early = [op for kinds in (threads.TensorMap, (threads.Barriers, threads.MbarrierInit)) for op in kernel.body.block.ops if isinstance(op, kinds)]
+    """Barriers are made and maps asked for at once: what follows from the arguments (where the
+    first program lies takes several divisions) is worked out meanwhile, by other warps.
+    """
+    early = [
+        op
+        for kinds in (threads.TensorMap, (threads.Barriers, threads.MbarrierInit))
+        for op in kernel.body.block.ops
+        if isinstance(op, kinds)
+    ]
     anchor = next(op for op in kernel.body.block.ops if op not in early)
     for op in early:
         op.detach()
         before(anchor, op)
 
 
-def _programs(block: Block) -> scf.WhileOp: return next(op for op in block.ops if isinstance(op, scf.WhileOp))
+def _programs(block: Block) -> scf.WhileOp:
+    return next(op for op in block.ops if isinstance(op, scf.WhileOp))
 
 
 def _suffix(block: Block) -> list[Operation]:
-    """What the roles do: everything from the first operation with a region or an effect on, allocations apart, and whatever makes a
-    tile before it, since a tile is spread over the warps of whoever makes it."""
+    """What the roles do: everything from the first operation with a region or an effect on,
+    allocations apart, and whatever makes a tile before it, since a tile is spread over the warps of
+    whoever makes it."""
     ops = [op for op in block.ops if not isinstance(op, (tile.Return, shared.Alloc))]
     start = next(i for i, op in enumerate(ops) if op.regions or not is_side_effect_free(op))
-    return [op for op in ops[:start] if any(isinstance(r.type, TileType) for r in op.results)] + ops[start:]
+    return [
+        op for op in ops[:start] if any(isinstance(r.type, TileType) for r in op.results)
+    ] + ops[start:]

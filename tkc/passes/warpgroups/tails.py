@@ -1,4 +1,5 @@
-"""Straight tails: where a branch runs under dots, an iteration is written once for each way, from the last dots before it on. The last step of roles.py.
+"""Straight tails: where a branch runs under dots, an iteration is written once for each way, from
+the last dots before it on. The last step of roles.py.
 
     dots of s                                          dots of s
     dots of o                                          … = scf.if %full {
@@ -8,10 +9,14 @@
     p = exp2(%t …);  dot_wait 0;  …                      }
     yield p, …                                         yield …
 
-An assembler moves a wait for dots up within its block of straight code, as far as the arithmetic around it lets it. In one block with the dots, a quarter of the exponentials
-run before it, under the dots; behind a branch all of them wait (measured on an H200, causal attention: 18 % of the samples at that wait against 9 % without a branch, 6 % of a step).
-Neither the wait before alone nor the branch's rest alone does it: the assembler counts from the dots. The other way is seldom taken, and its copy of the code costs nothing else.
+An assembler moves a wait for dots up within its block of straight code, as far as the arithmetic
+around it lets it. In one block with the dots, a quarter of the exponentials run before it, under
+the dots; behind a branch all of them wait (measured on an H200, causal attention: 18 % of the
+samples at that wait against 9 % without a branch, 6 % of a step). Neither the wait before alone nor
+the branch's rest alone does it: the assembler counts from the dots. The other way is seldom taken,
+and its copy of the code costs nothing else.
 """
+
 from __future__ import annotations
 
 from xdsl.dialects import scf
@@ -24,17 +29,29 @@ from tkc.ir.types import TileType
 
 def straighten(role: threads.Role) -> None:
     for loop in [op for op in role.walk() if isinstance(op, scf.ForOp)]:
-        if (found := _under_dots(loop)) is not None: _write_twice(*found)
+        if (found := _under_dots(loop)) is not None:
+            _write_twice(*found)
 
 
 def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
-    """A branch that leaves a tile as it is or computes another, while dots of the iteration are still under way, and where those begin."""
+    """A branch that leaves a tile as it is or computes another, while dots of the iteration are
+    still under way, and where those begin.
+    """
     begun, flying = None, False
     for op in loop.body.block.ops:
         match op:
-            case threads.Fence() if op.kind.data == "dot": begun = op
-            case threads.DotWait(): flying = op.pending.value.data > 0
-            case scf.IfOp() if begun is not None and flying and len(op.results) == 1 and isinstance(op.results[0].type, TileType) and any(len(region.block.ops) == 1 for region in op.regions): return begun, op
+            case threads.Fence() if op.kind.data == "dot":
+                begun = op
+            case threads.DotWait():
+                flying = op.pending.value.data > 0
+            case scf.IfOp() if (
+                begun is not None
+                and flying
+                and len(op.results) == 1
+                and isinstance(op.results[0].type, TileType)
+                and any(len(region.block.ops) == 1 for region in op.regions)
+            ):
+                return begun, op
     return None
 
 
@@ -42,8 +59,10 @@ def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
     block, end = branch.parent, branch.parent.last_op
     ops = list(block.ops)
     first, middle = ops.index(begun), ops.index(branch)
-    head, rest = ops[first:middle], ops[middle + 1:-1]
-    early = {op for op in defining_slice([branch.cond], block)} & set(head)                 # what the branch asks for is known before it
+    head, rest = ops[first:middle], ops[middle + 1 : -1]
+    early = {op for op in defining_slice([branch.cond], block)} & set(
+        head
+    )  # what the branch asks for is known before it
     head = [op for op in head if op not in early]
     inside = {r for op in (*head, branch, *rest) for r in op.results}
     yielded = [i for i, v in enumerate(end.operands) if v in inside]
@@ -58,8 +77,11 @@ def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
         clone_slice(rest, mapping, anchor)
         anchor.operands = [mapping.get(end.operands[i], end.operands[i]) for i in yielded]
         regions.append(Region(own))
-    chosen = before(branch, scf.IfOp(branch.cond, [end.operands[i].type for i in yielded], *regions))
-    for i, result in zip(yielded, chosen.results):
+    chosen = before(
+        branch, scf.IfOp(branch.cond, [end.operands[i].type for i in yielded], *regions)
+    )
+    for i, result in zip(yielded, chosen.results, strict=False):
         result.name_hint = end.operands[i].name_hint
         end.operands[i] = result
-    for op in (*head, branch, *rest)[::-1]: erase(op)
+    for op in (*head, branch, *rest)[::-1]:
+        erase(op)

@@ -1,7 +1,9 @@
 """PTX text as data: the instructions of the entry, where its labels stand, what its registers hold.
 
-Statements end at `;`, a label at `:`. A brace that begins a statement opens a scope, whose registers are its own (inline PTX has such): they get a name that nobody else has.
+Statements end at `;`, a label at `:`. A brace that begins a statement opens a scope, whose
+registers are its own (inline PTX has such): they get a name that nobody else has.
 """
+
 from __future__ import annotations
 
 import re
@@ -13,8 +15,23 @@ import numpy as np
 
 from tkc.sim.errors import SimulationError
 
-HOLDS = {"pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "b16": np.uint16, "u16": np.uint16, "s16": np.uint16, "f16": np.uint16, "b32": np.uint32, "u32": np.uint32, "s32": np.uint32, "f32": np.uint32,
-         "b64": np.uint64, "u64": np.uint64, "s64": np.uint64, "f64": np.uint64}
+HOLDS = {
+    "pred": np.bool_,
+    "b8": np.uint8,
+    "u8": np.uint8,
+    "b16": np.uint16,
+    "u16": np.uint16,
+    "s16": np.uint16,
+    "f16": np.uint16,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "s32": np.uint32,
+    "f32": np.uint32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "s64": np.uint64,
+    "f64": np.uint64,
+}
 OPERAND = re.compile(r"\{([^}]*)\}|(\[[^\]]*\])|([^,\s]+)")
 STATEMENT = re.compile(r"(?:@(!?)(%[\w$']+)\s+)?([\w.:]+)(?:\s+(.*))?", re.S)
 
@@ -25,7 +42,10 @@ class Unknown(SimulationError):
 
 @dataclass(eq=False)
 class Instruction:
-    """One instruction. operands: text, or a list of it where they are in braces. rule: what it does (machine.py finds it)."""
+    """One instruction. operands: text, or a list of it where they are in braces. rule: what it does
+    (machine.py finds it).
+    """
+
     line: str
     name: str
     operands: list
@@ -34,18 +54,24 @@ class Instruction:
     rule: Callable | None = None
 
     @cached_property
-    def parts(self) -> list[str]: return self.name.split(".")
+    def parts(self) -> list[str]:
+        return self.name.split(".")
 
     @property
-    def kind(self) -> str: return self.parts[-1]
+    def kind(self) -> str:
+        return self.parts[-1]
 
     @cached_property
-    def registers(self) -> frozenset[str]: return frozenset(re.findall(r"%[\w$']+", self.line))
+    def registers(self) -> frozenset[str]:
+        return frozenset(re.findall(r"%[\w$']+", self.line))
 
 
 @dataclass(eq=False)
 class Program:
-    """The entry of a text. holds: the kind of each register; parameters: names, in order; shared: the name of shared memory; tables: the arrays declared with their contents."""
+    """The entry of a text. holds: the kind of each register; parameters: names, in order; shared:
+    the name of shared memory; tables: the arrays declared with their contents.
+    """
+
     code: list[Instruction]
     labels: dict[str, int]
     holds: dict[str, type]
@@ -56,7 +82,14 @@ class Program:
     @cached_property
     def tensor_registers(self) -> frozenset[str]:
         """Those that asynchronous dots read and fill."""
-        return frozenset(r for i in self.code if i.name.startswith("wgmma.mma_async") for o in i.operands if isinstance(o, list) for r in o)
+        return frozenset(
+            r
+            for i in self.code
+            if i.name.startswith("wgmma.mma_async")
+            for o in i.operands
+            if isinstance(o, list)
+            for r in o
+        )
 
 
 class Scopes:
@@ -65,7 +98,9 @@ class Scopes:
     def __init__(self):
         self.stack, self.count, self.holds = [{}], 0, {}
 
-    def open(self) -> None: self.count += 1; self.stack.append({})
+    def open(self) -> None:
+        self.count += 1
+        self.stack.append({})
 
     def close(self) -> bool:
         self.stack.pop()
@@ -76,11 +111,18 @@ class Scopes:
         mark = f"'{self.count}" if len(self.stack) > 1 else ""
         for name in names.split(","):
             base, _, many = name.strip().rstrip(">").partition("<")
-            for one in [f"{base}{i}" for i in range(int(many))] if many else [base]: self.stack[-1][one] = one + mark; self.holds[one + mark] = HOLDS[kind]
+            for one in [f"{base}{i}" for i in range(int(many))] if many else [base]:
+                self.stack[-1][one] = one + mark
+                self.holds[one + mark] = HOLDS[kind]
 
     def renamed(self, text: str) -> str:
-        if len(self.stack) == 1: return text
-        return re.sub(r"%[\w$]+", lambda m: next((s[m[0]] for s in reversed(self.stack) if m[0] in s), m[0]), text)
+        if len(self.stack) == 1:
+            return text
+        return re.sub(
+            r"%[\w$]+",
+            lambda m: next((s[m[0]] for s in reversed(self.stack) if m[0] in s), m[0]),
+            text,
+        )
 
 
 @lru_cache(64)
@@ -90,23 +132,46 @@ def parse(text: str) -> Program:
     head, _, entry = text.partition(".entry")
     signature, body = entry.split("{", 1)
     scopes, code, labels, at = Scopes(), [], {}, 0
-    while m := re.compile(r"\s*(?:(\{)|(\})|([$\w]+):(?!:)|(\.loc[^\n]*)|([^;]+);)", re.S).match(body, at):
+    while m := re.compile(r"\s*(?:(\{)|(\})|([$\w]+):(?!:)|(\.loc[^\n]*)|([^;]+);)", re.S).match(
+        body, at
+    ):
         at = m.end()
         opens, closes, label, loc, statement = m.groups()
-        if opens: scopes.open()
+        if opens:
+            scopes.open()
         elif closes:
-            if not scopes.close(): break
-        elif label: labels[label] = len(code)
-        elif statement and statement.startswith(".reg"): scopes.declare(statement)
-        elif statement and not statement.startswith(".pragma"): code.append(instruction(scopes.renamed(" ".join(statement.split()))))
+            if not scopes.close():
+                break
+        elif label:
+            labels[label] = len(code)
+        elif statement and statement.startswith(".reg"):
+            scopes.declare(statement)
+        elif statement and not statement.startswith(".pragma"):
+            code.append(instruction(scopes.renamed(" ".join(statement.split()))))
     shared = re.search(r"^\s*\.extern \.shared .*?(\w+)\[\];", head, re.M)
-    tables = {name: (kind, [int(n) for n in numbers.split(",")]) for kind, name, numbers in re.findall(r"^\.global (?:\.align \d+ )?\.(\w+) (\w+)\[\d*\] = \{([^}]*)\};", head, re.M)}
-    return Program(code, labels, scopes.holds, re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", signature), shared[1] if shared else "", tables)
+    tables = {
+        name: (kind, [int(n) for n in numbers.split(",")])
+        for kind, name, numbers in re.findall(
+            r"^\.global (?:\.align \d+ )?\.(\w+) (\w+)\[\d*\] = \{([^}]*)\};", head, re.M
+        )
+    }
+    return Program(
+        code,
+        labels,
+        scopes.holds,
+        re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", signature),
+        shared[1] if shared else "",
+        tables,
+    )
 
 
 def instruction(line: str) -> Instruction:
     m = STATEMENT.fullmatch(line)
-    if m is None: raise Unknown(line)
+    if m is None:
+        raise Unknown(line)
     negated, guard, name, rest = m.groups()
-    operands = [[p.strip() for p in braced.split(",")] if braced else address or plain for braced, address, plain in OPERAND.findall(rest or "")]
+    operands = [
+        [p.strip() for p in braced.split(",")] if braced else address or plain
+        for braced, address, plain in OPERAND.findall(rest or "")
+    ]
     return Instruction(line, name, operands, guard, bool(negated))
