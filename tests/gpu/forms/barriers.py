@@ -1,4 +1,6 @@
-"""Barriers of threads, of warps, of clusters; fences; loads and stores that order; the producer's and the consumers' registers."""
+"""Barriers of threads, of warps, of clusters; fences; loads and stores that order; the producer's
+and the consumers' registers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,11 @@ import numpy as np
 from tests.gpu.forms.belief import NANOSECONDS, belief, dump, fill, pause, put, take
 from tests.gpu.forms.belief import loop as repeat
 
-zeros = lambda *shape: np.zeros(shape, np.uint32)
+
+def zeros(*shape):
+    return np.zeros(shape, np.uint32)
+
+
 ROUNDS = 50
 
 belief(
@@ -203,13 +209,16 @@ PROMPT:
         shared=256,
     )
 
-# ---- messages: the reader has the old data in its L1, where only an acquire makes it look again ------------------------------------------
+# ---- messages: the reader has the old data in its L1, where only an acquire makes it look again
+# ------------------------------------------
 LINES, MESSAGES = 32, 100
 
 
 def messages(name: str, publish: str, notice: str, confirms) -> None:
-    """Block 0 writes 32 cache lines and then a flag; block 1 sees the flag and must see the lines. In each round block 1 first reads the lines as they were and says so, once all of
-    them are there, and only then they are written: so each begins with the old ones in the reader's L1."""
+    """Block 0 writes 32 cache lines and then a flag; block 1 sees the flag and must see the lines.
+    In each round block 1 first reads the lines as they were and says so, once all of them are
+    there, and only then they are written: so each begins with the old ones in the reader's L1.
+    """
     belief(
         name,
         f"""
@@ -249,7 +258,8 @@ for scope in ("gpu", "sys"):
     messages(
         f"release_and_acquire_{scope}",
         f"@%p0 st.release.{scope}.global.b32 [%a1], %r5;",
-        f"SEEN: ld.acquire.{scope}.global.b32 %r6, [%a1]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; bar.warp.sync -1;",
+        f"SEEN: ld.acquire.{scope}.global.b32 %r6, [%a1]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN;"
+        " bar.warp.sync -1;",
         [f"st.release.{scope}.global.b32", f"ld.acquire.{scope}.global.b32"],
     )
     messages(
@@ -324,12 +334,13 @@ for name, publish, notice, confirms in (
     ),
 ):
     fence = publish.split(";")[0] + ";" if "release" not in name else ""
+    published = publish.replace("%a0", "%d1")
     belief(
         name,
         f"""
     // a lane of warp 0 to the same lane of warp 1, a word of data and a flag in global memory for each
     mad.wide.u32 %d1, %lane, 512, %a0; mov.u32 %r3, 0; setp.eq.u32 %p1, %warp, 1; @%p1 bra READER;
-    {repeat("%r4", MESSAGES, f"add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {publish.replace("%a0", "%d1")}", "ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;")}
+    {repeat("%r4", MESSAGES, f"add.u32 %r5, %r4, 1; st.global.b32 [%d1], %r5; {published}", "ANSWER: ld.relaxed.cta.global.b32 %r6, [%d1+384]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra ANSWER;")}
     bra END;
 READER:
     {repeat("%r4", MESSAGES, "add.u32 %r5, %r4, 1;", f"SEEN: {notice} %r6, [%d1+256]; setp.ne.u32 %p2, %r6, %r5; @%p2 bra SEEN; {fence}", "ld.global.b32 %r7, [%d1]; setp.ne.u32 %p3, %r7, %r5; @%p3 add.u32 %r3, %r3, 1; st.relaxed.cta.global.b32 [%d1+384], %r5;")}
@@ -340,7 +351,8 @@ READER:
         threads=64,
     )
 
-# ---- setmaxnreg ---------------------------------------------------------------------------------------------------------------------------
+# ---- setmaxnreg
+# ---------------------------------------------------------------------------------------------------------------------------
 GIVEN, TAKEN, LATE = 40, 232, 300_000
 
 
@@ -380,7 +392,8 @@ WORKERS:
     before=".minnctapersm 1",
 )
 
-# ---- another block's shared memory: each block writes into the next one's, at the place where its own would be ------------------------------------
+# ---- another block's shared memory: each block writes into the next one's, at the place where its
+# own would be ------------------------------------
 for size, count in (
     ("b8", 1),
     ("b16", 1),

@@ -1,4 +1,6 @@
-"""TMA: where a box lands, what lies outside, when its bytes have arrived; stores, reductions and their groups; multicast; proxy fences."""
+"""TMA: where a box lands, what lies outside, when its bytes have arrived; stores, reductions and
+their groups; multicast; proxy fences.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ COMMIT, WAIT, READ, FENCE = (
     "fence.proxy.async.shared::cta",
 )
 BASE = 1024  # of the box in shared memory
-zeros = lambda *shape: np.zeros(shape, np.uint32)
+
+
+def zeros(*shape):
+    return np.zeros(shape, np.uint32)
 
 
 def load_name(n: int, more: str = "") -> str:
@@ -62,7 +67,7 @@ def array(shape, element: str) -> np.ndarray:
 def boxed(source: np.ndarray, starts, box) -> np.ndarray:
     """The box, zeros outside the array: as in sim/asynchronous.py."""
     index, live = [], np.bool_(True)
-    for axis, (start, extent, bound) in enumerate(zip(starts, box, source.shape)):
+    for axis, (start, extent, bound) in enumerate(zip(starts, box, source.shape, strict=False)):
         at = (start + np.arange(extent)).reshape([-1 if a == axis else 1 for a in range(len(box))])
         index.append(np.clip(at, 0, bound - 1))
         live = live & (at >= 0) & (at < bound)
@@ -165,11 +170,14 @@ load("a_policy_for_the_cache_first", "bf16", (40, 64), (32, 64), (8, 0), 128, hi
 load("a_policy_for_the_cache_last", "bf16", (40, 64), (32, 64), (8, 0), 128, hint="evict_last")
 
 
-# ---- stores ------------------------------------------------------------------------------------------------------------------------
+# ---- stores
+# ------------------------------------------------------------------------------------------------------------------------
 def store(
     name: str, element: str, shape, box, starts, swizzle: int, kind: str = "", blocks: int = 1
 ) -> None:
-    """Threads write a tile to shared memory; one thread stores it. What lies outside the array is left alone."""
+    """Threads write a tile to shared memory; one thread stores it. What lies outside the array is
+    left alone.
+    """
     t = ELEMENTS[element]
     values, old = (
         ((np.arange(prod(box)) % 61 + 2).astype(t).reshape(box)),
@@ -180,8 +188,8 @@ def store(
         np.dtype(t).itemsize * 8,
     )
     layout, new = SharedLayout(slim(box), bits, swizzle), old.copy()
-    at = tuple(slice(max(s, 0), min(s + n, e)) for s, n, e in zip(starts, box, shape))
-    part = values[tuple(slice(a.start - s, a.stop - s) for a, s in zip(at, starts))]
+    at = tuple(slice(max(s, 0), min(s + n, e)) for s, n, e in zip(starts, box, shape, strict=False))
+    part = values[tuple(slice(a.start - s, a.stop - s) for a, s in zip(at, starts, strict=False))]
     for _ in range(blocks):
         new[at] = {"": lambda a, b: b, "add": np.add, "max": np.maximum, "min": np.minimum}[kind](
             new[at].astype(np.float64), part.astype(np.float64)
@@ -337,13 +345,16 @@ DONE:
     maps=[(0, Parameter("map", "", element="ui32", box=(ROWS, 32)))],
 )
 
-# ---- proxies -----------------------------------------------------------------------------------------------------------------------
+# ---- proxies
+# -----------------------------------------------------------------------------------------------------------------------
 for fenced in (True, False):
     fence = "fence.proxy.async.global;" if fenced else ""
     belief(
-        "what_was_stored_is_loaded_by_tma_after_a_fence"
-        if fenced
-        else "control_without_a_fence_before_a_load_by_tma",
+        (
+            "what_was_stored_is_loaded_by_tma_after_a_fence"
+            if fenced
+            else "control_without_a_fence_before_a_load_by_tma"
+        ),
         f"""
     {
             only(0, f"{INIT} [%s], 1;", "fence.mbarrier_init.release.cluster;")
@@ -373,10 +384,13 @@ for fenced in (True, False):
         maps=[(0, Parameter("map", "", element="ui32", box=(128,)))],
     )
     fence = f"{FENCE};" if fenced else ""
+    taken = take("%r5", 0, "%r2")
     belief(
-        "what_was_written_is_stored_by_tma_after_a_fence"
-        if fenced
-        else "control_without_a_fence_before_a_store_by_tma",
+        (
+            "what_was_written_is_stored_by_tma_after_a_fence"
+            if fenced
+            else "control_without_a_fence_before_a_store_by_tma"
+        ),
         f"""
     {
             repeat(
@@ -395,7 +409,7 @@ for fenced in (True, False):
             repeat(
                 "%r1",
                 64,
-                f"mad.lo.u32 %r2, %r1, 128, %t; {take("%r5", 0, "%r2")} setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1;",
+                f"mad.lo.u32 %r2, %r1, 128, %t; {taken} setp.ne.u32 %p1, %r5, %r2; @%p1 add.u32 %r9, %r9, 1;",
             )
         }
     {put(1, "%t", "%r9")}""",
@@ -408,9 +422,12 @@ for fenced in (True, False):
     )
 
 
-# ---- multicast ---------------------------------------------------------------------------------------------------------------------
+# ---- multicast
+# ---------------------------------------------------------------------------------------------------------------------
 def multicast(name: str, cluster: int, masks: dict[int, int], hint: bool = False) -> None:
-    """Block r of the cluster loads part r of the array for the blocks of masks[r]; each block waits for what it is due, at the same place and barrier as the sender's."""
+    """Block r of the cluster loads part r of the array for the blocks of masks[r]; each block waits
+    for what it is due, at the same place and barrier as the sender's.
+    """
     size, parts = 256, array((cluster, 256), "ui32")
     due = [sum(mask >> r & 1 for mask in masks.values()) for r in range(cluster)]
     want = np.full((2, cluster, cluster, size), 0xAAAAAAAA, np.uint32)
@@ -420,7 +437,8 @@ def multicast(name: str, cluster: int, masks: dict[int, int], hint: bool = False
                 want[:, r, sender] = parts[sender]
     more = ".multicast::cluster" + (".L2::cache_hint" if hint else "")
     sends = "\n".join(
-        f"setp.eq.u32 %p1, %rank, {r}; mov.b16 %h1, {mask}; @%p1 {load_name(2, more)} [%s+{BASE + 4 * size * r}], [%m0, {{0, {r}}}], [%s+8], %h1{', %d1' if hint else ''};"
+        f"setp.eq.u32 %p1, %rank, {r}; mov.b16 %h1, {mask}; @%p1 {load_name(2, more)}"
+        f" [%s+{BASE + 4 * size * r}], [%m0, {{0, {r}}}], [%s+8], %h1{', %d1' if hint else ''};"
         for r, mask in masks.items()
     )
     expects = "\n".join(
