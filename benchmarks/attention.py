@@ -113,7 +113,7 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
         )()
 
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1)
-    kind, bound, (rows, columns, abreast) = (
+    kind, bound, (rows, columns, co_resident) = (
         "causal" if causal else "full",
         asked(d, causal, s),
         block_of(q, k, v, causal, None),
@@ -121,7 +121,7 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
     return Contest(
         f"attention-{'' if d == 128 else f'd{d}-'}{kind}-{s}",
         f"Attention forward, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x"
-        f" {columns}{f', {abreast} abreast' * (abreast > 1)}",
+        f" {columns}{f', {co-resident} co-resident' * (co-resident > 1)}",
         (
             Contestant("tkc", ours, "ours"),
             Contestant("cuDNN", cudnn),

@@ -1,6 +1,6 @@
 """Rows of Q and of K that a program of tkc.kernels.attention has, beside what it takes by default
 and cuDNN: two, three and four warpgroups; and fused boundaries between programs
-(examples/attention.py as it is, beside itself with `fuse=False`). bfloat16, B·S = 16384, heads·D =
+(examples/attention.py as it is, beside itself with `cross_tile_prologue=False`). bfloat16, B·S = 16384, heads·D =
 2048. BENCH_ONLY=causal,d64-full-1024 in the environment picks those whose name has such a part.
 """
 
@@ -85,19 +85,19 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
             "EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal
         )()
 
-    kind, (rows, columns, abreast) = "causal" if causal else "full", block_of(q, k, v, causal, None)
+    kind, (rows, columns, co_resident) = "causal" if causal else "full", block_of(q, k, v, causal, None)
     forced = tuple(
         Contestant(f"tkc {m} x {n}", ours(rows=m, columns=n), "ours") for m, n in BLOCKS[d]
     )
     if d in FUSED:
         forced += (
             Contestant("tkc plain", plain(), "ours"),
-            Contestant("tkc plain, not fused", plain(fuse=False), "ours"),
+            Contestant("tkc plain, not fused", plain(cross_tile_prologue=False), "ours"),
         )
     return Contest(
         f"attention-blocks-{name(d, s, causal)}",
         f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of"
-        f" {rows} x {columns}{f', {abreast} abreast' * (abreast > 1)}",
+        f" {rows} x {columns}{f', {co-resident} co-resident' * (co-resident > 1)}",
         (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
         harness.gpu_timer,
         harness.GPU_TIMING,

@@ -101,9 +101,8 @@ def command(name: str, ncu: str) -> list[str]:
 def counted(text: str) -> dict[str, float]:
     """The counters of the last kernel in what ncu printed. Raises ValueError where there is none."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
-    rows = (
-        [row for row in csv.DictReader(lines) if row.get("Kernel Name")] if lines else []
-    )  # the row of units names no kernel
+    # the row of units names no kernel
+    rows = [row for row in csv.DictReader(lines) if row.get("Kernel Name")] if lines else []
     if not rows:
         raise ValueError(
             next(

@@ -28,7 +28,7 @@ PROGRAMS = ("cooperative_product", "pingpong_product", "attention_forward")
 CHECK_SECONDS, TIME_SECONDS = 60, 90
 PRODUCTS = {
     "cooperative_product": ((128, 256), "nt", dict()),
-    "pingpong_product": ((128, 192), "nn", dict(bn=192, cm=1, pingpong=True, slabs=1, b="nn")),
+    "pingpong_product": ((128, 192), "nn", dict(bn=192, cm=1, pingpong=True, subtiles=1, b="nn")),
 }
 PRODUCT_SHAPES = (
     (256, 256, 64),
@@ -162,9 +162,8 @@ def check(name: str) -> None:
             for _ in range(3)
         )
         if length == 2048:
-            q = (
-                q * 64 * torch.rand(batch, length, heads, 1, device="cuda", dtype=torch.bfloat16)
-            )  # peaked rows: the maxima move
+            # peaked rows: the maxima move
+            q = q * 64 * torch.rand(batch, length, heads, 1, device="cuda", dtype=torch.bfloat16)
         out, lse = (
             torch.full_like(q, float("nan")),
             torch.full((batch, heads, length), float("nan"), device="cuda"),

@@ -9,7 +9,7 @@ once for both products, and g and u never leave the registers they were summed i
 Nothing in the kernel says how. The compiler sees two dots whose sums go round the loop, and that
 they read the same block: its copies go with both blocks of weights into one stage of a ring, both
 dots are one group on the tensor core, and a stage is free when the next group is under way. Where
-the results leave, silu(g) * u is computed a slab of columns at a time, so that the registers hold
+the results leave, silu(g) * u is computed a subtile of columns at a time, so that the registers hold
 the two sums and little else.
 
 On an H200, 2026-11-22, commit 5290c83, five shuffled rounds, bfloat16:

@@ -2,7 +2,7 @@
 //
 // Tiles of 128 x 256, k-steps of 64.  The two blocks of a cluster have tiles under each other and share B: each loads half of it for both.
 // A producer thread keeps a ring of 4 stages full; two consumers of 4 warps split a tile's rows, each keeps one group of dots in flight
-// and releases a stage, in both blocks, one step late.  The output leaves through two 64 x 64 slabs for each consumer, while the producer
+// and releases a stage, in both blocks, one step late.  The output leaves through two 64 x 64 subtiles for each consumer, while the producer
 // already loads the next tile.
 !array = !tile.array<?x?xbf16, "strides 8 =1 align 16">
 !acc = !tile.tile<64x256xf32, "wgmma 64x256">
@@ -16,8 +16,8 @@
 !b = !tile.shared<1, 256x64xbf16, "256x64xb16 swizzle 128">
 !b_half = !tile.shared<1, 128x64xbf16, "128x64xb16 swizzle 128 panel_stride 32768">
 !b_t = !tile.shared<1, 64x256xbf16, "64x256xb16 swizzle 128 order 0x1">
-!slabs = !tile.shared<4, 64x64xbf16, "64x64xb16 swizzle 128">
-!slab = !tile.shared<1, 64x64xbf16, "64x64xb16 swizzle 128">
+!subtiles = !tile.shared<4, 64x64xbf16, "64x64xb16 swizzle 128">
+!subtile = !tile.shared<1, 64x64xbf16, "64x64xb16 swizzle 128">
 !load = !tile.map<128x64xbf16, 128>
 !store = !tile.map<64x64xbf16, 128>
 !bars = !tile.barriers<4>
@@ -42,7 +42,7 @@ builtin.module {
     %map_c = tile.tensor_map %c : (!array) -> !store
     %as = tile.alloc 0 : !a_ring
     %bs = tile.alloc 65536 : !b_ring
-    %slabs = tile.alloc 196608 : !slabs
+    %subtiles = tile.alloc 196608 : !subtiles
     %full = tile.mbarriers 229376 : !bars
     %empty = tile.mbarriers 229408 : !bars
     tile.mbarrier_init %full {count = 1 : i64} : (!bars)          // the producer's; and the bytes of A and of both halves of B
@@ -140,8 +140,8 @@ builtin.module {
         %my_row = tile.mul %who, %64 : i32
         %who_2 = tile.mul %who, %2 : i32
         %who_3 = tile.add %who_2, %1 : i32
-        %slab0 = tile.stage %slabs[%who_2] : (!slabs, i32) -> !slab
-        %slab1 = tile.stage %slabs[%who_3] : (!slabs, i32) -> !slab
+        %slab0 = tile.stage %subtiles[%who_2] : (!subtiles, i32) -> !subtile
+        %slab1 = tile.stage %subtiles[%who_3] : (!subtiles, i32) -> !subtile
         %end_s, %end_p = scf.for %tile = %cluster to %tiles step %clusters iter_args(%s0 = %0, %p0 = %0) -> (i32, i32) : i32 {
           // the first k-step starts the sum
           tile.mbarrier_wait %full[%s0] %p0 : (!bars, i32, i32)
@@ -192,45 +192,45 @@ builtin.module {
           %sum = tile.dot_wait 0 [%last] : (!sum) -> !acc
           tile.mbarrier_arrive %empty[%last_s] to %both : (!bars, i32, i32)
 
-          // 64 columns at a time: wait until the slab is free, fill it, send it
+          // 64 columns at a time: wait until the subtile is free, fill it, send it
           %x0 = tile.slice %sum {offsets = array<i64: 0, 0>} : (!acc) -> !part
           %h0 = tile.cast %x0 : !part to !half
           tile.bulk_wait 1 {read}
           tile.block_barrier
-          tile.write %slab0, %h0 : (!slab, !half)
+          tile.write %slab0, %h0 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n] %slab0 : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n] %slab0 : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x1 = tile.slice %sum {offsets = array<i64: 0, 64>} : (!acc) -> !part
           %h1 = tile.cast %x1 : !part to !half
           %n1 = tile.add %n, %64 : i32
           tile.bulk_wait 1 {read}
           tile.block_barrier
-          tile.write %slab1, %h1 : (!slab, !half)
+          tile.write %slab1, %h1 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n1] %slab1 : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n1] %slab1 : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x2 = tile.slice %sum {offsets = array<i64: 0, 128>} : (!acc) -> !part
           %h2 = tile.cast %x2 : !part to !half
           %n2 = tile.add %n, %128 : i32
           tile.bulk_wait 1 {read}
           tile.block_barrier
-          tile.write %slab0, %h2 : (!slab, !half)
+          tile.write %slab0, %h2 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n2] %slab0 : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n2] %slab0 : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x3 = tile.slice %sum {offsets = array<i64: 0, 192>} : (!acc) -> !part
           %h3 = tile.cast %x3 : !part to !half
           %n3 = tile.add %n, %192 : i32
           tile.bulk_wait 1 {read}
           tile.block_barrier
-          tile.write %slab1, %h3 : (!slab, !half)
+          tile.write %slab1, %h3 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n3] %slab1 : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n3] %slab1 : (!store, i32, i32, !subtile)
           tile.bulk_commit
           scf.yield %s_end, %p_end : i32, i32
         }

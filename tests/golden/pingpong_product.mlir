@@ -12,8 +12,8 @@
 !a = !tile.shared<1, 128x64xbf16, "128x64xb16 swizzle 128">
 !b_ring = !tile.shared<5, 64x192xbf16, "64x192xb16 swizzle 128">
 !b = !tile.shared<1, 64x192xbf16, "64x192xb16 swizzle 128">
-!slabs = !tile.shared<2, 64x64xbf16, "64x64xb16 swizzle 128">
-!slab = !tile.shared<1, 64x64xbf16, "64x64xb16 swizzle 128">
+!subtiles = !tile.shared<2, 64x64xbf16, "64x64xb16 swizzle 128">
+!subtile = !tile.shared<1, 64x64xbf16, "64x64xb16 swizzle 128">
 !load_a = !tile.map<128x64xbf16, 128>
 !load_b = !tile.map<64x192xbf16, 128>
 !store = !tile.map<64x64xbf16, 128>
@@ -37,7 +37,7 @@ builtin.module {
     %map_c = tile.tensor_map %c : (!array) -> !store
     %as = tile.alloc 0 : !a_ring
     %bs = tile.alloc 81920 : !b_ring
-    %slabs = tile.alloc 204800 : !slabs
+    %subtiles = tile.alloc 204800 : !subtiles
     %full = tile.mbarriers 221184 : !bars
     %empty = tile.mbarriers 221224 : !bars
     tile.mbarrier_init %full {count = 1 : i64} : (!bars)
@@ -123,7 +123,7 @@ builtin.module {
       }
       tile.role consumer {warps = 4 : i64, copies = 2 : i64, registers = 232 : i64} {
       ^bb0(%who: i32):
-        %slab = tile.stage %slabs[%who] : (!slabs, i32) -> !slab
+        %subtile = tile.stage %subtiles[%who] : (!subtiles, i32) -> !subtile
         %my_turn = tile.add %who, %1 : i32
         %its_turn = tile.sub %2, %who : i32
         %second = tile.eq %who, %1 : i32
@@ -184,60 +184,60 @@ builtin.module {
           %sum = tile.dot_wait 0 [%last] : (!sum) -> !acc
           tile.mbarrier_arrive %empty[%last_s] : (!bars, i32)
 
-          // 64 rows of 64 columns at a time: wait until the slab is free, fill it, send it
+          // 64 rows of 64 columns at a time: wait until the subtile is free, fill it, send it
           %x0 = tile.slice %sum {offsets = array<i64: 0, 0>} : (!acc) -> !part
           %h0 = tile.cast %x0 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h0 : (!slab, !half)
+          tile.write %subtile, %h0 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x1 = tile.slice %sum {offsets = array<i64: 0, 64>} : (!acc) -> !part
           %h1 = tile.cast %x1 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h1 : (!slab, !half)
+          tile.write %subtile, %h1 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n1] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n1] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x2 = tile.slice %sum {offsets = array<i64: 0, 128>} : (!acc) -> !part
           %h2 = tile.cast %x2 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h2 : (!slab, !half)
+          tile.write %subtile, %h2 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m, %n2] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m, %n2] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x3 = tile.slice %sum {offsets = array<i64: 64, 0>} : (!acc) -> !part
           %h3 = tile.cast %x3 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h3 : (!slab, !half)
+          tile.write %subtile, %h3 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m_low, %n] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m_low, %n] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x4 = tile.slice %sum {offsets = array<i64: 64, 64>} : (!acc) -> !part
           %h4 = tile.cast %x4 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h4 : (!slab, !half)
+          tile.write %subtile, %h4 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m_low, %n1] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m_low, %n1] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %x5 = tile.slice %sum {offsets = array<i64: 64, 128>} : (!acc) -> !part
           %h5 = tile.cast %x5 : !part to !half
           tile.bulk_wait 0 {read}
           tile.block_barrier
-          tile.write %slab, %h5 : (!slab, !half)
+          tile.write %subtile, %h5 : (!subtile, !half)
           tile.fence async_shared
           tile.block_barrier
-          tile.tma_store %map_c[%m_low, %n2] %slab : (!store, i32, i32, !slab)
+          tile.tma_store %map_c[%m_low, %n2] %subtile : (!store, i32, i32, !subtile)
           tile.bulk_commit
           %s_over, %p_over = tile.ring_next %s_end, %p_end steps %steps {stages = 5 : i64} : (i32, i32, i32) -> (i32, i32)
           scf.yield %s_over, %p_over : i32, i32

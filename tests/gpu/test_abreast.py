@@ -11,7 +11,7 @@ torch = pytest.importorskip(
 
 import tkc  # noqa: E402
 from tests.gpu import device  # noqa: E402
-from tests.passes import test_abreast as here  # noqa: E402
+from tests.passes import test_co_resident as here  # noqa: E402
 from tests.passes import test_epilogues as epilogues  # noqa: E402
 from tkc.kernels.attention import _attention  # noqa: E402
 
@@ -47,7 +47,7 @@ def _copied(x: np.ndarray):
 
 @here.OTHERS
 def test_other_kernels(kernel, programs):
-    run = on_gpu(kernel, BN=32, **dict(here.abreast(programs)))
+    run = on_gpu(kernel, BN=32, **dict(here.co_resident(programs)))
     for low, high in here.SPANS:
         for places, rows in ((5, 300), (200, 1000)):
             here.check_other(None, kernel, places, rows, low, high, run=run)
@@ -62,7 +62,7 @@ def test_what_is_added_to_scores(options):
 
 @pytest.mark.parametrize("kernel", here.APART, ids=lambda kernel: kernel.__name__)
 def test_programs_that_share_nothing(kernel):
-    here.check_apart(None, kernel, run=on_gpu(kernel, BN=32, **dict(here.abreast(3))))
+    here.check_apart(None, kernel, run=on_gpu(kernel, BN=32, **dict(here.co_resident(3))))
 
 
 @epilogues.SUM_AND_TRANSPOSE

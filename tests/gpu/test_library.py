@@ -191,7 +191,7 @@ def test_programs_that_stream_through_blocks(columns, options):
 def test_a_transpose_in_registers(rows, columns):
     x = normal(3, rows, columns)
     assert torch.equal(
-        planned(lambda: kernels.transpose(x), {"turned": True}).run(), x.transpose(1, 2)
+        planned(lambda: kernels.transpose(x), {"register_transpose": True}).run(), x.transpose(1, 2)
     )
 
 

@@ -18,7 +18,7 @@ from tests.passes.test_product_types import (
     computed,
     product,
 )
-from tests.passes.test_restage import MAJORS
+from tests.passes.test_relayout import MAJORS
 
 SHAPES = [(129, 65, 133), (384, 512, 2048)]
 EXACT, FACTOR = tkc.jit(product), tkc.jit(computed)

@@ -1,5 +1,5 @@
 """Products on a GPU whose consumers take programs in turn, whose blocks share a block of the
-output, and whose epilogues leave slab by slab: right, and the same bits every time.
+output, and whose epilogues leave subtile by subtile: right, and the same bits every time.
 """
 
 import itertools

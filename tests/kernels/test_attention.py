@@ -803,7 +803,7 @@ def test_fused_boundaries_on_a_gpu(d, causal):
         out = torch.full_like(moved[0], float("nan"))
         for _ in range(3):
             kernel[tkc.cdiv(queries, 128), 4, batch](
-                *moved, out, d**-0.5, CAUSAL=causal, D=d, BM=128, BN=128, fuse=True
+                *moved, out, d**-0.5, CAUSAL=causal, D=d, BM=128, BN=128, cross_tile_prologue=True
             )
         want = attention(q, k, v, causal=causal)[0]
         assert np.abs(out.float().cpu().numpy() - want).max() <= 0.02 * max(1, np.abs(want).max())
@@ -816,7 +816,7 @@ def test_fused_boundaries_on_a_gpu(d, causal):
     [(32, 64, 4), (64, 64, 4), (64, 128, 2), (96, 64, 3), (128, 64, 3), (128, 64, 2), (256, 64, 2)],
 )
 def test_programs_abreast_on_a_gpu(d, columns, count, causal):
-    """Teams that are whole and teams with ghosts, fewer than blocks and more; programs that see
+    """TileGroups that are whole and teams with ghosts, fewer than blocks and more; programs that see
     nothing.
     """
     torch = pytest.importorskip("torch")
@@ -843,7 +843,7 @@ def test_programs_abreast_on_a_gpu(d, columns, count, causal):
                 D=d,
                 BM=64,
                 BN=columns,
-                roles="abreast",
+                roles="co_resident",
                 programs=count,
             )
         want = attention(q, k, v, causal=causal)[0]

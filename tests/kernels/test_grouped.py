@@ -151,7 +151,7 @@ def test_ragged_groups_on_hoppers_engines(block):
     kernel = module.body.block.first_op
     assert (
         given.plan.roles == "cooperative"
-        and given.plan.queue
+        and given.plan.dynamic_schedule
         and any(isinstance(op, threads.TmaStore) for op in role(kernel, "consumer").walk())
     )
     for i, (ends, m) in enumerate(

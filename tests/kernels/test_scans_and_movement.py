@@ -16,9 +16,8 @@ BF16 = numbers((), "bfloat16").dtype
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 0), (5, 31), (2, 8191), (2, 8193), (1_500_007,)])
 def test_cumsum(shape, reverse):
-    whole = (
-        np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32)
-    )  # sums of small integers are exact
+    # sums of small integers are exact
+    whole = np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32)
     turn = (lambda x: x[..., ::-1]) if reverse else lambda x: x
     np.testing.assert_array_equal(
         kernels.cumsum(whole, reverse=reverse), turn(np.cumsum(turn(whole), -1))

@@ -11,9 +11,8 @@ from tkc import kernels  # noqa: E402
 from tkc.kernels.operator import OPERATORS  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = (
-    [pytest.mark.gpu] if DEVICE == "cuda" else []
-)  # so that `pytest -m gpu` runs them where there is one
+# so that `pytest -m gpu` runs them where there is one
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 
 
 def tensors(*shapes, dtype=torch.float32, grad=True):

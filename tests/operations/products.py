@@ -88,9 +88,8 @@ def near(x, y, c, dtype, precision) -> Near:
     eps = 2.0**-53 if dtype == F64 else 2.0**-24
     magnitude = np.abs(x) @ np.abs(y) + np.abs(c)
     rounding = {"tf32": 2.0**-10, "tf32x3": 2.0**-20}.get(precision, 0.0)
-    fp8 = (
-        2.0**-13 if dtype in (E4M3, E5M2) else 0.0
-    )  # Hopper's tensor cores keep 13 bits of an fp8 sum
+    # Hopper's tensor cores keep 13 bits of an fp8 sum
+    fp8 = 2.0**-13 if dtype in (E4M3, E5M2) else 0.0
     return Near(x @ y + c, 0, magnitude * ((k + 1) * eps + rounding + fp8))
 
 

@@ -42,19 +42,19 @@ from tkc.timing.predict import predict
 MATRIX, ROW, TABLE = array(tkc.bfloat16), array(tkc.float32, 1), array(tkc.int32, 1)
 
 
-def abreast(count: int, *others: tuple) -> tuple:
-    return (("roles", "abreast"), ("programs", count), *others)
+def co_resident(count: int, *others: tuple) -> tuple:
+    return (("roles", "co_resident"), ("programs", count), *others)
 
 
 # --------------------------------------------------------------------------------------------------
-FORMS = [Form(causal=causal, block=(64, 64), options=abreast(3)) for causal in (False, True)] + [
-    Form(32, True, (64, 32), options=abreast(4)),
-    Form(causal=True, block=(64, 64), options=abreast(2, ("num_stages", 2))),
-    Form(block=(64, 64), options=abreast(3, ("fuse", False))),
-    Form(causal=True, block=(64, 64), options=abreast(3, ("fuse", False))),
-    Form(causal=True, block=(64, 32), options=abreast(4, ("fuse", True))),
-    Form(block=(64, 64), options=abreast(3, ("left_factor", "registers"))),
-    Form(causal=True, block=(64, 64), options=abreast(2, ("epilogue", "direct"))),
+FORMS = [Form(causal=causal, block=(64, 64), options=co_resident(3)) for causal in (False, True)] + [
+    Form(32, True, (64, 32), options=co_resident(4)),
+    Form(causal=True, block=(64, 64), options=co_resident(2, ("num_stages", 2))),
+    Form(block=(64, 64), options=co_resident(3, ("cross_tile_prologue", False))),
+    Form(causal=True, block=(64, 64), options=co_resident(3, ("cross_tile_prologue", False))),
+    Form(causal=True, block=(64, 32), options=co_resident(4, ("cross_tile_prologue", True))),
+    Form(block=(64, 64), options=co_resident(3, ("left_operand", "registers"))),
+    Form(causal=True, block=(64, 64), options=co_resident(2, ("epilogue", "direct"))),
 ]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 BOTH = pytest.mark.parametrize("form", FORMS[:2], ids=["full", "causal"])
@@ -98,15 +98,15 @@ TEAMS = pytest.mark.parametrize(
 )
 
 
-def teams(kind: str, count: int):
+def tile_groups(kind: str, count: int):
     """The modules of a kernel whose programs grow, slide or are alike, and what checks them with so
     many programs.
     """
     if kind == "window":
-        return windowed(abreast(count), False)[0], lambda module, rows, **how: check_windowed(
+        return windowed(co_resident(count), False)[0], lambda module, rows, **how: check_windowed(
             module, rows, 64 * rows - 7, 70, **how
         )
-    form = Form(64, kind == "causal", (64, 64), options=abreast(count))
+    form = Form(64, kind == "causal", (64, 64), options=co_resident(count))
     return compiled(form)[0], lambda module, rows, **how: check(
         module, form, 64 * rows - 7, 64 * rows - 7, **how
     )
@@ -135,7 +135,7 @@ def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
     """Where programs grow along axis 0, as masks let them, teams end with it, and who is missing is
     missing from the first. Each program runs once.
     """
-    modules, checked = teams(kind, count)
+    modules, checked = tile_groups(kind, count)
     checked(modules["schedule-programs"], rows)
     number = -(-rows // count)
     missing, order = (
@@ -152,7 +152,7 @@ def test_the_longest_programs_are_not_alone(kind, count, rows, ran):
 @TEAMS
 def test_teams_with_ghosts(kind, count):
     """Of every number: in the simulator at each level, in every order of threads, and as text."""
-    modules, checked = teams(kind, count)
+    modules, checked = tile_groups(kind, count)
     for module in without_threads(modules):
         checked(module, count + 1)
     for rows in range(1, 2 * count + 1):
@@ -167,7 +167,7 @@ def test_the_roles(form):
     producer, consumer = (role(module, name) for name in ("producer", "consumer"))
     outer, *inner = plan.rings
     assert (
-        plan.queue
+        plan.dynamic_schedule
         and plan.warps == 4
         and consumer.instances == plan.programs == kernel_of(module).integer("members", 1)
         and outer in (plan.programs, 2 * plan.programs)
@@ -192,12 +192,12 @@ def test_the_first_dot_of_the_next_program_is_under_way_when_results_leave():
     before it, results leave behind the branch, and the next program begins with its dot.
     """
     form, apart = (
-        Form(causal=True, block=(64, 64), options=abreast(3, *others))
-        for others in ((), (("fuse", False),))
+        Form(causal=True, block=(64, 64), options=co_resident(3, *others))
+        for others in ((), (("cross_tile_prologue", False),))
     )
     assert (
-        compiled(form)[1].plan.fuse
-        and not compiled(apart)[1].plan.fuse
+        compiled(form)[1].plan.cross_tile_prologue
+        and not compiled(apart)[1].plan.cross_tile_prologue
         and not any("not fused" in line for line in compiled(form)[1].decisions)
     )
     dots, stores = (
@@ -219,8 +219,8 @@ def test_a_ring_too_short_for_what_is_passed_over(stages):
     """Programs of 64 rows and 16 columns: others' blocks behind its own are up to eight, and who
     waited for those with the last stage in hand would wait for ever.
     """
-    form = Form(64, True, (64, 16), options=abreast(3, ("fuse", True), ("num_stages", stages)))
-    assert compiled(form)[1].plan.fuse and min(compiled(form)[1].plan.rings) == stages
+    form = Form(64, True, (64, 16), options=co_resident(3, ("cross_tile_prologue", True), ("num_stages", stages)))
+    assert compiled(form)[1].plan.cross_tile_prologue and min(compiled(form)[1].plan.rings) == stages
     for seed, (queries, keys, heads) in enumerate(
         ((300, 300, 2), (500, 130, 1), (130, 500, 2), (64, 64, 3), (700, 40, 1))
     ):
@@ -249,7 +249,7 @@ def test_stages_of_their_own_are_given_back_early():
         ]
         return ["inside" if op.parent is not loop else "outside" for op in arrive]
 
-    single, double = (Form(block=(64, 64), options=abreast(3, ("num_stages", n))) for n in (2, 4))
+    single, double = (Form(block=(64, 64), options=co_resident(3, ("num_stages", n))) for n in (2, 4))
     assert compiled(single)[1].plan.rings[0] == 3 and compiled(double)[1].plan.rings[0] == 6
     assert set(released(single)) == {"inside"} and released(double) == ["outside"]
 
@@ -265,9 +265,9 @@ def test_every_text_parses_back(form):
     "form",
     [
         *FORMS,
-        Form(128, True, (64, 64), options=abreast(3)),
-        Form(128, True, (64, 64), options=abreast(2)),
-        Form(128, False, (64, 96), options=abreast(2)),
+        Form(128, True, (64, 64), options=co_resident(3)),
+        Form(128, True, (64, 64), options=co_resident(2)),
+        Form(128, False, (64, 96), options=co_resident(2)),
     ],
     ids=lambda f: f.name,
 )
@@ -347,12 +347,12 @@ def test_attention_of_the_library(options, programs, fuse, monkeypatch):
             BM=64,
             BN=64,
             programs=programs,
-            **({} if fuse is None else dict(fuse=fuse)),
+            **({} if fuse is None else dict(cross_tile_prologue=fuse)),
         )
         _attention[-(-queries // 64), 2, 1](*args, **named)
         near((out, sums), attention_in_float64(q, k, v, **options), "bfloat16")
     assert any(
-        "abreast" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
+        "co_resident" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
     )
 
 
@@ -398,7 +398,7 @@ def test_ragged_batches(options, monkeypatch):
             "bfloat16",
         )
     assert any(
-        "abreast" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
+        "co_resident" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
     )
 
 
@@ -461,7 +461,7 @@ SPANS = (0, 64), (40, 96), (130, 160), (32, 32), (96, 40), (33, 200)
 def other(kernel, programs: int, **options):
     return stages.compiled(
         traced(kernel, *ARGUMENTS[kernel], i32(), i32(), BN=32),
-        **dict(abreast(programs)),
+        **dict(co_resident(programs)),
         **options,
     )
 
@@ -525,7 +525,7 @@ OTHERS = pytest.mark.parametrize(
 @OTHERS
 def test_other_kernels(kernel, programs):
     modules, given = other(kernel, programs)
-    assert is_forced(abreast(programs), given), given.decisions
+    assert is_forced(co_resident(programs), given), given.decisions
     for module in distinct(modules):
         parses_back(module)
     for module in without_threads(modules):
@@ -549,7 +549,7 @@ def test_others_assemble_clean(kernel, programs):
 def test_a_cluster_is_not_taken_for_a_team():
     given = other(moments, 3, cluster=(1, 2))[1]
     assert (
-        given.plan.roles == "abreast"
+        given.plan.roles == "co_resident"
         and given.plan.cluster == (1, 1)
         and is_refused("cluster", (1, 2), given)
     )
@@ -573,7 +573,7 @@ def scored(q, k, v, w, o, high, BN: tkc.constexpr):
 
 
 SCORED = pytest.mark.parametrize(
-    "options", [abreast(3), abreast(2, ("num_stages", 2)), (("roles", "cooperative"),)], ids=str
+    "options", [co_resident(3), co_resident(2, ("num_stages", 2)), (("roles", "cooperative"),)], ids=str
 )
 SCORES = (5, 130, 40), (4, 700, 300), (7, 70, 33)
 
@@ -665,7 +665,7 @@ SLIDING = (
 
 
 @pytest.mark.parametrize(
-    "options", [abreast(3), abreast(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str
+    "options", [co_resident(3), co_resident(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str
 )
 @pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
 def test_a_window(options, wide):
@@ -688,11 +688,11 @@ def test_a_window(options, wide):
 
 @pytest.mark.parametrize(
     "options, posted",
-    [(abreast(3), 5), (abreast(2, ("num_stages", 4)), 5), ((("roles", "cooperative"),), 3)],
+    [(co_resident(3), 5), (co_resident(2, ("num_stages", 4)), 5), ((("roles", "cooperative"),), 3)],
     ids=str,
 )
 def test_where_a_team_begins_and_ends_is_posted(options, posted):
-    """With the program's number and place, which is all where there is no team. What the others'
+    """With the program's number and place, which is all where there is no tile_group. What the others'
     bounds are nobody works out for himself: their least and greatest take three operations for each
     of them.
     """
@@ -701,7 +701,7 @@ def test_where_a_team_begins_and_ends_is_posted(options, posted):
         op for op in consumer.body.block.ops if op.name == "scf.while"
     ).after_region.block.ops
     assert (
-        count(consumer, threads.Fetch) == posted and sum(op.name == "tile.max" for op in top) <= 2
+        count(consumer, threads.BroadcastLoad) == posted and sum(op.name == "tile.max" for op in top) <= 2
     )
 
 
@@ -709,8 +709,8 @@ def test_where_a_team_begins_and_ends_is_posted(options, posted):
 def test_what_is_not_posted_everyone_works_out(most, monkeypatch):
     """Where a team ends alone, or neither that nor where it begins."""
     monkeypatch.setattr("tkc.passes.warpgroups.claims.MOST", most)
-    modules, _ = windowed.__wrapped__(abreast(3), False)
-    assert count(role(modules[LAST], "consumer"), threads.Fetch) == 3 + most
+    modules, _ = windowed.__wrapped__(co_resident(3), False)
+    assert count(role(modules[LAST], "consumer"), threads.BroadcastLoad) == 3 + most
     for number, shape in enumerate(SLIDING[:4]):
         check_windowed(modules[LAST], *shape, seed=number, resident=1 + number % 3)
 
@@ -733,7 +733,7 @@ def from_the_diagonal(q, k, v, o, BN: tkc.constexpr):
 
 
 @pytest.mark.parametrize(
-    "options", [abreast(2), abreast(3), abreast(2, ("num_stages", 2))], ids=str
+    "options", [co_resident(2), co_resident(3), co_resident(2, ("num_stages", 2))], ids=str
 )
 def test_loops_from_the_diagonal_on(options):
     modules, made = stages.compiled(
@@ -849,12 +849,12 @@ def check_apart(module, kernel, run=run, **how) -> None:
 )
 def test_programs_that_share_nothing(kernel, reason):
     modules, given = stages.compiled(
-        traced(kernel, *ARGUMENTS[sums], i32(), i32(), BN=32), **dict(abreast(3))
+        traced(kernel, *ARGUMENTS[sums], i32(), i32(), BN=32), **dict(co_resident(3))
     )
     assert (
         given.plan.roles == "cooperative"
-        and all(is_refused(*option, given) for option in abreast(3))
-        and all(reason in line for line in given.decisions if "'abreast' is not used" in line)
+        and all(is_refused(*option, given) for option in co_resident(3))
+        and all(reason in line for line in given.decisions if "'co-resident' is not used" in line)
     ), given.decisions
     check_apart(modules[LAST], kernel, seed=1)
 
@@ -868,7 +868,7 @@ def test_programs_that_share_nothing(kernel, reason):
             "128 rows are not one warpgroup's",
         ),
         (
-            Form(block=(64, 64), options=(("programs", 3), ("queue", False))),
+            Form(block=(64, 64), options=(("programs", 3), ("dynamic_schedule", False))),
             ["programs"],
             "dealt out, as asked",
         ),
@@ -877,7 +877,7 @@ def test_programs_that_share_nothing(kernel, reason):
             ["programs"],
             "8 compute warps, as asked",
         ),
-        (Form(block=(64, 64), options=abreast(1)), ["roles"], "nobody beside it"),
+        (Form(block=(64, 64), options=co_resident(1)), ["roles"], "nobody beside it"),
         (
             Form(block=(64, 64), options=(("programs", 3), ("rotate", False))),
             ["programs"],
@@ -912,18 +912,18 @@ def test_what_cannot_be_had_is_said_once(form, said, reason):
         (Form(64, True, (64, 64)), 4, ""),
         (Form(64, True, (64, 128)), 2, ""),
         (Form(128, True, (64, 64), options=(("programs", 4),)), 3, "do not fit 112"),
-        (Form(256, block=(64, 64), options=abreast(3)), 2, "do not fit 160"),
-        (Form(block=(64, 64), options=abreast(5)), 4, "no registers for 5 warpgroups"),
+        (Form(256, block=(64, 64), options=co_resident(3)), 2, "do not fit 160"),
+        (Form(block=(64, 64), options=co_resident(5)), 4, "no registers for 5 warpgroups"),
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_as_many_as_there_are_registers_for(form, count, reason):
     """Unasked where loops walk over more or less with the program, as a causal mask's do; asked for
-    four, three stand abreast where registers hold no more.
+    four, three stand co-resident where registers hold no more.
     """
     made = compiled(form)[1]
     assert (
-        made.plan.roles == "abreast"
+        made.plan.roles == "co_resident"
         and made.plan.programs == count
         and (
             not reason
@@ -937,7 +937,7 @@ def test_as_many_as_there_are_registers_for(form, count, reason):
 
 @pytest.mark.parametrize(
     "options",
-    [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("queue", False),)],
+    [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("dynamic_schedule", False),)],
     ids=str,
 )
 def test_who_asks_for_something_else_gets_it(options):
@@ -952,7 +952,7 @@ def test_who_asks_for_something_else_gets_it(options):
         Form(block=(64, 64)),
         Form(causal=True, block=(128, 64)),
         Form(causal=True, block=(64, 64), options=(("num_warps", 4),)),
-        Form(causal=True, block=(64, 64), options=(("queue", False),)),
+        Form(causal=True, block=(64, 64), options=(("dynamic_schedule", False),)),
     ],
     ids=lambda f: f.name,
 )
@@ -998,7 +998,7 @@ PASSED = {
     # for
     # and given back
 }
-OTHERS_SLAB = {"stage: stage unnamed in consumer"}  # each of two consumers has the other's slab
+OTHERS_SLAB = {"stage: stage unnamed in consumer"}  # each of two consumers has the other's subtile
 OVERLAPPING = {
     "drop: block_barrier in consumer"
 }  # arrays of one type might overlap: what is loaded is so before anything is stored. These do not
@@ -1009,7 +1009,7 @@ def test_every_mutant_of_the_rings_is_found():
     between, tests/passes/test_roles_attention.py has every mutant.)
     """
     form, known = (
-        Form(causal=True, block=(64, 64), options=abreast(2, ("num_stages", 2))),
+        Form(causal=True, block=(64, 64), options=co_resident(2, ("num_stages", 2))),
         RELEASED | CLAIMS | SIDE_BY_SIDE | PASSED,
     )
     chosen = [

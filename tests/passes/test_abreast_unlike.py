@@ -29,8 +29,8 @@ def behind_the_dot(q, k, v, o, high, D: tkc.constexpr, BN: tkc.constexpr):
     [
         (128, {}),
         (64, dict(programs=3)),
-        (64, dict(roles="abreast", programs=2, fuse=True)),
-        (64, dict(roles="abreast", programs=3, fuse=False)),
+        (64, dict(roles="co_resident", programs=2, cross_tile_prologue=True)),
+        (64, dict(roles="co_resident", programs=3, cross_tile_prologue=False)),
     ],
     ids=str,
 )
@@ -78,7 +78,7 @@ def in_place(q, k, v, t, o, high, BN: tkc.constexpr):
     [
         {},
         dict(programs=3),
-        dict(roles="abreast", programs=3, fuse=False),
+        dict(roles="co_resident", programs=3, cross_tile_prologue=False),
         dict(roles="cooperative"),
     ],
     ids=str,

@@ -77,7 +77,7 @@ def test_programs_are_claimed_late_and_told_briefly():
     """Behind the program's loop, before it waits for the last stage; the consumers hear its number
     and place, and fetch them before results leave.
     """
-    module = last(Form(128, True, options=(("fuse", False),)))
+    module = last(Form(128, True, options=(("cross_tile_prologue", False),)))
     producer, consumer = role(module, "producer"), role(module, "consumer")
     claims = [op for op in producer.walk() if isinstance(op, threads.NextProgram)]
     branch = claims[0].parent_op()
@@ -87,8 +87,8 @@ def test_programs_are_claimed_late_and_told_briefly():
         [type(op) for op in region.block.ops if isinstance(op, kinds)] for region in branch.regions
     )
     assert loads == [threads.TmaLoad, *kinds] and nothing == [*kinds[1:3]]
-    assert count(producer, threads.Post) == 2 * count(consumer, threads.Fetch) == 2 * 4
-    fetch = next(op for op in consumer.walk() if isinstance(op, threads.Fetch))
+    assert count(producer, threads.BroadcastStore) == 2 * count(consumer, threads.BroadcastLoad) == 2 * 4
+    fetch = next(op for op in consumer.walk() if isinstance(op, threads.BroadcastLoad))
     ops = list(fetch.parent.ops)
     assert not any(isinstance(op, shared.Write) for op in ops[: ops.index(fetch)]) and any(
         isinstance(op, shared.Write) for op in ops[ops.index(fetch) :]

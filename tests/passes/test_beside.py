@@ -136,7 +136,7 @@ FORMS = [
         Form(block=(128, 128, 32), options=(("num_stages", 3), ("cluster", pair)))
         for pair in ((2, 1), (1, 2), (2, 2))
     ),
-    Form(early, flag=tkc.int32, options=(("num_stages", 3), ("queue", True))),
+    Form(early, flag=tkc.int32, options=(("num_stages", 3), ("dynamic_schedule", True))),
     Form(summed, flag=tkc.int32, options=(("num_stages", 3), ("serpentine", True))),
 ]
 SMALL = {
@@ -272,7 +272,7 @@ def test_who_loads_what(form):
         == Counter(
             {
                 "tma": 2 + copied,
-                "posted": posted,
+                "broadcast": posted,
                 "registers": len(plan.loads) - 2 - copied - posted,
             }
         )
@@ -288,8 +288,8 @@ def test_who_loads_what(form):
         and count(consumer, shared.Read) == copied * parts
     )
     numbers = [
-        [op for op in r.walk() if isinstance(op, kind) and op.box.owner.ring.name_hint == "posted"]
-        for r, kind in ((producer, threads.Post), (consumer, threads.Fetch))
+        [op for op in r.walk() if isinstance(op, kind) and op.box.owner.ring.name_hint == "broadcast"]
+        for r, kind in ((producer, threads.BroadcastStore), (consumer, threads.BroadcastLoad))
     ]
     assert [len(found) for found in numbers] == [posted, posted]
     assert all(
@@ -309,7 +309,7 @@ EQUIVALENT = {"rows": RELEASED, "number": RELEASED, "early": RELEASED} | dict.fr
 
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_every_mutant_is_found(name):
-    """One block takes three programs, so that slabs and stages are used again; of two that have
+    """One block takes three programs, so that subtiles and stages are used again; of two that have
     turns each.
     """
     form = SMALL[name]
@@ -443,7 +443,7 @@ def side_by_side(x, y, rows, flags, c, BM: tkc.constexpr, BN: tkc.constexpr, BK:
     tkc.store(c, (m, 0), acc.to(c.dtype))
 
 
-@pytest.mark.parametrize("options", [(("programs", 3),), (("roles", "abreast"),)], ids=str)
+@pytest.mark.parametrize("options", [(("programs", 3),), (("roles", "co_resident"),)], ids=str)
 def test_side_by_side_each_program_has_its_own(options):
     BM, BN, BK, m, steps = 64, 64, 32, 300, 3
     modules, given = stages.compiled(
@@ -460,10 +460,10 @@ def test_side_by_side_each_program_has_its_own(options):
         ),
         **dict(options),
     )
-    assert given.plan.roles == "abreast" and Counter(load.path for load in given.plan.loads) == {
+    assert given.plan.roles == "co_resident" and Counter(load.path for load in given.plan.loads) == {
         "tma": 2,
         "registers": 2,
-        "posted": 1,
+        "broadcast": 1,
     }
     x, y = (
         integers(m, BK, dtype=tkc.bfloat16, seed=0),
@@ -760,7 +760,7 @@ def test_what_a_branch_looks_at(where, depth):
         and any(isinstance(inner, threads.TmaLoad) for inner in op.body.block.ops)
     )
     assert sum(isinstance(op, threads.MbarrierExpect) for op in loop.body.block.ops) == 1 and sum(
-        load.path == "posted" for load in given.plan.loads
+        load.path == "broadcast" for load in given.plan.loads
     ) == (where != "place")
     x, y, rows, flags = (
         integers(m, k, dtype=tkc.bfloat16, seed=0),

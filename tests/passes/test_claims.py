@@ -69,13 +69,13 @@ SHAPES = (8, 8), (64, 64), (72, 200), (264, 136), (328, 64)
 def test_it_is_planned():
     modules, given = compiled()
     assert (
-        given.plan.queue
+        given.plan.dynamic_schedule
         and given.plan.roles == "cooperative"
         and any("claim" in d for d in given.decisions)
     )
     producer, consumer = (role(modules[LAST], name) for name in ("producer", "consumer"))
     assert count(producer, threads.NextProgram) == 1 and not count(consumer, threads.NextProgram)
-    assert count(producer, threads.Post) == count(consumer, threads.Fetch) >= 3, (
+    assert count(producer, threads.BroadcastStore) == count(consumer, threads.BroadcastLoad) >= 3, (
         "the number and the two ids"
     )
 
@@ -137,8 +137,8 @@ def test_what_is_foreseen(number, posted):
     modules, given = stages.compiled(
         traced(looking, *arrays, table, i32(), BM=64, BN=64, BK=64, N=number), cluster=(1, 1)
     )
-    assert given.plan.queue and given.plan.roles == "cooperative"
-    assert count(role(modules[LAST], "producer"), threads.Post) == posted
+    assert given.plan.dynamic_schedule and given.plan.roles == "cooperative"
+    assert count(role(modules[LAST], "producer"), threads.BroadcastStore) == posted
     rng = np.random.default_rng(number)
     a, b, s, c = (
         rng.integers(-3, 4, (200, 200)).astype(BF16),
@@ -228,7 +228,7 @@ def _barriers_of_claims(module) -> set[str]:
     """How the text names the two barriers of the claims: the wait before the posts, the arrival
     after them.
     """
-    posts = [op for op in module.walk() if isinstance(op, threads.Post)]
+    posts = [op for op in module.walk() if isinstance(op, threads.BroadcastStore)]
     before, after = posts[0].prev_op, posts[-1].next_op
     while not isinstance(before, threads.MbarrierWait):
         before = before.prev_op

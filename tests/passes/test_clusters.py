@@ -369,8 +369,8 @@ DRAIN = {
     for n in (2, 3)
 } | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
 SWAPPED = {
-    f"stage: stage {slab} in consumer" for slab in ("ring", "unnamed", "unnamed 2")
-}  # each of two consumers has the other's slab
+    f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")
+}  # each of two consumers has the other's subtile
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_every_mutant_is_found(form):
     (BM, BN, BK), programs = (
         form.block,
         7 * form.cluster[0],
-    )  # three each in ping-pong, and one more; enough to write to a slab that has left
+    )  # three each in ping-pong, and one more; enough to write to a subtile that has left
     number, missed = survivors(
         mutants(last(form)),
         *(

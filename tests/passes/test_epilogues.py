@@ -229,7 +229,7 @@ def test_what_the_text_computes(plan, epilogue):
 
 @pytest.mark.parametrize("plan", PLANS)
 @EVERY
-def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan):
+def test_results_leave_by_the_copy_engine_and_loads_slab_by_subtile(epilogue, plan):
     block, options = PLANS[plan]
     modules, given = compiled(block, epilogue, tuple(options.items()))
     consumer = role(modules[LAST], "consumer")
@@ -239,9 +239,9 @@ def test_results_leave_by_the_copy_engine_and_loads_slab_by_slab(epilogue, plan)
     )
     if "columns" in epilogue:
         return  # a tile that is reduced is whole
-    slab = given.plan.columns
+    subtile = given.plan.columns
     assert all(
-        max(op.result.type.extents) <= max(slab, 64 * given.plan.warps // 4)
+        max(op.result.type.extents) <= max(subtile, 64 * given.plan.warps // 4)
         for op in consumer.walk()
         if isinstance(op, tile.Load) and isinstance(op.result.type, tile.TileType)
     )
@@ -370,8 +370,8 @@ def check_stored_again(module, apart: int, shift: int = 0, run=run, **how) -> No
     [
         dict(num_warps=4, roles="cooperative"),
         dict(roles="pingpong"),
-        dict(num_warps=4, roles="cooperative", slabs=1, store_columns=16),
-        dict(num_warps=4, roles="cooperative", slabs=4, store_columns=16),
+        dict(num_warps=4, roles="cooperative", subtiles=1, store_columns=16),
+        dict(num_warps=4, roles="cooperative", subtiles=4, store_columns=16),
     ],
     ids=str,
 )

@@ -36,7 +36,7 @@ from tkc.passes.plan import keywords
 
 ROOT = Path(__file__).resolve().parents[2]
 REGISTERS, SWAPPED, DIRECT, ONE = (
-    ("left_factor", "registers"),
+    ("left_operand", "registers"),
     ("swap_dots", True),
     ("epilogue", "direct"),
     ("roles", "one"),
@@ -78,12 +78,12 @@ FORMS = [
     Form(
         (64, 128, 32),
         epilogue="bias",
-        options=(("epilogue", "tma"), ("store_columns", 32), ("slabs", 1)),
+        options=(("epilogue", "tma"), ("store_columns", 32), ("subtiles", 1)),
     ),
-    Form((128, 64, 32), options=(("store_columns", 16), ("slabs", 4))),
-    Form((64, 64, 32), options=(("queue", True),)),
-    Form((128, 128, 64), options=(("queue", True), ("num_stages", 3))),
-    Form((64, 64, 32), options=(("queue", False), ("left_factor", "shared"))),
+    Form((128, 64, 32), options=(("store_columns", 16), ("subtiles", 4))),
+    Form((64, 64, 32), options=(("dynamic_schedule", True),)),
+    Form((128, 128, 64), options=(("dynamic_schedule", True), ("num_stages", 3))),
+    Form((64, 64, 32), options=(("dynamic_schedule", False), ("left_operand", "shared"))),
     Form((64, 64, 32), options=(ONE, ("split_warps", (1, 4)))),
     Form((64, 128, 32), "tt", options=(ONE, ("split_warps", (4, 2)))),
     Form((64, 64, 32), epilogue="bias", options=(("split_warps", (2, 2)),)),
@@ -122,7 +122,7 @@ def test_it_assembles_clean(form):
 
 
 def test_where_things_are():
-    """A left factor in registers is read from the ring by matrices, a transpose has no slab, and
+    """A left factor in registers is read from the ring by matrices, a transpose has no subtile, and
     stores from registers take as many columns as asked.
     """
     held, plain = (
@@ -218,9 +218,9 @@ def test_other_element_types(case):
 ATTENTION = [
     test_roles_attention.Form(block=(64, 64), options=(REGISTERS,)),
     test_roles_attention.Form(64, True, (128, 64), options=(REGISTERS, STAGES)),
-    test_roles_attention.Form(64, True, (64, 64), options=(("queue", False),)),
-    test_roles_attention.Form(block=(64, 64), options=(DIRECT, ("left_factor", "shared"))),
-    test_roles_attention.Form(block=(64, 64), options=(ONE, ("left_factor", "shared"))),
+    test_roles_attention.Form(64, True, (64, 64), options=(("dynamic_schedule", False),)),
+    test_roles_attention.Form(block=(64, 64), options=(DIRECT, ("left_operand", "shared"))),
+    test_roles_attention.Form(block=(64, 64), options=(ONE, ("left_operand", "shared"))),
     test_roles_attention.Form(block=(64, 64), options=(ONE, ("split_warps", (2, 2)))),
 ]
 
@@ -287,13 +287,13 @@ def test_several_sums(form):
         (Form((128, 96, 64), options=(SWAPPED,)), "96x128x64 is not made of wgmma's 64"),
         (Form((64, 64, 32), options=(ONE, SWAPPED)), "mma.sync takes either factor as it is"),
         (Form((256, 128, 64), options=(REGISTERS,)), "do not fit 240"),
-        (Form((64, 64, 32), options=(ONE, ("left_factor", "shared"))), "no loop reads again"),
+        (Form((64, 64, 32), options=(ONE, ("left_operand", "shared"))), "no loop reads again"),
         (Form((16, 64, 64), options=(("epilogue", "tma"),)), "lies as its sum does"),
         (Form((64, 64, 32), options=(ONE, ("epilogue", "tma"))), "one role stores"),
-        (Form((64, 64, 32), options=(DIRECT, ("slabs", 2))), "stored from registers"),
-        (Form((64, 64, 32), options=(("slabs", 3),)), "no multiple of so many"),
+        (Form((64, 64, 32), options=(DIRECT, ("subtiles", 2))), "stored from registers"),
+        (Form((64, 64, 32), options=(("subtiles", 3),)), "no multiple of so many"),
         (
-            Form((128, 128, 64), options=(("store_columns", 16), ("slabs", 64))),
+            Form((128, 128, 64), options=(("store_columns", 16), ("subtiles", 64))),
             "no multiple|two stages",
         ),
         (Form((64, 64, 32), options=(("store_columns", 8),)), "16 columns wide or more"),
@@ -303,13 +303,13 @@ def test_several_sums(form):
             "there is room for 32",
         ),
         (
-            Form((64, 64, 32), options=(("roles", "pingpong"), ("queue", True))),
+            Form((64, 64, 32), options=(("roles", "pingpong"), ("dynamic_schedule", True))),
             "programs of their own",
         ),
         (
             Form(
                 (128, 128, 64),
-                options=(("cluster", (2, 1)), ("roles", "cooperative"), ("queue", True)),
+                options=(("cluster", (2, 1)), ("roles", "cooperative"), ("dynamic_schedule", True)),
             ),
             "blocks share",
         ),
@@ -346,10 +346,10 @@ def test_attention_is_no_transpose():
     assert is_refused(*SWAPPED, made) and not any(dot.swap for dot in made.plan.dots)
 
 
-def test_stages_beside_slabs():
+def test_stages_beside_subtiles():
     """What is asked of both, and does not fit, is an error as ever."""
     with pytest.raises(tkc.CompileError, match="num_stages = 7 does not fit"):
-        compiled(Form((128, 128, 64), options=(("num_stages", 7), ("slabs", 4))))
+        compiled(Form((128, 128, 64), options=(("num_stages", 7), ("subtiles", 4))))
 
 
 def test_a_computed_factor_stays_in_registers():
@@ -366,8 +366,8 @@ def test_a_computed_factor_stays_in_registers():
     def made(**options):
         return stages.compiled(traced(doubled, *(array(tkc.bfloat16) for _ in "abc")), **options)[1]
 
-    assert is_refused("left_factor", "shared", made(left_factor="shared")) and is_forced(
-        [REGISTERS], made(left_factor="registers")
+    assert is_refused("left_operand", "shared", made(left_operand="shared")) and is_forced(
+        [REGISTERS], made(left_operand="registers")
     )
     turned = made(swap_dots=True)
     assert is_refused(*SWAPPED, turned) and any(
@@ -378,7 +378,7 @@ def test_a_computed_factor_stays_in_registers():
 
 # --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "options", [dict(queue=False, num_stages=2), dict(prefetch=False)], ids=str
+    "options", [dict(dynamic_schedule=False, num_stages=2), dict(prefetch=False)], ids=str
 )
 def test_rows_are_dealt_out_and_read_late(options):
     kernel, given, constants = many(PERSISTENT["short softmax"](), 5)
@@ -408,13 +408,13 @@ def test_rows_are_dealt_out_and_read_late(options):
 def test_options_of_dots_are_not_of_rows():
     kernel, given, constants = many(PERSISTENT["norm"](), 2)
     made = plan_of(
-        kernel, *given, **constants, left_factor="registers", slabs=2, split_warps=(1, 2)
+        kernel, *given, **constants, left_operand="registers", subtiles=2, split_warps=(1, 2)
     )[1]
-    for name in "left_factor", "slabs", "split_warps":
+    for name in "left_operand", "subtiles", "split_warps":
         assert (
             sum(f"{name} = " in line and "there are no dots" in line for line in made.decisions)
             == 1
-            or name == "left_factor"
+            or name == "left_operand"
         )
 
 

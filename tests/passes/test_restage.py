@@ -25,7 +25,7 @@ from tkc.ir.target import target
 from tkc.ir.text import parse, show
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument
-from tkc.passes.layouts import restage
+from tkc.passes.layouts import relayout
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import dataflow, level4
 from tkc.sim.mutants import mutated, places
@@ -52,12 +52,12 @@ def test_layouts(extents, k, dense, turn):
     """Every element once; matrices where N is dense; K in fours (sixteens where it is dense) behind
     the views, and nothing crosses threads.
     """
-    assert restage.fits(extents, k, dense)
-    read = restage.read_layout(extents, k, dense, turn)
+    assert relayout.fits(extents, k, dense)
+    read = relayout.read_layout(extents, k, dense, turn)
     at = read.table().reshape(-1, 2)
     assert (
         len(at) == len(np.unique(at, axis=0)) == extents[0] * extents[1]
-        and read.num_warps == restage.WARPS
+        and read.num_warps == relayout.WARPS
     )
     order = permuted_k(extents[k]) if turn else range(extents[k])
     slot = np.argsort(order)
@@ -72,7 +72,7 @@ def test_layouts(extents, k, dense, turn):
         moved = read.table().copy()
         moved[..., k] = slot[moved[..., k]]
         assert (seen.table() == moved).all()
-    written = restage.written_layout(seen, k)
+    written = relayout.written_layout(seen, k)
     assert movement(seen, written) in ("none", "registers") and written.vector(k, 16) >= (
         16 if dense == k else 4
     )
@@ -116,7 +116,7 @@ EVERY = pytest.mark.parametrize("case", MAJORS, ids=lambda c: c.name)
 @EVERY
 def test_products_at_every_level(case):
     (BM, BN, BK), (modules, given) = case.block, compiled(case)
-    assert given.plan.roles == "cooperative" and "restaged" in (
+    assert given.plan.roles == "cooperative" and "relaid" in (
         given.plan.dots[0].a,
         given.plan.dots[0].b,
     ), given.decisions
@@ -348,7 +348,7 @@ def test_attention(form):
     assert (
         given.plan.rotate
         and given.plan.dots[1].permuted
-        and (given.plan.dots[1].a, given.plan.dots[1].b) == ("registers", "restaged")
+        and (given.plan.dots[1].a, given.plan.dots[1].b) == ("registers", "relaid")
     )
     assert not any("between lanes" in line or "between warps" in line for line in given.decisions)
     for name in ("select-layouts", "pipeline-async-copies"):

@@ -333,7 +333,7 @@ def test_the_roles(form):
     assert {op.to is not None for op in producer.walk() if isinstance(op, threads.TmaLoad)} >= {
         shares
     } and shares == (plan.cluster == (2, 1))
-    # the output: 16-bit tiles leave by the copy engine, in slabs of 64 rows a warpgroup and as many
+    # the output: 16-bit tiles leave by the copy engine, in subtiles of 64 rows a warpgroup and as many
     # columns as a swizzle is wide
     outs = (form.out is not tkc.float32) + ("second" in form.epilogue)
     width = next(
@@ -415,8 +415,8 @@ DRAIN = {
     for n in (2, 3)
 } | {f"{change}: ring_next empty in producer, 2" for change in ("parity stays", "stages + 1")}
 SWAPPED = {
-    f"stage: stage {slab} in consumer" for slab in ("ring", "unnamed", "unnamed 2")
-}  # each of two consumers has the other's slab
+    f"stage: stage {subtile} in consumer" for subtile in ("ring", "unnamed", "unnamed 2")
+}  # each of two consumers has the other's subtile
 EQUIVALENT = {
     "alone": RELEASED,
     "cluster": RELEASED | DRAIN,
@@ -428,9 +428,8 @@ EQUIVALENT = {
 @pytest.mark.parametrize(("name", "form"), SMALL.items(), ids=SMALL.keys())
 def test_every_mutant_is_found(name, form):
     BM, BN, BK = form.block
-    programs = (
-        7 * compiled(form)[1].plan.cluster[0] if "ping" in name else 3
-    )  # three each, and one more
+    # three each, and one more
+    programs = 7 * compiled(form)[1].plan.cluster[0] if "ping" in name else 3
     number, missed = survivors(
         mutants(last(form)),
         *(

@@ -243,7 +243,7 @@ STREAM = {
 
 @pytest.mark.parametrize(
     "options, known",
-    [((), RELEASED | IMPLIED), ((("fuse", True),), RELEASED | IMPLIED | FRESH | STREAM)],
+    [((), RELEASED | IMPLIED), ((("cross_tile_prologue", True),), RELEASED | IMPLIED | FRESH | STREAM)],
     ids=["", "fused"],
 )
 def test_every_mutant_is_found(options, known):
@@ -297,11 +297,11 @@ def test_three_and_four_warpgroups(form):
 
 # --------------------------------------------------------------------------------------------------
 FUSED = [
-    Form(causal=c, block=(64, 64), options=(("roles", "cooperative"), ("fuse", True)))
+    Form(causal=c, block=(64, 64), options=(("roles", "cooperative"), ("cross_tile_prologue", True)))
     for c in (False, True)
 ] + [
-    Form(128, True, options=(("fuse", True),)),
-    Form(32, block=(192, 64), options=(("fuse", True),)),
+    Form(128, True, options=(("cross_tile_prologue", True),)),
+    Form(32, block=(192, 64), options=(("cross_tile_prologue", True),)),
 ]
 
 
@@ -320,7 +320,7 @@ def test_fused_boundaries(form):
         for kind in (threads.DotWait, threads.TmaStore)
     )
     assert (
-        given.plan.fuse
+        given.plan.cross_tile_prologue
         and waited < body.index(branch) < sent
         and isinstance(loop.prev_op, threads.DotCommit)
         and isinstance(branch.results[-1].type, PendingType)
@@ -348,7 +348,7 @@ def test_fused_boundaries(form):
         kinds = [
             type(op)
             for op in region.block.ops
-            if isinstance(op, (threads.NextProgram, threads.Post, threads.TmaLoad))
+            if isinstance(op, (threads.NextProgram, threads.BroadcastStore, threads.TmaLoad))
         ]
         assert kinds[0] is threads.NextProgram and kinds[
             -3 if region.block.parent_op().true_region is region else -2 :
@@ -375,11 +375,11 @@ def test_boundaries_that_cannot_be_fused():
     )
     plan = planning.plan(
         traced(attention, *(array,) * 4, f32(), CAUSAL=False, D=256, BM=128, BN=64),
-        context("sm_90a", fuse=True),
+        context("sm_90a", cross_tile_prologue=True),
     )
     assert (
         plan.rings[0] == 1
-        and not plan.fuse
+        and not plan.cross_tile_prologue
         and any("fuse = True is not used" in line for line in plan.decisions)
     )
 

@@ -229,7 +229,7 @@ def test_it_assembles_clean(form):
 
 @pytest.mark.parametrize("name", ["gated", "complex"])
 def test_every_mutant_is_found(name):
-    """One block takes three programs, so that slabs and stages are used again."""
+    """One block takes three programs, so that subtiles and stages are used again."""
     form = SMALL[name]
     BM, BN, BK = form.block
     number, missed = survivors(

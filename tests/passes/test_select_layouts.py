@@ -190,7 +190,7 @@ def test_transposing_converts_once(turned, where):
     case = Case(
         transpose, (aligned(tkc.float32, 2),) * 2, {}, lambda: [normal(64, 64), blank(64, 64)], (1,)
     )
-    module, kernel, _ = selected(case, turned=turned)
+    module, kernel, _ = selected(case, register_transpose=turned)
     assert scopes(kernel) == [where]
     same(case.run(module), case.run(case.module()), 0)
 

@@ -78,7 +78,7 @@ SHAPES = (8, 8, 3), (64, 64, 1), (72, 200, 64), (264, 136, 100), (328, 64, 130),
 @pytest.mark.parametrize("m, n, width", SHAPES)
 def test_every_level(m, n, width):
     modules, given = compiled()
-    assert given.plan.queue and any("come last" in line for line in given.decisions)
+    assert given.plan.dynamic_schedule and any("come last" in line for line in given.decisions)
     for module in distinct(modules):
         parses_back(module)
     for module in without_threads(modules):

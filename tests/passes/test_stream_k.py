@@ -167,9 +167,8 @@ def test_the_same_bits_whoever_is_last():
                 resident=blocks,
             )
             results.add(out.tobytes())
-        assert len(results) == (
-            1 if blocks == 5 else 2
-        )  # one block has the whole program, and another order
+        # one block has the whole program, and another order
+        assert len(results) == 1 if blocks == 5 else 2
 
 
 @pytest.mark.parametrize("form", [ONE, TURNS, PAIRS], ids=["cooperative", "ping-pong", "clusters"])

@@ -121,7 +121,7 @@ def test_blocks_that_carry_sums_share_a_multiprocessor():
         (4099, 8, 1, 2, False),
     ):
         plan, compiled = found(columns)
-        assert (plan.warps, plan.spread[0], plan.blocks, plan.prefetch) == (
+        assert (plan.warps, plan.cluster_split[0], plan.blocks, plan.prefetch) == (
             warps,
             blocks,
             resident,
@@ -790,7 +790,7 @@ def test_claims_are_told_where_nothing_else_meets():
     "name, kind",
     [
         ("a block", threads.BlockBarrier),
-        ("a block", threads.Post),
+        ("a block", threads.BroadcastStore),
         ("a cluster", threads.MbarrierWait),
         ("a cluster", threads.MbarrierExpect),
         ("a cluster", threads.Send),
@@ -1062,7 +1062,7 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     x = np.random.default_rng(0).integers(-99, 99, (2, *shape)).astype(dtype)
     out = np.zeros((2, *shape[::-1]), dtype)
     compiled = _transpose.compile(
-        x, out, ROWS=64, COLUMNS=64, target="sm_90a", turned=True, num_warps=warps
+        x, out, ROWS=64, COLUMNS=64, target="sm_90a", register_transpose=True, num_warps=warps
     )
     grid = -(-shape[0] // 64), -(-shape[1] // 64), 2
     for stage in "select-layouts", "assign-registers":
@@ -1097,7 +1097,7 @@ def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_v
             ROWS=64,
             COLUMNS=64,
             target="sm_90a",
-            turned=turned,
+            register_transpose=turned,
         )
         for turned in (None, False)
     )
@@ -1157,7 +1157,7 @@ def test_a_transpose_asks_memory_for_two_lines_at_once():
             ROWS=128,
             COLUMNS=64,
             target="sm_90a",
-            turned=False,
+            register_transpose=False,
         ),
         of(
             _softmax,

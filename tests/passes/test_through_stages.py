@@ -24,22 +24,22 @@ from tests.passes.stages import (
     survivors,
     without_threads,
 )
-from tests.passes.test_abreast import abreast
+from tests.passes.test_co_resident import co_resident
 from tests.passes.test_forced import is_forced, is_refused
 from tests.passes.test_roles import array, integers
 from tests.passes.test_roles_attention import Form, check, compiled, last
 from tkc.ir import shared, threads
 from tkc.sim.mutants import mutants
 
-THROUGH = ("slabs", 0)
+THROUGH = ("subtiles", 0)
 ALONE = ("roles", "cooperative"), ("num_warps", 4)
 FORMS = [
-    Form(causal=True, block=(64, 64), options=abreast(3, THROUGH)),
-    Form(128, True, (64, 64), options=abreast(3)),
+    Form(causal=True, block=(64, 64), options=co_resident(3, THROUGH)),
+    Form(128, True, (64, 64), options=co_resident(3)),
     Form(causal=True, block=(64, 64), options=(*ALONE, THROUGH)),
-    Form(128, block=(64, 64), options=(*ALONE, THROUGH, ("queue", False))),
-    Form(32, True, (64, 32), options=abreast(4, THROUGH)),
-    Form(causal=True, block=(64, 64), dtype=tkc.float16, options=abreast(2, THROUGH)),
+    Form(128, block=(64, 64), options=(*ALONE, THROUGH, ("dynamic_schedule", False))),
+    Form(32, True, (64, 32), options=co_resident(4, THROUGH)),
+    Form(causal=True, block=(64, 64), dtype=tkc.float16, options=co_resident(2, THROUGH)),
 ]
 EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 
@@ -47,7 +47,7 @@ EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 @EVERY
 def test_every_level(form):
     made = compiled(form)[1]
-    assert is_forced(form.options, made) and made.plan.slabs == 0 and made.plan.through == (0,), (
+    assert is_forced(form.options, made) and made.plan.subtiles == 0 and made.plan.reuse_operand_stages == (0,), (
         made.decisions
     )
     assert (
@@ -90,7 +90,7 @@ def test_assembles_clean(form):
 
 @EVERY
 def test_a_stage_is_given_back_when_it_has_been_read(form):
-    """By every warp, the one that sent it behind a wait; nobody waits for a slab before he writes."""
+    """By every warp, the one that sent it behind a wait; nobody waits for a subtile before he writes."""
     consumer = role(last(form), "consumer")
     waits = [op for op in consumer.walk() if isinstance(op, threads.BulkWait)]
     assert (
@@ -101,7 +101,7 @@ def test_a_stage_is_given_back_when_it_has_been_read(form):
         and waits[0].next_op.each.data == "warp"
     )
     assert count(consumer, threads.TmaStore) == (
-        1 + compiled(form)[1].plan.fuse
+        1 + compiled(form)[1].plan.cross_tile_prologue
     ) * form.d * 2 // min(128, form.d * 2), (
         "once beside the next program's first dot, and once without"
     )
@@ -224,10 +224,10 @@ def check_other(module, kernel, places: int, rows: int, high: int, run=run, **ho
             )
 
 
-@pytest.mark.parametrize("options", [abreast(3), abreast(2, THROUGH), (*ALONE, THROUGH)], ids=str)
+@pytest.mark.parametrize("options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str)
 def test_two_results(options):
     modules, given = other(both, *options)
-    assert is_forced(options, given) and given.plan.through == (0, 1), given.decisions
+    assert is_forced(options, given) and given.plan.reuse_operand_stages == (0, 1), given.decisions
     for module in distinct(modules):
         parses_back(module)
     for module in without_threads(modules):
@@ -236,12 +236,12 @@ def test_two_results(options):
         check_other(modules[LAST], both, *shape, seed=seed, resident=1 + seed)
 
 
-@pytest.mark.parametrize("options", [abreast(3), abreast(2, THROUGH), (*ALONE, THROUGH)], ids=str)
+@pytest.mark.parametrize("options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str)
 def test_a_result_that_leaves_from_registers_after_all(options):
     modules, given = other(also_turned, *options)
     assert (
-        given.plan.through == (0, 1)
-        and count(role(modules[LAST], "consumer"), threads.TmaStore) == 1 + given.plan.fuse
+        given.plan.reuse_operand_stages == (0, 1)
+        and count(role(modules[LAST], "consumer"), threads.TmaStore) == 1 + given.plan.cross_tile_prologue
     ), given.decisions
     for seed, module in enumerate([*without_threads(modules), *[modules[LAST]] * 3]):
         q, r, *given = (
@@ -274,10 +274,10 @@ def test_a_result_that_leaves_from_registers_after_all(options):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_where_no_stage_is_free(kernel, reason):
-    modules, given = other(kernel, *abreast(2, THROUGH))
+    modules, given = other(kernel, *co_resident(2, THROUGH))
     assert (
-        given.plan.through == ()
-        and given.plan.slabs
+        given.plan.reuse_operand_stages == ()
+        and given.plan.subtiles
         and is_refused(*THROUGH, given)
         and any(reason in line for line in given.decisions)
     ), given.decisions
@@ -292,10 +292,10 @@ def test_where_no_stage_is_free(kernel, reason):
             "each warpgroup of a program",
         ),
         (
-            Form(block=(64, 64), options=abreast(3, THROUGH, ("epilogue", "direct"))),
+            Form(block=(64, 64), options=co_resident(3, THROUGH, ("epilogue", "direct"))),
             "stored from registers",
         ),
-        (Form(256, True, (64, 64), options=abreast(2, THROUGH)), "no stage beside them"),
+        (Form(256, True, (64, 64), options=co_resident(2, THROUGH)), "no stage beside them"),
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
@@ -319,7 +319,7 @@ KNOWN = {
         "later: mbarrier_wait full in consumer",
         "leader alone: mbarrier_arrive empty in consumer",
     },
-    "abreast": {
+    "co_resident": {
         "drop: block_barrier in consumer",
         "drop: block_barrier in consumer, 3",
         "later: mbarrier_wait full in consumer",
@@ -333,7 +333,7 @@ RESULTS = re.compile(r"bulk_|tma_store|fence|block_barrier|tile.write|mbarrier_\
     "form",
     [
         Form(causal=True, block=(64, 64), options=(*ALONE, THROUGH, ("num_stages", 2))),
-        Form(causal=True, block=(64, 64), options=abreast(2, THROUGH, ("num_stages", 4))),
+        Form(causal=True, block=(64, 64), options=co_resident(2, THROUGH, ("num_stages", 4))),
     ],
     ids=lambda f: f.name,
 )
@@ -341,7 +341,7 @@ def test_every_mutant_of_the_results_is_found(form):
     """What is written, sent and given back, and the ring through which it leaves; where programs
     see nothing, few steps, or lie outside of the grid.
     """
-    assert compiled(form)[1].plan.slabs == 0
+    assert compiled(form)[1].plan.subtiles == 0
     chosen = [(label, mutant) for label, mutant in mutants(last(form)) if RESULTS.search(label)]
     number, missed = survivors(
         chosen,

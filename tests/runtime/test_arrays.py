@@ -271,15 +271,15 @@ def test_texts_with_strides():
         ({"num_warps": 64}, "at most 32"),
         ({"cluster": 2}, "pair"),
         ({"num_stages": 2.5}, "got 2.5"),
-        ({"left_factor": "memory"}, "registers or shared"),
+        ({"left_operand": "memory"}, "registers or shared"),
         ({"epilogue": True}, "tma or direct"),
         ({"store_columns": 48}, "8, 16, 32 or 64"),
         ({"store_columns": 64.0}, "got 64.0"),
         ({"split_warps": 4}, "pair"),
         ({"swap_dots": 1}, "True or False"),
-        ({"queue": "yes"}, "True or False"),
+        ({"dynamic_schedule": "yes"}, "True or False"),
         ({"prefetch": 0}, "True or False"),
-        ({"slabs": -1}, ">= 0"),
+        ({"subtiles": -1}, ">= 0"),
     ],
 )
 def test_options_that_are_none(given, message):

@@ -370,11 +370,11 @@ def test_forced_choices_are_ranked_and_kept(tmp_path, monkeypatch):
     array, forced = (
         "bf16[4096, 4096]",
         [
-            dict(left_factor="registers"),
+            dict(left_operand="registers"),
             dict(swap_dots=True, store_columns=32),
             dict(epilogue="direct"),
             dict(split_warps=(4, 2)),
-            dict(slabs=1, queue=True),
+            dict(subtiles=1, dynamic_schedule=True),
         ],
     )
     t = tuned([tkc.Config(BM=128, BN=128, BK=64, **options) for options in forced])
@@ -384,8 +384,8 @@ def test_forced_choices_are_ranked_and_kept(tmp_path, monkeypatch):
     )
     assert (
         t.choose(
-            array, array, array, grid=grid, target="sm_90a", measure=False, left_factor="registers"
-        ).config.options.get("left_factor", "registers")
+            array, array, array, grid=grid, target="sm_90a", measure=False, left_operand="registers"
+        ).config.options.get("left_operand", "registers")
         == "registers"
     )
     times(monkeypatch, lambda n: [2.0, 1.0])

@@ -169,7 +169,7 @@ def _told_first(op: Operation, operator: str) -> bool:
         for o in kernel.walk()
         if isinstance(o, threads.MbarrierArrive)
         and o.barriers is op.barriers
-        and isinstance(o.prev_op, threads.Post)
+        and isinstance(o.prev_op, threads.BroadcastStore)
     ]
     told = [o for o in arrivals if _behind(o, threads.TmaLoad)]
     return (

@@ -26,9 +26,8 @@ from tkc.sim import level4
 from tkc.sim.errors import SimulationError
 from tkc.sim.report import Report, report_of
 
-GOLDEN = (
-    Path(__file__).resolve().parents[2] / "tests" / "golden"
-)  # where the repository is; an installed tkc has none
+# where the repository is; an installed tkc has none
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 BF16, F16, F32, E4M3 = ml_dtypes.bfloat16, np.float16, np.float32, ml_dtypes.float8_e4m3fn
 
 
@@ -491,7 +490,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "drop: mbarrier_wait empty in producer, 2": (
             "the drain, which a block without a cluster does not need"
         ),
-        "stage: stage slabs in consumer": "the consumers exchange their slabs",
+        "stage: stage subtiles in consumer": "the consumers exchange their subtiles",
     },
     "attention_forward": {
         "earlier: mbarrier_expect q_full in producer": (

@@ -134,9 +134,8 @@ def map_fields(
     array with these extents, and strides in bytes, of elements of `size` bytes.
     """
     last, found = len(p.box) - 1, []
-    panel = (
-        p.swizzle // size or p.box[last]
-    )  # elements of the last axis that one row of a panel holds
+    # elements of the last axis that one row of a panel holds
+    panel = p.swizzle // size or p.box[last]
     for axis, part in map_dimensions(p.box, 8 * size, p.swizzle, p.panelled):
         n, step, width = shape[p.axes[axis]], strides[p.axes[axis]], p.box[axis]
         match part:

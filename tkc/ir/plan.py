@@ -22,9 +22,9 @@ class DotPlan:
     instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time). warps: how many
     warps, or warpgroups for wgmma, part m and n among them. a, b: where the operands come from,
     "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
-    which its loop does not change is read again in every iteration, not held. "restaged": wgmma
+    which its loop does not change is read again in every iteration, not held. "relaid": wgmma
     reads it where another role has laid it anew. permuted: K of both factors is counted in the
-    order in which an accumulator's registers lie (tkc.passes.layouts.restage). chunk: fma only: so
+    order in which an accumulator's registers lie (tkc.passes.layouts.relayout). chunk: fma only: so
     many k are held in registers at once. parts: of a partial dot's columns: how many, and how many
     are in flight at once (split-sums). swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a
     thin m on the side that has no minimum.
@@ -46,7 +46,7 @@ class LoadPlan:
 
     path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same,
     in a ring that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in
-    which it reads it), "tma" (a producer fills the ring by tensor maps) or "posted" (a number,
+    which it reads it), "tma" (a producer fills the ring by tensor maps) or "broadcast" (a number,
     which the producer loads and leaves beside a stage of the ring).
     vector: bytes of one thread's access.  multicast: the axis of the block along which blocks of the cluster share the copy, or -1; among: those that do, the neighbours
     along these axes of the cluster.
@@ -56,11 +56,10 @@ class LoadPlan:
     vector: int = 0
     multicast: int = -1
     among: tuple[int, ...] = (0,)
-    ring: int = (
-        -1
-    )  # tma, posted: which of the plan's rings; loads of one ring fill a stage together
-    restaged: int = -1  # and the ring in which it is laid anew
-    keep: str = ""  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
+    # tma, posted: which of the plan's rings; loads of one ring fill a stage together
+    ring: int = -1
+    relayout_ring: int = -1  # and the ring in which it is laid anew
+    eviction: str = ""  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
     # in which a block's share of such a copy arrives: several where its rows are longer than a
     # swizzle
     boxes: int = 1
@@ -76,13 +75,13 @@ class Plan:
     stages: int = 1  # of each ring
     dots: tuple[DotPlan, ...] = ()  # one a dot, in program order
     loads: tuple[LoadPlan, ...] = ()  # one a load, in program order
-    roles: str = "one"  # "one", "cooperative", "pingpong" or "abreast"
+    roles: str = "one"  # "one", "cooperative", "pingpong" or "co_resident"
     registers: tuple[int, ...] | None = (
         None  # of a producer's and a consumer's thread, and of one that lays factors anew
     )
-    programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (abreast)
+    programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (co_resident)
     cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
-    spread: tuple[int, int] = (
+    cluster_split: tuple[int, int] = (
         1,
         0,
         # so many blocks of a cluster share each program: axes of that extent are dealt out among
@@ -98,45 +97,41 @@ class Plan:
     blocks: int = 0
     # tiles that are read along one axis and written along another are turned in registers, not in
     # shared memory
-    turned: bool = False
+    register_transpose: bool = False
     rows: bool = False  # and then leave in whole rows, through shared memory
-    keep: bool = (
+    resident_operands: bool = (
         False  # persistent: blocks that all programs read are read once and kept in registers
     )
-    queue: bool = False  # blocks claim their programs one by one; else they are dealt out
+    dynamic_schedule: bool = False  # blocks claim their programs one by one; else they are dealt out
     split_k: int = 1  # programs that share one output block, each a part of k
     # programs of the last wave are shared by all blocks, each in at most so many parts of k (0:
     # they are not)
     stream_k: int = 0
     rings: tuple[int, ...] = ()  # stages of each ring that a producer fills
-    rotate: tuple[
-        int, ...
-    ] = ()  # numbers of the dots that run one iteration late, with what needs them there
-    fuse: bool = (
+    # numbers of the dots that run one iteration late, with what needs them there
+    rotate: tuple[int, ...] = ()
+    cross_tile_prologue: bool = (
         False  # the first dot of a block's next program is issued before this one's results leave
     )
     relax: bool = (
         True  # running maxima that only keep powers small are brought up to date where needed
     )
     epilogue: str = "direct"  # stores of accumulators: "direct", "shared" or "tma"
-    slabs: int = (
+    subtiles: int = (
         1  # tma: buffers in turn through which each result leaves; 0: through stages of rings,
     )
-    through: tuple[
-        int, ...
-    ] = ()  # of these loads, which a program then needs no longer, one a result;
+    # of these loads, which a program then needs no longer, one a result;
+    reuse_operand_stages: tuple[int, ...] = ()
     columns: int = 64  # and at most so many of its columns at once
-    decisions: tuple[str, ...] = field(
-        default=(), compare=False
-    )  # what, why, and what was rejected
-    spare: int = field(
-        default=0, compare=False
-    )  # bytes of shared memory that it leaves, by its own account
+    # what, why, and what was rejected
+    decisions: tuple[str, ...] = field(default=(), compare=False)
+    # bytes of shared memory that it leaves, by its own account
+    spare: int = field(default=0, compare=False)
 
     @property
     def members(self) -> int:
         """Programs that stand side by side in a block."""
-        return self.programs if self.roles == "abreast" else 1
+        return self.programs if self.roles == "co_resident" else 1
 
     def dot(self, op) -> DotPlan | None:
         """The choice for a dot, by the number that the plan pass wrote on it; None where it has

@@ -77,9 +77,8 @@ class Target:
     )
     memory: float = 900.0  # GB/s of the device's memory that a long read reaches,
     cache: int = 32 << 20  # bytes of L2 that one kernel may count on
-    gpcs: tuple[
-        int, ...
-    ] = ()  # multiprocessors that stand together, for a cluster's blocks are neighbours
+    # multiprocessors that stand together, for a cluster's blocks are neighbours
+    gpcs: tuple[int, ...] = ()
     engines: Engines = Engines()
 
     def clustered(self, size: int) -> int:

@@ -18,7 +18,7 @@ thread of the instance has the same value.
     tile.mbarrier_arrive %empty[%s]                  … to %mask: in each block of the cluster whose bit is set
     tile.mbarrier_expect %full[%s] {bytes = 49152}   arrive and expect so many bytes
     tile.tma_load %map[%row, %col] %stage, %full[%s]                  box of %map at coordinates in the array's axes
-    tile.tma_store %map[%row, %col] %slab            then tile.bulk_commit, tile.bulk_wait 1 {read}
+    tile.tma_store %map[%row, %col] %subtile            then tile.bulk_commit, tile.bulk_wait 1 {read}
     tile.fence dot ; %p = tile.dot_async %a, %b acc %old              wgmma: a, b shared views (or a in registers), old a tile or pending
     tile.dot_commit ; %d = tile.dot_wait 0 [%p]      the only way from pending to a readable tile
     tile.cp_async %a[…] %stage ; tile.cp_commit ; tile.cp_wait 2
@@ -223,10 +223,10 @@ class _Box(TileOperation):
 
 
 @irdl_op_definition
-class Post(_Box):
+class BroadcastStore(_Box):
     """One thread leaves a scalar in a buffer, in its first element."""
 
-    name = "tile.post"
+    name = "tile.broadcast_store"
     __form__ = "box value"
     box, value = operand_def(SharedType), operand_def(i32)
 
@@ -235,10 +235,10 @@ class Post(_Box):
 
 
 @irdl_op_definition
-class Fetch(_Box):
+class BroadcastLoad(_Box):
     """Every thread of the instance reads the scalar in a buffer."""
 
-    name = "tile.fetch"
+    name = "tile.broadcast_load"
     __form__ = "box"
     box, result = operand_def(SharedType), result_def(i32)
 
@@ -865,8 +865,8 @@ OPERATIONS = (
     Vote,
     Workspace,
     NextProgram,
-    Post,
-    Fetch,
+    BroadcastStore,
+    BroadcastLoad,
     Barrier,
     BarrierArrive,
     Turn,

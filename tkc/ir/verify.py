@@ -50,8 +50,8 @@ LEVEL_2 = LEVEL_1 | {
     shared.CopyOut,
     shared.ReducePartial,
     shared.ScanTotal,
-    threads.Post,
-    threads.Fetch,
+    threads.BroadcastStore,
+    threads.BroadcastLoad,
 }
 LEVEL_3 = LEVEL_2 | {
     shared.CopyAsync,

@@ -48,7 +48,7 @@ HOPPER = {
     # beside
     # one of 128 x 128 (H200)
 }
-ABREAST = {
+CO_RESIDENT = {
     64: (4, 0.88, -60),
     96: (3, 0.885, -70),
     128: (3, 0.965, -55),
@@ -123,9 +123,8 @@ def _attention(
     first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
     for n in tkc.range(first, tkc.minimum(keys, m + BM + shift) if CAUSAL else keys, BN):
         cols = n + tkc.arange(BN)
-        keep = (
-            rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys
-        )  # the last row sees the last column: what rows behind it see nobody stores
+        # the last row sees the last column: what rows behind it see nobody stores
+        keep = rows[:, None] >= cols[None, :] if CAUSAL else cols[None, :] < keys
         if WINDOW:
             keep = keep & (rows[:, None] - cols[None, :] < window)
         s = tkc.dot(qi, tkc.load(k, (start + n, 0), (BN, D)).T)
@@ -281,7 +280,7 @@ class Block(NamedTuple):
 
     rows: int
     columns: int
-    abreast: int = 1
+    co_resident: int = 1
 
 
 def _blocks(
@@ -308,9 +307,9 @@ def _blocks(
     last one empty."""
     d, target = max(q.shape[-1], v.shape[-1]), tkc.target_of(q)
 
-    def each(rows, abreast=1):
+    def each(rows, co_resident=1):
         return (
-            0 if target == "cpu" else programs(rows, abreast) / tkc.target(target).multiprocessors
+            0 if target == "cpu" else programs(rows, co_resident) / tkc.target(target).multiprocessors
         )
 
     if rows is not None and rows > 128:
@@ -339,13 +338,13 @@ def _blocks(
                 for rows, columns, time in ((bm, bn, 1.0), *large)
             ]
             if uneven or window is not None:
-                most = next((most for most in ABREAST if d <= most), None)
+                most = next((most for most in CO_RESIDENT if d <= most), None)
                 if most:
                     choices.append(
                         (
-                            Block(64, 64, n := ABREAST[most][0]),
+                            Block(64, 64, n := CO_RESIDENT[most][0]),
                             64 * n,
-                            ABREAST[most][1] * (1 + ABREAST[most][2] / uneven if uneven else 1),
+                            CO_RESIDENT[most][1] * (1 + CO_RESIDENT[most][2] / uneven if uneven else 1),
                         )
                     )
             if keys:
@@ -373,7 +372,7 @@ def _blocks(
                     choice[1]
                     * choice[2]
                     * loop(choice[0].rows)
-                    * _turns(each(choice[0].rows, choice[0].abreast), even)
+                    * _turns(each(choice[0].rows, choice[0].co_resident), even)
                 ),
             )[0]
     else:
@@ -409,11 +408,11 @@ def block_of(
         max(0, 2 * even - 1),
     )  # beside the longest
 
-    def teams(rows: int, abreast: int) -> float:
+    def tile_groups(rows: int, co_resident: int) -> float:
         """Of teams with programs missing there is one a head, of the shortest; the others have all."""
         return (
-            programs(rows) / abreast
-            + (programs(rows * abreast) - programs(rows) / abreast) * shortest
+            programs(rows) / co-resident
+            + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
         )
 
     return _blocks(
@@ -421,7 +420,7 @@ def block_of(
         k,
         v,
         queries,
-        teams,
+        tile_groups,
         even,
         window,
         rows,
@@ -463,8 +462,8 @@ def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
     and each of those side by side one. Raises LaunchError where there is none.
     """
     rows = block.rows
-    if block.abreast > 1 or rows == 64:
-        return {"programs": block.abreast} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
+    if block.co-resident > 1 or rows == 64:
+        return {"programs": block.co-resident} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
     if rows <= 128 or (target := tkc.target_of(q)) == "cpu":
         return {}
     if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8):
@@ -796,7 +795,7 @@ def _ragged(
             k,
             v,
             longest,
-            lambda rows, abreast: heads * (tokens / (rows * abreast) + sequences / 2),
+            lambda rows, co_resident: heads * (tokens / (rows * co_resident) + sequences / 2),
             0.5,
             window,
             uneven=longest if causal and window is None else 0,

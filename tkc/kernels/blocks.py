@@ -17,9 +17,8 @@ PROGRAMS = 264
 def row_block(rows: int, columns: int) -> tuple[int, int]:
     """(rows, columns) of the block of a program that holds whole rows."""
     columns = max(1, columns)
-    step = (
-        64 if columns <= 16384 else 16384 if columns <= 65536 else 32768
-    )  # a long row is dealt out in equal parts
+    # a long row is dealt out in equal parts
+    step = 64 if columns <= 16384 else 16384 if columns <= 65536 else 32768
     block = power(columns) if columns < 1024 else -(-columns // step) * step
     return max(1, min(power(rows), ELEMENTS // block)), block
 

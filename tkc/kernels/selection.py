@@ -225,9 +225,8 @@ def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
         return _topk_rows[tkc.cdiv(rows, height)](
             source, best, places, SHORT=short, ROWS=height, K=most, N=block
         )
-    chunk = (
-        1 << max(1, min(64, ROW // most, isqrt(columns // most))).bit_length() - 1
-    )  # as many maxima as elements in the chunks that are left, about
+    # as many maxima as elements in the chunks that are left, about
+    chunk = 1 << max(1, min(64, ROW // most, isqrt(columns // most))).bit_length() - 1
     if chunk < 8:
         words, height = _tournament(source, _first_round, most), max(1, 1024 // most)
         return _unpack[tkc.cdiv(rows, height)](words, best, places, ROWS=height, K=most)

@@ -183,9 +183,8 @@ class Array:
                 and extent.exact is not None
                 and (stop is None or isinstance(stop, int) and stop >= 0)
             )
-            whole = (
-                extent.divisor if extent.exact is None else extent.exact
-            )  # where the slice ends behind it
+            # where the slice ends behind it
+            whole = extent.divisor if extent.exact is None else extent.exact
             shape.append(
                 Fact(
                     exact=max(0, min(extent.exact, extent.exact if stop is None else stop) - start)

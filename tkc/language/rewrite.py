@@ -88,9 +88,8 @@ def _compile(code: CodeType) -> CodeType | None:
         [], [ast.arg(n) for n in (*code.co_freevars, _RUNTIME)], None, [], [], None, []
     )
     inner = ast.Expr(new) if isinstance(new, ast.Lambda) else new
-    name = (
-        code.co_name
-    )  # a function that names itself means the global (or its free variable), not the factory's
+    # a function that names itself means the global (or its free variable), not the factory's
+    name = code.co_name
     own = [] if isinstance(node, ast.Lambda) or name in code.co_freevars else [ast.Global([name])]
     factory = ast.FunctionDef(
         "__factory__", arguments, [*own, ast.copy_location(inner, node)], [], lineno=1, col_offset=0

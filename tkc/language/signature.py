@@ -56,9 +56,9 @@ class Options:
     )
     maxnreg: int | None = None  # registers a thread, at most, of a kernel without roles
     roles: str | None = (
-        None  # "one", "cooperative", "pingpong" or "abreast": who copies, who multiplies
+        None  # "one", "cooperative", "pingpong" or "co_resident": who copies, who multiplies
     )
-    # at once in a block; 2: ping-pong between programs; 2 to 4 abreast: neighbours of axis 0 side
+    # at once in a block; 2: ping-pong between programs; 2 to 4 co_resident: neighbours of axis 0 side
     # by side, a warpgroup each
     programs: int | None = None
     raster: int | None = None  # programs of axis 0 that stand together before axis 1 moves on
@@ -78,25 +78,25 @@ class Options:
     turned: bool | None = (
         None  # what is read along one axis and written along another is turned in registers
     )
-    fuse: bool | None = None  # the next program's first dot runs under this one's epilogue
+    cross_tile_prologue: bool | None = None  # the next program's first dot runs under this one's epilogue
     rotate: bool | None = (
         None  # dots that wait for vector work run one iteration late, beside others (rotate-loops)
     )
-    left_factor: str | None = (
+    left_operand: str | None = (
         None  # where a dot's left factor is read: "shared" memory, or "registers"
     )
     swap_dots: bool | None = None  # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
     split_warps: tuple[int, int] | None = (
         None  # warps along m and n that share a dot of mma.sync or of multiply-adds
     )
-    # how a dot's results leave: "tma", through slabs in shared memory, or "direct", from registers
+    # how a dot's results leave: "tma", through subtiles in shared memory, or "direct", from registers
     epilogue: str | None = None
     store_columns: int | None = (
         None  # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
     )
     # buffers in turn through which each result leaves; 0: through the stages of what a program has
     # then read for the last time
-    slabs: int | None = None
+    subtiles: int | None = None
     queue: bool | None = None  # blocks claim their programs one by one, or they are dealt out
     prefetch: bool | None = None  # loops without dots read one iteration ahead
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)

@@ -32,17 +32,17 @@ class LaunchOptions(Protocol):
     stream_k: int | None
     sum_parts: int | None
     persistent: bool | None
-    turned: bool | None
+    register_transpose: bool | None
     relax: bool | None
-    fuse: bool | None
+    cross_tile_prologue: bool | None
     rotate: bool | None
-    left_factor: str | None
+    left_operand: str | None
     swap_dots: bool | None
     epilogue: str | None
     store_columns: int | None
-    slabs: int | None
+    subtiles: int | None
     split_warps: tuple[int, int] | None
-    queue: bool | None
+    dynamic_schedule: bool | None
     prefetch: bool | None
     debug: int
 
@@ -65,17 +65,17 @@ class Free:
     stream_k: int | None = None
     sum_parts: int | None = None
     persistent: bool | None = None
-    turned: bool | None = None
+    register_transpose: bool | None = None
     relax: bool | None = None
-    fuse: bool | None = None
+    cross_tile_prologue: bool | None = None
     rotate: bool | None = None
-    left_factor: str | None = None
+    left_operand: str | None = None
     swap_dots: bool | None = None
     epilogue: str | None = None
     store_columns: int | None = None
-    slabs: int | None = None
+    subtiles: int | None = None
     split_warps: tuple[int, int] | None = None
-    queue: bool | None = None
+    dynamic_schedule: bool | None = None
     prefetch: bool | None = None
     debug: int = 0
 

@@ -90,9 +90,8 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
     for op in block.ops:
         dying = {v for v in now if last.get(v) is op and v not in live}
         if op.regions:
-            tied = (
-                set(op.operands) & dying if isinstance(op, (scf.ForOp, scf.WhileOp)) else set()
-            )  # become the carried values inside
+            # become the carried values inside
+            tied = set(op.operands) & dying if isinstance(op, (scf.ForOp, scf.WhileOp)) else set()
             for region in op.regions:
                 spared = (
                     dying - {v for inner in region.walk() for v in inner.operands}

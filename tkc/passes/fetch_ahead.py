@@ -97,7 +97,7 @@ def _wanted(op: tile.Load, plan: Plan) -> bool:
         return isinstance(op.result.type, TileType) and plan.load(op).path != "own"
     return (
         "number" in op.attributes
-        and plan.load(op).path in ("registers", "posted")
+        and plan.load(op).path in ("registers", "broadcast")
         and _bytes(op.result) <= MOST
     )
 

@@ -376,9 +376,9 @@ def _accesses(op: Operation) -> Iterator[Access]:
             return  # a stage of a ring: mbarriers say when it is free
         case shared.Write():
             yield Access(_buffer(op.buffer), True)
-        case threads.Post():
+        case threads.BroadcastStore():
             yield Access(_buffer(op.box), True)
-        case threads.Fetch():
+        case threads.BroadcastLoad():
             yield Access(_buffer(op.box), False)
         case threads.CpAsync():
             place = _buffer(op.buffer)

@@ -358,7 +358,7 @@ def _rings(kernel: tile.Kernel, context: PassContext) -> list[Ring]:
             case shared.Copy() if op.engine is not None:
                 number = context.plan.load(op).ring
             case shared.Write() if "number" in op.attributes:
-                number = context.plan.load(op).restaged
+                number = context.plan.load(op).relayout_ring
             case _:
                 continue
         fillers.setdefault(number, []).append(op)

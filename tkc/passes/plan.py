@@ -105,7 +105,7 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     """
     program = Program.of(kernel_of(module))
     made = _legally(program, context)
-    if made.roles in ("one", "abreast") or not (
+    if made.roles in ("one", "co_resident") or not (
         others := _narrowed(made, context.options, SCHEDULES)
     ):
         return made
@@ -143,7 +143,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     if sizes is not None and any(map(cut, program.loads)):
         further["cluster"] = CLUSTERS
     if _several(program):
-        further["programs"] = ABREAST
+        further["programs"] = CO_RESIDENT
     found = [
         p
         for _, p in _ranked(
@@ -193,12 +193,12 @@ CLUSTERS = (
     # it
     # serves once
 )
-ABREAST = (*SCHEDULES["programs"], 3, 4)  # side by side, where loops have several dots
+CO_RESIDENT = (*SCHEDULES["programs"], 3, 4)  # side by side, where loops have several dots
 ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
 STREAMING = {
     "num_warps": (2, 4, 8, 16),
     "persistent": (False, True),
-    "turned": (False, True),
+    "register_transpose": (False, True),
 }  # of programs without dots, where it makes a difference
 
 
@@ -211,7 +211,7 @@ def _ordinary(program: Program) -> dict[str, tuple]:
     differ = {
         "num_warps": True,
         "persistent": streaming.waits(program.kernel),
-        "turned": streaming.turns(program.kernel),
+        "register_transpose": streaming.turns(program.kernel),
     }
     return {name: values for name, values in STREAMING.items() if differ[name]}
 
@@ -292,21 +292,21 @@ def keywords(plan: Plan) -> dict:
         "num_stages": plan.stages,
         "raster": plan.raster,
         "serpentine": plan.serpentine,
-        "retain": any(load.keep for load in plan.loads),
+        "retain": any(load.eviction for load in plan.loads),
         "cluster": plan.cluster,
         "programs": plan.programs,
         "split_k": plan.split_k,
         "stream_k": plan.stream_k,
         "sum_parts": max((dot.parts[0] for dot in plan.dots), default=1),
         "persistent": plan.persistent,
-        "turned": plan.turned,
+        "register_transpose": plan.register_transpose,
         "roles": plan.roles,
-        "fuse": plan.fuse,
+        "cross_tile_prologue": plan.cross_tile_prologue,
         "rotate": bool(plan.rotate),
-        "left_factor": next(
+        "left_operand": next(
             (
                 source
-                for source in ("shared", "restaged")
+                for source in ("shared", "relaid")
                 if any(dot.a == source for dot in plan.dots)
             ),
             "registers",
@@ -317,8 +317,8 @@ def keywords(plan: Plan) -> dict:
         ),
         "epilogue": plan.epilogue,
         "store_columns": plan.columns if plan.roles != "one" else None,
-        "slabs": plan.slabs if plan.epilogue == "tma" else None,
-        "queue": plan.queue,
+        "subtiles": plan.subtiles if plan.epilogue == "tma" else None,
+        "dynamic_schedule": plan.dynamic_schedule,
         "prefetch": plan.prefetch,
     }
 
@@ -329,7 +329,7 @@ def forcing(plan: Plan) -> dict:
     names = (
         (
             *SCHEDULES,
-            *(["roles"] if plan.roles == "abreast" else []),
+            *(["roles"] if plan.roles == "co_resident" else []),
             *(["split_k"] if plan.split_k > 1 else []),
             *(["stream_k"] if plan.stream_k else []),
         )
@@ -474,7 +474,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     turned = (
-        not program.dots and context.options.turned is not False and streaming.turns(program.kernel)
+        not program.dots and context.options.register_transpose is not False and streaming.turns(program.kernel)
     )
     in_rows = (
         turned
@@ -523,9 +523,9 @@ def _plan(program: Program, context: PassContext) -> Plan:
         raster=raster,
         persistent=persistent,
         blocks=reading.blocks,
-        keep=reading.keep,
-        queue=reading.queue,
-        turned=turned,
+        resident_operands=reading.keep,
+        dynamic_schedule=reading.dynamic_schedule,
+        register_transpose=turned,
         rows=in_rows,
         relax=os.environ.get("TKC_RELAX") != "0" if asked is None else asked,
         decisions=tuple(said),
@@ -595,12 +595,12 @@ def _unused(plan: Plan, options) -> list[str]:
         "split_k": "this plan takes k in one part",
         "stream_k": "this plan's programs are whole",
         "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for",
-        "fuse": "the plan has no first dot that another program could run ahead",
+        "cross_tile_prologue": "the plan has no first dot that another program could run ahead",
         "rotate": "no dot of a loop gains by running one iteration late, or has the registers to",
         "persistent": (
             "the plan says how programs are run" if plan.dots else "programs are run one a block"
         ),
-        "turned": (
+        "register_transpose": (
             "there are dots"
             if plan.dots
             else "no tile is stored along another axis than it is read"
@@ -629,11 +629,11 @@ def _of_dots(plan: Plan) -> dict[str, str]:
     """Why dots are not computed, nor their results stored, as asked."""
     if not plan.dots:
         none = dict.fromkeys(
-            ("left_factor", "swap_dots", "split_warps", "epilogue", "store_columns", "slabs"),
+            ("left_operand", "swap_dots", "split_warps", "epilogue", "store_columns", "subtiles"),
             "there are no dots",
         )
         return none | {
-            "queue": "no ring runs ahead of programs that anybody may take",
+            "dynamic_schedule": "no ring runs ahead of programs that anybody may take",
             "prefetch": "no loop reads what its registers hold beside the rest",
         }
     loaded, prefetch = (
@@ -642,7 +642,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
     )
     if plan.roles == "one":
         return prefetch | {
-            "left_factor": (
+            "left_operand": (
                 "accumulators need them"
                 if loaded
                 else "no loop reads again what it does not change, as it lies"
@@ -651,19 +651,19 @@ def _of_dots(plan: Plan) -> dict[str, str]:
             "split_warps": "not every warp of a dot has 16 rows and 8 columns, or there are others",
             "epilogue": "one role stores its results from registers",
             "store_columns": "one role stores whole tiles",
-            "slabs": "results are stored from registers",
-            "queue": "blocks of one role take one program",
+            "subtiles": "results are stored from registers",
+            "dynamic_schedule": "blocks of one role take one program",
         }
     return prefetch | {
-        "left_factor": "it is laid anew" if loaded else "it is computed",
+        "left_operand": "it is laid anew" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
         "split_warps": "warpgroups share a dot's rows",
         "epilogue": (
             "no result is a matrix of 16-bit floats that lies as its sum does and tensor maps store"
         ),
         "store_columns": "results leave whole",
-        "slabs": "results are stored from registers",
-        "queue": "programs are dealt out",
+        "subtiles": "results are stored from registers",
+        "dynamic_schedule": "programs are dealt out",
     }
 
 
@@ -836,7 +836,7 @@ def _dot(
         else "least shared memory read"
     )
     sources = [
-        _source(v, dot, split[i], accumulators, None if i else context.options.left_factor)
+        _source(v, dot, split[i], accumulators, None if i else context.options.left_operand)
         for i, v in enumerate((dot.a, dot.b))
     ]
     again = "".join(

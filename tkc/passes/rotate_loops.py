@@ -40,7 +40,7 @@ from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.passes import PassContext
 from tkc.passes.planning.bodies import Anatomy, Machine, shape
 from tkc.passes.planning.stages import EFFORT, ordered
-from tkc.passes.programs.abreast import BEGUN
+from tkc.passes.programs.co_resident import BEGUN
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -63,7 +63,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 anatomy,
                 late,
                 order,
-                context.plan.fuse and context.plan.members == 1,
+                context.plan.cross_tile_prologue and context.plan.members == 1,
                 context.plan.roles == "one",
             ).run()
             context.decisions += [

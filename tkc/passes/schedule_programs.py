@@ -8,7 +8,7 @@ is: which program has which number, programs/order.py says. By a raster of 2, in
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next
 program overlap the end of this one; a cluster's blocks take neighbours of axis 0, or of both axes,
-and where the grid ends between them, a ghost computes and stores nothing (programs/teams.py):
+and where the grid ends between them, a ghost computes and stores nothing (programs/tile_groups.py):
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -16,7 +16,7 @@ and where the grid ends between them, a ghost computes and stores nothing (progr
       body;  stores under scf.if %m < num_programs 0
     }
 
-Where programs differ in length or stream through blocks, blocks claim them one by one (`queue`,
+Where programs differ in length or stream through blocks, blocks claim them one by one (`dynamic_schedule`,
 programs/claims.py). With `split_k` parts, so many programs in turn share a block of the output
 (programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave
 (programs/stream_k.py).
@@ -36,13 +36,13 @@ from tkc.ir.threads import Identity
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping
-from tkc.passes.programs import abreast
+from tkc.passes.programs import co_resident
 from tkc.passes.programs.claims import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import in_groups, order_of, uneven
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import Part, divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
-from tkc.passes.programs.teams import Grid, Teams, guard_effects
+from tkc.passes.programs.teams import Grid, TileGroups, guard_effects
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -50,8 +50,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
         plan = context.plan
         if plan is None:
             continue
-        if plan.spread[0] > 1:
-            _in_clusters(kernel, plan.spread[0])
+        if plan.cluster_split[0] > 1:
+            _in_clusters(kernel, plan.cluster_split[0])
             kernel.attributes["spread"] = UnitAttr()
         if plan.persistent:
             _persistent(kernel, plan, context)
@@ -87,7 +87,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.body.block.last_op,
         plan.cluster[0] * plan.cluster[1],
     )
-    inside = _dependent(block) if plan.dots else _each_program(block, plan.keep, context.overlaps)
+    inside = _dependent(block) if plan.dots else _each_program(block, plan.resident_operands, context.overlaps)
     if not inside:
         return
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
@@ -114,16 +114,16 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, sums, step, plan.stream_k, end, size) if plan.stream_k else None
     by_length = uneven(kernel, plan)
-    teams = Teams.of(build, plan, grid, ends[0], by_length is not None)
-    rank = build(Identity("cluster_rank")) if deal and teams.ranks else None
-    order = order_of(by_length, plan, build, grid, teams, step, context)
+    teams = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
+    rank = build(Identity("cluster_rank")) if deal and tile_groups.ranks else None
+    order = order_of(by_length, plan, build, grid, tile_groups, step, context)
 
     def place_of(build: Builder, number: SSAValue) -> list[SSAValue]:
-        return teams.own(build, order.place(build, number))
+        return tile_groups.own(build, order.place(build, number))
 
     lookup = (
         Lookup.of(kernel, inside, ids, plan.members, context.overlaps)
-        if plan.queue and plan.dots
+        if plan.dynamic_schedule and plan.dots
         else None
     )
     for op in inside:
@@ -131,7 +131,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     real = None
     if lookup:
         body, place = claimed(first, total, place_of, lookup, inside, end)
-    elif plan.queue:
+    elif plan.dynamic_schedule:
         body = claimed_ahead(first, total, step, plan.stages, inside, end)
         place = place_of(Builder(body.first_op), body.args[0])
     else:
@@ -143,9 +143,9 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             else Part.of(build, body.args[0], plan.split_k)
         )
         place = place_of(build, turn.number)
-        real = teams.real(build, place, ends)
+        real = tile_groups.real(build, place, ends)
     if plan.members > 1:
-        place[0], real = abreast.place_of(body, place[0], ends[0], by_length is not None)
+        place[0], real = co_resident.place_of(body, place[0], ends[0], by_length is not None)
     body.args[0].name_hint = "program"
     for i, v in enumerate(place):
         v.name_hint = f"program_{i}"
@@ -153,7 +153,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         replace(op, [place[op.axis.value.data]])
 
     if plan.members > 1:
-        abreast.only_real(body, real)
+        co_resident.only_real(body, real)
     if deal:
         share(body, sums, deal, turn, plan.warps // 4, size, rank)
     if plan.serpentine:
@@ -188,8 +188,8 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     kernel.attributes["persistent"] = UnitAttr()
     if tile.waits_for_programs(kernel):
         kernel.attributes["together"] = UnitAttr()
-    if plan.spread[0] > 1:
-        kernel.set_integer("split", plan.spread[0])
+    if plan.cluster_split[0] > 1:
+        kernel.set_integer("split", plan.cluster_split[0])
 
 
 def _counted(

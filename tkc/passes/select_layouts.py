@@ -65,7 +65,7 @@ from tkc.passes.layouts.movers import (
     reshape_layouts,
     slice_source,
 )
-from tkc.passes.layouts.restage import permuted, restaged
+from tkc.passes.layouts.relayout import permuted, relaid
 from tkc.passes.planning.factors import source as load_of
 
 
@@ -355,8 +355,8 @@ class Selection:
             if a is not None and chosen.plan.permuted:
                 op.operands[0] = permuted(op.a, 1, op)
             for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
-                if source == "restaged":
-                    op.operands[i] = restaged(
+                if source == "relaid":
+                    op.operands[i] = relaid(
                         load_of(op.operands[i]), op.operands[i], 1 - i, chosen.plan.permuted, op
                     )
         else:

@@ -190,9 +190,8 @@ class Question:
     def _function(self, op: ew.Elementwise) -> tuple[Make, Make] | None:
         if self.ranges.overflow(op):
             return None
-        op.attributes["exact"] = (
-            UnitAttr()
-        )  # later nothing is known of where a program's place came from
+        # later nothing is known of where a program's place came from
+        op.attributes["exact"] = UnitAttr()
         ends = [self.ends(v) for v in op.args]
         if None in ends:
             return None

@@ -218,9 +218,8 @@ class Split:
                     v.type.extents == t.extents for v in op.operands if isinstance(v.type, TileType)
                 )
             ):
-                place = (
-                    anchor if op.parent is self.dot.parent else op
-                )  # what is known before the loop is cut there, once
+                # what is known before the loop is cut there, once
+                place = anchor if op.parent is self.dot.parent else op
                 new = op.clone({v: self.narrow(v, j, place) for v in op.operands})
                 retype(new.results[0], cut)
                 return before(place, new).results[0]

@@ -60,7 +60,7 @@ from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import is_free
-from tkc.passes.layouts.slabs import BUSY, REGISTERS, Parts, burden, moved, neighbours, slab, turns
+from tkc.passes.layouts.subtiles import BUSY, REGISTERS, Parts, burden, moved, neighbours, subtile, turns
 from tkc.passes.planning.hopper import leaves, results
 
 
@@ -84,7 +84,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 case tile.Load() if fetch := _planned(op, context).fetch:
                     op.properties["fetch"] = IntegerAttr(fetch, i64)
                 case shared.Convert() if op.result.type.shared_layout is not None:
-                    _restaged(op, context)
+                    _relaid(op, context)
         if context.plan is not None and context.plan.roles != "one":
             _results(kernel, context)
         for op in list(kernel.walk()):
@@ -204,7 +204,7 @@ def _own(op: tile.Load, context: PassContext) -> None:
     erase(op)
 
 
-def _restaged(op: shared.Convert, context: PassContext) -> None:
+def _relaid(op: shared.Convert, context: PassContext) -> None:
     """A tile in registers that is wanted in shared memory: written there, views of the buffer for
     views of the tile.
     """
@@ -230,8 +230,8 @@ def _copied(op: tile.Load, memory: SharedLayout, context: PassContext) -> SSAVal
     }
     if _reads_tf32(op.result):
         copy.properties["tf32"] = UnitAttr()
-    if planned.keep:
-        copy.properties["hint"] = StringAttr(planned.keep)
+    if planned.eviction:
+        copy.properties["hint"] = StringAttr(planned.eviction)
     if planned.fetch:
         copy.properties["fetch"] = IntegerAttr(planned.fetch, i64)
     if planned.multicast >= 0:
@@ -311,7 +311,7 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
 
     def geometry(op):
         return (
-            slab(op, groups, context.plan.columns)
+            subtile(op, groups, context.plan.columns)
             if context.plan.epilogue == "tma" and leaves(op) and argument_of(op.array) not in others
             else None
         )
@@ -319,7 +319,7 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     most = context.plan.columns if context.plan.epilogue == "direct" else 64
     copied = [
         copy.buffer
-        for number in context.plan.through
+        for number in context.plan.reuse_operand_stages
         for copy in kernel.walk()
         if isinstance(copy, shared.Copy) and number_of(copy) == number
     ]
@@ -328,7 +328,7 @@ def _results(kernel: tile.Kernel, context: PassContext) -> None:
     )  # each its own, also where one planned before it leaves from registers
     for together in neighbours(stores, lambda op: (geometry(op), op.value.type.extents)):
         if geometry(together[0]):
-            _slabs(together, parts, groups, free, context)
+            _subtiles(together, parts, groups, free, context)
         else:
             _pieces(together, parts, groups, False, most)
     for together in neighbours(turned, lambda op: op.value.type.extents):
@@ -346,7 +346,7 @@ def _is_sum(t: TileType, groups: int, turned: bool) -> bool:
     return t.register_layout == (layout.transpose((1, 0)) if turned else layout)
 
 
-def _slabs(
+def _subtiles(
     stores: list[tile.Store],
     parts: Parts,
     groups: int,
@@ -357,16 +357,16 @@ def _slabs(
     loads are made before the part before it is stored, where registers allow.
     """
     plan, anchor, t = context.plan, stores[-1], stores[0].value.type
-    rows, columns = slab(stores[0], groups, plan.columns)
+    rows, columns = subtile(stores[0], groups, plan.columns)
     in_turn = (
-        turns(stores[0], groups, plan.columns, plan.slabs)
-        if plan.slabs
+        turns(stores[0], groups, plan.columns, plan.subtiles)
+        if plan.subtiles
         else t.extents[1] // columns
     )
     buffers = [
         (
             _panels(free[op], (rows, columns), op)
-            if plan.through
+            if plan.reuse_operand_stages
             else _alternate((rows, columns), in_turn, op)
         )
         for op in stores
@@ -431,7 +431,7 @@ def _panels(buffer: SSAValue, shape: tuple[int, int], store: tile.Store) -> list
 
 
 def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool, most: int) -> None:
-    """From registers, as many columns at once as a slab has: what is computed for one piece is gone
+    """From registers, as many columns at once as a subtile has: what is computed for one piece is gone
     before the next.
     """
     anchor, (m, n) = stores[-1], stores[0].value.type.extents
@@ -470,9 +470,8 @@ def _convert(op: shared.Convert, context: PassContext) -> None:
     if movement(src, dst) in ("none", "registers"):
         return
     owner, parts = op.arg.owner, _parts(op)
-    alike = (
-        context.plan is None or context.plan.roles == "one"
-    )  # a role's threads copy nothing: copies are its producer's
+    # a role's threads copy nothing: copies are its producer's
+    alike = context.plan is None or context.plan.roles == "one"
     if alike and isinstance(owner, tile.Load) and (width := _copy_width(owner)):
         buffer = before(
             owner, shared.Alloc(_buffer(op.result.type, [dst], copied=src, sliced=bool(parts)))
@@ -733,9 +732,8 @@ def _reduce(op: tile.Reduce, context: PassContext) -> None:
     )
     part = before(op, shared.ReducePartial(op.kind.data, op.args[0], axis, partial)).result
     gathered = _axis_in_registers(partial.register_layout, axis)
-    wide = (
-        far and bits(t.element) < 32 and not is_bool(t.element)
-    )  # to other blocks words are sent (st.async), and each narrow number is one
+    # to other blocks words are sent (st.async), and each narrow number is one
+    wide = far and bits(t.element) < 32 and not is_bool(t.element)
     if wide:
         part = before(
             op, Cast(part, partial.with_element(f32 if is_float(t.element) else i32))
@@ -1009,7 +1007,7 @@ def _claim(op: NextProgram, plan: Plan) -> None:
     """One thread claims a program, of a cluster that shares programs one of the first block; all
     learn of it through shared memory. It is written as late as something else is, and read where it
     is wanted: the barrier between them is there anyway, and the counter has answered."""
-    blocks, users = plan.spread[0], [use.operation for use in op.result.uses]
+    blocks, users = plan.cluster_split[0], [use.operation for use in op.result.uses]
     wanted = next(inner for inner in op.parent.ops if inner in users)
     told = next(
         (

@@ -264,9 +264,8 @@ class Function:
     log: str = ""
     record: int = 0  # the address where a check leaves what it found, as the kernel sees it
     pid: int = field(default_factory=os.getpid)
-    scratch: dict[Any, int] = field(
-        default_factory=dict
-    )  # (stream, bytes) -> zeroed workspace, the longest unused first
+    # (stream, bytes) -> zeroed workspace, the longest unused first
+    scratch: dict[Any, int] = field(default_factory=dict)
     graphed: set = field(default_factory=set)  # workspaces that a captured graph knows
     epoch: int = 0  # how many times one was freed
 

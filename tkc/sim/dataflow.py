@@ -202,8 +202,8 @@ RULES = level0.RULES | {
     shared.WaitCopies: wait_copies,
     shared.NoToken: lambda m, op: Token([]),
     threads.RingNext: ring_next,
-    threads.Post: post,
-    threads.Fetch: lambda m, op, box: box.reshape(-1)[0],
+    threads.BroadcastStore: post,
+    threads.BroadcastLoad: lambda m, op, box: box.reshape(-1)[0],
 }
 
 

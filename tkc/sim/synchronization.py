@@ -261,9 +261,8 @@ def seen(m, agent: Agent, found: Mbarrier, op) -> None:
 def mbarrier_test(m, op):
     yield None
     found, parity = m.mbarrier(m.address(op.barriers, op.index), m.leader, op), m.offset(op.parity)
-    known = (
-        m.leader.knows[GENERIC, found.column] >= found.phase
-    )  # else the test might have come a moment too soon
+    # else the test might have come a moment too soon
+    known = m.leader.knows[GENERIC, found.column] >= found.phase
     over = found.complete(parity) and (known or m.launch.scheduler.random.random() < 0.5)
     if over:
         found.observe(

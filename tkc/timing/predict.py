@@ -108,7 +108,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     if plan.stream_k:
         busiest = float(each.sum()) / machine.blocks
     elif persistent:
-        busiest = _finish(each, machine.blocks, plan.queue)
+        busiest = _finish(each, machine.blocks, plan.dynamic_schedule)
     else:
         places = machine.blocks * resident
         waves = -(-launch.programs // places)
@@ -161,7 +161,7 @@ def _filling(t: Timeline, fixed: float) -> float:
     )
 
 
-def _finish(each: np.ndarray, blocks: int, queue: bool) -> float:
+def _finish(each: np.ndarray, blocks: int, dynamic_schedule: bool) -> float:
     """When the last of so many blocks ends that take programs in order."""
     if not len(each):
         return 0.0

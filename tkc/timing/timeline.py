@@ -20,7 +20,7 @@ a wait for dots moves up over the straight arithmetic before it.
 A loop of many iterations is run for a few: so many fewer that every ring ends in the stage and
 parity in which it would have. `Timeline.periods` has the clocks of an iteration. Programs side by
 side have loops of different lengths: all leave out as many iterations as the producer's loop for
-the team.
+the tile_group.
 """
 
 from __future__ import annotations
@@ -443,11 +443,11 @@ class Machine:
 
         if self.members == 1:
             return many(FEW)
-        of_team, number = agent.state.left_out, len(agent.ran)
+        of_tile_group, number = agent.state.left_out, len(agent.ran)
         if agent.single:
-            of_team[number] = of_team.get(number, 0) + (some := many(FEW))
+            of_tile_group[number] = of_tile_group.get(number, 0) + (some := many(FEW))
         else:
-            some = min(many(2), of_team.get(number, 0) - agent.env.get(("left out", number), 0))
+            some = min(many(2), of_tile_group.get(number, 0) - agent.env.get(("left out", number), 0))
             agent.env["left out", number] = agent.env.get(("left out", number), 0) + some
         return some
 
@@ -495,9 +495,8 @@ class Machine:
                 if op.when is not None and self._value(a, op.when) in (False, 0):
                     return
                 barrier = state.barriers[op.barriers][self._index(op, a)]
-                sharing = (
-                    self._value(a, op.to).bit_count() if op.to is not None else 1
-                )  # those to whom this one arrives arrive here
+                # those to whom this one arrives arrive here
+                sharing = self._value(a, op.to).bit_count() if op.to is not None else 1
                 barrier.arrive(
                     (max(1, a.warps // a.groups) if op.each is not None else 1) * sharing
                 )
@@ -634,9 +633,9 @@ class Machine:
             case threads.NextProgram():
                 a.env[op.result] = a.env.get(("claimed", a.name), a.env["block"]) + self.blocks
                 a.env["claimed", a.name] = a.env[op.result]
-            case threads.Post():
+            case threads.BroadcastStore():
                 self._post(a, op.box, op.value)
-            case threads.Fetch():
+            case threads.BroadcastLoad():
                 slot = op.box.owner.ring if isinstance(op.box.owner, shared.Stage) else op.box
                 read = a.env.get(("read", slot), 0)
                 a.env["read", slot], a.env[op.result] = read + 1, state.boxes[slot][read]
@@ -896,8 +895,8 @@ _TIMED = (
     threads.CpCommit,
     threads.CpWait,
     threads.NextProgram,
-    threads.Post,
-    threads.Fetch,
+    threads.BroadcastStore,
+    threads.BroadcastLoad,
     threads.Send,
     threads.Fence,
     tile.Load,
@@ -924,7 +923,7 @@ def _steering(kernel: tile.Kernel) -> set[SSAValue]:
             work.append(op.cond)
         elif isinstance(op, scf.ConditionOp):
             work.append(op.condition)
-        elif isinstance(op, threads.Post):
+        elif isinstance(op, threads.BroadcastStore):
             work.append(op.value)
         elif isinstance(op, threads.Send) and isinstance(op.value.owner, tile.Splat):
             work.append(op.value.owner.arg)

@@ -228,9 +228,8 @@ def test_cast(source, wanted):
         f' "{LAYOUT}">'
     )
     d = TYPES[wanted]
-    wide = (
-        source in ("i64", "ui64", "i32", "ui32", "f64") and d.bits < 32 and d.is_float
-    )  # rounded through float32
+    # rounded through float32
+    wide = source in ("i64", "ui64", "i32", "ui32", "f64") and d.bits < 32 and d.is_float
     check(
         kernel(body, [source], wanted),
         [values(TYPES[source], 0)],

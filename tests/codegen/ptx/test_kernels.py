@@ -28,9 +28,8 @@ def test_kernel_computes_what_level_0_does(name):
     data = case.data()
     arrays = iter(run(emitted(case), data, case.grid))
     after = [next(arrays) if isinstance(a, np.ndarray) else a for a in data]
-    loose = (
-        6e-4 if any(isinstance(a, np.ndarray) and a.dtype == np.float16 for a in data) else 1e-6
-    )  # half an ulp of an f16 result
+    # half an ulp of an f16 result
+    loose = 6e-4 if any(isinstance(a, np.ndarray) and a.dtype == np.float16 for a in data) else 1e-6
     same([after[i] for i in case.outputs], case.run(case.module()), max(case.tolerance, loose))
 
 

@@ -52,9 +52,8 @@ class Chunk:
     step: int = 0
     depth: int = 0
     vector: bool = False
-    overflow: Overflow = (
-        Overflow.NEVER
-    )  # whether some lane of base + step·lane may be another number in the chunk's type
+    # whether some lane of base + step·lane may be another number in the chunk's type
+    overflow: Overflow = Overflow.NEVER
 
     @property
     def uniform(self) -> bool:

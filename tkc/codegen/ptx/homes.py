@@ -61,15 +61,12 @@ class Lives:
     loops: dict[SSAValue, tuple[Operation, ...]] = field(default_factory=dict)
     ends: dict[Operation, int] = field(default_factory=dict)
     held: dict[Operation, list[SSAValue]] = field(default_factory=lambda: defaultdict(list))
-    sources: dict[SSAValue, list[SSAValue]] = field(
-        default_factory=dict
-    )  # tiles whose registers an alias shows
-    paths: dict[SSAValue, tuple[tuple[Operation, int], ...]] = field(
-        default_factory=dict
-    )  # the branches that a value is defined in
-    uses: dict[SSAValue, list[tuple[int, tuple]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # when a value is used in a branch that it is not defined in, and in which
+    # tiles whose registers an alias shows
+    sources: dict[SSAValue, list[SSAValue]] = field(default_factory=dict)
+    # the branches that a value is defined in
+    paths: dict[SSAValue, tuple[tuple[Operation, int], ...]] = field(default_factory=dict)
+    # when a value is used in a branch that it is not defined in, and in which
+    uses: dict[SSAValue, list[tuple[int, tuple]]] = field(default_factory=lambda: defaultdict(list))
     clock: int = 0
     path: tuple[tuple[Operation, int], ...] = ()
 

@@ -71,15 +71,15 @@ def workspace(e: Emitter, op: threads.Workspace) -> None:
     )
 
 
-@emitter(threads.Post)
-def post(e: Emitter, op: threads.Post) -> None:
+@emitter(threads.BroadcastStore)
+def post(e: Emitter, op: threads.BroadcastStore) -> None:
     box, value = e.value(op.box), e.w.register(e.operand(op.value))
     with only(e):
         e.w.emit(f"st.shared.b32 [{box.base}+{box.offset}], {value}")
 
 
-@emitter(threads.Fetch)
-def fetch(e: Emitter, op: threads.Fetch) -> None:
+@emitter(threads.BroadcastLoad)
+def fetch(e: Emitter, op: threads.BroadcastLoad) -> None:
     box, w = e.value(op.box), e.w
     read = w.op("ld.shared.b32", "b32", f"[{box.base}+{box.offset}]")
     e.set(

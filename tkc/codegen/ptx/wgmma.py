@@ -84,9 +84,8 @@ def dot_async(e: Emitter, op: threads.DotAsync) -> None:
     groups = e.instance.warps // 4
     most, b = 2 * (e.target.at_entry(e.threads) - OTHERS), e.value(op.b)
     fields_b = fields_of(e, b, 0)
-    unit = (
-        max(8, b.memory.swizzle * 8 // bits(op.b.type.element)) if fields_b.major == "mn" else 8
-    )  # columns at which a descriptor may begin
+    # columns at which a descriptor may begin
+    unit = max(8, b.memory.swizzle * 8 // bits(op.b.type.element)) if fields_b.major == "mn" else 8
     depth, width = (
         256 // bits(op.b.type.element),
         (

@@ -192,7 +192,7 @@ class Access:
         warps: int,
         reduced: tuple[int, ...] = (),
         share: bool = True,
-        spread: tuple[int, int] = (1, 0),
+        cluster_split: tuple[int, int] = (1, 0),
     ) -> Layout:
         """The coalesced layout: vectors along the fastest axis, then lanes. Warps stay off the axes
         that will be `reduced`, where the others have room. `share`: shorter vectors rather than

@@ -39,7 +39,7 @@ from tkc.passes.layouts.movers import (
     slice_source,
     stretched,
 )
-from tkc.passes.layouts.restage import casts_behind, read_layout
+from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.factors import dense_of_factor
 
 
@@ -277,7 +277,7 @@ class Groups:
                 self.chosen.setdefault(self.find(op.a), chosen.layouts[0])
         for op, chosen in self.dots.items():
             for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
-                if source == "restaged":
+                if source == "relaid":
                     self._read_anew(op.operands[i], 1 - i, chosen.plan.permuted)
         for op in self.kept:  # as each thread has them
             if (whole := self.chosen.get(self.find(op.arg))) is not None:
@@ -401,7 +401,7 @@ class Groups:
             key=lambda a: a.vector,
         )
         if (
-            self.plan.turned
+            self.plan.register_transpose
             and widest.vector * widest.bits >= 32
             and (other := self._turned(root, order[0]))
             and t.rank > 1
@@ -411,7 +411,7 @@ class Groups:
                 t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps
             )
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.spread)
+        found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.cluster_split)
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
@@ -452,7 +452,7 @@ class Groups:
         ).layout(
             self.plan.warps,
             tuple(set(reduced)) if len(set(reduced)) < t.rank else (),
-            spread=self.plan.spread,
+            spread=self.plan.cluster_split,
         )
 
     # ---- answers
@@ -507,14 +507,13 @@ class Groups:
             return self.layout(op.pointers)
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
-        kept = (
-            self.plan.spread[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"
-        )  # roles convert nothing between warps
-        if have is not None and self.plan.turned and isinstance(op, tile.Store):
+        # roles convert nothing between warps
+        kept = self.plan.cluster_split[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"
+        if have is not None and self.plan.register_transpose and isinstance(op, tile.Store):
             have = vectors_first(have, access.order[0])
         if have is not None and (kept or self._by_map(op) or access.fits(have, self.plan.warps)):
             return have
-        return access.layout(self.plan.warps, spread=self.plan.spread)
+        return access.layout(self.plan.warps, spread=self.plan.cluster_split)
 
     def _by_map(self, op: Operation) -> bool:
         """Whether a tensor map copies a load's block: threads only read it where it then lies."""

@@ -45,7 +45,7 @@ BEGIN, OUTSIDE = (
     1.5e-6,
 )  # clocks before the first step and after the last store; seconds round the kernel
 RESTART = 600  # clocks of a program that nothing overlaps, and for each element of its results:
-OUT = {"tma": 0.040, "one slab": 0.055, "shared": 0.055, "direct": 0.4}
+OUT = {"tma": 0.040, "one subtile": 0.055, "shared": 0.055, "direct": 0.4}
 NARROW, COLUMNS = 3.2, 1.5  # times that for rows that start at odd elements, and for columns
 MEET, PART = (
     (2800, 0.5),
@@ -65,9 +65,8 @@ EASY, CROWDED = (
     # and
     # with the square of what is beyond the second
 )
-RAGGED = (
-    0.45 * 96**2
-)  # a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
+# a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
+RAGGED = 0.45 * 96**2
 MMA, OLDER = (
     0.62,
     1.2,
@@ -264,15 +263,14 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     )
     out = (
         RESTART
-        + OUT["one slab" if plan.epilogue == "tma" and plan.slabs == 1 else plan.epilogue]
+        + OUT["one subtile" if plan.epilogue == "tma" and plan.subtiles == 1 else plan.epilogue]
         * (work.apart if plan.epilogue == "direct" else work.results)
         if work.parts and any(p.dots for p in work.parts)
         else 0
     )
     exposed += out
-    each = (
-        clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)
-    )  # two programs at once hide what the other multiplies over
+    # two programs at once hide what the other multiplies over
+    each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)
     met = (
         MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results)
         if plan.split_k > 1
@@ -321,9 +319,8 @@ def memory_of(work: Work, plan: Plan, target: Target) -> tuple[float, int, int, 
     if work.grid:
         rows = min(rows, work.grid[0])
     columns = ceil(shared / max(rows, 1))
-    layers = (
-        ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1
-    )  # axis 0 moves on first, axis 2 last
+    # axis 0 moves on first, axis 2 last
+    layers = ceil(columns / min(columns, max(1, work.grid[1]))) if work.grid else 1
     columns = ceil(columns / layers)
     apart = {0: rows, 1: columns, 2: layers}
     for part in work.parts:
@@ -367,7 +364,7 @@ def _step(
                 * (1 + RAGGED / n**2 if n > 64 and n % (1024 // d.bits) else 1)
             )
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
-            anew += d.bits // 8 * k * (m * (chosen.a == "restaged") + n * (chosen.b == "restaged"))
+            anew += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
             tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
     for x in part.moved:

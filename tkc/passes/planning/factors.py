@@ -4,7 +4,7 @@ come from, which major they have.
 wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory
 16-bit factors may be K-major or MN-major, 8-bit and tf32 ones only K-major: their K must be the
 axis that is dense in memory. 8-bit ones that are not are laid anew on their way
-(layouts/restage.py), a tf32 one is read into registers, as the left one (`swap` where it is the
+(layouts/relayout.py), a tf32 one is read into registers, as the left one (`swap` where it is the
 right one).
 
     a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
@@ -15,7 +15,7 @@ registers: the left one. The blocks that it is computed from come through shared
 factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its
 columns are a multiple of them, the dot is taken as its own transpose (`swap`).
 
-`options` forces both: left_factor = "registers" has a loaded left factor read into registers, as
+`options` forces both: left_operand = "registers" has a loaded left factor read into registers, as
 one that is computed is; swap_dots takes a dot as its transpose, or does not.
 
 Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole
@@ -36,7 +36,7 @@ from tkc.ir.types import TileType, bits
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
-from tkc.passes.layouts.restage import fits
+from tkc.passes.layouts.relayout import fits
 from tkc.passes.split_sums import axis_of, chain_of
 
 
@@ -89,8 +89,8 @@ class Sides:
         left, right = (dot.b, dot.a) if swapped else (dot.a, dot.b)
         held = (
             source(left) is None
-            or options.left_factor == "registers"
-            or options.left_factor is None
+            or options.left_operand == "registers"
+            or options.left_operand is None
             and _turned(left, 0 if swapped else 1)
         )
         return (

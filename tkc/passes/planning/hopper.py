@@ -16,7 +16,7 @@ program does not take one:
   programs      none waits for another: they may run in any order
 
 Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own
-(layouts/restage.py): one ring for what is copied, one for what that role makes of it. Loads of one
+(layouts/relayout.py): one ring for what is copied, one for what that role makes of it. Loads of one
 dot in one loop fill a ring together, and those of all dots that add up in it; a factor loaded
 outside its loop has a ring of its own. With them comes what is small and stands beside such dots, a
 scale of each row, where a map can copy it; a number is loaded by the producer and posted beside
@@ -44,8 +44,8 @@ from tkc.passes.analysis.access import addresses, kernel_around, unchanged, writ
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
-from tkc.passes.layouts.slabs import REGISTERS as SLABS
-from tkc.passes.layouts.slabs import beside, slab, slab_bytes, turns, vacated, widest
+from tkc.passes.layouts.subtiles import REGISTERS as SUBTILES
+from tkc.passes.layouts.subtiles import beside, subtile, subtile_bytes, turns, vacated, widest
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import (
     ADDRESSES,
@@ -120,16 +120,16 @@ def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
     """
     several = (
         context.options.programs
-        if (context.options.programs or 0) > 2 or context.options.roles == "abreast"
+        if (context.options.programs or 0) > 2 or context.options.roles == "co_resident"
         else None
     )
     asked = [
         (name, value)
         for name, value in (
-            ("left_factor", "registers"),
+            ("left_operand", "registers"),
             ("swap_dots", True),
             ("programs", several),
-            ("roles", "abreast"),
+            ("roles", "co_resident"),
         )
         if value is not None and getattr(context.options, name) == value
     ]
@@ -205,12 +205,12 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     if len(loops) > 1:
         return None, "dots in several loops"
     parts_of_k, whole = _split(program, dots, m, options)
-    restaged = {load: right for dot in dots for load, right in anew(dot, options)}
-    streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(restaged), options)
+    relaid = {load: right for dot in dots for load, right in anew(dot, options)}
+    streamed, undealt = _streamed(program, dots, m, parts_of_k, bool(relaid), options)
     members, apart = (
         (1, single)
         if single
-        else _abreast(program, dots, m, parts_of_k, streamed, bool(restaged), options)
+        else _co_resident(program, dots, m, parts_of_k, streamed, bool(relaid), options)
     )
     alone = (
         "side by side"
@@ -221,14 +221,13 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             "programs share a block of the output"
             if (parts_of_k > 1 or streamed) and options.roles != "pingpong"
             else "a factor is laid anew"
-            if restaged
+            if relaid
             else ""
         )
     )
     groups = 1 if not alone or members > 1 else _warpgroups(m, len(dots), options)
-    in_all = (
-        members if members > 1 else groups
-    )  # warpgroups of consumers, among which a block's registers are divided
+    # warpgroups of consumers, among which a block's registers are divided
+    in_all = members if members > 1 else groups
     if not groups:
         return (
             None,
@@ -237,7 +236,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
                 f" {options.num_warps // 4} warpgroups of 64"
             ),
         )
-    if any(load.parent_op() is not loops[0] for load in restaged):
+    if any(load.parent_op() is not loops[0] for load in relaid):
         return (
             None,
             (
@@ -245,7 +244,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
                 " wgmma reads 8 bits K-major only"
             ),
         )
-    if restaged and groups not in BESIDE:
+    if relaid and groups not in BESIDE:
         return (
             None,
             (
@@ -260,8 +259,8 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     )
     late = found.late if found else ()
     aside = (
-        BESIDE[groups][any(load.result.type.size > 512 * HALF for load in restaged)]
-        if restaged
+        BESIDE[groups][any(load.result.type.size > 512 * HALF for load in relaid)]
+        if relaid
         else None
     )
     most = ACCUMULATORS[in_all] - (LARGE_SUM[1] - aside[1] if aside else 0)
@@ -312,16 +311,15 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK
     ):
         relax = False
-    rings = _rings(dots, restaged, late, options)
-    posted = _beside(loops[0], rings, members > 1, context.overlaps) if not restaged else {}
-    claimed = (
-        members > 1 or options.queue and options.cluster is None
-    )  # blocks of a cluster take their programs together
+    rings = _rings(dots, relaid, late, options)
+    posted = _beside(loops[0], rings, members > 1, context.overlaps) if not relaid else {}
+    # blocks of a cluster take their programs together
+    claimed = members > 1 or options.dynamic_schedule and options.cluster is None
     cluster, cut, uncut = (
         _cluster(dots, context)
         if parts_of_k == 1
         and not (streamed and options.cluster is None)
-        and not restaged
+        and not relaid
         and not claimed
         else ((1, 1), {}, "")
     )
@@ -339,7 +337,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             if op.parent_op() is loops[0] and not any(op in ring for ring in rings)
         ]
     )
-    kind = "abreast" if members > 1 else "cooperative" if alone else "pingpong"
+    kind = "co_resident" if members > 1 else "cooperative" if alone else "pingpong"
     narrowed = again > UNIFIED - context.target.shared_bytes - 1024
     largest = (
         context.room(kind) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
@@ -348,25 +346,25 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     columns, narrower = _columns(
         leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options
     )
-    slabs = {
-        in_turn: copies * slab_bytes(leaving, groups, columns, in_turn)
-        for in_turn in {1, 2, options.slabs or 1}
+    subtiles = {
+        in_turn: copies * subtile_bytes(leaving, groups, columns, in_turn)
+        for in_turn in {1, 2, options.subtiles or 1}
     }
     fitting = {
         in_turn: _stages(rings, room - taken, options.num_stages, members)
-        for in_turn, taken in slabs.items()
+        for in_turn, taken in subtiles.items()
     }
     through, occupied = _through(leaving, rings, loops[0], groups, columns, room, members, options)
     if through:
-        slabs[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
+        subtiles[0], fitting[0] = 0, _stages(rings, room, options.num_stages, members)
     otherwise = (
-        occupied if options.slabs == 0 else _unturned(leaving, groups, columns, fitting, options)
+        occupied if options.subtiles == 0 else _unturned(leaving, groups, columns, fitting, options)
     )
-    # side by side through stages, so that each program's next ones have room; else two slabs in
+    # side by side through stages, so that each program's next ones have room; else two subtiles in
     # turn unless the second one costs a stage
     in_turn = (
-        options.slabs
-        if options.slabs is not None and not otherwise
+        options.subtiles
+        if options.subtiles is not None and not otherwise
         else 0
         if through and members > 1
         else max((1, 2), key=lambda n: (fitting[n][0], n))
@@ -391,7 +389,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         )
     )
     queue = not unclaimed and (
-        members > 1 or uneven or bool(late) if options.queue is None else options.queue
+        members > 1 or uneven or bool(late) if options.dynamic_schedule is None else options.dynamic_schedule
     )
     # a program's Q must find room beside the one before's, also in registers; measured where two
     # warpgroups share a program, and where three have programs whose loops begin at one place:
@@ -408,11 +406,11 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
     )
     fuse = (
-        (pays and not options.debug if options.fuse is None else options.fuse)
+        (pays and not options.debug if options.cross_tile_prologue is None else options.cross_tile_prologue)
         and twice
         and bool(late)
         and queue
-        and not restaged
+        and not relaid
         and (not kept or each + kept <= LARGE)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
         and min(stages) > 1
@@ -424,7 +422,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and not undivided(program.kernel, dots)
     )
     which = {load: i for i, ring in reversed(list(enumerate(rings))) for load in ring}
-    second = {load: i for i, ring in enumerate(rings) for load in ring if load in restaged}
+    second = {load: i for i, ring in enumerate(rings) for load in ring if load in relaid}
     loads = tuple(
         (
             LoadPlan(
@@ -439,7 +437,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
                 fetch=_fetched(op),
             )
             if op in which
-            else LoadPlan("posted", ring=posted[op])
+            else LoadPlan("broadcast", ring=posted[op])
             if op in posted
             else load
         )
@@ -451,7 +449,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             f" warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)"
         ),
         (
-            f"plan: abreast: {members} programs side by side, a warpgroup each, share what does not"
+            f"plan: co_resident: {members} programs side by side, a warpgroup each, share what does not"
             " depend on axis 0"
             if members > 1
             else (
@@ -512,7 +510,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             f" {' and '.join(f'ring {which[load]}' for load in through)}"
             if through
             else (
-                f"plan: {slabs[in_turn]} bytes for the output, which leaves {columns} columns at"
+                f"plan: {subtiles[in_turn]} bytes for the output, which leaves {columns} columns at"
                 " once"
                 if leaving
                 else "plan: results are stored from registers"
@@ -530,7 +528,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         *(
             [
                 "plan: blocks claim programs one by one:"
-                f" {'as asked' if options.queue else 'they differ in length' if uneven else 'their steps are long'}"
+                f" {'as asked' if options.dynamic_schedule else 'they differ in length' if uneven else 'their steps are long'}"
             ]
             if queue
             else []
@@ -539,13 +537,13 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             f"plan: {name} = {getattr(options, name)!r} is not used: {why}"
             for name, why in (
                 ("store_columns", narrower),
-                ("slabs", otherwise),
-                ("queue", unclaimed if options.queue else ""),
+                ("subtiles", otherwise),
+                ("dynamic_schedule", unclaimed if options.dynamic_schedule else ""),
                 *(
                     (name, apart)
                     for name, got in (
                         ("programs", members),
-                        ("roles", "abreast" if members > 1 else None),
+                        ("roles", "co_resident" if members > 1 else None),
                     )
                     if getattr(options, name) not in (None, got)
                 ),
@@ -590,18 +588,18 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             persistent=True,
             split_k=parts_of_k,
             stream_k=streamed,
-            queue=queue,
+            dynamic_schedule=queue,
             epilogue="tma" if leaving else "direct",
             columns=columns,
-            slabs=in_turn,
-            through=tuple(program.loads.index(load) for load in through),
+            subtiles=in_turn,
+            reuse_operand_stages=tuple(program.loads.index(load) for load in through),
             rings=stages,
             rotate=tuple(i for i, dot in enumerate(dots) if dot in late),
-            fuse=fuse,
+            cross_tile_prologue=fuse,
             relax=relax,
             decisions=tuple(said),
             spare=largest
-            - slabs[in_turn]
+            - subtiles[in_turn]
             - sum(n * _bytes(ring) for n, ring in zip(stages, rings, strict=False)),
         ),
         "",
@@ -620,20 +618,20 @@ def _warpgroups(m: int, dots: int, options) -> int:
     return 1 if m % 128 or asked == 1 else 2
 
 
-def _abreast(
-    program, dots, m: int, parts: int, streamed: int, restaged: bool, options
+def _co_resident(
+    program, dots, m: int, parts: int, streamed: int, relaid: bool, options
 ) -> tuple[int, str]:
     """How many programs a block runs side by side, 1 for none; and why not as asked. As many as
     registers hold, where a loop of several dots walks over more or less with the program: each then
     walks over its own."""
     loop, asked = dots[0].parent_op(), options.programs
-    forced = options.roles == "abreast" or options.roles is None and (asked or 0) > 2
+    forced = options.roles == "co_resident" or options.roles is None and (asked or 0) > 2
     if not forced and (
         options.roles is not None
         or asked is not None
         or len(dots) == 1
         or options.num_warps is not None
-        or options.queue is False
+        or options.dynamic_schedule is False
         or 0 not in program_axes([loop.lb, loop.ub])
     ):
         return 1, ""
@@ -643,11 +641,11 @@ def _abreast(
         return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed:
         return 1, "programs share a block of the output"
-    if restaged:
+    if relaid:
         return 1, "a factor is laid anew"
     if options.num_warps not in (None, 4):
         return 1, f"{options.num_warps} compute warps, as asked"
-    if options.queue is False:
+    if options.dynamic_schedule is False:
         return 1, "programs are dealt out, as asked, and those side by side are claimed"
     loads = [load for load in _loads(dots, options) if load.parent_op() is loop]
     if 0 in program_axes(
@@ -727,7 +725,7 @@ def _split(program, dots, m: int, options) -> tuple[int, str]:
     return (1, reason) if reason else (asked, "")
 
 
-def _streamed(program, dots, m: int, parts: int, restaged: bool, options) -> tuple[int, str]:
+def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple[int, str]:
     """Into how many parts of k a program of the last wave is divided at most, and why not as asked."""
     asked = options.stream_k or 0
     if asked < 2:
@@ -742,7 +740,7 @@ def _streamed(program, dots, m: int, parts: int, restaged: bool, options) -> tup
         "programs have parts already: split_k"
         if parts > 1
         else "a factor is laid anew"
-        if restaged
+        if relaid
         else undivided(program.kernel, dots)
     )
     if not reason and (
@@ -763,7 +761,7 @@ def _together(program, dots, options) -> str:
         return "as asked"
     if options.num_warps in (8, 12, 16):
         return f"{options.num_warps} compute warps, as asked"
-    if options.queue and options.roles != "pingpong" and options.programs != 2:
+    if options.dynamic_schedule and options.roles != "pingpong" and options.programs != 2:
         return "programs are claimed one by one, as asked"
     if len(dots) > 1 or not simple(dots[0]):
         return "its loop is more than a sum of products"
@@ -802,9 +800,9 @@ def _columns(
     options: LaunchOptions,
 ) -> tuple[int, str]:
     """How many columns of a result leave at once, at most, and why not as asked. Where stores that
-    could leave in slabs do not, a thread has addresses beside them.
+    could leave in subtiles do not, a thread has addresses beside them.
     """
-    room = SLABS if warpgroups < 3 else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - SLABS)
+    room = SUBTILES if warpgroups < 3 else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - SUBTILES)
     most, asked = (
         (
             widest(stores, sums + ADDRESSES, room)
@@ -814,7 +812,7 @@ def _columns(
         options.store_columns or 0,
     )
     if leaving and asked == 8:
-        return most, "a slab is 16 columns wide or more"
+        return most, "a subtile is 16 columns wide or more"
     return (
         (most, f"beside a sum of {sums} registers a thread there is room for {most}")
         if asked > most
@@ -857,15 +855,15 @@ def _unturned(
     leaving: list[tile.Store], groups: int, columns: int, fitting: dict, options: LaunchOptions
 ) -> str:
     """Why a result does not leave through as many buffers in turn as asked; empty where it does."""
-    if not options.slabs:
+    if not options.subtiles:
         return ""
     if not leaving:
         return "results are stored from registers"
-    if not fitting[options.slabs][0]:
-        return f"beside them {fitting[options.slabs][1]}"
+    if not fitting[options.subtiles][0]:
+        return f"beside them {fitting[options.subtiles][1]}"
     return (
         ""
-        if all(turns(op, groups, columns, options.slabs) == options.slabs for op in leaving)
+        if all(turns(op, groups, columns, options.subtiles) == options.subtiles for op in leaving)
         else "a result's parts are no multiple of so many"
     )
 
@@ -874,12 +872,12 @@ def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
     """Where the left and the right factor come from."""
     changed = [right for _, right in anew(dot, options)]
     left = (
-        "registers" if Sides.of(dot, options).held else "restaged" if False in changed else "shared"
+        "registers" if Sides.of(dot, options).held else "relaid" if False in changed else "shared"
     )
-    return left, "restaged" if True in changed else "shared"
+    return left, "relaid" if True in changed else "shared"
 
 
-def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]]:
+def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
     them the rings of what is laid anew, each of one load. What a late dot's left factor is computed
     from is read an iteration before its right one is, and comes in registers."""
@@ -890,16 +888,16 @@ def _rings(dots, restaged, late, options: LaunchOptions) -> list[list[tile.Load]
         apart = [
             load
             for load in here
-            if load.parent_op() is not group[0].parent_op() or load in restaged
+            if load.parent_op() is not group[0].parent_op() or load in relaid
         ]
         rings += [[load] for load in apart]
         if together := [load for load in here if load not in apart]:
             rings.append(together)
-    return rings + [[load] for load in restaged]
+    return rings + [[load] for load in relaid]
 
 
 def _beside(
-    loop: scf.ForOp, rings: list[list[tile.Load]], abreast: bool, overlaps
+    loop: scf.ForOp, rings: list[list[tile.Load]], co_resident: bool, overlaps
 ) -> dict[tile.Load, int]:
     """Adds to the ring of a loop's factors what is small and stands beside their dots, where a
     tensor map can copy it. The numbers that the producer can post there, and which ring it is:
@@ -917,7 +915,7 @@ def _beside(
     (number,), ring = inner, rings[inner[0]]
 
     def apart(op):
-        return abreast and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
+        return co_resident and 0 in program_axes(op.operands, given=[loop.body.block.args[0]])
 
     loads = [
         op
@@ -1092,14 +1090,14 @@ def small(dots) -> bool:
 
 
 def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
-    """The stores that leave in slabs."""
+    """The stores that leave in subtiles."""
     stores = [
         op
         for op in kernel.walk()
         if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
     ]
     return [
-        op for op in stores if slab(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
+        op for op in stores if subtile(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
     ]
 
 

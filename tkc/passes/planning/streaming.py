@@ -122,7 +122,7 @@ def choose(
     most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
     elements = (
         2 * ELEMENTS
-        if context.options.turned is not False
+        if context.options.register_transpose is not False
         and turns(kernel)
         or any(isinstance(op, tile.Sort) for op in kernel.walk())
         else (
@@ -417,7 +417,7 @@ class Reading:
     prefetch: bool = False
     keep: bool = False
     blocks: int = 0
-    queue: bool = False
+    dynamic_schedule: bool = False
     taken: int = 0
 
 
@@ -484,7 +484,7 @@ def ahead(
         and more + kept <= left
         and peak + each(sum(op.result.type.size for op in shares.alike)) <= most,
     )  # kept as what is computed with
-    queue = bool(own) and not tile.waits_for_programs(kernel) and context.options.queue is not False
+    queue = bool(own) and not tile.waits_for_programs(kernel) and context.options.dynamic_schedule is not False
 
     def resident(more):
         return context.target.registers // (
@@ -527,9 +527,8 @@ def ahead(
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
     taken = sum(op.result.type.bytes // blocks * (stages if op in shares.own else 1) for op in own)
-    begun = (
-        more if tile.waits_for_programs(kernel) else 0
-    )  # what stagger-programs has of the next program
+    # what stagger-programs has of the next program
+    begun = more if tile.waits_for_programs(kernel) else 0
     beside = begun + (keep and not stages) * kept  # as long as it is read ahead of
     together = (
         resident(prefetch * arriving + beside)

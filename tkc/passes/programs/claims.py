@@ -1,5 +1,5 @@
 """Programs claimed one by one: the loop over a block's programs, where none knows how many it will
-have. The part of schedule-programs for plans with a `queue`.
+have. The part of schedule-programs for plans with a `dynamic_schedule`.
 
     scf.while (%t = tile.identity cluster) while %t < %programs {
       …

@@ -7,7 +7,7 @@ schedule-programs gives blocks numbers one after the other, an order says whose 
 
 Each is what all programs know, written before they begin, and `place`, which writes a program's ids
 after its number: row, column and, of a grid with an axis 2, layer. Where programs run side by side
-(teams.py), all of them have one place, and rows and columns are counted in teams.
+(tile_groups.py), all of them have one place, and rows and columns are counted in tile_groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
-from tkc.passes.programs.teams import Grid, Teams
+from tkc.passes.programs.teams import Grid, TileGroups
 
 SECTION = 2  # of the cache, one part in so many
 LEVEL = (
@@ -50,7 +50,7 @@ def order_of(
     plan: Plan,
     build: Builder,
     grid: Grid,
-    teams: Teams,
+    tile_groups: TileGroups,
     blocks: SSAValue,
     context: PassContext,
 ) -> Order:
@@ -63,14 +63,14 @@ def order_of(
     if _grows(loop):
         context.decisions.append(
             "schedule-programs: programs differ in length along axis 0: the longest first"
-            + (", claimed one by one" if plan.queue else "")
+            + (", claimed one by one" if plan.dynamic_schedule else "")
         )
         return LongestFirst.of(build, grid, loop, room)
     context.decisions.append(
         "schedule-programs: the first programs of axis 0, whose loop is shorter than the others',"
         " come last, or every second of them first"
     )
-    return SlidingWindow.of(build, grid, loop, room, teams, blocks)
+    return SlidingWindow.of(build, grid, loop, room, tile_groups, blocks)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def uneven(kernel: tile.Kernel, plan: Plan) -> scf.ForOp | None:
     grown = next((op for op in loops if _grows(op)), None)
     return (
         next((op for op in loops if _slides(op)), None)
-        if grown is None and plan.queue and plan.dots
+        if grown is None and plan.dynamic_schedule and plan.dots
         else grown
     )
 
@@ -340,9 +340,9 @@ class SlidingWindow:
 
     @staticmethod
     def of(
-        build: Builder, grid: Grid, loop: scf.ForOp, room: int, teams: Teams, blocks: SSAValue
+        build: Builder, grid: Grid, loop: scf.ForOp, room: int, tile_groups: TileGroups, blocks: SSAValue
     ) -> SlidingWindow:
-        one, few = build.number(1), _short(build, loop, grid.rows, teams)
+        one, few = build.number(1), _short(build, loop, grid.rows, tile_groups)
         most = build.sub(grid.rows, few)
         whole, most = build.mul(most, grid.others), build.max(most, 1)
         sections = one, _section(build, loop, grid.others, room, few, grid.rows)
@@ -374,19 +374,19 @@ class SlidingWindow:
         return [row, grid.column(build, neighbour, layer), *layer]
 
 
-def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, teams: Teams) -> SSAValue:
+def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGroups) -> SSAValue:
     """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts
     ahead of the first) have a shorter loop than the last one: its end moves with the program from
     the first on, its beginning later."""
 
     def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
-        if teams.members == 1:
+        if tile_groups.members == 1:
             return _anew(build, loop.lb, program, known := {}), _anew(
                 build, loop.ub, program, known
             )
-        first = build.sub(build.mul(program, teams.members), teams.ahead)
+        first = build.sub(build.mul(program, tile_groups.members), tile_groups.ahead)
         return _anew(build, loop.lb, build.max(first, 0), {}), _anew(
-            build, loop.ub, build.add(first, teams.members - 1), {}
+            build, loop.ub, build.add(first, tile_groups.members - 1), {}
         )
 
     (start, end), (_, second), (last, longest) = (

@@ -211,7 +211,7 @@ def share(
         )
     )
 
-    def own(n, team):
+    def own(n, tile_group):
         return (
             team if rank is None else n.add(n.mul(team, size), rank)
         )  # of what a cluster has of each kind, this block's

@@ -1,5 +1,5 @@
 """Fused boundaries: the programs of a block are one stream of copies and dots. The last step of
-roles.py for plans with `fuse`.
+roles.py for plans with `cross_tile_prologue`.
 
     consumer, for each program:                        S of the first program
       wait Q, K;  S = q·k[0]                           for each program:

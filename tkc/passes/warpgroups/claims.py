@@ -102,7 +102,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
                     threads.MbarrierWait(empty, stage, free.result),
                 )
                 for place, value in zip(places, values, strict=False):
-                    before(anchor, threads.Post(place, value))
+                    before(anchor, threads.BroadcastStore(place, value))
                 before(anchor, threads.MbarrierArrive(full, stage))
 
             _claim(claim, body, follows, post)
@@ -112,7 +112,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
             places = [before(place, shared.Stage(ring, stage)).result for ring in claimed]
             before(place, threads.MbarrierWait(full, stage, parity))
             for slot, i in zip(places, follows, strict=False):
-                carried[i] = before(place, threads.Fetch(slot)).result
+                carried[i] = before(place, threads.BroadcastLoad(slot)).result
             before(place, threads.MbarrierArrive(empty, stage, each="warp"))
             end.operands = (
                 carried  # what only the producer works out has lost its use, and is swept away

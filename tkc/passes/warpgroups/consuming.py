@@ -26,7 +26,7 @@ from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.warpgroups.leaving import give_back, send, stage_of
 from tkc.passes.warpgroups.maps import Maps
-from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, restages, ring_of, state_of
+from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
 
 
 def consume(
@@ -36,7 +36,7 @@ def consume(
     peers: SSAValue | None,
     turns: bool,
 ) -> None:
-    anew = [op for op in block.walk() if restages(op)]
+    anew = [op for op in block.walk() if relayouts(op)]
     raw = {ring_of(origin(write)) for write in anew}
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring not in raw})
     for write in anew:

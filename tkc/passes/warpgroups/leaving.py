@@ -1,8 +1,8 @@
 """Results leave: buffers that consumers have written go to global memory by tensor maps. A step of
 roles.py.
 
-    tile.write %slab, %y;  tile.copy_out %c[%m, %n] %slab      bulk_wait read;  barrier;  tile.write %slab, %y
-                                                      ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %slab;  bulk_commit
+    tile.write %subtile, %y;  tile.copy_out %c[%m, %n] %subtile      bulk_wait read;  barrier;  tile.write %subtile, %y
+                                                      ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %subtile;  bulk_commit
 
 Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and
 is sent after a fence of the asynchronous proxy and a barrier of those who wrote it. What two copies

@@ -1,5 +1,5 @@
 """Fused boundaries of programs side by side: a program's first dot is under way when the results of
-the one before it leave. Behind roles.py, where the plan has `fuse` and programs stand abreast.
+the one before it leave. Behind roles.py, where the plan has `cross_tile_prologue` and programs stand co_resident.
 
     consumer, for each program:                           for each program; %s its first scores where %ahead says that they are there:
       wait Q;  pass the blocks before its own               wait Q unless %ahead;  pass the blocks before its own, if not %ahead
@@ -165,7 +165,7 @@ class Boundary:
             op
             for op in behind
             if passes(op)
-            or isinstance(op, (threads.MbarrierWait, threads.Fetch))
+            or isinstance(op, (threads.MbarrierWait, threads.BroadcastLoad))
             or isinstance(op, threads.MbarrierArrive)
             and op.index[0] in claimed
         ]

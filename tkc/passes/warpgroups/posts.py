@@ -1,6 +1,6 @@
 """Numbers beside dots (a scale of a whole block): the producer loads them, and leaves each beside
 the stage that its iteration's copies fill. A step of roles.py, for loads that the plan calls
-"posted".
+"broadcast".
 
     for %k …:                                               for %k …:
       %s = tile.load %scales[…, %k]                           %s = tile.load %scales[…, %k]
@@ -35,7 +35,7 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
     """
     found = set[SSAValue]()
     for load in [
-        op for op in kernel.walk() if isinstance(op, tile.Load) and plan.load(op).path == "posted"
+        op for op in kernel.walk() if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
     ]:
         if not any(isinstance(op, tile.Dot) for op in load.parent.ops):
             continue  # what fetch-ahead asks for before the loop
@@ -70,9 +70,9 @@ def _posted(
 ) -> SSAValue:
     """early: what is computed of the number before the wait, and is computed again behind it."""
     filled, t, anchor = group_of(wait)[0].buffer.owner, number.type, wait.next_op
-    ring = slots(outside.first_op, filled.ring.type.stages, "posted")
+    ring = slots(outside.first_op, filled.ring.type.stages, "broadcast")
     place = before(wait, shared.Stage(ring, filled.index[0])).result
-    got = before(anchor, threads.Fetch(place)).result
+    got = before(anchor, threads.BroadcastLoad(place)).result
     known = {number: got if t == i32 else before(anchor, Bitcast(got, t)).result}
     clone_slice(early, known, anchor)
     made = {new.owner for new in known.values()}
@@ -85,7 +85,7 @@ def _posted(
             ),
         )
     before(
-        wait, threads.Post(place, number if t == i32 else before(wait, Bitcast(number, i32)).result)
+        wait, threads.BroadcastStore(place, number if t == i32 else before(wait, Bitcast(number, i32)).result)
     )
     return ring
 
@@ -95,20 +95,20 @@ def halve(role: threads.Role, posted: set[SSAValue], producing: bool) -> None:
     for op in [
         op
         for op in role.walk()
-        if isinstance(op, (threads.Post, threads.Fetch))
+        if isinstance(op, (threads.BroadcastStore, threads.BroadcastLoad))
         and isinstance(op.box.owner, shared.Stage)
         and op.box.owner.ring in posted
     ]:
-        if isinstance(op, threads.Post) and not producing:
+        if isinstance(op, threads.BroadcastStore) and not producing:
             erase(op)
-        elif isinstance(op, threads.Fetch) and producing:
+        elif isinstance(op, threads.BroadcastLoad) and producing:
             replace(
                 op,
                 [
                     next(
                         use.operation
                         for use in op.box.uses
-                        if isinstance(use.operation, threads.Post)
+                        if isinstance(use.operation, threads.BroadcastStore)
                     ).value
                 ],
             )
@@ -120,7 +120,7 @@ def behind(anchor: Operation, stage: SSAValue) -> None:
     """
     places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
     for op in [
-        op for op in anchor.parent.ops if isinstance(op, threads.Post) and op.box.owner in places
+        op for op in anchor.parent.ops if isinstance(op, threads.BroadcastStore) and op.box.owner in places
     ]:
         known = [v for v in defining_slice(op.operands, op.parent) if anchor.is_before_in_block(v)]
         for x in (*known, op):

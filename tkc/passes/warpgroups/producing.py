@@ -27,14 +27,14 @@ from tkc.passes.warpgroups.rings import (
     arrived,
     group_of,
     origin,
-    restages,
+    relayouts,
     ring_of,
     shared_along,
     state_of,
 )
 
 OWN = (
-    threads.Post,
+    threads.BroadcastStore,
     threads.MbarrierArrive,
     threads.MbarrierWait,
     threads.MbarrierExpect,
@@ -63,7 +63,7 @@ def produce(
             _load(copy, ring, stage, maps, multicast)
         if multicast:
             _drain(block, ring)
-    for write in [op for op in block.walk() if restages(op)]:
+    for write in [op for op in block.walk() if relayouts(op)]:
         erase(write)
     _strip(block)
 
@@ -80,7 +80,7 @@ def _strip(block: Block) -> None:
                 not op.regions
                 and not op.results
                 and not isinstance(op, (scf.YieldOp, scf.ConditionOp))
-                and not restages(op)
+                and not relayouts(op)
             ):
                 erase(op)
     for op in [
@@ -104,7 +104,7 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
     and says both.
     """
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})
-    for write in [op for op in block.walk() if restages(op)]:
+    for write in [op for op in block.walk() if relayouts(op)]:
         read = origin(write)
         source, target, (stage, parity) = (
             rings[ring_of(read)],

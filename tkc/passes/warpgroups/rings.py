@@ -55,7 +55,7 @@ def shared_along(copy: shared.CopyAsync) -> tuple[int, ...]:
     return tuple(copy.among.get_values()) if copy.among is not None else (0,)
 
 
-def restages(op: Operation) -> bool:
+def relayouts(op: Operation) -> bool:
     """Whether an operation fills a stage of a ring from registers."""
     return isinstance(op, shared.Write) and "number" in op.attributes
 

@@ -18,7 +18,7 @@ is false in a loop's first iteration); where a loop may not run at all, its resu
 value.
 
 Where programs are claimed one by one, the producer claims them for all (claims.py). A factor that
-is laid anew (layouts/restage.py) has two rings: the producer fills one, a third role, the
+is laid anew (layouts/relayout.py) has two rings: the producer fills one, a third role, the
 converter, the other. Its copy of the loops keeps the reads, what lies between, and the writes:
 
     %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
@@ -42,12 +42,12 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, stamp
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
-from tkc.passes.layouts.restage import WARPS as CONVERTER_WARPS
+from tkc.passes.layouts.relayout import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import onward, posts
-from tkc.passes.warpgroups.abreast import Consumer, Producer, spans
+from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
 from tkc.passes.warpgroups.boundaries import fuse
 from tkc.passes.warpgroups.claims import claim_ahead, foresee, room_left, share
 from tkc.passes.warpgroups.consuming import consume
@@ -60,7 +60,7 @@ from tkc.passes.warpgroups.rings import (
     barriers_of,
     group_of,
     origin,
-    restages,
+    relayouts,
     ring_of,
     shared_along,
 )
@@ -73,7 +73,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block, members = kernel.body.block, plan.members
     common = spans(_programs(block), members) if members > 1 else {}
     posted = posts.post(kernel, plan)
-    if plan.queue:
+    if plan.dynamic_schedule:
         foreseen = foresee(
             _programs(block),
             [v for span in common.values() for v in (span.first, span.last)],
@@ -101,7 +101,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     )
     multicast = None if alone or not along else Multicast(Builder(first), plan.cluster, along)
     rings: dict[SSAValue, RingBarriers] = {}
-    anew = [op for op in kernel.walk() if restages(op)]
+    anew = [op for op in kernel.walk() if relayouts(op)]
     raw = {ring_of(origin(write)) for write in anew}
     for wait in [op for op in kernel.walk() if isinstance(op, shared.WaitCopies)]:
         copies = group_of(wait)
@@ -144,7 +144,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     stamp(producer.parent_op(), first)
     for role in (producer, consumer):
         posts.halve(role, posted, role is producer)
-    if plan.queue:
+    if plan.dynamic_schedule:
         share(producer, [consumer, *converters], members)
     if (
         members > 1
@@ -170,7 +170,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         own_buffers(consumer)
     elif plan.programs == 2:
         alternate(consumer)
-    if plan.fuse and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)):
+    if plan.cross_tile_prologue and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
             " with their last: their boundaries are not fused"

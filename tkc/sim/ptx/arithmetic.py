@@ -138,9 +138,8 @@ def rem(x, parts, kind):
 
 @arithmetic("fma")
 def fma(x, parts, kind):
-    wider = (
-        (lambda v: v.astype(np.float64)) if kind == "f32" else lambda v: v.astype(np.longdouble)
-    )  # of float64 as near to one rounding as NumPy has it
+    # of float64 as near to one rounding as NumPy has it
+    wider = (lambda v: v.astype(np.float64)) if kind == "f32" else lambda v: v.astype(np.longdouble)
     found = wider(x[0]) * wider(x[1]) + wider(x[2])
     if "rm" not in parts:
         return found

@@ -114,9 +114,8 @@ def box_of(m: Machine, i: Instruction, operand: str, thread: int) -> Box:
         not found.swizzle or found.box[0] * found.size == found.swizzle,
         f"a row of {found.box[0] * found.size} bytes under a swizzle of {found.swizzle}",
     )
-    index = (
-        np.indices(found.box[::-1]).reshape(dims, -1)[::-1] + np.array(starts)[:, None]
-    )  # innermost first, which varies fastest
+    # innermost first, which varies fastest
+    index = np.indices(found.box[::-1]).reshape(dims, -1)[::-1] + np.array(starts)[:, None]
     inside = ((index >= 0) & (index < np.array(found.extents)[:, None])).all(0)
     return Box(found, found.address + (index * np.array(found.strides)[:, None]).sum(0), inside)
 

@@ -1,9 +1,9 @@
 """Programs that run side by side: the blocks of a cluster take neighbours of axis 0, or of both
-axes, and a block that has several abreast (abreast.py) takes neighbours of axis 0. Such a team has
+axes, and a block that has several co-resident (co_resident.py) takes neighbours of axis 0. Such a team has
 one place in the order of programs (order.py), of which each of its programs has its own:
 
-    cluster 2 x 1, place 3, 5                 cluster 2 x 2, place 3, 5                              three programs abreast, place 3, 5; a ghost ahead of the first
-    %m = 3·2 + cluster_rank                   %m = 3·2 + cluster_rank mod 2                          %m = 3·3 − 1, where the team begins (its members: abreast.py)
+    cluster 2 x 1, place 3, 5                 cluster 2 x 2, place 3, 5                              three programs co_resident, place 3, 5; a ghost ahead of the first
+    %m = 3·2 + cluster_rank                   %m = 3·2 + cluster_rank mod 2                          %m = 3·3 − 1, where the team begins (its members: co_resident.py)
     %n = 5                                    %n = 5·2 + cluster_rank / 2                            %n = 5
 
 The launch is flat, and so are its clusters: one of 2 x 2 has four blocks in a row, and its rank
@@ -37,7 +37,7 @@ EFFECTS = (
 
 @dataclass(frozen=True)
 class Grid:
-    """The kernel's grid, its programs counted in teams: rows along axis 0, columns along axis 1,
+    """The kernel's grid, its programs counted in tile_groups: rows along axis 0, columns along axis 1,
     and the neighbours that a row has on all other axes. deep: there is an axis 2 (of layers), along
     which no team extends.
     """
@@ -68,9 +68,9 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Teams:
+class TileGroups:
     """A cluster's shape and this block's ranks along its axes; how many members a block has
-    abreast, and how many ghosts are ahead of the first program: beside the shortest ones, where
+    co_resident, and how many ghosts are ahead of the first program: beside the shortest ones, where
     programs differ in length.
     """
 
@@ -80,10 +80,10 @@ class Teams:
     ahead: SSAValue | None
 
     @staticmethod
-    def of(build: Builder, plan: Plan, grid: Grid, rows: SSAValue, uneven: bool) -> Teams:
+    def of(build: Builder, plan: Plan, grid: Grid, rows: SSAValue, uneven: bool) -> TileGroups:
         """rows: programs along axis 0. uneven: they differ in length."""
         ranks = place_in(build, plan.cluster) if plan.cluster != (1, 1) else ()
-        return Teams(
+        return TileGroups(
             plan.cluster,
             ranks,
             plan.members,

@@ -1,7 +1,7 @@
 """Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what does
 not depend on axis 0. What of it schedule-programs does.
 
-    three programs abreast                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
+    three programs co-resident                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
     %m = tile.program_id 0                      ->      %m = team·3 + %member
     for %n = %first to %last: …                         %real = %m < num_programs 0
     store                                               for %n = %first to (%real ? %last : %first): …    a ghost outside of the grid does nothing
@@ -19,7 +19,7 @@ be about to replace).
 
 Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192
 that the three have together, and only its own last block is masked. What they share is loaded once
-for all (warpgroups/abreast.py).
+for all (warpgroups/co_resident.py).
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
     begun = loop.lb.owner
     if not isinstance(begun, CLASSES["add"]) or begun.operands[1] is not loop.step:
         raise VerifyError(
-            "abreast: a rotated loop does not begin a step behind its first iteration"
+            "co_resident: a rotated loop does not begin a step behind its first iteration"
         )
     return begun.operands[0], loop.ub, loop.step

@@ -1,14 +1,14 @@
-"""Results leave in slabs: 64 rows a warpgroup by as many columns as a swizzle is wide, each
+"""Results leave in subtiles: 64 rows a warpgroup by as many columns as a swizzle is wide, each
 computed, written and sent before the next.
 
     %y = relu(%acc + %bias)                      %p = tile.slice %acc …;  %q = tile.slice %bias …        64 columns
-    tile.store %c[%m, %n] %y             ->      tile.write %slab, relu(%p + %q);  tile.copy_out …
+    tile.store %c[%m, %n] %y             ->      tile.write %subtile, relu(%p + %q);  tile.copy_out …
                                                  … the next 64
 
-`slab` and `slab_bytes` are the geometry, for the plan and for swizzle-shared. `Parts` makes a
-slab's part of a result: the slice moves through element-wise operations, broadcasts and loads up to
-where a tile must be whole, so that a warpgroup holds its sum and one slab of whatever the epilogue
-adds to it. A load that a slab needs is made while the slab before is under way.
+`subtile` and `subtile_bytes` are the geometry, for the plan and for swizzle-shared. `Parts` makes a
+subtile's part of a result: the slice moves through element-wise operations, broadcasts and loads up to
+where a tile must be whole, so that a warpgroup holds its sum and one subtile of whatever the epilogue
+adds to it. A load that a subtile needs is made while the subtile before is under way.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 232  # of a consumer's thread, for its sum, the loads of a slab and the slab itself,
+REGISTERS = 232  # of a consumer's thread, for its sum, the loads of a subtile and the subtile itself,
 # and what a long epilogue computes with: one of six operations on an element, or one that is not
 BUSY = 24
 LONG = 6  # among these; such an epilogue is computed for 8 columns at once
 DEEP = {
     "tile.erf"
-    # have several values of an element at once: of a slab 64 columns wide ptxas works at more
+    # have several values of an element at once: of a subtile 64 columns wide ptxas works at more
     # elements
     # side by side than registers hold
 }
@@ -45,7 +45,7 @@ SHORT, PIECE = (
 )
 
 
-def slab(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
+def subtile(store: tile.Store, groups: int, widest: int) -> tuple[int, int] | None:
     """Rows and columns (at most the widest) in which a store's tile leaves, where warpgroups share
     its rows; None if it leaves from registers.
     """
@@ -67,7 +67,7 @@ def _columns(t: TileType) -> list[int]:
 
 
 def widest(stores: Sequence[tile.Store], held: int, most: int = REGISTERS) -> int:
-    """Columns of a slab, beside a sum of so many registers a thread that has at most so many: fewer
+    """Columns of a subtile, beside a sum of so many registers a thread that has at most so many: fewer
     where the epilogue loads or computes much for each.
     """
     fitting = (32, 16) if any(op.name in DEEP for op in chain(stores)) else (64, 32, 16)
@@ -75,7 +75,7 @@ def widest(stores: Sequence[tile.Store], held: int, most: int = REGISTERS) -> in
 
 
 def beside(stores: Sequence[tile.Store], held: int, columns: int = 16) -> int:
-    """Registers of a thread with a sum of so many, while slabs leave."""
+    """Registers of a thread with a sum of so many, while subtiles leave."""
     within = chain(stores)
     return (
         held
@@ -109,19 +109,19 @@ def lasting(within: set[Operation]) -> bool:
 
 
 def turns(store: tile.Store, groups: int, widest: int, most: int) -> int:
-    """Slabs that a store's parts take in turn: as many as planned where that closes within a
-    program (the wait for a slab counts back by slabs).
+    """Subtiles that a store's parts take in turn: as many as planned where that closes within a
+    program (the wait for a subtile counts back by subtiles).
     """
-    (rows, columns), (m, n) = slab(store, groups, widest), store.value.type.extents
+    (rows, columns), (m, n) = subtile(store, groups, widest), store.value.type.extents
     return most if (m // rows) * (n // columns) % most == 0 else 1
 
 
-def slab_bytes(stores: Sequence[tile.Store], groups: int, widest: int, most: int) -> int:
-    """Shared memory for the slabs of a program's stores."""
+def subtile_bytes(stores: Sequence[tile.Store], groups: int, widest: int, most: int) -> int:
+    """Shared memory for the subtiles of a program's stores."""
     return sum(
         turns(op, groups, widest, most) * rows * columns * bits(op.value.type.element) // 8
         for op in stores
-        for rows, columns in [slab(op, groups, widest)]
+        for rows, columns in [subtile(op, groups, widest)]
     )
 
 
@@ -132,13 +132,13 @@ def vacated(
     groups: int,
     widest: int,
 ) -> list[tile.Load]:
-    """For each store a load of its own whose buffer its slabs fit, panel by panel: of as many rows,
+    """For each store a load of its own whose buffer its subtiles fit, panel by panel: of as many rows,
     and read in the loop alone, so that nobody needs it when results leave; empty where one has
     none.
     """
     found: list[tile.Load] = []
     for op in stores:
-        rows, columns = slab(op, groups, widest)
+        rows, columns = subtile(op, groups, widest)
 
         def fits(load):
             return (

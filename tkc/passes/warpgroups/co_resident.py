@@ -1,4 +1,4 @@
-"""Programs side by side (programs/abreast.py): one producer for all of them. A step of roles.py.
+"""Programs side by side (programs/co_resident.py): one producer for all of them. A step of roles.py.
 
     producer, for each team of three:                      consumers, three of one warpgroup each:
       Q of each, one behind the other                        wait for its own Q, stage + %who
@@ -26,7 +26,7 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
-from tkc.passes.programs.abreast import walked
+from tkc.passes.programs.co_resident import walked
 
 
 @dataclass(eq=False)
@@ -43,8 +43,8 @@ class Span:
         return Span(loop, *(mapping.get(v, v) for v in (self.first, self.last)))
 
 
-class Abreast:
-    """The programs of a role's loop over teams."""
+class CoResident:
+    """The programs of a role's loop over tile_groups."""
 
     def __init__(self, role: threads.Role, count: int, spans: dict[SSAValue, Span]):
         self.role, self.count, self.spans = role, count, spans
@@ -127,16 +127,16 @@ def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
                 isinstance(copy, shared.CopyAsync)
                 and found.setdefault(copy.buffer.owner.ring, loop) is not loop
             ):
-                raise VerifyError("abreast: two loops fill one ring")
+                raise VerifyError("co_resident: two loops fill one ring")
     return found
 
 
-class Producer(Abreast):
-    """Loads for all of a team."""
+class Producer(CoResident):
+    """Loads for all of a tile_group."""
 
     def gather(self) -> bool:
         """What each program has of its own is loaded for one after the other; loops become those of
-        the team. Whether they begin where a program stands.
+        the tile_group. Whether they begin where a program stands.
         """
         moving = any(span.first is not walked(span.loop)[0] for span in self.spans.values())
         for wait in [op for op in self.body.ops if isinstance(op, shared.WaitCopies)]:
@@ -234,8 +234,8 @@ class Producer(Abreast):
         ]
 
 
-class Consumer(Abreast):
-    """One program of a team."""
+class Consumer(CoResident):
+    """One program of a tile_group."""
 
     def part(self, full: dict[SSAValue, SSAValue]) -> None:
         """Its stages of each ring: those of its own, and where in the team's stream its loop
@@ -305,7 +305,7 @@ class Consumer(Abreast):
         while not (isinstance(stage.owner, Block) and stage.owner is self.body):
             loop = stage.owner.parent_op() if isinstance(stage.owner, Block) else None
             if not isinstance(loop, scf.ForOp) or stage.index == 0:
-                raise VerifyError("abreast: a ring's stage is not what its loops carry")
+                raise VerifyError("co_resident: a ring's stage is not what its loops carry")
             stage = loop.iter_args[stage.index - 1]
         return stage, self.body.args[stage.index + 1]
 

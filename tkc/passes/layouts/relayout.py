@@ -5,7 +5,7 @@ wgmma reads 8-bit factors K-major only. And where a dot's left factor is compute
 result, each lane has columns 2q, 2q + 1 of every eight, while 8-bit A wants four neighbours. A sum
 does not mind in which order its terms come: K is counted in the order of those registers
 (`permuted_k`), of both factors, so nothing moves between lanes. Either way the right factor is read
-and written once more (*restaged*), by a role of its own:
+and written once more (*relaid*), by a role of its own:
 
     %v = tile.load … : tile<K x N x f8, "…">                      the layout that ldmatrix gives, transposed where N is dense
     %p = reshape, transpose, reshape of %v                        K in its other order: a choice of registers
@@ -131,7 +131,7 @@ def _transposed(value: SSAValue, order: list[int], at: Operation) -> SSAValue:
     ).result
 
 
-def restaged(load: tile.Load, factor: SSAValue, k: int, turn: bool, at: Operation) -> SSAValue:
+def relaid(load: tile.Load, factor: SSAValue, k: int, turn: bool, at: Operation) -> SSAValue:
     """The factor of a dot as a tile in shared memory with K dense, made of a load in registers;
     turn: K permuted.
     """
