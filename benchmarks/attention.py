@@ -121,7 +121,7 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
     return Contest(
         f"attention-{'' if d == 128 else f'd{d}-'}{kind}-{s}",
         f"Attention forward, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of {rows} x"
-        f" {columns}{f', {co-resident} co-resident' * (co-resident > 1)}",
+        f" {columns}{f', {co_resident} co-resident' * (co_resident > 1)}",
         (
             Contestant("tkc", ours, "ours"),
             Contestant("cuDNN", cudnn),

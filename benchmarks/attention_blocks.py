@@ -85,7 +85,10 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
             "EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal
         )()
 
-    kind, (rows, columns, co_resident) = "causal" if causal else "full", block_of(q, k, v, causal, None)
+    kind, (rows, columns, co_resident) = (
+        "causal" if causal else "full",
+        block_of(q, k, v, causal, None),
+    )
     forced = tuple(
         Contestant(f"tkc {m} x {n}", ours(rows=m, columns=n), "ours") for m, n in BLOCKS[d]
     )
@@ -97,7 +100,7 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
     return Contest(
         f"attention-blocks-{name(d, s, causal)}",
         f"Attention forward by blocks, D = {d}, {kind}, S = {s}, bfloat16, by default blocks of"
-        f" {rows} x {columns}{f', {co-resident} co-resident' * (co-resident > 1)}",
+        f" {rows} x {columns}{f', {co_resident} co-resident' * (co_resident > 1)}",
         (Contestant("tkc", ours(), "ours"), *forced, Contestant("cuDNN", cudnn)),
         harness.gpu_timer,
         harness.GPU_TIMING,

@@ -202,7 +202,7 @@ def forward(
         f"attention-{name}-{kind}-{queries}",
         f"Attention forward, {name}, D = {d}, {kind}, S ="
         f" {queries}{'' if keys == queries else f' and {keys}'}, bfloat16, blocks of {rows} x"
-        f" {columns}{f', {co-resident} co-resident' * (co-resident > 1)}",
+        f" {columns}{f', {co_resident} co-resident' * (co_resident > 1)}",
         (Contestant("tkc", ours, "ours"), *rivals),
         harness.gpu_timer,
         harness.GPU_TIMING,

@@ -47,7 +47,9 @@ def co_resident(count: int, *others: tuple) -> tuple:
 
 
 # --------------------------------------------------------------------------------------------------
-FORMS = [Form(causal=causal, block=(64, 64), options=co_resident(3)) for causal in (False, True)] + [
+FORMS = [
+    Form(causal=causal, block=(64, 64), options=co_resident(3)) for causal in (False, True)
+] + [
     Form(32, True, (64, 32), options=co_resident(4)),
     Form(causal=True, block=(64, 64), options=co_resident(2, ("num_stages", 2))),
     Form(block=(64, 64), options=co_resident(3, ("cross_tile_prologue", False))),
@@ -219,8 +221,15 @@ def test_a_ring_too_short_for_what_is_passed_over(stages):
     """Programs of 64 rows and 16 columns: others' blocks behind its own are up to eight, and who
     waited for those with the last stage in hand would wait for ever.
     """
-    form = Form(64, True, (64, 16), options=co_resident(3, ("cross_tile_prologue", True), ("num_stages", stages)))
-    assert compiled(form)[1].plan.cross_tile_prologue and min(compiled(form)[1].plan.rings) == stages
+    form = Form(
+        64,
+        True,
+        (64, 16),
+        options=co_resident(3, ("cross_tile_prologue", True), ("num_stages", stages)),
+    )
+    assert (
+        compiled(form)[1].plan.cross_tile_prologue and min(compiled(form)[1].plan.rings) == stages
+    )
     for seed, (queries, keys, heads) in enumerate(
         ((300, 300, 2), (500, 130, 1), (130, 500, 2), (64, 64, 3), (700, 40, 1))
     ):
@@ -249,7 +258,9 @@ def test_stages_of_their_own_are_given_back_early():
         ]
         return ["inside" if op.parent is not loop else "outside" for op in arrive]
 
-    single, double = (Form(block=(64, 64), options=co_resident(3, ("num_stages", n))) for n in (2, 4))
+    single, double = (
+        Form(block=(64, 64), options=co_resident(3, ("num_stages", n))) for n in (2, 4)
+    )
     assert compiled(single)[1].plan.rings[0] == 3 and compiled(double)[1].plan.rings[0] == 6
     assert set(released(single)) == {"inside"} and released(double) == ["outside"]
 
@@ -352,7 +363,8 @@ def test_attention_of_the_library(options, programs, fuse, monkeypatch):
         _attention[-(-queries // 64), 2, 1](*args, **named)
         near((out, sums), attention_in_float64(q, k, v, **options), "bfloat16")
     assert any(
-        "co_resident" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
+        "co_resident" in line
+        for line in _attention.compile(*args, target="sm_90a", **named).decisions
     )
 
 
@@ -398,7 +410,8 @@ def test_ragged_batches(options, monkeypatch):
             "bfloat16",
         )
     assert any(
-        "co_resident" in line for line in _attention.compile(*args, target="sm_90a", **named).decisions
+        "co_resident" in line
+        for line in _attention.compile(*args, target="sm_90a", **named).decisions
     )
 
 
@@ -573,7 +586,9 @@ def scored(q, k, v, w, o, high, BN: tkc.constexpr):
 
 
 SCORED = pytest.mark.parametrize(
-    "options", [co_resident(3), co_resident(2, ("num_stages", 2)), (("roles", "cooperative"),)], ids=str
+    "options",
+    [co_resident(3), co_resident(2, ("num_stages", 2)), (("roles", "cooperative"),)],
+    ids=str,
 )
 SCORES = (5, 130, 40), (4, 700, 300), (7, 70, 33)
 
@@ -665,7 +680,9 @@ SLIDING = (
 
 
 @pytest.mark.parametrize(
-    "options", [co_resident(3), co_resident(2, ("num_stages", 4)), (("roles", "cooperative"),)], ids=str
+    "options",
+    [co_resident(3), co_resident(2, ("num_stages", 4)), (("roles", "cooperative"),)],
+    ids=str,
 )
 @pytest.mark.parametrize("wide", [False, True], ids=["", "more than 2^31 elements"])
 def test_a_window(options, wide):
@@ -701,14 +718,15 @@ def test_where_a_team_begins_and_ends_is_posted(options, posted):
         op for op in consumer.body.block.ops if op.name == "scf.while"
     ).after_region.block.ops
     assert (
-        count(consumer, threads.BroadcastLoad) == posted and sum(op.name == "tile.max" for op in top) <= 2
+        count(consumer, threads.BroadcastLoad) == posted
+        and sum(op.name == "tile.max" for op in top) <= 2
     )
 
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_what_is_not_posted_everyone_works_out(most, monkeypatch):
     """Where a team ends alone, or neither that nor where it begins."""
-    monkeypatch.setattr("tkc.passes.warpgroups.claims.MOST", most)
+    monkeypatch.setattr("tkc.passes.warpgroups.dynamic_tile_scheduler.MOST", most)
     modules, _ = windowed.__wrapped__(co_resident(3), False)
     assert count(role(modules[LAST], "consumer"), threads.BroadcastLoad) == 3 + most
     for number, shape in enumerate(SLIDING[:4]):
@@ -937,7 +955,12 @@ def test_as_many_as_there_are_registers_for(form, count, reason):
 
 @pytest.mark.parametrize(
     "options",
-    [(("programs", 1),), (("roles", "cooperative"),), (("num_warps", 4),), (("dynamic_schedule", False),)],
+    [
+        (("programs", 1),),
+        (("roles", "cooperative"),),
+        (("num_warps", 4),),
+        (("dynamic_schedule", False),),
+    ],
     ids=str,
 )
 def test_who_asks_for_something_else_gets_it(options):

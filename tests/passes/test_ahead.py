@@ -87,7 +87,11 @@ def test_programs_are_claimed_late_and_told_briefly():
         [type(op) for op in region.block.ops if isinstance(op, kinds)] for region in branch.regions
     )
     assert loads == [threads.TmaLoad, *kinds] and nothing == [*kinds[1:3]]
-    assert count(producer, threads.BroadcastStore) == 2 * count(consumer, threads.BroadcastLoad) == 2 * 4
+    assert (
+        count(producer, threads.BroadcastStore)
+        == 2 * count(consumer, threads.BroadcastLoad)
+        == 2 * 4
+    )
     fetch = next(op for op in consumer.walk() if isinstance(op, threads.BroadcastLoad))
     ops = list(fetch.parent.ops)
     assert not any(isinstance(op, shared.Write) for op in ops[: ops.index(fetch)]) and any(

@@ -288,7 +288,11 @@ def test_who_loads_what(form):
         and count(consumer, shared.Read) == copied * parts
     )
     numbers = [
-        [op for op in r.walk() if isinstance(op, kind) and op.box.owner.ring.name_hint == "broadcast"]
+        [
+            op
+            for op in r.walk()
+            if isinstance(op, kind) and op.box.owner.ring.name_hint == "broadcast"
+        ]
         for r, kind in ((producer, threads.BroadcastStore), (consumer, threads.BroadcastLoad))
     ]
     assert [len(found) for found in numbers] == [posted, posted]
@@ -460,7 +464,9 @@ def test_side_by_side_each_program_has_its_own(options):
         ),
         **dict(options),
     )
-    assert given.plan.roles == "co_resident" and Counter(load.path for load in given.plan.loads) == {
+    assert given.plan.roles == "co_resident" and Counter(
+        load.path for load in given.plan.loads
+    ) == {
         "tma": 2,
         "registers": 2,
         "broadcast": 1,

@@ -243,7 +243,10 @@ STREAM = {
 
 @pytest.mark.parametrize(
     "options, known",
-    [((), RELEASED | IMPLIED), ((("cross_tile_prologue", True),), RELEASED | IMPLIED | FRESH | STREAM)],
+    [
+        ((), RELEASED | IMPLIED),
+        ((("cross_tile_prologue", True),), RELEASED | IMPLIED | FRESH | STREAM),
+    ],
     ids=["", "fused"],
 )
 def test_every_mutant_is_found(options, known):
@@ -297,7 +300,9 @@ def test_three_and_four_warpgroups(form):
 
 # --------------------------------------------------------------------------------------------------
 FUSED = [
-    Form(causal=c, block=(64, 64), options=(("roles", "cooperative"), ("cross_tile_prologue", True)))
+    Form(
+        causal=c, block=(64, 64), options=(("roles", "cooperative"), ("cross_tile_prologue", True))
+    )
     for c in (False, True)
 ] + [
     Form(128, True, options=(("cross_tile_prologue", True),)),

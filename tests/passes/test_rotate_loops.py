@@ -239,7 +239,9 @@ def test_programs_that_follow_each_other(fn, rows):
         lambda step, module: modules.setdefault(step, module.clone()),
     )
     assert (
-        given.plan.roles == "cooperative" and given.plan.rotate and given.plan.cross_tile_prologue == (rows == 128)
+        given.plan.roles == "cooperative"
+        and given.plan.rotate
+        and given.plan.cross_tile_prologue == (rows == 128)
     )
     for steps in range(4):
         ins = [

@@ -47,9 +47,11 @@ EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 @EVERY
 def test_every_level(form):
     made = compiled(form)[1]
-    assert is_forced(form.options, made) and made.plan.subtiles == 0 and made.plan.reuse_operand_stages == (0,), (
-        made.decisions
-    )
+    assert (
+        is_forced(form.options, made)
+        and made.plan.subtiles == 0
+        and made.plan.reuse_operand_stages == (0,)
+    ), made.decisions
     assert (
         len(
             {
@@ -224,7 +226,9 @@ def check_other(module, kernel, places: int, rows: int, high: int, run=run, **ho
             )
 
 
-@pytest.mark.parametrize("options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str)
+@pytest.mark.parametrize(
+    "options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str
+)
 def test_two_results(options):
     modules, given = other(both, *options)
     assert is_forced(options, given) and given.plan.reuse_operand_stages == (0, 1), given.decisions
@@ -236,12 +240,15 @@ def test_two_results(options):
         check_other(modules[LAST], both, *shape, seed=seed, resident=1 + seed)
 
 
-@pytest.mark.parametrize("options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str)
+@pytest.mark.parametrize(
+    "options", [co_resident(3), co_resident(2, THROUGH), (*ALONE, THROUGH)], ids=str
+)
 def test_a_result_that_leaves_from_registers_after_all(options):
     modules, given = other(also_turned, *options)
     assert (
         given.plan.reuse_operand_stages == (0, 1)
-        and count(role(modules[LAST], "consumer"), threads.TmaStore) == 1 + given.plan.cross_tile_prologue
+        and count(role(modules[LAST], "consumer"), threads.TmaStore)
+        == 1 + given.plan.cross_tile_prologue
     ), given.decisions
     for seed, module in enumerate([*without_threads(modules), *[modules[LAST]] * 3]):
         q, r, *given = (

@@ -50,9 +50,8 @@ class Case:
     make: object
     constants: dict
     grid: tuple
-    expected: object = (
-        None  # of the arguments: what the last array must be, by another way than level 0
-    )
+    # of the arguments: what the last array must be, by another way than level 0
+    expected: object = None
 
 
 def case(threads: str, make, grid=(1,), expected=None, **constants):

@@ -32,9 +32,8 @@ class Parameter:
     order: tuple[int, ...] = ()  # map: the array's axes in the map's order; empty: as they are
     swizzle: int = 0  # map: bytes
     panelled: bool = False  # map: the last axis split in panels of `swizzle` bytes
-    fetch: int = (
-        0  # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
-    )
+    # map: bytes at most that the L2 cache asks memory for at once; 0: as many as it can
+    fetch: int = 0
     bytes: int = 0  # workspace
     each: int = 0  # workspace
 
@@ -86,9 +85,8 @@ class Interface:
     debug: int = 0
     sites: tuple[Site, ...] = ()
     split: int = 1  # persistent: blocks that can work on one program of the grid
-    together: bool = (
-        False  # persistent: blocks wait for one another, so that none may begin before all can
-    )
+    # persistent: blocks wait for one another, so that none may begin before all can
+    together: bool = False
 
     def to_json(self) -> dict:
         return asdict(self)

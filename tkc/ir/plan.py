@@ -76,9 +76,8 @@ class Plan:
     dots: tuple[DotPlan, ...] = ()  # one a dot, in program order
     loads: tuple[LoadPlan, ...] = ()  # one a load, in program order
     roles: str = "one"  # "one", "cooperative", "pingpong" or "co_resident"
-    registers: tuple[int, ...] | None = (
-        None  # of a producer's and a consumer's thread, and of one that lays factors anew
-    )
+    # of a producer's and a consumer's thread, and of one that lays factors anew
+    registers: tuple[int, ...] | None = None
     programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (co_resident)
     cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
     cluster_split: tuple[int, int] = (
@@ -99,10 +98,10 @@ class Plan:
     # shared memory
     register_transpose: bool = False
     rows: bool = False  # and then leave in whole rows, through shared memory
-    resident_operands: bool = (
-        False  # persistent: blocks that all programs read are read once and kept in registers
-    )
-    dynamic_schedule: bool = False  # blocks claim their programs one by one; else they are dealt out
+    # persistent: blocks that all programs read are read once and kept in registers
+    resident_operands: bool = False
+    # blocks claim their programs one by one; else they are dealt out
+    dynamic_schedule: bool = False
     split_k: int = 1  # programs that share one output block, each a part of k
     # programs of the last wave are shared by all blocks, each in at most so many parts of k (0:
     # they are not)
@@ -110,16 +109,13 @@ class Plan:
     rings: tuple[int, ...] = ()  # stages of each ring that a producer fills
     # numbers of the dots that run one iteration late, with what needs them there
     rotate: tuple[int, ...] = ()
-    cross_tile_prologue: bool = (
-        False  # the first dot of a block's next program is issued before this one's results leave
-    )
-    relax: bool = (
-        True  # running maxima that only keep powers small are brought up to date where needed
-    )
+    # the first dot of a block's next program is issued before this one's results leave
+    cross_tile_prologue: bool = False
+    # running maxima that only keep powers small are brought up to date where needed
+    relax: bool = True
     epilogue: str = "direct"  # stores of accumulators: "direct", "shared" or "tma"
-    subtiles: int = (
-        1  # tma: buffers in turn through which each result leaves; 0: through stages of rings,
-    )
+    # tma: buffers in turn through which each result leaves; 0: through stages of rings,
+    subtiles: int = 1
     # of these loads, which a program then needs no longer, one a result;
     reuse_operand_stages: tuple[int, ...] = ()
     columns: int = 64  # and at most so many of its columns at once

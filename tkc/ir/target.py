@@ -72,9 +72,8 @@ class Target:
     # multiply-add is two),
     tensor: int = 1024
     clock: float = 1.5  # GHz it keeps up under load,
-    fabric: float = (
-        46.0  # bytes a clock from the L2 cache to each multiprocessor, all of them busy,
-    )
+    # bytes a clock from the L2 cache to each multiprocessor, all of them busy,
+    fabric: float = 46.0
     memory: float = 900.0  # GB/s of the device's memory that a long read reaches,
     cache: int = 32 << 20  # bytes of L2 that one kernel may count on
     # multiprocessors that stand together, for a cluster's blocks are neighbours

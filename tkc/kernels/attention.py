@@ -309,7 +309,9 @@ def _blocks(
 
     def each(rows, co_resident=1):
         return (
-            0 if target == "cpu" else programs(rows, co_resident) / tkc.target(target).multiprocessors
+            0
+            if target == "cpu"
+            else programs(rows, co_resident) / tkc.target(target).multiprocessors
         )
 
     if rows is not None and rows > 128:
@@ -344,7 +346,8 @@ def _blocks(
                         (
                             Block(64, 64, n := CO_RESIDENT[most][0]),
                             64 * n,
-                            CO_RESIDENT[most][1] * (1 + CO_RESIDENT[most][2] / uneven if uneven else 1),
+                            CO_RESIDENT[most][1]
+                            * (1 + CO_RESIDENT[most][2] / uneven if uneven else 1),
                         )
                     )
             if keys:
@@ -411,7 +414,7 @@ def block_of(
     def tile_groups(rows: int, co_resident: int) -> float:
         """Of teams with programs missing there is one a head, of the shortest; the others have all."""
         return (
-            programs(rows) / co-resident
+            programs(rows) / co_resident
             + (programs(rows * co_resident) - programs(rows) / co_resident) * shortest
         )
 
@@ -462,8 +465,8 @@ def options_of(q: Array, k: Array, block: Block) -> dict[str, int]:
     and each of those side by side one. Raises LaunchError where there is none.
     """
     rows = block.rows
-    if block.co-resident > 1 or rows == 64:
-        return {"programs": block.co-resident} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
+    if block.co_resident > 1 or rows == 64:
+        return {"programs": block.co_resident} if tkc.target_of(q) == "sm_90a" and _loops(k) else {}
     if rows <= 128 or (target := tkc.target_of(q)) == "cpu":
         return {}
     if target != "sm_90a" or dtype_of(q) in ("float32", FLOAT8):

@@ -51,13 +51,11 @@ class Options:
     num_warps: int | None = None  # warps that compute a program; those that copy come on top
     num_stages: int | None = None  # buffers of each ring of copies: how far loads run ahead
     num_ctas: int = 1  # blocks of a cluster that share the tiles of one program
-    cluster: tuple[int, int] | None = (
-        None  # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
-    )
+    # neighbouring programs along axes 0 and 1 that share a cluster, and what they copy
+    cluster: tuple[int, int] | None = None
     maxnreg: int | None = None  # registers a thread, at most, of a kernel without roles
-    roles: str | None = (
-        None  # "one", "cooperative", "pingpong" or "co_resident": who copies, who multiplies
-    )
+    # "one", "cooperative", "pingpong" or "co_resident": who copies, who multiplies
+    roles: str | None = None
     # at once in a block; 2: ping-pong between programs; 2 to 4 co_resident: neighbours of axis 0 side
     # by side, a warpgroup each
     programs: int | None = None
@@ -75,34 +73,31 @@ class Options:
     sum_parts: int | None = None
     # a block takes one program after the other, and reads the next one's while it computes
     persistent: bool | None = None
-    turned: bool | None = (
-        None  # what is read along one axis and written along another is turned in registers
-    )
-    cross_tile_prologue: bool | None = None  # the next program's first dot runs under this one's epilogue
-    rotate: bool | None = (
-        None  # dots that wait for vector work run one iteration late, beside others (rotate-loops)
-    )
-    left_operand: str | None = (
-        None  # where a dot's left factor is read: "shared" memory, or "registers"
-    )
+    # what is read along one axis and written along another is turned in registers
+    register_transpose: bool | None = None
+    # the next program's first dot runs under this one's epilogue
+    cross_tile_prologue: bool | None = None
+    # dots that wait for vector work run one iteration late, beside others (rotate-loops)
+    rotate: bool | None = None
+    # where a dot's left factor is read: "shared" memory, or "registers"
+    left_operand: str | None = None
     swap_dots: bool | None = None  # dots are computed as their transposes (bᵀ aᵀ)ᵀ, or not
-    split_warps: tuple[int, int] | None = (
-        None  # warps along m and n that share a dot of mma.sync or of multiply-adds
-    )
+    # warps along m and n that share a dot of mma.sync or of multiply-adds
+    split_warps: tuple[int, int] | None = None
     # how a dot's results leave: "tma", through subtiles in shared memory, or "direct", from registers
     epilogue: str | None = None
-    store_columns: int | None = (
-        None  # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
-    )
+    # of a result that leave at once, at most: 8 (from registers), 16, 32 or 64
+    store_columns: int | None = None
     # buffers in turn through which each result leaves; 0: through the stages of what a program has
     # then read for the last time
     subtiles: int | None = None
-    queue: bool | None = None  # blocks claim their programs one by one, or they are dealt out
+    dynamic_schedule: bool | None = (
+        None  # blocks claim their programs one by one, or they are dealt out
+    )
     prefetch: bool | None = None  # loops without dots read one iteration ahead
     relax: bool | None = None  # False: running maxima stay exact (relax-stabilizers)
-    debug: int = (
-        0  # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
-    )
+    # checks that trap, as TKC_DEBUG asks for: True, or the seconds that a wait may take
+    debug: int = 0
     extra: tuple[tuple[str, Any], ...] = field(default=())
 
 

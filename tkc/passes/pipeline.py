@@ -42,9 +42,8 @@ PIPELINE = (
 )
 
 
-ROUNDS = (
-    8  # of planning: four kinds of plans, each of which learns once or twice what it must leave
-)
+# of planning: four kinds of plans, each of which learns once or twice what it must leave
+ROUNDS = 8
 T = TypeVar("T")
 
 

@@ -474,7 +474,9 @@ def _plan(program: Program, context: PassContext) -> Plan:
     each = _accumulators(program, warps)
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     turned = (
-        not program.dots and context.options.register_transpose is not False and streaming.turns(program.kernel)
+        not program.dots
+        and context.options.register_transpose is not False
+        and streaming.turns(program.kernel)
     )
     in_rows = (
         turned
@@ -518,7 +520,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
         stages,
         dots,
         loads,
-        spread=spread,
+        cluster_split=spread,
         prefetch=reading.prefetch,
         raster=raster,
         persistent=persistent,
@@ -749,12 +751,12 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
     if (program := Program.of(kernel_of(module))).dots:
         return ""
     made = _plan(program, context)
-    if fits(program.kernel, made.warps, made.spread[0], context) or any(
+    if fits(program.kernel, made.warps, made.cluster_split[0], context) or any(
         load.path == "own" for load in made.loads
     ):
         return ""
     return (
-        f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.spread[0]))}"
+        f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.cluster_split[0]))}"
         f" registers of tiles a thread, are not for {context.target.name}"
     )
 

@@ -37,12 +37,12 @@ from tkc.ir.types import TileType
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping
 from tkc.passes.programs import co_resident
-from tkc.passes.programs.claims import Lookup, claimed, claimed_ahead
+from tkc.passes.programs.dynamic_tile_scheduler import Lookup, claimed, claimed_ahead
 from tkc.passes.programs.order import in_groups, order_of, uneven
 from tkc.passes.programs.serpentine import backwards
 from tkc.passes.programs.split_k import Part, divide
 from tkc.passes.programs.stream_k import Deal, Turn, share
-from tkc.passes.programs.teams import Grid, TileGroups, guard_effects
+from tkc.passes.programs.tile_groups import Grid, TileGroups, guard_effects
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -87,7 +87,11 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.body.block.last_op,
         plan.cluster[0] * plan.cluster[1],
     )
-    inside = _dependent(block) if plan.dots else _each_program(block, plan.resident_operands, context.overlaps)
+    inside = (
+        _dependent(block)
+        if plan.dots
+        else _each_program(block, plan.resident_operands, context.overlaps)
+    )
     if not inside:
         return
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId)]
@@ -114,7 +118,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     first, step = build(Identity("cluster")), build(Identity("clusters"))
     deal = Deal.of(total, sums, step, plan.stream_k, end, size) if plan.stream_k else None
     by_length = uneven(kernel, plan)
-    teams = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
+    tile_groups = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
     rank = build(Identity("cluster_rank")) if deal and tile_groups.ranks else None
     order = order_of(by_length, plan, build, grid, tile_groups, step, context)
 

@@ -52,7 +52,7 @@ from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import after, before, counted_slice, defining_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.threads import Fetch, NextProgram, Post, Vote
+from tkc.ir.threads import BroadcastLoad, NextProgram, BroadcastStore, Vote
 from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, unchanged
@@ -60,7 +60,16 @@ from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import is_free
-from tkc.passes.layouts.subtiles import BUSY, REGISTERS, Parts, burden, moved, neighbours, subtile, turns
+from tkc.passes.layouts.epilogue_subtiles import (
+    BUSY,
+    REGISTERS,
+    Parts,
+    burden,
+    moved,
+    neighbours,
+    subtile,
+    turns,
+)
 from tkc.passes.planning.hopper import leaves, results
 
 
@@ -1024,7 +1033,7 @@ def _claim(op: NextProgram, plan: Plan) -> None:
     ).result
     buffer.name_hint = "claimed"
     if blocks == 1:
-        after(told, Post(buffer, op.result))
+        after(told, BroadcastStore(buffer, op.result))
     else:
         layout = Layout((blocks,), (), (copies(32),), (copies(plan.warps),), (Digit(blocks, 0, 1),))
         after(
@@ -1032,7 +1041,7 @@ def _claim(op: NextProgram, plan: Plan) -> None:
             number := tile.Splat(op.result, TileType((blocks,), i32, layout)),
             shared.Write(buffer, number.result, everywhere=True, lone=True),
         )
-    value = before(wanted, Fetch(buffer)).result
+    value = before(wanted, BroadcastLoad(buffer)).result
     for user in users:
         user.operands = [value if v is op.result else v for v in user.operands]
 

@@ -157,8 +157,8 @@ SYNCHRONISING = (
     T.Send,
     shared.Read,
     shared.Write,
-    T.Post,
-    T.Fetch,
+    T.BroadcastStore,
+    T.BroadcastLoad,
 )
 DROPPED = (
     T.Barrier,
@@ -190,8 +190,8 @@ USES = (
     T.Send,
     shared.Read,
     shared.Write,
-    T.Post,
-    T.Fetch,
+    T.BroadcastStore,
+    T.BroadcastLoad,
     T.MbarrierArrive,
 )
 
@@ -243,8 +243,8 @@ def _waits_before(op: Operation) -> bool:
             T.DotAsync,
             shared.Read,
             shared.Write,
-            T.Post,
-            T.Fetch,
+            T.BroadcastStore,
+            T.BroadcastLoad,
         ),
     )
 

@@ -165,7 +165,7 @@ def _finish(each: np.ndarray, blocks: int, dynamic_schedule: bool) -> float:
     """When the last of so many blocks ends that take programs in order."""
     if not len(each):
         return 0.0
-    if not queue:
+    if not dynamic_schedule:
         return float(max(each[b::blocks].sum() for b in range(min(blocks, len(each)))))
     free = [float(x) for x in each[:blocks]]
     heapify(free)

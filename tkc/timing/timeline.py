@@ -157,9 +157,8 @@ class Agent:
         self.flying: list[int] = []  # dots of the groups committed and of the one open
         self.bulk: list[float] = []  # when the groups of copies out have read their buffers
         self.sending = 0.0
-        self.waits: tuple | None = (
-            None  # (whether it is over, for what, dots that may be left, since when)
-        )
+        # (whether it is over, for what, dots that may be left, since when)
+        self.waits: tuple | None = None
         self.work: list | None = None  # [part left, demand, begin]
         self.asks: Iterator | None = None
         self.marks: list[float] = []
@@ -447,7 +446,9 @@ class Machine:
         if agent.single:
             of_tile_group[number] = of_tile_group.get(number, 0) + (some := many(FEW))
         else:
-            some = min(many(2), of_tile_group.get(number, 0) - agent.env.get(("left out", number), 0))
+            some = min(
+                many(2), of_tile_group.get(number, 0) - agent.env.get(("left out", number), 0)
+            )
             agent.env["left out", number] = agent.env.get(("left out", number), 0) + some
         return some
 

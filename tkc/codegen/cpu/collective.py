@@ -21,9 +21,8 @@ from tkc.ir.reductions import FUNCTION
 from tkc.ir.types import TileType, element_of, is_bool, is_float
 
 State = Sequence[str]  # accumulators, held, of `w` lanes
-CHEAP = (
-    8  # of `cost`: below it a reduction runs over 64 lanes at once, to hide the latency of the sums
-)
+# of `cost`: below it a reduction runs over 64 lanes at once, to hide the latency of the sums
+CHEAP = 8
 
 
 def branches(region) -> bool:

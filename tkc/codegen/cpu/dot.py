@@ -337,9 +337,8 @@ class Dots:
             )
 
             def place(nest: Nest, index):
-                *outer, i, j = (
-                    index  # a chunk starts at a multiple of its width, which divides a panel
-                )
+                # a chunk starts at a multiple of its width, which divides a panel
+                *outer, i, j = index
                 if not j.base.startswith("%"):
                     column = int(j.base)
                     return nest.address(

@@ -420,7 +420,7 @@ def emit(module: ModuleOp | Kernel, target: Target, debug: int = 0) -> PtxProgra
                 f"one kernel is emitted at a time, but the module has {len(kernels)}"
             )
         kernel = kernels[0]
-    from tkc.codegen.ptx.homes import assign_homes
+    from tkc.codegen.ptx.register_coalescing import assign_homes
 
     e = Emitter(kernel, target, debug)
     for number, argument in enumerate(kernel.arguments):

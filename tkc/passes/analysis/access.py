@@ -198,7 +198,7 @@ class Access:
         that will be `reduced`, where the others have room. `share`: shorter vectors rather than
         idle threads. `spread`: as in a Plan.
         """
-        blocks, extent = spread
+        blocks, extent = cluster_split
         if blocks > 1:
             axis = next((a for a, n in enumerate(self.shape) if n == extent), None)
             mine = (

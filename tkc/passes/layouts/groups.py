@@ -411,7 +411,9 @@ class Groups:
                 t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps
             )
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        found = widest.layout(self.plan.warps, self._reduced(root), not copied, self.plan.cluster_split)
+        found = widest.layout(
+            self.plan.warps, self._reduced(root), not copied, self.plan.cluster_split
+        )
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
@@ -452,7 +454,7 @@ class Groups:
         ).layout(
             self.plan.warps,
             tuple(set(reduced)) if len(set(reduced)) < t.rank else (),
-            spread=self.plan.cluster_split,
+            cluster_split=self.plan.cluster_split,
         )
 
     # ---- answers
@@ -508,12 +510,16 @@ class Groups:
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
         # roles convert nothing between warps
-        kept = self.plan.cluster_split[0] > 1 or isinstance(op, tile.Store) and self.plan.roles != "one"
+        kept = (
+            self.plan.cluster_split[0] > 1
+            or isinstance(op, tile.Store)
+            and self.plan.roles != "one"
+        )
         if have is not None and self.plan.register_transpose and isinstance(op, tile.Store):
             have = vectors_first(have, access.order[0])
         if have is not None and (kept or self._by_map(op) or access.fits(have, self.plan.warps)):
             return have
-        return access.layout(self.plan.warps, spread=self.plan.cluster_split)
+        return access.layout(self.plan.warps, cluster_split=self.plan.cluster_split)
 
     def _by_map(self, op: Operation) -> bool:
         """Whether a tensor map copies a load's block: threads only read it where it then lies."""

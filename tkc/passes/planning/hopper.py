@@ -44,8 +44,15 @@ from tkc.passes.analysis.access import addresses, kernel_around, unchanged, writ
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
-from tkc.passes.layouts.subtiles import REGISTERS as SUBTILES
-from tkc.passes.layouts.subtiles import beside, subtile, subtile_bytes, turns, vacated, widest
+from tkc.passes.layouts.epilogue_subtiles import REGISTERS as SUBTILES
+from tkc.passes.layouts.epilogue_subtiles import (
+    beside,
+    subtile,
+    subtile_bytes,
+    turns,
+    vacated,
+    widest,
+)
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import (
     ADDRESSES,
@@ -389,7 +396,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         )
     )
     queue = not unclaimed and (
-        members > 1 or uneven or bool(late) if options.dynamic_schedule is None else options.dynamic_schedule
+        members > 1 or uneven or bool(late)
+        if options.dynamic_schedule is None
+        else options.dynamic_schedule
     )
     # a program's Q must find room beside the one before's, also in registers; measured where two
     # warpgroups share a program, and where three have programs whose loops begin at one place:
@@ -406,7 +415,11 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
     )
     fuse = (
-        (pays and not options.debug if options.cross_tile_prologue is None else options.cross_tile_prologue)
+        (
+            pays and not options.debug
+            if options.cross_tile_prologue is None
+            else options.cross_tile_prologue
+        )
         and twice
         and bool(late)
         and queue
@@ -886,9 +899,7 @@ def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
         early = {load for dot in group if dot in late for load in staged(dot, options)}
         here = [load for load in _loads(group, options) if load not in early]
         apart = [
-            load
-            for load in here
-            if load.parent_op() is not group[0].parent_op() or load in relaid
+            load for load in here if load.parent_op() is not group[0].parent_op() or load in relaid
         ]
         rings += [[load] for load in apart]
         if together := [load for load in here if load not in apart]:
@@ -1097,7 +1108,9 @@ def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
         if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
     ]
     return [
-        op for op in stores if subtile(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
+        op
+        for op in stores
+        if subtile(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
     ]
 
 

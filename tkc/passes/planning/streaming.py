@@ -484,7 +484,11 @@ def ahead(
         and more + kept <= left
         and peak + each(sum(op.result.type.size for op in shares.alike)) <= most,
     )  # kept as what is computed with
-    queue = bool(own) and not tile.waits_for_programs(kernel) and context.options.dynamic_schedule is not False
+    queue = (
+        bool(own)
+        and not tile.waits_for_programs(kernel)
+        and context.options.dynamic_schedule is not False
+    )
 
     def resident(more):
         return context.target.registers // (

@@ -28,7 +28,7 @@ from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
 from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
-from tkc.passes.programs.teams import Grid, TileGroups
+from tkc.passes.programs.tile_groups import Grid, TileGroups
 
 SECTION = 2  # of the cache, one part in so many
 LEVEL = (
@@ -340,7 +340,12 @@ class SlidingWindow:
 
     @staticmethod
     def of(
-        build: Builder, grid: Grid, loop: scf.ForOp, room: int, tile_groups: TileGroups, blocks: SSAValue
+        build: Builder,
+        grid: Grid,
+        loop: scf.ForOp,
+        room: int,
+        tile_groups: TileGroups,
+        blocks: SSAValue,
     ) -> SlidingWindow:
         one, few = build.number(1), _short(build, loop, grid.rows, tile_groups)
         most = build.sub(grid.rows, few)

@@ -213,7 +213,7 @@ def share(
 
     def own(n, tile_group):
         return (
-            team if rank is None else n.add(n.mul(team, size), rank)
+            tile_group if rank is None else n.add(n.mul(tile_group, size), rank)
         )  # of what a cluster has of each kind, this block's
 
     counter = n(PointerAdd(n(Workspace(i32, 4 * MOST, whole=True)), own(n, turn.place)))

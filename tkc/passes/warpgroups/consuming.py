@@ -24,7 +24,7 @@ from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, st
 from tkc.ir.types import PendingType, TileType
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.factors import running_sums
-from tkc.passes.warpgroups.leaving import give_back, send, stage_of
+from tkc.passes.warpgroups.epilogue_stores import give_back, send, stage_of
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
 

@@ -20,7 +20,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
 from tkc.passes.programs.clusters import Multicast
-from tkc.passes.warpgroups import posts
+from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import (
     RingBarriers,
@@ -57,7 +57,7 @@ def produce(
                 ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result
             ),
         )
-        posts.behind(head.prev_op, stage)
+        broadcasts.behind(head.prev_op, stage)
         before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)

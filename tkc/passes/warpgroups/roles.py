@@ -27,7 +27,7 @@ converter, the other. Its copy of the loops keeps the reads, what lies between, 
                                          consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
 
 What each role then does stands in producing.py and consuming.py. Numbers that the producer loads
-for the consumers it posts beside a stage (posts.py). Results leave by copies of their own
+for the consumers it posts beside a stage (broadcasts.py). Results leave by copies of their own
 (leaving.py).
 """
 
@@ -46,10 +46,10 @@ from tkc.passes.layouts.relayout import WARPS as CONVERTER_WARPS
 from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
-from tkc.passes.warpgroups import onward, posts
+from tkc.passes.warpgroups import broadcasts, co_resident_prologue
 from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
-from tkc.passes.warpgroups.boundaries import fuse
-from tkc.passes.warpgroups.claims import claim_ahead, foresee, room_left, share
+from tkc.passes.warpgroups.cross_tile_prologue import fuse
+from tkc.passes.warpgroups.dynamic_tile_scheduler import claim_ahead, foresee, room_left, share
 from tkc.passes.warpgroups.consuming import consume
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
@@ -72,7 +72,7 @@ PRODUCER_WARPS = 4
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     block, members = kernel.body.block, plan.members
     common = spans(_programs(block), members) if members > 1 else {}
-    posted = posts.post(kernel, plan)
+    posted = broadcasts.post(kernel, plan)
     if plan.dynamic_schedule:
         foreseen = foresee(
             _programs(block),
@@ -143,7 +143,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         consumer.body.block.add_op(op)
     stamp(producer.parent_op(), first)
     for role in (producer, consumer):
-        posts.halve(role, posted, role is producer)
+        broadcasts.halve(role, posted, role is producer)
     if plan.dynamic_schedule:
         share(producer, [consumer, *converters], members)
     if (
@@ -170,7 +170,9 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         own_buffers(consumer)
     elif plan.programs == 2:
         alternate(consumer)
-    if plan.cross_tile_prologue and not (onward.fuse(consumer) if members > 1 else fuse(producer, consumer)):
+    if plan.cross_tile_prologue and not (
+        co_resident_prologue.fuse(consumer) if members > 1 else fuse(producer, consumer)
+    ):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
             " with their last: their boundaries are not fused"

@@ -114,9 +114,8 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
             for slot, i in zip(places, follows, strict=False):
                 carried[i] = before(place, threads.BroadcastLoad(slot)).result
             before(place, threads.MbarrierArrive(empty, stage, each="warp"))
-            end.operands = (
-                carried  # what only the producer works out has lost its use, and is swept away
-            )
+            # what only the producer works out has lost its use, and is swept away
+            end.operands = carried
             replace(claim, carried[follows[0] : follows[0] + 1])
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 

@@ -26,7 +26,8 @@ from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
 
 GROUP_ROWS, SWIZZLES = 64, (128, 64, 32)
-REGISTERS = 232  # of a consumer's thread, for its sum, the loads of a subtile and the subtile itself,
+# of a consumer's thread, for its sum, the loads of a subtile and the subtile itself,
+REGISTERS = 232
 # and what a long epilogue computes with: one of six operations on an element, or one that is not
 BUSY = 24
 LONG = 6  # among these; such an epilogue is computed for 8 columns at once

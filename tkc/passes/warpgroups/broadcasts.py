@@ -35,7 +35,9 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
     """
     found = set[SSAValue]()
     for load in [
-        op for op in kernel.walk() if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
+        op
+        for op in kernel.walk()
+        if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
     ]:
         if not any(isinstance(op, tile.Dot) for op in load.parent.ops):
             continue  # what fetch-ahead asks for before the loop
@@ -85,7 +87,10 @@ def _posted(
             ),
         )
     before(
-        wait, threads.BroadcastStore(place, number if t == i32 else before(wait, Bitcast(number, i32)).result)
+        wait,
+        threads.BroadcastStore(
+            place, number if t == i32 else before(wait, Bitcast(number, i32)).result
+        ),
     )
     return ring
 
@@ -120,7 +125,9 @@ def behind(anchor: Operation, stage: SSAValue) -> None:
     """
     places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
     for op in [
-        op for op in anchor.parent.ops if isinstance(op, threads.BroadcastStore) and op.box.owner in places
+        op
+        for op in anchor.parent.ops
+        if isinstance(op, threads.BroadcastStore) and op.box.owner in places
     ]:
         known = [v for v in defining_slice(op.operands, op.parent) if anchor.is_before_in_block(v)]
         for x in (*known, op):
