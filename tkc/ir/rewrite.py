@@ -8,6 +8,7 @@ pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
@@ -18,8 +19,10 @@ from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.text import is_unknown
 from tkc.ir.tile import Constant
 
+O = TypeVar("O", bound=Operation)
 
-def stamp(op: Operation, like: Operation) -> Operation:
+
+def stamp(op: O, like: Operation) -> O:
     """Gives an operation (and those inside it) the location of another, where it has none."""
     for inner in op.walk():
         if is_unknown(inner.location):
@@ -27,7 +30,7 @@ def stamp(op: Operation, like: Operation) -> Operation:
     return op
 
 
-def before(anchor: Operation, *ops: Operation) -> Operation:
+def before(anchor: Operation, *ops: O) -> O:
     """Inserts operations before the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
@@ -35,7 +38,7 @@ def before(anchor: Operation, *ops: Operation) -> Operation:
     return ops[-1]
 
 
-def after(anchor: Operation, *ops: Operation) -> Operation:
+def after(anchor: Operation, *ops: O) -> O:
     """Inserts operations after the anchor, in order; returns the last."""
     for op in ops:
         stamp(op, anchor)
@@ -53,7 +56,7 @@ class Builder:
     def __init__(self, anchor: Operation):
         self.anchor = anchor
 
-    def do(self, op: Operation) -> Operation:
+    def do(self, op: O) -> O:
         return before(self.anchor, op)
 
     def __call__(self, op: Operation) -> SSAValue:

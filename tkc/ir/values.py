@@ -1,0 +1,79 @@
+"""Typed questions about SSA values: who defines one, and of which type it is.
+
+xDSL says of a value's owner only that it is an operation or a block, and of its type only that it is
+an attribute.  These functions narrow both, for readers and for the type checker:
+
+    load = defining_op(value, tile.Load)        the load, or None where something else defines it
+    tile_type(value).extents                    raises TypeError where the value is not a tile
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from tkc.ir.types import ArrayType, PendingType, PointerType, SharedType, TileType
+
+O = TypeVar("O", bound=Operation)
+A = TypeVar("A", bound=Attribute)
+
+
+def defining_op(value: SSAValue | None, kind: type[O]) -> O | None:
+    """The operation of this class that defines a value; None of other values, and of None."""
+    owner = None if value is None else value.owner
+    return owner if isinstance(owner, kind) else None
+
+
+def owner_op(value: SSAValue) -> Operation:
+    """The operation that defines a value. Raises TypeError for a block's argument."""
+    if not isinstance(value.owner, Operation):
+        raise TypeError(f"{value} is an argument of a block; expected the result of an operation")
+    return value.owner
+
+
+def block_of(op: Operation) -> Block:
+    """The block an operation stands in. Raises TypeError for one that stands in none."""
+    if op.parent is None:
+        raise TypeError(f"{op.name} stands in no block")
+    return op.parent
+
+
+def parent_of(op: Operation, kind: type[O]) -> O:
+    """The operation of this class around an operation's block. Raises TypeError for another."""
+    parent = op.parent_op()
+    if not isinstance(parent, kind):
+        raise TypeError(f"{op.name} does not stand directly inside {kind.__name__}")
+    return parent
+
+
+def type_of(value: SSAValue, kind: type[A]) -> A:
+    """A value's type, which is of this class. Raises TypeError for another."""
+    if not isinstance(value.type, kind):
+        raise TypeError(f"expected a value of {kind.__name__}, got {value.type}")
+    return value.type
+
+
+def tile_type(value: SSAValue) -> TileType:
+    """The type of a tile. Raises TypeError for other values."""
+    return type_of(value, TileType)
+
+
+def shared_type(value: SSAValue) -> SharedType:
+    """The type of a shared buffer or view. Raises TypeError for other values."""
+    return type_of(value, SharedType)
+
+
+def pending_type(value: SSAValue) -> PendingType:
+    """The type of a tile that is not ready yet. Raises TypeError for other values."""
+    return type_of(value, PendingType)
+
+
+def array_type(value: SSAValue) -> ArrayType:
+    """The type of an array argument or view. Raises TypeError for other values."""
+    return type_of(value, ArrayType)
+
+
+def pointer_type(value: SSAValue) -> PointerType:
+    """The type of a pointer. Raises TypeError for other values."""
+    return type_of(value, PointerType)
