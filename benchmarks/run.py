@@ -4,7 +4,7 @@
     python benchmarks/run.py vector_add softmax --rounds 12 --out /tmp/results
 
 A race is a module of this folder with a function `contest(seed) -> Contest`, or `contests(seed)` that yields several.  Each module runs in a process of its own with a deadline,
-so that one that hangs or crashes costs only itself; a risky contestant is tried in a further one.  Results go to benchmarks/results
+so that one that hangs or crashes costs only itself; a risky contestant is tried in a further one.  Results go to out/races
 (or --out); the short tables are printed again at the end.
 """
 
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RACES))
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--out", default=str(ROOT / "benchmarks" / "results"))
+    parser.add_argument("--out", default=str(ROOT / "out" / "races"))
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3)))
     parser.add_argument("--deadline", type=float, default=150, help="seconds a race may take")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

@@ -1,13 +1,17 @@
-"""python -m benchmarks.standing: where every figure stands, from the newest table of each race in
-benchmarks/results (or other folders).
+"""Where every figure stands, from benchmarks/results/races.jsonl or from folders of new races.
 
-    python -m benchmarks.standing                               a line a race: ours, beside the best rival of each round, what was asked and whether it is met
-    python -m benchmarks.standing --missed                      only what is missed
-    python -m benchmarks.standing product- --from out/measured  races by how their names begin
-    python -m benchmarks.standing --write                       the same as benchmarks/results/standing.md
+    python -m benchmarks.standing                  a line a race: ours beside the best rival of
+                                                   each round, what was asked, whether it is met
+    python -m benchmarks.standing --missed         only what is missed
+    python -m benchmarks.standing product- --from out/measured
+                                                   races by how their names begin
+    python -m benchmarks.standing --collect out/measured
+                                                   takes the races of a folder into races.jsonl
+    python -m benchmarks.standing --write          the same as benchmarks/results/standing.md
 
-The geometric mean of each family (product, attention, softmax …) follows. Nothing is measured here;
-a race's own file has its rounds, quartiles, machine and commit.
+races.jsonl has the newest race of each name, a line each, with the seconds of every round, the
+machine and the commit; older ones are in git.  The geometric mean of each family (product,
+attention, softmax …) follows the table.  Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -41,17 +45,45 @@ HEAD = (
 )
 
 
+def _read(folder: Path) -> list[dict]:
+    """The races of a folder: those of its races.jsonl, then those with a file of their own."""
+    found = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        found += [json.loads(line) for line in path.read_text().splitlines()]
+    for path in sorted(folder.rglob("*.json")):
+        race = json.loads(path.read_text())
+        if "seconds" in race:
+            found.append(race)
+    return found
+
+
 def newest(folders: list[Path]) -> list[dict]:
-    """The last race of each name; what is later in the list of folders, or newer by its file's
-    date, counts.
+    """The last race of each name: a later folder counts before an earlier one, and in a folder what
+    stands later.
     """
-    found = {}
-    for folder in folders:
-        for path in sorted(folder.rglob("*.json")):
-            race = json.loads(path.read_text())
-            if "seconds" in race:
-                found[race["name"]] = race
+    found = {race["name"]: race for folder in folders for race in _read(folder)}
     return [found[name] for name in sorted(found)]
+
+
+def compact(race: dict) -> str:
+    """A race in one line of JSON: times and errors to five digits, the order of turns left out."""
+
+    def rounded(value: object) -> object:
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        return [rounded(v) for v in value] if isinstance(value, list) else value
+
+    kept = {key: value for key, value in race.items() if key != "order"}
+    for key in ("seconds", "errors"):
+        kept[key] = {name: rounded(value) for name, value in race[key].items()}
+    return json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
+
+
+def collect(folder: Path, into: Path = RESULTS) -> int:
+    """Takes the races of a folder into races.jsonl; returns how many there are then."""
+    races = newest([into, folder])
+    (into / "races.jsonl").write_text("".join(compact(race) + "\n" for race in races))
+    return len(races)
 
 
 def ratios(race: dict, name: str) -> Quartiles | None:
@@ -147,8 +179,8 @@ class Standing:
             "# Where every figure stands",
             "",
             (
-                "Written by `python -m benchmarks.standing --write` from the newest table of each"
-                f" race in this folder: {self.total()}."
+                "Written by `python -m benchmarks.standing --write` from the newest race of each"
+                f" name in races.jsonl: {self.total()}."
             ),
             "",
         ]
@@ -180,7 +212,23 @@ class Standing:
 )
 @click.option("--missed", is_flag=True, help="Only races that miss a figure.")
 @click.option("--write", is_flag=True, help="Write benchmarks/results/standing.md.")
-def main(names: tuple[str, ...], folders: tuple[Path, ...], missed: bool, write: bool) -> None:
+@click.option(
+    "--collect",
+    "taken",
+    type=click.Path(exists=True, path_type=Path),
+    help="Take the races of this folder into benchmarks/results/races.jsonl.",
+)
+def main(
+    names: tuple[str, ...],
+    folders: tuple[Path, ...],
+    missed: bool,
+    write: bool,
+    taken: Path | None,
+) -> None:
+    """Where every figure stands."""
+    if taken:
+        print(f"{collect(taken)} races in {RESULTS / 'races.jsonl'}")
+        return
     if write and (names or folders or missed):
         raise click.UsageError(
             "--write writes the whole of benchmarks/results: leave out names, --from and --missed"

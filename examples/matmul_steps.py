@@ -17,7 +17,7 @@ multiprocessor, taking one program after the other. What the keywords narrow:
 
 `python examples/matmul_steps.py 8192` times each on the GPU at hand, `python
 examples/matmul_steps.py 4096 512` where loops are short; all plans that an H200 was asked for are
-in benchmarks/results/2026-11-21-product-plans.md. On an H200, 2026-11-22, commit bc6c2fc, five
+in benchmarks/results/product_plans.csv. On an H200, 2026-11-22, commit bc6c2fc, five
 shuffled rounds of `benchmarks/run.py examples`, TFLOP/s:
 
                           8192 x 8192 x 8192     4096 x 4096 x 512

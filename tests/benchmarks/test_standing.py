@@ -4,7 +4,7 @@ import json
 
 from click.testing import CliRunner
 
-from benchmarks.standing import RESULTS, Standing, main, newest
+from benchmarks.standing import RESULTS, Standing, collect, main, newest
 
 
 def race(name: str, ours: list[float], rival: list[float], verdict: str, commit: str) -> str:
@@ -47,3 +47,26 @@ def test_the_written_standing_is_that_of_the_tables():
 def test_what_is_written_is_all_there_is(tmp_path):
     said = CliRunner().invoke(main, ["--write", "--from", str(tmp_path)])
     assert said.exit_code == 2 and "leave out names" in said.output
+
+
+def test_new_races_replace_those_of_their_name(tmp_path):
+    kept, new = tmp_path / "kept", tmp_path / "new"
+    kept.mkdir()
+    new.mkdir()
+    (kept / "races.jsonl").write_text(
+        race("sum-1", [4.0], [2.0], "MISSED", "old")
+        + "\n"
+        + race("sum-2", [1.0], [1.0], "met", "old")
+    )
+    found = json.loads(race("sum-1", [1.0000001], [2.0], "met", "new")) | {
+        "errors": {},
+        "order": [[]],
+    }
+    (new / "2026-01-02-sum-1.json").write_text(json.dumps(found))
+    for given in (kept / "races.jsonl",):
+        lines = [json.loads(line) | {"errors": {}} for line in given.read_text().splitlines()]
+        given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert collect(new, kept) == 2
+    one, two = newest([kept])
+    assert one["environment"]["commit"] == "new" and one["seconds"]["tkc"] == [1.0]
+    assert two["environment"]["commit"] == "old" and "order" not in one

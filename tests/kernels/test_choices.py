@@ -17,8 +17,8 @@ from tkc.runtime.tuning import Config, Table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SWEEP, HOT = (
-    RESULTS / "2026-11-21-product-plans.csv",
-    RESULTS / "2026-11-22-product-plans-hot.csv",
+    RESULTS / "product_plans.csv",
+    RESULTS / "product_plans_hot.csv",
 )  # of short turns; of turns of 100 ms, after which power decides
 LOSS, MODEL = (
     1.03,

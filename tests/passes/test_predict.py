@@ -150,7 +150,7 @@ def test_long_products_are_predicted_within_15_percent(plan):
 
     bm, bn, bk = read(plan)["block"]
     options = {name: value for name, value in read(plan).items() if name != "block"}
-    with open(RESULTS / "2026-11-21-product-plans.csv") as file:
+    with open(RESULTS / "product_plans.csv") as file:
         rows = {r["shape"]: float(r["us"]) for r in csv.DictReader(file) if r["plan"] == plan}
     for shape in (
         "16384x16384x16384",
