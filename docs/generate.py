@@ -3,8 +3,8 @@ drift from it.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; TABLES says how each
 is made. What a table says of an operation, a type, a field or a pass is the first paragraph of its
-docstring (or the comment on its line). tests/test_architecture.py fails where a table is old;
-`--check` does the same.
+docstring (or the comment on its line or above it). tests/test_architecture.py fails where a table is
+old; `--check` does the same.
 """
 
 from __future__ import annotations
@@ -105,13 +105,28 @@ def type_table() -> str:
     )
 
 
+def _comments(source: str) -> dict[str, str]:
+    """What is said of each field of a class: the comment on its line, or the lines of comment
+    directly above it.
+    """
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        if field := re.match(r"    (\w+): [^#]*(?:#\s*(.*))?$", line):
+            found[field[1]] = field[2] or " ".join(above)
+        comment = re.match(r"    #\s*(.*)$", line)
+        above = [*above, comment[1]] if comment else []
+    return found
+
+
 def fields(cls: type, without: tuple[str, ...] = ()) -> str:
     """The fields of a dataclass, with the comments on their lines or `name: …` in its docstring."""
-    comments = dict(re.findall(r"^    (\w+): [^#\n]*#\s*(.*)$", inspect.getsource(cls), re.M))
-    told = re.split(
-        r"(?:^|\n|  )((?:\w+, )*\w+): ", inspect.cleandoc(cls.__doc__ or "")
-    )  # text, names, text, names, text …
-    for names, text in zip(told[1::2], told[2::2], strict=False):
+    comments = _comments(inspect.getsource(cls))
+    names_of = "|".join(f.name for f in dataclasses.fields(cls))
+    name = rf"(?:{names_of})"
+    # text, names, text, names, text …
+    told = re.split(rf"(?:^|\s)({name}(?:, {name})*): ", inspect.cleandoc(cls.__doc__ or ""))
+    for names, text in zip(told[1::2], told[2::2], strict=True):
         comments |= {name: " ".join(text.split()) for name in names.split(", ")}
 
     def default(f):

@@ -80,12 +80,8 @@ class Plan:
     registers: tuple[int, ...] | None = None
     programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (co_resident)
     cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
-    cluster_split: tuple[int, int] = (
-        1,
-        0,
-        # so many blocks of a cluster share each program: axes of that extent are dealt out among
-        # them
-    )
+    # so many blocks of a cluster share each program: axes of that extent are dealt out among them
+    cluster_split: tuple[int, int] = (1, 0)
     prefetch: bool = False  # loops without dots read one iteration ahead
     raster: int = 1  # programs of axis 0 that stand together before axis 1 moves on
     # every second program of a block walks k backwards, and every second raster its columns: what
