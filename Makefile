@@ -5,13 +5,14 @@
 # make measure  the GPU tests, then every race against its rivals, into out/measured (half an hour on a GPU)
 # make sanitize compute-sanitizer over the examples and the library, on a GPU
 # make ptx-record  whether 426 recorded kernels still compile to the PTX that was recorded (half a minute)
+# make docs     the documentation site, into out/site
 # make fuzz     hours of it: 100,000 clean runs, 20,000 random kernels, 100,000 broken texts of IR, every mutant; goes on where it was stopped
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: ptx-record demo test trials test-gpu measure sanitize fuzz lint clean
+.PHONY: docs ptx-record demo test trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -45,6 +46,10 @@ $(VENV)/.installed: pyproject.toml
 
 ptx-record: $(VENV)/.installed
 	$(BIN)/python -m tests.ptx_record
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python docs/build_site.py
 
 clean:
 	rm -rf out build dist *.egg-info

@@ -3,8 +3,8 @@ drift from it.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`; TABLES says how each
 is made. What a table says of an operation, a type, a field or a pass is the first paragraph of its
-docstring (or the comment on its line or above it). tests/test_architecture.py fails where a table is
-old; `--check` does the same.
+docstring, or the comment on its line or above it. tests/test_architecture.py fails where a table
+is old; `--check` does the same.
 """
 
 from __future__ import annotations

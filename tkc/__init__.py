@@ -56,6 +56,10 @@ def __getattr__(name: str):
         module, attribute = _NAMES[name]
         globals()[name] = found = getattr(import_module(module), attribute)
         return found
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tkc")
     if name.startswith("__"):
         raise AttributeError(name)
     from tkc.language.names import suggestion
