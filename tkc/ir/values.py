@@ -9,9 +9,10 @@ an attribute.  These functions narrow both, for readers and for the type checker
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from tkc.ir.types import ArrayType, PendingType, PointerType, SharedType, TileType
 
@@ -45,6 +46,25 @@ def parent_of(op: Operation, kind: type[O]) -> O:
     if not isinstance(parent, kind):
         raise TypeError(f"{op.name} does not stand directly inside {kind.__name__}")
     return parent
+
+
+def terminator_of(block: Block) -> Operation:
+    """The last operation of a block. Raises TypeError for an empty block."""
+    if block.last_op is None:
+        raise TypeError("a block without a terminator")
+    return block.last_op
+
+
+def yielded_by(block: Block) -> Sequence[SSAValue]:
+    """The operands of a block's terminator. Raises TypeError for an empty block."""
+    return terminator_of(block).operands
+
+
+def index_of(value: SSAValue) -> int:
+    """The position of a value among the results, or the arguments, of its owner."""
+    if not isinstance(value, (OpResult, BlockArgument)):
+        raise TypeError(f"{value} is neither a result nor an argument of a block")
+    return value.index
 
 
 def type_of(value: SSAValue, kind: type[A]) -> A:
