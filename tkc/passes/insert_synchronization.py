@@ -139,7 +139,6 @@ def _conflict(block: Block) -> _Conflict | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------
 def _flow(block: Block, state: State) -> State:
     """The accesses in flight after the block; raises _Conflict at the first operation that needs a
     barrier before it.
@@ -366,7 +365,6 @@ def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
     return value, 0
 
 
-# -------------------------------------------------------------------------------------------------
 def _accesses(op: Operation) -> Iterator[Access]:
     match op:
         case shared.Read():

@@ -184,7 +184,6 @@ class Relaxation:
         return found
 
     # ---- rows that have seen nothing
-    # -------------------------------------------------------------------------------------
     def _guesses(self) -> bool:
         """Whether rows that have seen nothing may be many after an iteration, and 0 can stand for
         their maximum.
@@ -253,7 +252,6 @@ class Relaxation:
         )
 
     # ---- rewriting
-    # ----------------------------------------------------------------------------------------------
     def run(self) -> float:
         seen = self._guess() if self._guesses() else None
         for op in self.late:  # behind the branch, in their order

@@ -105,7 +105,6 @@ class Selection:
         erase_dead(self.kernel.body.block)
 
     # ---- types
-    # ----------------------------------------------------------------------------------------------
     def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
         """Gives a value its layout, in place (xDSL would make another value)."""
         if (
@@ -120,7 +119,6 @@ class Selection:
         return value.type.register_layout or self.groups.layout(value)
 
     # ---- asking for operands
-    # -------------------------------------------------------------------------------------
     def ask(self, value: SSAValue, layout: Layout | None = None) -> SSAValue:
         """The value in that layout (its own where None); a scalar is itself."""
         if not isinstance(value.type, TileType):
@@ -182,7 +180,6 @@ class Selection:
         )
 
     # ---- operations
-    # ----------------------------------------------------------------------------------------------
     def _rewrite(self, op: Operation) -> None:
         """Operands of one operation in the layouts it needs, results with theirs."""
         if any(

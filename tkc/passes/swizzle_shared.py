@@ -122,7 +122,6 @@ def run(module: ModuleOp, context: PassContext) -> None:
         kernel.set_integer("level", 2)
 
 
-# --------------------------------------------------------------------------------------------------
 def _mapped(op: tile.Load, context: PassContext) -> None:
     """A block that is wanted in shared memory: a copy by a tensor map, views of the buffer for
     views of the tile.
@@ -472,7 +471,6 @@ def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool, m
         erase(op)
 
 
-# --------------------------------------------------------------------------------------------------
 def _convert(op: shared.Convert, context: PassContext) -> None:
     """Through shared memory, where a thread's own registers do not do."""
     src, dst = op.arg.type.register_layout, op.result.type.register_layout

@@ -94,7 +94,6 @@ def fold(op: Operation, ranges: Ranges) -> Sequence[SSAValue] | None:
 
 
 # ---- numbers
-# --------------------------------------------------------------------------------------------------
 def wrapped(n: int, t: Attribute) -> int:
     """An integer as its type holds it."""
     if is_bool(t):
@@ -126,7 +125,6 @@ def _number(name: str, args: list[int | float], t: Attribute) -> int | float | N
 
 
 # ---- element-wise
-# --------------------------------------------------------------------------------------------------
 def _elementwise(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
     name, args, t = op.fn.name, list(op.args), element_of(op.args[0].type)
     known = [constant(a) for a in args]
@@ -450,7 +448,6 @@ def _clone(op: Operation, operands: list[SSAValue], result: Attribute) -> Operat
 
 
 # ---- shapes
-# --------------------------------------------------------------------------------------------------
 def _shape(op: Operation) -> Sequence[SSAValue] | None:
     t, arg = op.result.type, op.arg
 
@@ -519,7 +516,6 @@ def _extent(op: tile.Dim | tile.Stride) -> Sequence[SSAValue] | None:
 
 
 # ---- control
-# --------------------------------------------------------------------------------------------------
 def _if(op: scf.IfOp) -> Sequence[SSAValue] | None:
     if (known := constant(op.cond)) is None:
         return None

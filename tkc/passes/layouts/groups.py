@@ -98,7 +98,6 @@ class Groups:
             self._enter(op)
 
     # ---- what ties values together
-    # -----------------------------------------------------------------------------------
     def find(self, value: SSAValue) -> SSAValue:
         root = value
         while (up := self.parent.get(root, root)) is not root:
@@ -258,7 +257,6 @@ class Groups:
             self.wanted.append((value, layout))
 
     # ---- deciding
-    # ----------------------------------------------------------------------------------------------
     def assign(self) -> None:
         def size(v):
             return v.type.size
@@ -458,7 +456,6 @@ class Groups:
         )
 
     # ---- answers
-    # ----------------------------------------------------------------------------------------------
     def layout(self, value: SSAValue) -> Layout:
         """The group's layout; for what is made on demand, the layout in which it is made most
         easily.
@@ -554,7 +551,6 @@ class Groups:
 
 
 # ---- views
-# --------------------------------------------------------------------------------------------------
 
 
 def backward(op: Operation, layout: Layout) -> Layout:
