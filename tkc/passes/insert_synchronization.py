@@ -42,7 +42,7 @@ from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import of_programs
+from tkc.passes.analysis.access import is_of_programs
 from tkc.passes.analysis.own import own_layout, private
 
 OLDEST = 64  # ages of cp.async groups saturate here
@@ -244,7 +244,7 @@ def _bytes_meet(a: shared.Alloc, b: shared.Alloc) -> bool:
 
 def _loop(loop: scf.ForOp, state: State) -> State:
     """To the fixed point: accesses on entry and those that come round the back edge."""
-    into, programs = frozenset(_enter(a, loop) for a in state), of_programs(loop)
+    into, programs = frozenset(_enter(a, loop) for a in state), is_of_programs(loop)
     while True:
         out = _flow(loop.body.block, into)
         around = frozenset(
@@ -337,7 +337,7 @@ def _leave(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
 
 
 def _while(loop: scf.WhileOp, state: State) -> State:
-    into, programs = frozenset(_enter(a, loop) for a in state), of_programs(loop)
+    into, programs = frozenset(_enter(a, loop) for a in state), is_of_programs(loop)
     while True:
         out = _flow(loop.before_region.block, into)
         around = frozenset(

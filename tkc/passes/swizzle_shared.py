@@ -52,14 +52,13 @@ from tkc.ir.ranges import divisor
 from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.rewrite import after, before, counted_slice, defining_slice, erase, replace
 from tkc.ir.shared_layout import SharedLayout, conflicts_of
-from tkc.ir.threads import BroadcastLoad, NextProgram, BroadcastStore, Vote
+from tkc.ir.threads import BroadcastLoad, BroadcastStore, NextProgram, Vote
 from tkc.ir.types import SharedType, TileType, bits, f32, is_bool, is_float
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, unchanged
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
-from tkc.passes.layouts.movers import is_free
 from tkc.passes.layouts.epilogue_subtiles import (
     BUSY,
     REGISTERS,
@@ -70,6 +69,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile,
     turns,
 )
+from tkc.passes.layouts.movers import is_free
 from tkc.passes.planning.hopper import leaves, results
 
 

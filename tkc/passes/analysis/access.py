@@ -5,18 +5,18 @@ Everything here is a question about one load, store or atomic (all have the same
 `Access.of(op, ranges)`.
 
     axis      the axis of the tile whose neighbours are neighbours in memory
-    vector    elements one thread may move in one access, 16 bytes at most: what alignment, strides, offsets, extents and
-              masks all allow
+    vector    elements one thread may move in one access, 16 bytes at most: what alignment, strides,
+              offsets, extents and masks all allow
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.axis_info import contiguity
@@ -26,36 +26,45 @@ from tkc.ir.origin import origin
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
-from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.types import Fact, TileType, bits, element_of
+from tkc.ir.values import array_type, defining_op
 from tkc.passes.analysis.values import POINTWISE, VIEWS
 
-BLOCKS = (tile.Load, tile.Store, tile.AtomicBlock)
-POINTERS = (tile.LoadPointers, tile.StorePointers, tile.Atomic)
+BlockAccess = tile.Load | tile.Store | tile.AtomicBlock
+PointerAccess = tile.LoadPointers | tile.StorePointers | tile.Atomic
 WRITES = (tile.Store, tile.AtomicBlock, tile.StorePointers, tile.Atomic)
-SMALL = 4096  # bytes of a tile that caches hold whatever the order they are asked for
-SECTOR = 16  # bytes in a row that make an access worth its sector
+# Bytes of a tile that caches hold in whatever order they are requested.
+CACHED_TILE_BYTES = 4096
+# Contiguous bytes that make an access worth its sector.
+MIN_CONTIGUOUS_BYTES = 16
 
 
 def tile_of(op: Operation) -> TileType | None:
     """The type of what an access moves, None where that is a scalar."""
-    moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
+    moved = op.results[0] if isinstance(op, (tile.Load, tile.LoadPointers)) else _stored(op)
     return moved.type if isinstance(moved.type, TileType) else None
 
 
+def _stored(op: Operation) -> SSAValue:
+    assert isinstance(op, WRITES)
+    return op.value
+
+
 def bytes_of(op: Operation) -> int:
-    """What an access moves."""
-    return tile_of(op).bytes
+    """The bytes of the tile that an access moves. Raises TypeError where it moves a scalar."""
+    t = tile_of(op)
+    if t is None:
+        raise TypeError(f"{op.name} moves no tile")
+    return t.bytes
 
 
-def argument_of(array: SSAValue) -> SSAValue | None:
+def argument_of(array: SSAValue) -> BlockArgument | None:
     """The array argument that an array is a view of; None where that is made in the kernel."""
-    while isinstance(array.owner, tile.View):
-        array = array.owner.array
-    return (
-        array
-        if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel)
-        else None
-    )
+    while (view := defining_op(array, tile.View)) is not None:
+        array = view.array
+    if isinstance(array, BlockArgument) and isinstance(array.owner.parent_op(), tile.Kernel):
+        return array
+    return None
 
 
 def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) -> set[BlockArgument]:
@@ -65,99 +74,104 @@ def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) ->
 
 
 def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]]) -> bool:
-    """Whether what a load in a loop reads may be read in another iteration than its own: nothing in
-    the loop may write it (where iterations are programs that nothing orders: nothing that its own
-    program does before). Where the loop looks at what others write, nothing in the kernel may, for
-    that is what they run; and whoever looks with acquire may be told that something else has been
-    written.
+    """Whether what a load in a loop reads may be read in another iteration than its own.
+
+    Nothing in the loop may write it (where iterations are programs that nothing orders: nothing
+    that its own program does before). Where the loop reads what others write, nothing in the kernel
+    may, for that is what they run; and an acquire may order what else has been written.
     """
     array = argument_of(op.array)
     if array is None:
         return False
-    alike, watched = (
-        overlapping(array, overlaps),
-        [other for other in loop.walk() if tile.watches(other)],
-    )
-    if any(other.semantics is None or other.semantics.data != "relaxed" for other in watched):
+    watched = [other for other in loop.walk() if tile.watches(other)]
+    if not all(_is_relaxed(other) for other in watched):
         return False
-    if op.parent_op() is loop and of_programs(loop):
-        ops = [
-            inner
-            for each in body_of(loop).ops
-            if each.is_before_in_block(op)
-            for inner in each.walk()
-        ]
+    ops: Iterable[Operation]
+    if op.parent_op() is loop and is_of_programs(loop):
+        earlier = [each for each in _body(loop).ops if each.is_before_in_block(op)]
+        ops = (inner for each in earlier for inner in each.walk())
     else:
         ops = (kernel_around(loop) if watched else loop).walk()
-    return not any(
-        origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None)
-        for other in ops
-        if isinstance(other, WRITES)
-    )
+    return not _writes_any(ops, overlapping(array, overlaps))
+
+
+def _is_relaxed(op: Operation) -> bool:
+    semantics = getattr(op, "semantics", None)
+    return semantics is not None and semantics.data == "relaxed"
+
+
+def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
+    """Whether any operation writes to some array arguments, or where nobody knows."""
+    for op in ops:
+        if isinstance(op, WRITES):
+            written = origin(op.array if isinstance(op, BlockAccess) else op.pointers)
+            if written is None or written in arguments:
+                return True
+    return False
 
 
 def written_before(op: tile.Load, overlaps: Sequence[tuple[int, ...]]) -> bool:
     """Whether its own program may have written what a load of an argument reads: before it, or in
     an iteration before.
     """
-    alike, ops, loops = (
-        overlapping(argument_of(op.array), overlaps),
-        list(kernel_around(op).walk()),
-        set(loops_of(op)),
-    )
+    argument = argument_of(op.array)
+    assert argument is not None
+    ops = list(kernel_around(op).walk())
+    loops = set(loops_of(op))
     at = ops.index(op)
-    earlier = [
+    earlier = (
         other
         for i, other in enumerate(ops)
         if isinstance(other, WRITES) and (i < at or loops.intersection(loops_of(other)))
-    ]
-    return any(
-        origin(other.pointers if isinstance(other, POINTERS) else other.array) in (*alike, None)
-        for other in earlier
     )
+    return _writes_any(earlier, overlapping(argument, overlaps))
 
 
-def kernel_around(op: Operation) -> Operation:
-    while not isinstance(op, tile.Kernel):
-        op = op.parent_op()
-    return op
+def kernel_around(op: Operation) -> tile.Kernel:
+    """The kernel that an operation is in. Raises TypeError where it is in none."""
+    around: Operation | None = op
+    while around is not None and not isinstance(around, tile.Kernel):
+        around = around.parent_op()
+    if around is None:
+        raise TypeError(f"{op.name} is in no kernel")
+    return around
 
 
-def of_programs(loop: Operation) -> bool:
+def _body(loop: Operation) -> Block:
+    assert isinstance(loop, (scf.ForOp, scf.WhileOp))
+    return body_of(loop)
+
+
+def is_of_programs(loop: Operation) -> bool:
     """Whether iterations are programs that a block takes in turn, and that do not wait for one
-    another: what two of them do to the user's arrays nothing orders in any launch.
+    another: nothing orders what two of them do to the user's arrays in any launch.
     """
-    first = (
-        loop.lb
-        if isinstance(loop, scf.ForOp)
-        else loop.arguments[0]
-        if isinstance(loop, scf.WhileOp) and loop.arguments
-        else None
-    )
-    taken = (
-        first is not None
-        and isinstance(first.owner, Identity)
-        and first.owner.what.data == "cluster"
-    )
-    taken = taken and (
-        isinstance(loop.step.owner, Identity)
-        if isinstance(loop, scf.ForOp)
-        else any(isinstance(op, NextProgram) for op in body_of(loop).ops)
-    )
+    match loop:
+        case scf.ForOp():
+            taken = _is_cluster_number(loop.lb) and isinstance(loop.step.owner, Identity)
+        case scf.WhileOp() if loop.arguments:
+            taken = _is_cluster_number(loop.arguments[0]) and any(
+                isinstance(op, NextProgram) for op in body_of(loop).ops
+            )
+        case _:
+            return False
     return taken and not any(tile.watches(op) for op in loop.walk())
 
 
+def _is_cluster_number(value: SSAValue) -> bool:
+    identity = defining_op(value, Identity)
+    return identity is not None and identity.what.data == "cluster"
+
+
 def addresses(value: SSAValue) -> bool:
-    """Whether a value says where another load is: whoever makes copies run ahead asks for it as
-    early as they need it.
-    """
-    return any(
-        isinstance(op := use.operation, (tile.Load, tile.View))
-        and use.index > 0
-        or isinstance(op, (*POINTWISE, *VIEWS))
-        and addresses(op.results[0])
-        for use in value.uses
-    )
+    """Whether a value says where another load is: copies that run ahead need it as early."""
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, (tile.Load, tile.View)) and use.index > 0:
+            return True
+        if isinstance(op, (*POINTWISE, *VIEWS)) and addresses(op.results[0]):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -171,20 +185,22 @@ class Access:
 
     @property
     def bytes(self) -> int:
-        n = self.bits // 8
-        for extent in self.shape:
-            n *= extent
-        return n
+        """Bytes of the tile."""
+        return self.bits // 8 * prod(self.shape)
 
     @staticmethod
     def of(op: Operation, ranges: Ranges, ragged: bool = False) -> Access:
-        """ragged: the emitter takes apart vectors at a ragged end, so that the array's extent need
-        not be a multiple of them.
+        """The access of a load, store or atomic.
+
+        ragged: the emitter splits vectors at a ragged end, so that the array's extent need not be a
+        multiple of them.
         """
         t = tile_of(op)
-        order, vector = (
-            _of_block(op, ranges, ragged) if isinstance(op, BLOCKS) else _of_pointers(op, ranges)
-        )
+        assert t is not None
+        if isinstance(op, BlockAccess):
+            order, vector = _of_block(op, ranges, ragged)
+        else:
+            order, vector = _of_pointers(op, t, ranges)
         return Access(t.extents, bits(element_of(t)), order, max(1, vector))
 
     def layout(
@@ -194,35 +210,29 @@ class Access:
         share: bool = True,
         cluster_split: tuple[int, int] = (1, 0),
     ) -> Layout:
-        """The coalesced layout: vectors along the fastest axis, then lanes. Warps stay off the axes
-        that will be `reduced`, where the others have room. `share`: shorter vectors rather than
-        idle threads. `spread`: as in a Plan.
+        """The coalesced layout: vectors along the fastest axis, then lanes.
+
+        Warps stay off the axes that will be `reduced`, where the others have room. `share`: shorter
+        vectors rather than idle threads. `cluster_split`: as in a Plan.
         """
         blocks, extent = cluster_split
         if blocks > 1:
-            axis = next((a for a, n in enumerate(self.shape) if n == extent), None)
-            mine = (
-                self.shape
-                if axis is None
-                else tuple(n // blocks if a == axis else n for a, n in enumerate(self.shape))
-            )
-            return (
-                replace(self, shape=mine).layout(warps, reduced, share).across_blocks(blocks, axis)
-            )
+            axis = self.shape.index(extent) if extent in self.shape else None
+            part = tuple(n // blocks if a == axis else n for a, n in enumerate(self.shape))
+            own = replace(self, shape=part).layout(warps, reduced, share)
+            return own.across_blocks(blocks, axis)
         vector = self.vector
         if share:
-            vector = min(
-                vector,
-                max(32 // self.bits, _floor_power(self.bytes * 8 // self.bits // (32 * warps))),
-            )
+            per_thread = self.bytes * 8 // self.bits // (32 * warps)
+            vector = min(vector, max(32 // self.bits, _floor_power(per_thread)))
         return coalesced(self.shape, vector, warps, self.order, reduced)
 
     def fits(self, layout: Layout, warps: int) -> bool:
         """Whether the access is as good as it need be in a layout chosen for something else."""
-        if self.bytes <= SMALL:
+        if self.bytes <= CACHED_TILE_BYTES:
             return True
-        mine, best = self._run(layout), self._run(self.layout(warps))
-        return mine >= min(best, SECTOR * 8 // self.bits)
+        given, best = self._run(layout), self._run(self.layout(warps))
+        return given >= min(best, MIN_CONTIGUOUS_BYTES * 8 // self.bits)
 
     def _run(self, layout: Layout) -> int:
         """Neighbouring elements that the lanes of a warp touch together, in two accesses at most:
@@ -247,14 +257,16 @@ def coalesced(
     if not shape or not reduced:
         return blocked(shape, vector, warps, order)
     units, left = [1] * len(shape), warps
-    for axis in sorted((a for a in range(len(shape)) if a not in reduced), key=lambda a: -shape[a]):
+    kept = [a for a in range(len(shape)) if a not in reduced]
+    for axis in sorted(kept, key=lambda a: -shape[a]):
         room = -(-shape[axis] // (vector if axis == order[0] else 1))
         while left % 2 == 0 and 2 * units[axis] <= room:
-            units[axis], left = 2 * units[axis], left // 2
+            units[axis] *= 2
+            left //= 2
     for axis in sorted(reduced, key=order.index):
         while left % 2 == 0:
             units[axis] *= 2
-            if _idle(blocked(shape, vector, tuple(units), order), axis):
+            if _is_idle(blocked(shape, vector, tuple(units), order), axis):
                 units[axis] //= 2
                 break
             left //= 2
@@ -269,26 +281,20 @@ def both_ways(
     a vector of the one by a vector of the other, so that nothing moves between threads.
 
     rows, columns: (axis, elements of a vector). Where the tile has too few blocks for all threads,
-    shorter vectors; eight lanes read what lies together, four write it.
+    shorter vectors; eight lanes read what is contiguous, four write it.
     """
     (a, n), (b, m) = rows, columns
     while prod(shape) // (n * m) < 32 * warps and max(n, m) > max(1, 32 // bits):
         n, m = (n // 2, m) if n >= m else (n, m // 2)
     vector = {a: n, b: m}
     cells = tuple(extent // vector.get(axis, 1) for axis, extent in enumerate(shape))
-    lanes = min(8, _floor_power(cells[a]))
+    lanes = {a: min(8, _floor_power(cells[a]))}
+    lanes[b] = 32 // lanes[a]
     others = [axis for axis in reversed(range(len(shape))) if axis not in (a, b)]
-    coarse = blocked(
-        cells,
-        1,
-        warps,
-        (a, b, *others),
-        tuple(
-            lanes if axis == a else 32 // lanes if axis == b else 1 for axis in range(len(shape))
-        ),
-    )
+    lanes_per_axis = tuple(lanes.get(axis, 1) for axis in range(len(shape)))
+    coarse = blocked(cells, 1, warps, (a, b, *others), lanes_per_axis)
 
-    def wider(digits):
+    def wider(digits: Iterable[Digit]) -> tuple[Digit, ...]:
         return tuple(
             d if d.axis < 0 else replace(d, stride=d.stride * vector.get(d.axis, 1)) for d in digits
         )
@@ -308,29 +314,32 @@ def vectors_first(layout: Layout, axis: int) -> Layout:
 
 
 def in_runs(layout: Layout, axis: int) -> Layout:
-    """The layout with each warp's share of an axis in one piece, below the warps: what a scan along
-    it needs least of others for.
+    """The layout with each warp's share of an axis in one piece, below the warps: a scan along it
+    then needs the least of other warps.
     """
 
-    def mine(digits):
+    def along(digits: Iterable[Digit]) -> list[Digit]:
         return sorted((d for d in digits if d.axis == axis), key=lambda d: d.stride)
 
-    registers, lanes = mine(layout.registers), mine(layout.lanes)
+    registers, lanes = along(layout.registers), along(layout.lanes)
     low = [d for d in registers if not lanes or d.stride < lanes[0].stride]
     moved, step = {}, 1
-    for d in (*low, *lanes, *(d for d in registers if d not in low), *mine(layout.warps)):
+    for d in (*low, *lanes, *(d for d in registers if d not in low), *along(layout.warps)):
         moved[d] = replace(d, stride=step)
         step *= d.extent
 
-    def here(digits):
+    def renumbered(digits: Iterable[Digit]) -> tuple[Digit, ...]:
         return tuple(moved.get(d, d) for d in digits)
 
     return replace(
-        layout, registers=here(layout.registers), lanes=here(layout.lanes), warps=here(layout.warps)
+        layout,
+        registers=renumbered(layout.registers),
+        lanes=renumbered(layout.lanes),
+        warps=renumbered(layout.warps),
     )
 
 
-def _idle(layout: Layout, axis: int) -> bool:
+def _is_idle(layout: Layout, axis: int) -> bool:
     """Whether a warp holds nothing but padding along an axis."""
     return any(at >= layout.shape[axis] for at in layout.offsets("warps")[:, axis].tolist())
 
@@ -339,45 +348,50 @@ def _floor_power(n: int) -> int:
     return 1 << n.bit_length() - 1 if n > 0 else 1
 
 
-def _of_block(op: Operation, ranges: Ranges, ragged: bool = False) -> tuple[tuple[int, ...], int]:
-    facts, extents = op.array.type.facts, op.extents.get_values()
+def _of_block(op: BlockAccess, ranges: Ranges, ragged: bool) -> tuple[tuple[int, ...], int]:
+    """The order of a block's axes in memory, fastest first, and the elements of a vector."""
+    strides, extents = array_type(op.array).facts.strides, op.extents.get_values()
     kept = [axis for axis, n in enumerate(extents) if n >= 0]
-    position = {axis: i for i, axis in enumerate(kept)}
-
-    def known(axis):
-        return facts.strides[axis].exact
-
-    fast = next((a for a in reversed(kept) if known(a) == 1 and extents[a] > 1), None) or next(
-        (a for a in reversed(kept) if known(a) == 1), None
-    )
-    first = kept[-1] if fast is None else fast
-    rest = [a for a in reversed(kept) if a != first]
-    if all(known(a) is not None for a in rest):
-        rest.sort(key=lambda a: abs(known(a)))
-    order = tuple(position[a] for a in (first, *rest))
-    if fast is None:
+    dense = [a for a in reversed(kept) if strides[a].exact == 1]
+    fast = next((a for a in dense if extents[a] > 1), dense[0] if dense else None)
+    axes = _by_stride(kept, kept[-1] if fast is None else fast, [s.exact for s in strides])
+    order = tuple(map(kept.index, axes))
+    if fast is None or isinstance(op.offsets[fast].type, TileType):
         return order, 1
-    element = bits(op.array.type.element) // 8
-    most = max(1, 16 // element)
-    if isinstance(op.offsets[fast].type, TileType):
-        return order, 1
+    return order, _vector_of_block(op, fast, ranges, ragged)
+
+
+def _by_stride(axes: list[int], first: int, strides: Sequence[int | None]) -> list[int]:
+    """One axis, then the others: by their strides where all are known, else the last first."""
+    rest = [a for a in reversed(axes) if a != first]
+    known = {a: abs(stride) for a in rest if (stride := strides[a]) is not None}
+    return [first, *(sorted(rest, key=known.__getitem__) if len(known) == len(rest) else rest)]
+
+
+def _vector_of_block(op: BlockAccess, fast: int, ranges: Ranges, ragged: bool) -> int:
+    """Elements that one thread may move at once along the array's dense axis `fast`."""
+    array, extents = array_type(op.array), op.extents.get_values()
+    facts, element = array.facts, bits(array.element) // 8
+    offset = ranges.of(op.offsets[fast])
+    assert offset is not None
     divisors = [
         facts.align // element if facts.align % element == 0 else 1,
-        ranges.of(op.offsets[fast]).divisor,
+        offset.divisor,
         extents[fast] & -extents[fast],
     ]
-    if not ragged or op.mask is not None or isinstance(op, tile.AtomicBlock):
+    if not ragged or isinstance(op, tile.AtomicBlock) or op.mask is not None:
         divisors.append(_divisor(facts.shape[fast]))
     divisors += [_divisor(facts.strides[a]) for a in range(len(extents)) if a != fast]
-    return order, _floor_power(gcd(most, *divisors))
+    return _floor_power(gcd(max(1, 16 // element), *divisors))
 
 
-def _divisor(fact) -> int:
+def _divisor(fact: Fact) -> int:
     return fact.exact if fact.exact is not None else fact.divisor
 
 
-def _of_pointers(op: Operation, ranges: Ranges) -> tuple[tuple[int, ...], int]:
-    t = tile_of(op)
+def _of_pointers(op: Operation, t: TileType, ranges: Ranges) -> tuple[tuple[int, ...], int]:
+    """The order of the axes of a tile of pointers in memory, and the elements of a vector."""
+    assert isinstance(op, PointerAccess)
     element = bits(element_of(t)) // 8
     along = [contiguity(op.pointers, axis, ranges) for axis in range(t.rank)]
     fast = max(range(t.rank), key=lambda a: (along[a].run, a))

@@ -9,24 +9,35 @@ rounding is the machine's, x + 0.0 stays (−0.0 + 0.0 is 0.0).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import bf16, f16, f32, f64, i32, i64
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import Builder, before
-from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
+from tkc.ir.rewrite import Builder, before, erase
+from tkc.ir.types import (
+    TileType,
+    bits,
+    element_of,
+    is_bool,
+    is_float,
+    is_integer,
+    is_unsigned,
+    like,
+)
+from tkc.ir.values import array_type, block_of, defining_op, owner_op, terminator_of, tile_type
 
 FLOATS = {f16: np.float16, bf16: ml_dtypes.bfloat16, f32: np.float32, f64: np.float64}
 COMMUTATIVE = {"add", "mul", "max", "min", "and", "or", "xor", "eq", "ne", "mulhi"}
 _MIRROR = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
-_FLOAT = {
+_FLOAT: dict[str, Callable] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -50,47 +61,54 @@ def uniform(value: SSAValue) -> SSAValue | int | float | None:
 
 
 def fold(op: Operation, ranges: Ranges) -> Sequence[SSAValue] | None:
-    def new(made):
-        return [before(op, made).results[0]]
+    """The values that replace an operation's results; None where it stays. Operations that compute
+    them are put before it.
+    """
+    if isinstance(op, ew.Elementwise):
+        return _elementwise(op, ranges)
+    if isinstance(op, scf.ForOp):
+        return _for(op, ranges)
+    rule = _RULES.get(type(op))
+    return None if rule is None else rule(op)
 
-    match op:
-        case ew.Elementwise():
-            return _elementwise(op, ranges)
-        case ew.Select():
-            return _select(op)
-        case ew.Cast():
-            return _cast(op)
-        case ew.Bitcast():
-            if op.arg.type == op.result.type:
-                return [op.arg]
-            if isinstance(op.arg.owner, ew.Bitcast):
-                return new(ew.Bitcast(op.arg.owner.arg, op.result.type))
-            return _pointwise(op)
-        case ew.PointerAdd():
-            return [op.pointer] if constant(op.offset) == 0 else _pointwise(op)
-        case tile.Multiple():
-            if constant(op.arg) is not None or op.divisor.value.data == 1:
-                return [op.arg]
-        case tile.Splat():
-            if (n := constant(op.arg)) is not None:
-                return new(tile.Constant(n, op.result.type))
-        case tile.Broadcast() | tile.Reshape() | tile.Transpose() | tile.Slice() | tile.Flip():
-            return _shape(op)
-        case tile.Extract():
-            match uniform(op.arg):
-                case SSAValue() as scalar:
-                    return [scalar]
-                case int() | float() as n:
-                    return new(tile.Constant(n, op.result.type))
-        case tile.Reduce():
-            return _reduce(op)
-        case tile.Dim() | tile.Stride():
-            return _extent(op)
-        case scf.IfOp():
-            return _if(op)
-        case scf.ForOp():
-            return _for(op, ranges)
-    return None
+
+def _number_before(op: Operation, n: int | float) -> list[SSAValue]:
+    """A constant in place of an operation's result."""
+    return _new_before(op, tile.Constant(n, op.results[0].type))
+
+
+def _new_before(op: Operation, new: Operation) -> list[SSAValue]:
+    """The result of a new operation, put before another."""
+    return [before(op, new).results[0]]
+
+
+def _bitcast(op: ew.Bitcast) -> Sequence[SSAValue] | None:
+    if op.arg.type == op.result.type:
+        return [op.arg]
+    if (inner := defining_op(op.arg, ew.Bitcast)) is not None:
+        return _new_before(op, ew.Bitcast(inner.arg, op.result.type))
+    return _pointwise(op)
+
+
+def _pointer_add(op: ew.PointerAdd) -> Sequence[SSAValue] | None:
+    return [op.pointer] if constant(op.offset) == 0 else _pointwise(op)
+
+
+def _multiple(op: tile.Multiple) -> Sequence[SSAValue] | None:
+    known = constant(op.arg) is not None or op.divisor.value.data == 1
+    return [op.arg] if known else None
+
+
+def _splat(op: tile.Splat) -> Sequence[SSAValue] | None:
+    n = constant(op.arg)
+    return None if n is None else _number_before(op, n)
+
+
+def _extract(op: tile.Extract) -> Sequence[SSAValue] | None:
+    found = uniform(op.arg)
+    if found is None or isinstance(found, SSAValue):
+        return None if found is None else [found]
+    return _number_before(op, found)
 
 
 # ---- numbers
@@ -98,20 +116,25 @@ def wrapped(n: int, t: Attribute) -> int:
     """An integer as its type holds it."""
     if is_bool(t):
         return n & 1
-    width = t.width.data
+    width = bits(t)
     n &= (1 << width) - 1
     return n if is_unsigned(t) or n < 1 << width - 1 else n - (1 << width)
 
 
-def _number(name: str, args: list[int | float], t: Attribute) -> int | float | None:
+def _number(name: str, args: Sequence[int | float], t: Attribute) -> int | float | None:
     """The value of a function of constants of element type t (a truth value where it compares);
     None: not folded.
     """
-    if not is_float(t):
-        if name in ("shl", "shr") and 0 <= args[1] < bits(t):
-            return wrapped(args[0] << args[1] if name == "shl" else args[0] >> args[1], t)
-        found = ew.of_integers(name, *args)
-        return None if found is None else wrapped(found, t)
+    if is_float(t):
+        return _float_number(name, args, t)
+    if name in ("shl", "shr") and 0 <= args[1] < bits(t):
+        n, by = map(int, args)
+        return wrapped(n << by if name == "shl" else n >> by, t)
+    found = ew.of_integers(name, *args)
+    return None if found is None else wrapped(found, t)
+
+
+def _float_number(name: str, args: Sequence[int | float], t: Attribute) -> int | float | None:
     if t not in FLOATS or any(math.isnan(a) for a in args):
         return None
     if name in ew.COMPARISONS:
@@ -126,171 +149,172 @@ def _number(name: str, args: list[int | float], t: Attribute) -> int | float | N
 
 # ---- element-wise
 def _elementwise(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
-    name, args, t = op.fn.name, list(op.args), element_of(op.args[0].type)
+    name, args, t = op.fn.name, op.args, element_of(op.args[0].type)
     known = [constant(a) for a in args]
-
-    def new(made):
-        return [before(op, made).results[0]]
-
-    def number(n):
-        return new(tile.Constant(n, op.result.type))
-
-    if (
-        None not in known
-        and (is_float(t) or is_integer(t) or is_bool(t))
-        and (n := _number(name, known, t)) is not None
-    ):
-        return number(n)
-    if (
-        len(args) == 2
-        and known[0] is not None
-        and known[1] is None
-        and (name in COMMUTATIVE or name in _MIRROR)
-    ):
-        return new(ew.CLASSES[_MIRROR.get(name, name)](args[1], args[0]))
-    if name == "add" and (made := _into_dot(op)) is not None:
-        return made
-    if len(args) == 2 and (found := _identity(name, args, known[1], t, number)) is not None:
-        return found
-    if name == "not" and isinstance(args[0].owner, ew.CLASSES["not"]):
-        return [args[0].owner.args[0]]
-    if name == "neg" and isinstance(args[0].owner, ew.CLASSES["neg"]):
-        return [args[0].owner.args[0]]
-    if len(args) == 2 and is_integer(t):
-        if (found := _associated(op, name, args, known[1], t)) is not None:
-            return found
-        if (found := _by_range(op, name, args, ranges, number)) is not None:
-            return found
-        if name in ew.COMPARISONS and (found := _narrower(op, args, ranges)) is not None:
+    if (n := _number_of_knowns(name, known, t)) is not None:
+        return _number_before(op, n)
+    if name in ("not", "neg"):
+        inner = defining_op(args[0], ew.CLASSES[name])
+        return _pointwise(op) if inner is None else [inner.args[0]]
+    if len(args) == 2:
+        if known[0] is not None and known[1] is None and (name in COMMUTATIVE or name in _MIRROR):
+            return _new_before(op, ew.CLASSES[_MIRROR.get(name, name)](args[1], args[0]))
+        if (found := _binary(op, ranges)) is not None:
             return found
     return _pointwise(op)
 
 
+def _number_of_knowns(
+    name: str, known: Sequence[int | float | None], t: Attribute
+) -> int | float | None:
+    numbers = [n for n in known if n is not None]
+    if len(numbers) < len(known) or not (is_float(t) or is_integer(t) or is_bool(t)):
+        return None
+    return _number(name, numbers, t)
+
+
+def _binary(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
+    """A function of two values of which at most the second is known."""
+    name, (x, y), t = op.fn.name, op.args, element_of(op.args[0].type)
+    if name == "add" and (made := _into_dot(op)) is not None:
+        return made
+    right = constant(y)
+    found = _identity(name, x, right, t)
+    if found is None and x is y:
+        found = _of_equals(name, x, t)
+    if found is not None:
+        return [found] if isinstance(found, SSAValue) else _number_before(op, found)
+    if not is_integer(t):
+        return None
+    if (values := _associated(op, right, t)) is not None:
+        return values
+    if (values := _by_range(op, ranges)) is not None:
+        return values
+    return _narrower(op, ranges) if name in ew.COMPARISONS else None
+
+
+# Functions of x and a number that are x, and that are 0; of integers and truth values.
+_IDENTITIES = {*((name, 0) for name in ("add", "sub", "or", "xor", "shl", "shr"))} | {
+    ("mul", 1),
+    ("floordiv", 1),
+}
+_ZEROS = {("mul", 0), ("and", 0), ("mod", 1)}
+
+
 def _identity(
-    name: str, args: list[SSAValue], right, t: Attribute, number
-) -> Sequence[SSAValue] | None:
-    """x op constant, x op x."""
-    x = args[0]
+    name: str, x: SSAValue, right: int | float | None, t: Attribute
+) -> SSAValue | int | None:
+    """x op constant: x, or a number; None where it is neither."""
+    if right is None:
+        return None
     if is_float(t):
-        if (
-            name in ("mul", "div", "div_rn")
-            and right == 1
-            or name == "sub"
-            and right == 0
-            and math.copysign(1, right) > 0
-        ):
-            return [x]
-        return [x] if name == "add" and right == 0 and math.copysign(1, right) < 0 else None
+        return x if _is_float_identity(name, right) else None
     if not (is_integer(t) or is_bool(t)):
         return None
+    if (name, right) in _IDENTITIES:
+        return x
+    if (name, right) in _ZEROS:
+        return 0
     ones = 1 if is_bool(t) else wrapped(-1, t)
-    if (
-        right == 0
-        and name in ("add", "sub", "or", "xor", "shl", "shr")
-        or right == 1
-        and name in ("mul", "floordiv")
-        and not is_bool(t)
-    ):
-        return [x]
-    if right == 0 and name in ("mul", "and") or right == 1 and name == "mod":
-        return number(0)
     if right == ones and name in ("and", "or"):
-        return [x] if name == "and" else number(ones)
-    if is_bool(t) and (name, right) in (("eq", 1), ("ne", 0)):
-        return [x]
-    if x is args[1]:
-        if name in ("and", "or", "max", "min"):
-            return [x]
-        if name in ("sub", "xor"):
-            return number(0)
-        if name in ew.COMPARISONS:
-            return number(int(name in ("eq", "le", "ge")))
-    return None
+        return x if name == "and" else ones
+    return x if is_bool(t) and (name, right) in (("eq", 1), ("ne", 0)) else None
 
 
-def _associated(op, name: str, args, right, t) -> Sequence[SSAValue] | None:
+def _is_float_identity(name: str, right: int | float) -> bool:
+    """Whether x op constant is x to the last bit, also where x is −0.0."""
+    if right == 0:
+        return name == ("sub" if math.copysign(1, right) > 0 else "add")
+    return right == 1 and name in ("mul", "div", "div_rn")
+
+
+def _of_equals(name: str, x: SSAValue, t: Attribute) -> SSAValue | int | None:
+    """x op x: x, or a number; None where it is neither. Integers and truth values."""
+    if not (is_integer(t) or is_bool(t)):
+        return None
+    if name in ("and", "or", "max", "min"):
+        return x
+    if name in ("sub", "xor"):
+        return 0
+    return int(name in ("eq", "le", "ge")) if name in ew.COMPARISONS else None
+
+
+def _associated(
+    op: ew.Elementwise, right: int | float | None, t: Attribute
+) -> Sequence[SSAValue] | None:
     """(x + 2) + 3 and (x · 2) · 3, where nothing wraps in between that did not before: both are
     sums modulo 2ⁿ.
     """
-    inner = args[0].owner
-    if (
-        right is None
-        or name not in ("add", "mul")
-        or not isinstance(inner, ew.CLASSES[name])
-        or (c := constant(inner.args[1])) is None
-    ):
+    name = op.fn.name
+    if right is None or name not in ("add", "mul"):
         return None
-    combined = before(
-        op, tile.Constant(wrapped(ew.of_integers(name, c, right), t), op.result.type)
-    ).result
-    return [before(op, ew.CLASSES[name](inner.args[0], combined)).results[0]]
+    inner = defining_op(op.args[0], ew.CLASSES[name])
+    if inner is None or (c := constant(inner.args[1])) is None:
+        return None
+    (combined,) = _number_before(op, wrapped(ew.of_integers(name, c, right), t))
+    return _new_before(op, ew.CLASSES[name](inner.args[0], combined))
 
 
-def _by_range(op, name: str, args, ranges: Ranges, number) -> Sequence[SSAValue] | None:
+def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
+    """What follows from the ranges of two integers."""
+    name, (x, y) = op.fn.name, op.args
     if name in ew.COMPARISONS:
         known = ranges.always(op.result)
-        return None if known is None else number(int(known))
-    if name in ("max", "min", "mod"):
-        a, b = map(ranges.of, args)
-        if name == "mod":
-            return [args[0]] if a.lo >= 0 and a.hi < b.lo else None
-        if a.lo >= b.hi:
-            return [args[0] if name == "max" else args[1]]
-        if b.lo >= a.hi:
-            return [args[1] if name == "max" else args[0]]
+        return None if known is None else _number_before(op, int(known))
+    if name not in ("max", "min", "mod"):
+        return None
+    a, b = ranges.of(x), ranges.of(y)
+    assert a is not None and b is not None
+    if name == "mod":
+        return [x] if a.lo >= 0 and a.hi < b.lo else None
+    if a.lo >= b.hi:
+        return [x if name == "max" else y]
+    if b.lo >= a.hi:
+        return [y if name == "max" else x]
     return None
 
 
-def _narrower(
-    op: ew.Elementwise, args: list[SSAValue], ranges: Ranges
-) -> Sequence[SSAValue] | None:
-    """Indices of 32 bits beside a number of 64 that is the same for many: the number is brought as
-    near to their range as what is beyond it, once, and 32 bits are compared.
+def _narrower(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
+    """Indices of 32 bits beside a number of 64 that is the same for many: the number is clamped to
+    just outside their range, once, and 32 bits are compared.
     """
-    for x, y in (args, args[::-1]):
-        wide = x.owner.arg if isinstance(x.owner, tile.Broadcast) else x
-        if (
-            not isinstance(wide.owner, ew.Cast)
-            or element_of(wide.owner.arg.type) != i32
-            or element_of(y.type) != i64
-            or not isinstance(y.owner, (tile.Splat, tile.Broadcast))
-        ):
+    for x, y in (op.args, op.args[::-1]):
+        broadcast = defining_op(x, tile.Broadcast)
+        cast = defining_op(x if broadcast is None else broadcast.arg, ew.Cast)
+        if cast is None or element_of(cast.arg.type) != i32 or element_of(y.type) != i64:
             continue
-        held, number = ranges.of(indices := wide.owner.arg), y.owner.arg
+        same = y.owner
+        if not isinstance(same, (tile.Splat, tile.Broadcast)):
+            continue
+        indices, number = cast.arg, same.arg
+        held = ranges.of(indices)
         if held is None or held.lo <= -1 << 31 or held.hi >= (1 << 31) - 1:
             continue
-        build, kind = Builder(op), x.type.with_element(i32)
-        near = build.min(
-            build.max(number, build.number(held.lo - 1, number.type)),
-            build.number(held.hi + 1, number.type),
-        )
-        near = build(
-            ew.Cast(
-                near, number.type.with_element(i32) if isinstance(number.type, TileType) else i32
-            )
-        )
+        build, kind = Builder(op), tile_type(x).with_element(i32)
+        low = build.number(int(held.lo) - 1, number.type)
+        clamped = build.max(number, low)
+        clamped = build.min(clamped, build.number(int(held.hi) + 1, number.type))
+        clamped = build(ew.Cast(clamped, like(number.type, i32)))
         narrow = {
-            x: indices if wide is x else build(tile.Broadcast(indices, kind)),
-            y: build(
-                (tile.Splat if isinstance(y.owner, tile.Splat) else tile.Broadcast)(near, kind)
-            ),
+            x: indices if broadcast is None else build(tile.Broadcast(indices, kind)),
+            y: build(type(same)(clamped, kind)),
         }
-        return [build(ew.CLASSES[op.fn.name](*(narrow[v] for v in args)))]
+        return [build(ew.CLASSES[op.fn.name](*(narrow[v] for v in op.args)))]
     return None
 
 
 def _into_dot(op: ew.Elementwise) -> Sequence[SSAValue] | None:
     """c + a·b as one dot; not for float8, where the tensor core's sum is shorter than float32's."""
-    for dot, other in (op.args, op.args[::-1]):
-        d = dot.owner
-        if (
-            isinstance(d, tile.Dot)
-            and dot.has_one_use()
-            and constant(d.acc) == 0
-            and d.parent is op.parent
-            and bits(element_of(d.a.type)) > 8
-        ) and (not is_float(element_of(d.acc.type)) or element_of(d.acc.type) in (f32, f64)):
-            return [before(op, tile.Dot(d.a, d.b, other, d.precision.data)).result]
+    for product, other in (op.args, op.args[::-1]):
+        dot = defining_op(product, tile.Dot)
+        if dot is None or dot.parent is not op.parent or not product.has_one_use():
+            continue
+        element = element_of(dot.acc.type)
+        exact = bits(element_of(dot.a.type)) > 8 and (
+            not is_float(element) or element in (f32, f64)
+        )
+        if exact and constant(dot.acc) == 0:
+            return _new_before(op, tile.Dot(dot.a, dot.b, other, dot.precision.data))
     return None
 
 
@@ -300,89 +324,74 @@ def _select(op: ew.Select) -> Sequence[SSAValue] | None:
         return [yes if known else no]
     if yes is no:
         return [yes]
-    if isinstance(condition.owner, ew.CLASSES["not"]):
-        return [before(op, ew.Select(condition.owner.args[0], no, yes)).result]
-    if (
-        is_bool(element_of(op.result.type))
-        and condition.type == op.result.type
-        and (constant(yes), constant(no)) == (1, 0)
-    ):
+    if (inverted := defining_op(condition, ew.CLASSES["not"])) is not None:
+        return _new_before(op, ew.Select(inverted.args[0], no, yes))
+    t = op.result.type
+    is_condition = is_bool(element_of(t)) and condition.type == t
+    if is_condition and (constant(yes), constant(no)) == (1, 0):
         return [condition]
-    if isinstance(condition.owner, tile.Splat):
-        return [before(op, ew.Select(condition.owner.arg, yes, no)).result]
-    return (
-        _pointwise(op)
-        if condition.type != op.condition.type
-        or isinstance(condition.type, TileType)
-        or not isinstance(op.result.type, TileType)
-        else None
-    )
+    if (splat := defining_op(condition, tile.Splat)) is not None:
+        return _new_before(op, ew.Select(splat.arg, yes, no))
+    if isinstance(condition.type, TileType) or not isinstance(t, TileType):
+        return _pointwise(op)
+    return None
+
+
+# Bits of the integers that a float type holds exactly, by its storage width.
+_EXACT_INTEGER_BITS = {16: 8, 32: 24, 64: 53}
 
 
 def _exact(a: Attribute, b: Attribute) -> bool:
     """Whether every value of element type a is one of b."""
-    if is_bool(a):
+    if is_bool(a) or a == b:
         return True
     if is_integer(a) and is_integer(b):
-        return a.width.data < b.width.data and (is_unsigned(a) or not is_unsigned(b)) or a == b
+        return bits(a) < bits(b) and (is_unsigned(a) or not is_unsigned(b))
     if is_integer(a) and is_float(b):
-        return (
-            a.width.data <= {16: 8, 32: 24, 64: 53}.get(bits(b), 0)
-            and b != bf16
-            and (b != f16 or a.width.data <= 11)
-        )
-    if is_float(a) and is_float(b):
-        return bits(a) < bits(b) and not (bits(a) == 8 and bits(b) == 8) or a == b
-    return False
+        return b != bf16 and bits(a) <= _EXACT_INTEGER_BITS.get(bits(b), 0)
+    return is_float(a) and is_float(b) and bits(a) < bits(b)
 
 
 def _cast(op: ew.Cast) -> Sequence[SSAValue] | None:
     source, wanted = element_of(op.arg.type), element_of(op.result.type)
     if source == wanted:
         return [op.arg]
-    inner = op.arg.owner
-    if (
-        isinstance(inner, ew.Cast)
-        and _exact(first := element_of(inner.arg.type), source)
-        and not (
-            is_integer(first)
-            and is_float(source)
-            and is_integer(wanted)
-            and not _exact(first, wanted)
-        )
-    ):
-        # (an integer by way of a float saturates, without it wraps)
-        return (
-            [inner.arg]
-            if inner.arg.type == op.result.type
-            else [before(op, ew.Cast(inner.arg, op.result.type)).result]
-        )
+    inner = defining_op(op.arg, ew.Cast)
+    if inner is not None and _is_skipped(element_of(inner.arg.type), source, wanted):
+        if inner.arg.type == op.result.type:
+            return [inner.arg]
+        return _new_before(op, ew.Cast(inner.arg, op.result.type))
     if (n := constant(op.arg)) is not None and (made := _cast_number(n, wanted)) is not None:
-        return [before(op, tile.Constant(made, op.result.type)).result]
+        return _number_before(op, made)
     return _pointwise(op)
 
 
+def _is_skipped(first: Attribute, between: Attribute, last: Attribute) -> bool:
+    """Whether a cast of a cast is one from the first type to the last. (An integer by way of a
+    float saturates, without it wraps.)
+    """
+    if not _exact(first, between):
+        return False
+    saturates = is_integer(first) and is_float(between) and is_integer(last)
+    return not saturates or _exact(first, last)
+
+
 def _cast_number(n: int | float, t: Attribute) -> int | float | None:
+    """A number as another type holds it; None where that is not the machine's to the last bit."""
+    if isinstance(n, float) and math.isnan(n):
+        return None
     if is_bool(t):
-        return None if isinstance(n, float) and math.isnan(n) else int(n != 0)
+        return int(n != 0)
     if is_float(t):
-        if (
-            t not in FLOATS
-            or isinstance(n, float)
-            and math.isnan(n)
-            or isinstance(n, int)
-            and abs(n) > 2**53
-        ):
+        # an integer of more bits would be rounded twice
+        largest = 2**24 if t in (f16, bf16) else 2**53
+        if t not in FLOATS or isinstance(n, int) and abs(n) > largest:
             return None
-        if t in (f16, bf16) and isinstance(n, int) and abs(n) > 2**24:
-            return None  # would round twice
         with np.errstate(all="ignore"):
             return float(np.float32(n).astype(FLOATS[t])) if t != f64 else float(n)
     if isinstance(n, int):
         return wrapped(n, t)
-    if math.isfinite(n) and wrapped(int(n), t) == int(n):
-        return int(n)
-    return None
+    return int(n) if math.isfinite(n) and wrapped(int(n), t) == int(n) else None
 
 
 def _pointwise(op: Operation) -> Sequence[SSAValue] | None:
@@ -393,49 +402,48 @@ def _pointwise(op: Operation) -> Sequence[SSAValue] | None:
     if not isinstance(t, TileType):
         return None
     same = [uniform(v) if isinstance(v.type, TileType) else v for v in op.operands]
-    wide = [v for v, s in zip(op.operands, same, strict=False) if s is None]
-    if not wide:
+    if None not in same:
         if not any(isinstance(s, SSAValue) for s in same):
             return None
         scalars = [
-            (
-                s
-                if isinstance(s, SSAValue)
-                else before(op, tile.Constant(s, element_of(v.type))).result
-            )
-            for v, s in zip(op.operands, same, strict=False)
+            s if isinstance(s, SSAValue) else _constant_before(op, s, element_of(v.type))
+            for v, s in zip(op.operands, same, strict=True)
         ]
-        return [
-            before(
-                op, tile.Splat(before(op, _clone(op, scalars, element_of(t))).results[0], t)
-            ).result
-        ]
-    if (
-        not all(isinstance(v.owner, tile.Broadcast) for v in wide)
-        or len({v.owner.arg.type.extents for v in wide}) > 1
-    ):
+        (scalar,) = _new_before(op, _clone(op, scalars, element_of(t)))
+        return _new_before(op, tile.Splat(scalar, t))
+    return _narrow_pointwise(op, t, same)
+
+
+def _narrow_pointwise(
+    op: Operation, t: TileType, same: list[SSAValue | int | float | None]
+) -> Sequence[SSAValue] | None:
+    """Element by element of broadcasts of one shape, and of the scalars `same`: a broadcast."""
+    wide = [
+        defining_op(v, tile.Broadcast) for v, s in zip(op.operands, same, strict=True) if s is None
+    ]
+    shapes = {None if b is None else tile_type(b.arg).extents for b in wide}
+    extents = shapes.pop()
+    if shapes or extents is None:
         return None
-    extents = wide[0].owner.arg.type.extents
 
-    def small(v: SSAValue, s) -> SSAValue:
-        if not isinstance(v.type, TileType):
-            return v
-        if s is None:
-            return v.owner.arg
-        narrow = TileType(extents, v.type.element)
-        return before(
-            op, tile.Splat(s, narrow) if isinstance(s, SSAValue) else tile.Constant(s, narrow)
-        ).result
+    def small(value: SSAValue, scalar: SSAValue | int | float | None) -> SSAValue:
+        if not isinstance(value.type, TileType):
+            return value
+        if scalar is None:
+            return owner_op(value).operands[0]
+        narrow = TileType(extents, value.type.element)
+        if isinstance(scalar, SSAValue):
+            return before(op, tile.Splat(scalar, narrow)).result
+        return _constant_before(op, scalar, narrow)
 
-    inner = before(
-        op,
-        _clone(
-            op,
-            [small(v, s) for v, s in zip(op.operands, same, strict=False)],
-            TileType(extents, t.element),
-        ),
-    ).results[0]
-    return [before(op, tile.Broadcast(inner, t)).result]
+    operands = [small(v, s) for v, s in zip(op.operands, same, strict=True)]
+    (inner,) = _new_before(op, _clone(op, operands, TileType(extents, t.element)))
+    return _new_before(op, tile.Broadcast(inner, t))
+
+
+def _constant_before(op: Operation, n: int | float | None, t: Attribute) -> SSAValue:
+    assert n is not None
+    return before(op, tile.Constant(n, t)).result
 
 
 def _clone(op: Operation, operands: list[SSAValue], result: Attribute) -> Operation:
@@ -448,70 +456,67 @@ def _clone(op: Operation, operands: list[SSAValue], result: Attribute) -> Operat
 
 
 # ---- shapes
-def _shape(op: Operation) -> Sequence[SSAValue] | None:
-    t, arg = op.result.type, op.arg
+View = tile.Broadcast | tile.Reshape | tile.Transpose | tile.Slice | tile.Flip
 
-    def new(made):
-        return [before(op, made).results[0]]
 
+def _shape(op: View) -> Sequence[SSAValue] | None:
+    """A view of one number, a view that changes nothing, a view of a view."""
+    t, arg = tile_type(op.result), op.arg
     match uniform(arg):
         case SSAValue() as scalar:
-            return new(tile.Splat(scalar, t))
+            return _new_before(op, tile.Splat(scalar, t))
         case int() | float() as n:
-            return new(tile.Constant(n, t))
-    inner = arg.owner
-    match op:
-        case tile.Broadcast() | tile.Reshape() if arg.type == t:
-            return [arg]
-        case tile.Broadcast() if isinstance(inner, tile.Broadcast):
-            return new(tile.Broadcast(inner.arg, t))
-        case tile.Reshape() if isinstance(inner, tile.Reshape):
-            return new(tile.Reshape(inner.arg, t))
-        case tile.Slice() if arg.type == t:
-            return [arg]
-        case tile.Flip() if isinstance(inner, tile.Flip) and inner.axis == op.axis:
+            return _number_before(op, n)
+    if arg.type == t and not isinstance(op, (tile.Flip, tile.Transpose)):
+        return [arg]
+    match op, arg.owner:
+        case tile.Broadcast(), tile.Broadcast() as inner:
+            return _new_before(op, tile.Broadcast(inner.arg, t))
+        case tile.Reshape(), tile.Reshape() as inner:
+            return _new_before(op, tile.Reshape(inner.arg, t))
+        case tile.Flip(), tile.Flip() as inner if inner.axis == op.axis:
             return [inner.arg]
-        case tile.Flip() if t.extents[op.axis.value.data] == 1:
+        case tile.Flip(), _ if t.extents[op.axis.value.data] == 1:
             return [arg]
-        case tile.Transpose():
+        case tile.Transpose(), inner:
             permutation = op.permutation.get_values()
             if list(permutation) == sorted(permutation):
                 return [arg]
             if isinstance(inner, tile.Transpose):
                 first = inner.permutation.get_values()
-                return new(tile.Transpose(inner.arg, [first[p] for p in permutation]))
+                return _new_before(op, tile.Transpose(inner.arg, [first[p] for p in permutation]))
     return None
 
 
 def _reduce(op: tile.Reduce) -> Sequence[SSAValue] | None:
     """Over an axis of extent 1: the element itself."""
-    t, axis = op.args[0].type, op.axis.value.data
+    t, axis = tile_type(op.args[0]), op.axis.value.data
     if t.extents[axis] != 1 or op.kind.data == "combine":
         return None
     result = op.results[0].type
     if op.kind.data.startswith("arg"):
-        return [before(op, tile.Constant(0, result)).result]
+        return _number_before(op, 0)
     if not isinstance(result, TileType):
-        return [before(op, tile.Extract(op.args[0], (0,) * t.rank)).result]
-    return [before(op, tile.Reshape(op.args[0], result)).result]
+        return _new_before(op, tile.Extract(op.args[0], (0,) * t.rank))
+    return _new_before(op, tile.Reshape(op.args[0], result))
 
 
 def _extent(op: tile.Dim | tile.Stride) -> Sequence[SSAValue] | None:
     """Extents and strides that the specialization knows, and those of a view's array."""
-    axis, facts = op.axis.value.data, op.arg.type.facts
+    axis, facts = op.axis.value.data, array_type(op.arg).facts
     known = (facts.shape if isinstance(op, tile.Dim) else facts.strides)[axis].exact
     if known is not None:
-        return [before(op, tile.Constant(known, op.result.type)).result]
-    view = op.arg.owner
-    if isinstance(view, tile.View):
-        kept = [(i, k.data) for i, k in enumerate(view.kinds) if k.data != "index"]
-        source, kind = kept[axis]
-        if isinstance(op, tile.Stride) or kind == "all":
-            return [before(op, type(op)(view.array, source, op.result.type)).result]
-    if isinstance(view, tile.MakeArray):
-        given = view.shape if isinstance(op, tile.Dim) else view.strides
-        if len(given) > axis and given[axis].type == op.result.type:
-            return [given[axis]]
+        return _number_before(op, known)
+    match op.arg.owner:
+        case tile.View() as view:
+            kept = [(i, k.data) for i, k in enumerate(view.kinds) if k.data != "index"]
+            source, kind = kept[axis]
+            if isinstance(op, tile.Stride) or kind == "all":
+                return _new_before(op, type(op)(view.array, source, op.result.type))
+        case tile.MakeArray() as made:
+            given = made.shape if isinstance(op, tile.Dim) else made.strides
+            if len(given) > axis and given[axis].type == op.result.type:
+                return [given[axis]]
     return None
 
 
@@ -525,29 +530,48 @@ def _if(op: scf.IfOp) -> Sequence[SSAValue] | None:
 
 def _for(op: scf.ForOp, ranges: Ranges) -> Sequence[SSAValue] | None:
     """Loops that run never, or once."""
-    begin, end = map(ranges.of, (op.lb, op.ub))
+    begin, end = ranges.of(op.lb), ranges.of(op.ub)
     if begin is not None and end is not None and end.hi <= begin.lo:
         return list(op.iter_args)
     lb, ub, step = map(constant, (op.lb, op.ub, op.step))
-    if None in (lb, ub):
+    if lb is None or ub is None:
         return None
     if lb >= ub:
         return list(op.iter_args)
     if step is None or step <= 0 or lb + step < ub:
         return None
     body = op.body.block
-    for argument, value in zip(body.args, [op.lb, *op.iter_args], strict=False):
+    for argument, value in zip(body.args, [op.lb, *op.iter_args], strict=True):
         argument.replace_all_uses_with(value)
     return _inline(op, body)
 
 
-def _inline(op: Operation, block) -> list[SSAValue]:
+def _inline(op: Operation, block: Block) -> list[SSAValue]:
     """Moves a block's operations before `op`; returns what its terminator yields."""
-    end = block.last_op
+    end = terminator_of(block)
     values = list(end.operands)
-    end.detach()
-    end.erase()
+    erase(end)
     for inner in list(block.ops):
         inner.detach()
-        op.parent.insert_op_before(inner, op)
+        block_of(op).insert_op_before(inner, op)
     return values
+
+
+_RULES: dict[type[Operation], Callable[[Any], Sequence[SSAValue] | None]] = {
+    ew.Select: _select,
+    ew.Cast: _cast,
+    ew.Bitcast: _bitcast,
+    ew.PointerAdd: _pointer_add,
+    tile.Multiple: _multiple,
+    tile.Splat: _splat,
+    tile.Broadcast: _shape,
+    tile.Reshape: _shape,
+    tile.Transpose: _shape,
+    tile.Slice: _shape,
+    tile.Flip: _shape,
+    tile.Extract: _extract,
+    tile.Reduce: _reduce,
+    tile.Dim: _extent,
+    tile.Stride: _extent,
+    scf.IfOp: _if,
+}

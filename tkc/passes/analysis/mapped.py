@@ -2,8 +2,8 @@
 
 A map's innermost dimension is dense. Where that is not the array's last axis (a transposed matrix,
 as `b.T` of torch), the map is of the array with its axes in another order, `order`, and the block
-lands in shared memory that much turned: nothing is copied, the dot reads it from there as it would
-any other major.
+arrives in shared memory transposed: nothing is copied, the dot reads it there as it would any other
+major.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from xdsl.ir import SSAValue
 
 from tkc.ir import tile
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import ArrayFacts, TileType, bits
+from tkc.ir.values import array_type, defining_op, tile_type
 from tkc.passes.analysis.access import argument_of
 
-BOX = 256  # elements of a map's box along each of its dimensions
-PLACE = 128  # and it lands at a multiple of so many bytes of shared memory
+MAX_BOX_EXTENT = 256  # elements of a map's box along each of its dimensions
+MAX_MAP_RANK = 5
+BOX_ALIGNMENT = 128  # bytes, of a box in shared memory
+ROW_ALIGNMENT = 16  # bytes, of each row of an array in global memory
+MIN_SWIZZLE_BYTES = 32
 
 
 def dense_axis(array: SSAValue) -> int:
     """The axis of an array (or view) along which neighbours are neighbours in memory: the last one
     that is known to be dense, the last if none is.
     """
-    strides = array.type.facts.strides
-    return next(
-        (a for a in reversed(range(len(strides))) if strides[a].exact == 1), len(strides) - 1
-    )
+    strides = array_type(array).facts.strides
+    dense = [a for a, stride in enumerate(strides) if stride.exact == 1]
+    return dense[-1] if dense else len(strides) - 1
 
 
 def through(view: tile.View, axis: int) -> int:
@@ -41,49 +44,78 @@ def dense_of_block(op: tile.Load | tile.Store) -> int:
 
 
 def of_block(op: tile.Load) -> SharedLayout:
-    """How a tensor map leaves a block: the widest swizzle of the axis that is dense in memory; a
-    single row as it is, for which panels would be as high as a swizzle's eight, and behind it what
-    the next stage's place asks for."""
-    t, dense = op.result.type, dense_of_block(op)
+    """The layout in shared memory of a block that a tensor map copies: the widest swizzle of the
+    axis that is dense in memory. A single row stays as it is (panels would be as high as a
+    swizzle's eight rows), padded to the alignment of the next stage.
+    """
+    t, dense = tile_type(op.result), dense_of_block(op)
     order = (dense, *(a for a in reversed(range(t.rank)) if a != dense))
-    if t.size == t.extents[dense] <= BOX:
-        return SharedLayout(t.extents, bits(t.element), 0, order, -t.bytes % PLACE)
+    if t.size == t.extents[dense] <= MAX_BOX_EXTENT:
+        return SharedLayout(t.extents, bits(t.element), 0, order, -t.bytes % BOX_ALIGNMENT)
     return SharedLayout.widest(t.extents, bits(t.element), order)
+
+
+def of_operand(operand: SSAValue) -> tuple[tile.Load, list[SharedLayout]]:
+    """The load that a dot's operand in shared memory is a view of, and the layouts of the load's
+    block and of each view (transposes and slices), from the load on.
+    """
+    views: list[tile.Transpose | tile.Slice] = []
+    while isinstance(op := operand.owner, (tile.Transpose, tile.Slice)):
+        views.insert(0, op)
+        operand = op.arg
+    load = defining_op(operand, tile.Load)
+    assert load is not None
+    layouts = [of_block(load)]
+    for view in views:
+        if isinstance(view, tile.Transpose):
+            layouts.append(layouts[-1].transpose(tuple(view.permutation.get_values())))
+        else:
+            extents = tile_type(view.result).extents
+            layouts.append(layouts[-1].slice(view.offsets.get_values(), extents)[0])
+    return load, layouts
 
 
 def _is_part(array: SSAValue) -> bool:
     """Whether a view does more than to fix some of the axes of its array."""
-    return isinstance(array.owner, tile.View) and (
-        any(kind.data == "slice" for kind in array.owner.kinds) or _is_part(array.owner.array)
+    view = defining_op(array, tile.View)
+    return view is not None and (
+        any(kind.data == "slice" for kind in view.kinds) or _is_part(view.array)
     )
 
 
 def unmapped(op: tile.Load | tile.Store) -> str:
     """Why a tensor map cannot move a block; empty if it can."""
-    extents, element, argument = (
-        op.extents.get_values(),
-        bits(op.array.type.element) // 8,
-        argument_of(op.array),
-    )
-    if op.mask is not None or getattr(op, "other", None) is not None:
+    argument = argument_of(op.array)
+    if op.mask is not None or isinstance(op, tile.Load) and op.other is not None:
         return "a mask"
     if argument is None or _is_part(op.array):
         return "an array made in the kernel, or part of one"
     if any(isinstance(o.type, TileType) for o in op.offsets):
         return "a gather"
-    facts, dense = argument.type.facts, dense_axis(op.array)
-    array, inner = op.array, dense
-    while array is not argument:
-        array, inner = array.owner.array, through(array.owner, inner)
+    facts, dense = array_type(argument).facts, dense_axis(op.array)
+    return _unmapped_shape(op, facts, dense, _axis_of_argument(op.array, dense))
+
+
+def _axis_of_argument(array: SSAValue, axis: int) -> int:
+    """The axis of an array argument that is an axis of a view of it."""
+    while (view := defining_op(array, tile.View)) is not None:
+        array, axis = view.array, through(view, axis)
+    return axis
+
+
+def _unmapped_shape(op: tile.Load | tile.Store, facts: ArrayFacts, dense: int, inner: int) -> str:
+    """dense, inner: the dense axis, of the array that is accessed and of the argument."""
+    extents = op.extents.get_values()
+    itemsize = bits(array_type(op.array).element) // 8
     if extents[dense] < 0 or facts.strides[inner].exact != 1:
         return "neither rows nor columns that are dense"
-    if len(facts.shape) > 5 or any(n > BOX for a, n in enumerate(extents) if a != dense):
+    outer_extent = max((n for a, n in enumerate(extents) if a != dense), default=1)
+    if len(facts.shape) > MAX_MAP_RANK or outer_extent > MAX_BOX_EXTENT:
         return "a block too large for a tensor map"
-    steps = [s for a, s in enumerate(facts.strides) if a != inner]
-    if facts.align % 16 or any(
-        (s.exact if s.exact is not None else s.divisor) * element % 16 for s in steps
-    ):
+    strides = [s for a, s in enumerate(facts.strides) if a != inner]
+    steps = [s.divisor if s.exact is None else s.exact for s in strides]
+    if facts.align % ROW_ALIGNMENT or any(n * itemsize % ROW_ALIGNMENT for n in steps):
         return "rows that do not start at multiples of 16 bytes"
-    if extents[dense] * element % 32:
+    if extents[dense] * itemsize % MIN_SWIZZLE_BYTES:
         return "rows of a block narrower than a swizzle"
     return ""

@@ -1,5 +1,5 @@
-"""Buffers that threads fill and read each for itself: no thread ever looks at another's bytes, so
-that no barrier is needed.
+"""Buffers that each thread fills and reads for itself: no thread reads another's bytes, so that no
+barrier is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tkc.ir.layout import Layout
 
 def own_layout(alloc: shared.Alloc) -> Layout | None:
     """The one layout in which a buffer, or a ring, is filled by cp.async and read; None where there
-    is another use, or an element that several threads hold, of whom one copies.
+    is another use, or an element that several threads hold, of which one copies.
     """
     layouts = {_layout(op) for op in users(alloc.result)}
     layout = layouts.pop() if len(layouts) == 1 else None

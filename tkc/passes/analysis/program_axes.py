@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from xdsl.dialects import scf
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.values import index_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
 
 def program_axes(
     values: Iterable[SSAValue], ends: bool = True, given: Iterable[SSAValue] = ()
 ) -> set[int]:
-    """The grid axes on which values depend. Without `ends`, a loop's counter depends on where the
-    loop begins alone: what it walks over is the same, of whatever length. given: values that are
-    taken as they are."""
+    """The grid axes on which values depend.
+
+    Without `ends`, a loop's induction variable depends on the loop's lower bound alone: it walks
+    over the same, whatever the trip count. given: values that are taken as they are.
+    """
     return {
         op.axis.value.data for op in sources(values, ends, given) if isinstance(op, tile.ProgramId)
     }
@@ -32,8 +35,9 @@ def from_memory(values: Iterable[SSAValue]) -> bool:
 def sources(
     values: Iterable[SSAValue], ends: bool = True, given: Iterable[SSAValue] = ()
 ) -> set[Operation]:
-    """The operations on which values depend."""
-    found, seen, work = set(), set(given), list(values)
+    """The operations on which values depend; `ends` and `given` as in `program_axes`."""
+    found: set[Operation] = set()
+    seen, work = set(given), list(values)
     while work:
         v = work.pop()
         if v in seen:
@@ -43,10 +47,18 @@ def sources(
             inner = list(v.owner.walk())
             found.update(inner)
             work += [o for op in inner for o in op.operands]
-        elif not ends and isinstance(v.owner.parent_op(), scf.ForOp) and v.index == 0:
-            work += [v.owner.parent_op().lb, v.owner.parent_op().step]
-        elif isinstance(v.owner.parent_op(), (scf.ForOp, scf.WhileOp)):
-            work += v.owner.parent_op().operands
-            if isinstance(v.owner.parent_op(), scf.ForOp) and v.index > 0:
-                work.append(v.owner.last_op.operands[v.index - 1])  # what it becomes
+        else:
+            work += _of_argument(v.owner, index_of(v), ends)
     return found
+
+
+def _of_argument(block: Block, index: int, ends: bool) -> list[SSAValue]:
+    """What a loop's induction variable, or a value that it carries, depends on."""
+    loop = block.parent_op()
+    if isinstance(loop, scf.WhileOp):
+        return list(loop.operands)
+    if not isinstance(loop, scf.ForOp):
+        return []
+    if index > 0:
+        return [*loop.operands, yielded_by(block)[index - 1]]
+    return list(loop.operands) if ends else [loop.lb, loop.step]

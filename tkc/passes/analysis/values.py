@@ -1,21 +1,27 @@
-"""Which tiles need a home, and which can be made anew in any layout: the analysis under
-select-layouts.
+"""Which tiles need a layout of their own, and which are rematerialised in any layout: the analysis
+under select-layouts.
 
-cheap     computed from constants, aranges and scalars alone (indices, pointers, most masks): made where they are wanted
-view      a transpose, broadcast or reshape of something else: what it asks of its operand follows from what is asked of it (a reshape between extents
-          that do not nest moves elements between threads: its result is data)
-sunk      element by element of loads, wanted by one dot alone (a dequantization, a scaling): computed in the operand's layout
+cheap     computed from constants, aranges and scalars alone (indices, pointers, most masks):
+          rematerialised where they are used
+view      a transpose, broadcast or reshape of something else: the layout of its operand follows
+          from its own (a reshape between extents that do not nest moves elements between threads:
+          its result is data)
+sunk      element by element of loads, used by one dot alone (a dequantization, a scaling): computed
+          in the operand's layout
 data      everything else
 """
 
 from __future__ import annotations
 
-from xdsl.ir import Operation, SSAValue
+from collections.abc import Iterable
+
+from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.threads import Workspace
 from tkc.ir.types import TileType
+from tkc.ir.values import defining_op
 from tkc.passes.layouts.movers import crosses
 
 LEAVES = (tile.Constant, tile.Splat, tile.Arange)
@@ -26,12 +32,12 @@ LOADS = (tile.Load, tile.LoadPointers)
 
 def in_workspace(op: tile.Load | tile.Store) -> bool:
     """Whether a block is one of an array in a workspace of the launch."""
-    return isinstance(op.array.owner, tile.MakeArray) and isinstance(
-        op.array.owner.pointer.owner, Workspace
-    )
+    made = defining_op(op.array, tile.MakeArray)
+    return made is not None and isinstance(made.pointer.owner, Workspace)
 
 
-def tiles(values) -> list[SSAValue]:
+def tiles(values: Iterable[SSAValue]) -> list[SSAValue]:
+    """Those of some values that are tiles."""
     return [v for v in values if isinstance(v.type, TileType)]
 
 
@@ -44,41 +50,39 @@ class Kinds:
         self._sunk: dict[SSAValue, bool] = {}
 
     def cheap(self, value: SSAValue) -> bool:
+        """Whether a tile is computed from constants, aranges and scalars alone."""
         known = self._cheap.get(value)
         if known is None:
             owner = value.owner
-            known = self._cheap[value] = (
-                isinstance(owner, LEAVES)
-                or isinstance(owner, (*VIEWS, *POINTWISE))
-                and not self._moved(owner)
+            known = self._cheap[value] = isinstance(owner, LEAVES) or (
+                isinstance(owner, (*VIEWS, *POINTWISE))
+                and not self._moves(owner)
                 and all(map(self.cheap, tiles(owner.operands)))
             )
         return known
 
-    def _moved(self, owner: Operation) -> bool:
+    def _moves(self, owner: Operation | Block) -> bool:
         return isinstance(owner, tile.Reshape) and crosses(owner, self.warps)
 
     def view(self, value: SSAValue) -> bool:
-        return (
-            isinstance(value.owner, VIEWS)
-            and not self._moved(value.owner)
-            and not self.cheap(value)
-        )
+        """Whether a tile is a view of data."""
+        owner = value.owner
+        return isinstance(owner, VIEWS) and not self._moves(owner) and not self.cheap(value)
 
     def sunk(self, value: SSAValue) -> bool:
+        """Whether a tile is computed from loads, for one operand of a dot alone."""
         known = self._sunk.get(value)
         if known is None:
-            known = (
+            known = self._sunk[value] = (
                 isinstance(value.owner, POINTWISE)
                 and not self.cheap(value)
                 and feeds_dot(value)
-                and self._bottoms(value)
+                and self._is_from_loads(value)
             )
-            self._sunk[value] = known
         return known
 
-    def _bottoms(self, value: SSAValue) -> bool:
-        """Whether it comes from loads that nothing else uses."""
+    def _is_from_loads(self, value: SSAValue) -> bool:
+        """Whether it is computed from loads that nothing else uses."""
         if self.cheap(value):
             return True
         owner = value.owner
@@ -86,20 +90,21 @@ class Kinds:
             return value.has_one_use()
         return (
             isinstance(owner, (*VIEWS, *POINTWISE))
-            and not self._moved(owner)
+            and not self._moves(owner)
             and value.has_one_use()
-            and all(map(self._bottoms, tiles(owner.operands)))
+            and all(map(self._is_from_loads, tiles(owner.operands)))
         )
 
     def data(self, value: SSAValue) -> bool:
+        """Whether a tile is in registers, in one layout of its own."""
         return not (self.cheap(value) or self.view(value) or self.sunk(value))
 
 
 def feeds_dot(value: SSAValue) -> bool:
-    """Whether its one use is as a factor of a dot, element-wise operations and views between."""
-    if not value.has_one_use():
-        return False
+    """Whether its one use is as an operand of a dot, element-wise operations and views between."""
     use = value.first_use
+    if use is None or not value.has_one_use():
+        return False
     op = use.operation
     if isinstance(op, tile.Dot):
         return use.index < 2
@@ -107,14 +112,16 @@ def feeds_dot(value: SSAValue) -> bool:
 
 
 def dots_fed(load: Operation) -> list[tuple[tile.Dot, int, bool]]:
-    """The dots a load's result is a factor of: the dot, which operand, and whether only views lie
-    between.
+    """The dots of which a load's result is an operand: the dot, the operand's index, and whether
+    only views are between.
     """
-    found, seen = [], set()
+    found: list[tuple[tile.Dot, int, bool]] = []
+    seen: set[tuple[SSAValue, bool]] = set()
 
     def follow(value: SSAValue, plain: bool) -> None:
+        # without `seen` a chain of values that each use the one before twice takes exponential time
         if (value, plain) in seen:
-            return  # of values each of which takes the one before twice there are a great many ways
+            return
         seen.add((value, plain))
         for use in value.uses:
             op = use.operation

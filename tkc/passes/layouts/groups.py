@@ -20,10 +20,10 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
 from tkc.passes.analysis.access import (
-    BLOCKS,
-    POINTERS,
-    SMALL,
+    CACHED_TILE_BYTES,
     Access,
+    BlockAccess,
+    PointerAccess,
     both_ways,
     in_runs,
     tile_of,
@@ -162,7 +162,7 @@ class Groups:
                 for a in op.results:
                     for axes in self.reductions, self.scans:
                         axes.setdefault(a, []).append(op.axis.value.data)
-            case _ if isinstance(op, (*BLOCKS, *POINTERS)) and tile_of(op) is not None:
+            case _ if isinstance(op, BlockAccess | PointerAccess) and tile_of(op) is not None:
                 if isinstance(op, (tile.Load, tile.Store)) and in_workspace(
                     op
                 ):  # what is put aside comes back as it was
@@ -172,7 +172,7 @@ class Groups:
                 for v in (*op.results, *op.operands):
                     if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents:
                         self.anchors.setdefault(v, []).append(op)
-                if isinstance(op, BLOCKS):
+                if isinstance(op, BlockAccess):
                     self._gathers(op)
             case _ if (
                 isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0])
@@ -252,7 +252,7 @@ class Groups:
             isinstance(op, LOADS)
             and value.has_one_use()
             and value.type.size < whole
-            and value.type.bytes <= SMALL
+            and value.type.bytes <= CACHED_TILE_BYTES
         ):
             self.wanted.append((value, layout))
 
@@ -502,7 +502,7 @@ class Groups:
         if op not in self.accesses:
             return None
         access = self.accesses[op]
-        if isinstance(op, POINTERS) and self.kinds.data(op.pointers):
+        if isinstance(op, PointerAccess) and self.kinds.data(op.pointers):
             return self.layout(op.pointers)
         moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
         have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
