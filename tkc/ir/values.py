@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
+from tkc.ir.layout import Layout
 from tkc.ir.types import ArrayType, PendingType, PointerType, SharedType, TileType
 
 O = TypeVar("O", bound=Operation)
@@ -77,6 +78,14 @@ def type_of(value: SSAValue, kind: type[A]) -> A:
 def tile_type(value: SSAValue) -> TileType:
     """The type of a tile. Raises TypeError for other values."""
     return type_of(value, TileType)
+
+
+def layout_of(value: SSAValue) -> Layout:
+    """The layout of a tile in registers. Raises TypeError for other values."""
+    layout = tile_type(value).register_layout
+    if layout is None:
+        raise TypeError(f"expected a tile in registers, got {value.type}")
+    return layout
 
 
 def shared_type(value: SSAValue) -> SharedType:

@@ -39,15 +39,18 @@ CACHED_TILE_BYTES = 4096
 MIN_CONTIGUOUS_BYTES = 16
 
 
-def tile_of(op: Operation) -> TileType | None:
-    """The type of what an access moves, None where that is a scalar."""
-    moved = op.results[0] if isinstance(op, (tile.Load, tile.LoadPointers)) else _stored(op)
-    return moved.type if isinstance(moved.type, TileType) else None
-
-
-def _stored(op: Operation) -> SSAValue:
+def moved_value(op: Operation) -> SSAValue:
+    """What an access loads, or what it stores."""
+    if isinstance(op, (tile.Load, tile.LoadPointers)):
+        return op.results[0]
     assert isinstance(op, WRITES)
     return op.value
+
+
+def tile_of(op: Operation) -> TileType | None:
+    """The type of what an access moves, None where that is a scalar."""
+    t = moved_value(op).type
+    return t if isinstance(t, TileType) else None
 
 
 def bytes_of(op: Operation) -> int:

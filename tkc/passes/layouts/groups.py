@@ -1,12 +1,16 @@
-"""Groups of tiles that must share a layout, and the layout of each: the deciding half of
-select-layouts (its docstring has the rules).
+"""Groups of tiles that share a layout, and the layout of each: the deciding half of select-layouts
+(its docstring has the rules).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from math import gcd
+from typing import TypeVar
 
 from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
@@ -19,6 +23,7 @@ from tkc.ir.plan import DotPlan, Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.values import defining_op, tile_type, yielded_by
 from tkc.passes.analysis.access import (
     CACHED_TILE_BYTES,
     Access,
@@ -26,10 +31,19 @@ from tkc.passes.analysis.access import (
     PointerAccess,
     both_ways,
     in_runs,
+    moved_value,
     tile_of,
     vectors_first,
 )
-from tkc.passes.analysis.values import LOADS, POINTWISE, Kinds, feeds_dot, in_workspace, tiles
+from tkc.passes.analysis.values import (
+    LOADS,
+    POINTWISE,
+    VIEWS,
+    Kinds,
+    feeds_dot,
+    in_workspace,
+    tiles,
+)
 from tkc.passes.layouts.dot_layouts import of_dot
 from tkc.passes.layouts.movers import (
     first_layouts,
@@ -42,13 +56,16 @@ from tkc.passes.layouts.movers import (
 from tkc.passes.layouts.relayout import casts_behind, read_layout
 from tkc.passes.planning.factors import dense_of_factor
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Chosen:
     """A dot with its plan and the layouts of a, b and the accumulator."""
 
     plan: DotPlan
-    layouts: tuple[Layout | None, Layout | None, Layout]  # None: in shared memory
+    # None: in shared memory.
+    layouts: tuple[Layout | None, Layout | None, Layout]
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,9 @@ class Relation:
     derive: Callable[[Layout], Layout]
 
 
+Members = dict[SSAValue, list[int]]
+
+
 class Groups:
     """Built once for a kernel at level 0; `assign` decides; then `layout(value)` answers."""
 
@@ -67,38 +87,38 @@ class Groups:
         self.plan, self.kinds, self.ranges = plan, Kinds(plan.warps), Ranges()
         self.parent: dict[SSAValue, SSAValue] = {}
         self.accesses: dict[Operation, Access] = {}
-        self.anchors: dict[
-            SSAValue, list[Operation]
-        ] = {}  # of any member: the loads and stores it meets
-        self.reductions: dict[SSAValue, list[int]] = {}  # of any member: axes reduced or scanned
-        self.scans: dict[SSAValue, list[int]] = {}  # of any member: axes scanned
+        # Of any member: the loads and stores it meets, axes reduced or scanned, axes scanned.
+        self.anchors: dict[SSAValue, list[Operation]] = {}
+        self.reductions: Members = {}
+        self.scans: Members = {}
         self.relations: list[Relation] = []
         self.dots: dict[Operation, Chosen] = {}
         self.concats: list[tile.Concat] = []
-        self.kept: list[tile.Slice] = []  # parts of tiles that are put aside
-        self.viewing: list[
-            tuple[SSAValue, SSAValue]
-        ] = []  # results of element-wise operations with a transposed operand
-        self.joined: set[tile.Concat] = set()  # those that are a choice of registers of dots' sums
+        # Parts of tiles that are stored in a workspace.
+        self.spilled_parts: list[tile.Slice] = []
+        # Results of element-wise operations with a transposed operand, and that operand.
+        self.viewing: list[tuple[SSAValue, SSAValue]] = []
+        # Concats that are a choice of registers of dots' accumulators.
+        self.joined: set[tile.Concat] = set()
         self.chosen: dict[SSAValue, Layout] = {}
         self.members: list[SSAValue] = []
-        self.aside: dict[
-            SSAValue, SSAValue
-        ] = {}  # of arrays in workspaces: a value that is stored there or loaded
+        # Of arrays in workspaces: a value that is stored there or loaded.
+        self.in_workspaces: dict[SSAValue, SSAValue] = {}
         self.wanted: list[tuple[SSAValue, Layout]] = []
         ops = list(kernel.walk())
-        planned = ((op, plan.dot(op)) for op in ops if isinstance(op, tile.Dot))
-        self.apart = {
+        # The layout of what these casts make may differ from that of what they are made of.
+        self.recasts = {
             cast
-            for op, chosen in planned
-            if chosen and chosen.permuted
+            for op in ops
+            if isinstance(op, tile.Dot) and (chosen := plan.dot(op)) and chosen.permuted
             for cast in casts_behind(op.a)
-        }  # what they make need not lie as what they are made of
+        }
         for op in ops:
             self._enter(op)
 
     # ---- what ties values together
     def find(self, value: SSAValue) -> SSAValue:
+        """The value that stands for a value's group."""
         root = value
         while (up := self.parent.get(root, root)) is not root:
             root = up
@@ -109,52 +129,23 @@ class Groups:
     def tie(self, *values: SSAValue) -> None:
         """One layout for all of these that are data."""
         data = [v for v in tiles(values) if self.kinds.data(v)]
-        for v in data:
-            self.members.append(v)
-        for a, b in zip(data, data[1:], strict=False):
+        self.members += data
+        for a, b in pairwise(data):
             self.parent[self.find(b)] = self.find(a)
 
     def _enter(self, op: Operation) -> None:
         self.tie_alone(op)
         match op:
-            case scf.ForOp():
-                end = op.body.block.last_op
-                for i, r in enumerate(op.results):
-                    self._carried(r, op.body.block.args[1 + i], end.operands[i], op.iter_args[i])
-            case scf.IfOp():
-                for i, r in enumerate(op.results):
-                    self._carried(r, *(region.block.last_op.operands[i] for region in op.regions))
-            case scf.WhileOp():
-                before, after = op.before_region.block, op.after_region.block
-                for i, a in enumerate(before.args):
-                    self._carried(a, op.arguments[i], after.last_op.operands[i])
-                for i, r in enumerate(op.results):
-                    self._carried(r, after.args[i], before.last_op.operands[1 + i])
+            case scf.ForOp() | scf.IfOp() | scf.WhileOp():
+                self._enter_control(op)
             case tile.Dot():
-                plan = self.plan.dot(op) or DotPlan("fma", (self.plan.warps, 1), chunk=4)
-                self.dots[op] = Chosen(plan, of_dot(op, plan))
-                self.tie(op.result, op.acc)
-                self._relate(op.result, op.acc)
-                for factor, layout in zip((op.a, op.b), self.dots[op].layouts, strict=False):
-                    if layout is not None:
-                        self._follow_sunk(factor, layout, factor.type.size)
+                self._enter_dot(op)
             case tile.Concat():
                 self.concats.append(op)
-            case tile.Slice() if all(
-                isinstance(use.operation, tile.Store) and in_workspace(use.operation)
-                for use in op.result.uses
-            ):
-                self.kept.append(op)
+            case tile.Slice() if _is_spilled(op):
+                self.spilled_parts.append(op)
             case tile.Reduce():
-                self.tie(*op.args)
-                axis = op.axis.value.data
-                for r in tiles(op.results):
-                    if self.kinds.data(op.args[0]):
-                        self.relations.append(
-                            Relation(op.args[0], r, lambda layout: layout.drop(axis))
-                        )
-                for a in op.args:
-                    self.reductions.setdefault(a, []).append(axis)
+                self._enter_reduction(op)
             case InlinePtx():
                 self.tie(*tiles((*op.results, *op.args)))
             case tile.Scan():
@@ -162,46 +153,85 @@ class Groups:
                 for a in op.results:
                     for axes in self.reductions, self.scans:
                         axes.setdefault(a, []).append(op.axis.value.data)
-            case _ if isinstance(op, BlockAccess | PointerAccess) and tile_of(op) is not None:
-                if isinstance(op, (tile.Load, tile.Store)) and in_workspace(
-                    op
-                ):  # what is put aside comes back as it was
-                    block = op.value if isinstance(op, tile.Store) else op.result
-                    self.tie(self.aside.setdefault(op.array, block), block)
-                self.accesses[op] = Access.of(op, self.ranges, not self.plan.dots)
-                for v in (*op.results, *op.operands):
-                    if isinstance(v.type, TileType) and v.type.extents == tile_of(op).extents:
-                        self.anchors.setdefault(v, []).append(op)
-                if isinstance(op, BlockAccess):
-                    self._gathers(op)
-            case _ if (
-                isinstance(op, POINTWISE) and tiles(op.results) and self.kinds.data(op.results[0])
-            ):
-                if op in self.apart:
-                    self.relations.append(
-                        Relation(op.operands[0], op.results[0], lambda layout: layout)
-                    )
-                else:
-                    self.tie(op.results[0], *op.operands)
-                for v in op.operands:
-                    self._relate(op.results[0], v)
-                    if isinstance(v.owner, tile.Transpose):
-                        self.viewing.append((op.results[0], v))
+            case _ if isinstance(op, BlockAccess | PointerAccess):
+                self._enter_access(op)
+            case _ if isinstance(op, POINTWISE):
+                self._enter_pointwise(op)
 
-    def _gathers(self, op: Operation) -> None:
+    def _enter_control(self, op: scf.ForOp | scf.IfOp | scf.WhileOp) -> None:
+        """What goes round a loop, and what either side of a branch yields, has one layout."""
+        match op:
+            case scf.ForOp():
+                body = op.body.block
+                for r, a, new, old in zip(
+                    op.results, body.args[1:], yielded_by(body), op.iter_args, strict=True
+                ):
+                    self._carried(r, a, new, old)
+            case scf.IfOp():
+                ends = [yielded_by(region.block) for region in op.regions if region.blocks]
+                for i, r in enumerate(op.results):
+                    self._carried(r, *(end[i] for end in ends))
+            case scf.WhileOp():
+                before, after = op.before_region.block, op.after_region.block
+                for a, old, new in zip(before.args, op.arguments, yielded_by(after), strict=True):
+                    self._carried(a, old, new)
+                for r, a, new in zip(op.results, after.args, yielded_by(before)[1:], strict=True):
+                    self._carried(r, a, new)
+
+    def _enter_dot(self, op: tile.Dot) -> None:
+        plan = self.plan.dot(op) or DotPlan("fma", (self.plan.warps, 1), chunk=4)
+        self.dots[op] = Chosen(plan, of_dot(op, plan))
+        self.tie(op.result, op.acc)
+        self._relate(op.result, op.acc)
+        for operand, layout in zip((op.a, op.b), self.dots[op].layouts[:2], strict=True):
+            if layout is not None:
+                self._follow_sunk(operand, layout, tile_type(operand).size)
+
+    def _enter_reduction(self, op: tile.Reduce) -> None:
+        self.tie(*op.args)
+        axis = op.axis.value.data
+        if self.kinds.data(op.args[0]):
+            for r in tiles(op.results):
+                self.relations.append(Relation(op.args[0], r, lambda layout: layout.drop(axis)))
+        for a in op.args:
+            self.reductions.setdefault(a, []).append(axis)
+
+    def _enter_access(self, op: BlockAccess | PointerAccess) -> None:
+        t = tile_of(op)
+        if t is None:
+            return
+        if isinstance(op, (tile.Load, tile.Store)) and in_workspace(op):
+            # loaded in the layout in which it was stored
+            block = moved_value(op)
+            self.tie(self.in_workspaces.setdefault(op.array, block), block)
+        self.accesses[op] = Access.of(op, self.ranges, not self.plan.dots)
+        for v in tiles((*op.results, *op.operands)):
+            if tile_type(v).extents == t.extents:
+                self.anchors.setdefault(v, []).append(op)
+        if isinstance(op, BlockAccess):
+            self._gathers(op)
+
+    def _enter_pointwise(self, op: Operation) -> None:
+        result = op.results[0]
+        if not isinstance(result.type, TileType) or not self.kinds.data(result):
+            return
+        if op in self.recasts:
+            self.relations.append(Relation(op.operands[0], result, lambda layout: layout))
+        else:
+            self.tie(result, *op.operands)
+        for v in op.operands:
+            self._relate(result, v)
+            if isinstance(v.owner, tile.Transpose):
+                self.viewing.append((result, v))
+
+    def _gathers(self, op: BlockAccess) -> None:
         """Offsets that are tiles follow the block they address."""
-        moved = op.result if isinstance(op, tile.Load) else op.value
+        moved = moved_value(op)
         for axis, offset in enumerate(op.offsets):
-            if (
-                isinstance(offset.type, TileType)
-                and self.kinds.data(offset)
-                and self.kinds.data(moved)
-            ):
-                self.relations.append(
-                    Relation(
-                        moved, offset, lambda layout, axis=axis: offsets_layout(op, axis, layout)
-                    )
-                )
+            if not isinstance(offset.type, TileType):
+                continue
+            if self.kinds.data(offset) and self.kinds.data(moved):
+                self.relations.append(Relation(moved, offset, partial(offsets_layout, op, axis)))
 
     def tie_alone(self, op: Operation) -> None:
         """Every data value is in some group."""
@@ -218,13 +248,15 @@ class Groups:
             self._relate(values[0], v)
 
     def _relate(self, result: SSAValue, operand: SSAValue) -> None:
-        """Where an operand is a view of data, what the result's layout asks of that data."""
+        """Where an operand is a view of data, the layout of that data follows from the result's."""
         if not isinstance(operand.type, TileType) or not self.kinds.view(operand):
             return
-        steps, value = [], operand
+        steps: list[View] = []
+        value = operand
         while isinstance(value.type, TileType) and self.kinds.view(value):
-            steps.append(value.owner)
-            value = value.owner.arg
+            view = view_of(value)
+            steps.append(view)
+            value = view.arg
         if not self.kinds.data(value):
             return
 
@@ -236,102 +268,99 @@ class Groups:
         self.relations.append(Relation(result, value, derive))
 
     def _follow_sunk(self, value: SSAValue, layout: Layout, whole: int) -> None:
-        """Small loads that are broadcast into a dot's factor are made where they are wanted."""
+        """Small loads that are broadcast into a dot's operand are made in the layout it needs."""
         if not isinstance(value.type, TileType) or self.kinds.cheap(value):
             return
         op = value.owner
         if self.kinds.view(value):
+            view = view_of(value)
             try:
-                self._follow_sunk(op.arg, backward(op, layout), whole)
+                self._follow_sunk(view.arg, backward(view, layout), whole)
             except LayoutError:
                 return
-        elif self.kinds.sunk(value):
+        elif isinstance(op, Operation) and self.kinds.sunk(value):
             for v in op.operands:
                 self._follow_sunk(v, layout, whole)
-        elif (
-            isinstance(op, LOADS)
-            and value.has_one_use()
-            and value.type.size < whole
-            and value.type.bytes <= CACHED_TILE_BYTES
-        ):
-            self.wanted.append((value, layout))
+        elif isinstance(op, LOADS) and value.has_one_use():
+            if value.type.size < whole and value.type.bytes <= CACHED_TILE_BYTES:
+                self.wanted.append((value, layout))
 
     # ---- deciding
     def assign(self) -> None:
-        def size(v):
-            return v.type.size
-
-        for found in self.anchors, self.reductions, self.scans:
+        """Decides the layout of every group: those of dots first, then what follows from them, then
+        the others, the largest first.
+        """
+        for found in self.reductions, self.scans:
             self._gather(found)
-        self.relations.sort(key=lambda r: -size(r.source))
-        for op in sorted(self.dots, key=lambda op: -size(op.result)):
-            self.chosen.setdefault(self.find(op.result), self.dots[op].layouts[2])
-        for op, chosen in self.dots.items():  # a left factor that several dots share
-            if (
-                chosen.layouts[0] is not None
-                and chosen.plan.instruction == "wgmma"
-                and self.kinds.data(op.a)
-            ):
-                self.chosen.setdefault(self.find(op.a), chosen.layouts[0])
-        for op, chosen in self.dots.items():
-            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
-                if source == "relaid":
-                    self._read_anew(op.operands[i], 1 - i, chosen.plan.permuted)
-        for op in self.kept:  # as each thread has them
+        self._gather(self.anchors)
+        self.relations.sort(key=lambda r: -tile_type(r.source).size)
+        self._assign_dots()
+        for op in self.spilled_parts:  # as each thread has them
             if (whole := self.chosen.get(self.find(op.arg))) is not None:
-                self.chosen.setdefault(
-                    self.find(op.result), slice_source(op, whole, self.plan.warps)[1]
-                )
+                self._suggest(op.result, slice_source(op, whole, self.plan.warps)[1])
         self._join()
-        for (
-            result,
-            view,
-        ) in self.viewing:  # what is computed of a transposed sum stays where that is
-            if (
-                (seen := self._image(view)) is not None
-                and view.type.size == result.type.size
-                and self._of_sum(view)
-            ):
-                self.chosen.setdefault(self.find(result), seen)
+        # What is computed of a transposed accumulator stays in the threads that have that.
+        for result, view in self.viewing:
+            image = self._image(view)
+            if image is None or tile_type(view).size != tile_type(result).size:
+                continue
+            if self._is_of_accumulator(view):
+                self._suggest(result, image)
         for value, layout in self.wanted:
-            self.chosen.setdefault(self.find(value), layout)
+            self._suggest(value, layout)
         self._propagate()
-        for v in sorted(
-            self.members,
-            key=lambda v: (
-                -size(v),
-                len(self.anchors.get(self.find(v), ())) == 0,
-                -self._depth(self.find(v)),
-            ),
-        ):
+        for v in sorted(self.members, key=self._urgency):
             root = self.find(v)
             if root not in self.chosen:
                 self.chosen[root] = self._own(root)
                 self._propagate()
 
-    def _read_anew(self, factor: SSAValue, k: int, turn: bool) -> None:
-        """A factor that is laid anew is loaded as the role that does it reads it."""
-        dense, value = dense_of_factor(factor), factor
-        layout = read_layout(factor.type.extents, k, dense, turn)
-        while isinstance(value.owner, tile.Transpose):
-            layout = backward(value.owner, layout)
-            value = value.owner.arg
+    def _assign_dots(self) -> None:
+        for op in sorted(self.dots, key=lambda op: -tile_type(op.results[0]).size):
+            self._suggest(op.results[0], self.dots[op].layouts[2])
+        for op, chosen in self.dots.items():  # a left operand that several dots share
+            left = chosen.layouts[0]
+            is_wgmma = chosen.plan.instruction == "wgmma"
+            if left is not None and is_wgmma and self.kinds.data(op.operands[0]):
+                self._suggest(op.operands[0], left)
+        for op, chosen in self.dots.items():
+            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
+                if source == "relaid":
+                    self._suggest_relayout(op.operands[i], 1 - i, chosen.plan.permuted)
+
+    def _suggest(self, value: SSAValue, layout: Layout) -> None:
+        """A layout for the group of a value, where it has none."""
         self.chosen.setdefault(self.find(value), layout)
 
-    def _of_sum(self, value: SSAValue) -> bool:
-        while isinstance(value.owner, tile.Transpose):
-            value = value.owner.arg
-        return any(self.find(op.result) is self.find(value) for op in self.dots)
+    def _urgency(self, value: SSAValue) -> tuple[int, bool, int]:
+        """The order in which groups choose: by size, those of loads and stores first, in the
+        deepest loops first.
+        """
+        root = self.find(value)
+        return -tile_type(value).size, not self.anchors.get(root), -self._depth(root)
+
+    def _suggest_relayout(self, operand: SSAValue, k: int, permuted: bool) -> None:
+        """An operand that is relaid out is loaded in the layout in which that role reads it."""
+        layout = read_layout(tile_type(operand).extents, k, dense_of_factor(operand), permuted)
+        value = operand
+        while (view := defining_op(value, tile.Transpose)) is not None:
+            layout = backward(view, layout)
+            value = view.arg
+        self._suggest(value, layout)
+
+    def _is_of_accumulator(self, value: SSAValue) -> bool:
+        while (view := defining_op(value, tile.Transpose)) is not None:
+            value = view.arg
+        return any(self.find(op.results[0]) is self.find(value) for op in self.dots)
 
     def _join(self) -> None:
-        """Parts of one sum, side by side: what each thread has of them. A dot's own result has its
-        dot's layout, whatever its group was given for another.
+        """Parts of one accumulator, side by side: what each thread has of them. A dot's own result
+        has its dot's layout, whatever its group was given for another.
         """
 
-        def has(v):
-            return (
-                self.dots[v.owner].layouts[2] if v.owner in self.dots else self.chosen[self.find(v)]
-            )
+        def has(v: SSAValue) -> Layout:
+            dot = defining_op(v, tile.Dot)
+            return self.chosen[self.find(v)] if dot is None else self.dots[dot].layouts[2]
 
         for op in self.concats:  # in program order: parts of parts first
             if any(self.find(a) not in self.chosen for a in op.args):
@@ -343,7 +372,7 @@ class Groups:
             if self.chosen.setdefault(self.find(op.result), layout) == layout:
                 self.joined.add(op)
 
-    def _gather(self, found: dict) -> None:
+    def _gather(self, found: dict[SSAValue, list[T]]) -> None:
         """Moves what is noted at members to their groups."""
         for v in list(found):
             if (root := self.find(v)) is not v:
@@ -361,12 +390,13 @@ class Groups:
                     derived = relation.derive(self.chosen[source])
                 except LayoutError:
                     continue
-                if target.type.size >= source.type.size and not all(
+                is_smaller = tile_type(target).size < tile_type(source).size
+                # a group that is no smaller, and has loads or stores, chooses for itself
+                if is_smaller or all(
                     self.accesses[op].fits(derived, self.plan.warps)
                     for op in self.anchors.get(target, ())
                 ):
-                    continue  # it knows better itself
-                self.chosen[target], changed = derived, True
+                    self.chosen[target], changed = derived, True
 
     def _depth(self, root: SSAValue) -> int:
         """Of the innermost loop in which a group meets a load or store; -1 where it meets none."""
@@ -376,99 +406,91 @@ class Groups:
         """By the views it is made of, if that is in a loop deeper than any load or store it meets;
         by those; or blocked.
         """
-        ops, t, deepest = self.anchors.get(root, []), root.type, self._depth(root)
-        for v in self.members:
-            if (
-                self.find(v) is root
-                and isinstance(v.owner, POINTWISE)
-                and len(loops_of(v.owner)) > deepest
-            ):
-                for operand in tiles(v.owner.operands):
-                    if self.kinds.view(operand) and (seen := self._image(operand)) is not None:
-                        return seen
+        if (seen := self._of_deeper_views(root)) is not None:
+            return seen
+        t, ops = tile_type(root), self.anchors.get(root, [])
         if not ops:
             return self._default(t, self.reductions.get(root, ()))
-        weights: dict[tuple[int, ...], int] = {}
+        weights: Counter[tuple[int, ...]] = Counter()
         for op in ops:
-            weights[self.accesses[op].order] = (
-                weights.get(self.accesses[op].order, 0) + self.accesses[op].bytes
-            )
-        order = max(weights, key=weights.get)
-        widest = max(
-            (self.accesses[op] for op in ops if self.accesses[op].order == order),
-            key=lambda a: a.vector,
-        )
-        if (
-            self.plan.register_transpose
-            and widest.vector * widest.bits >= 32
-            and (other := self._turned(root, order[0]))
-            and t.rank > 1
-            and not self.reductions.get(root)
-        ):
-            return both_ways(
-                t.extents, (order[0], widest.vector), other, widest.bits, self.plan.warps
-            )
+            weights[self.accesses[op].order] += self.accesses[op].bytes
+        order = max(weights, key=weights.__getitem__)
+        accesses = [a for op in ops if (a := self.accesses[op]).order == order]
+        widest = max(accesses, key=lambda a: a.vector)
+        if widest.vector * widest.bits >= 32 and (other := self._transposed_store(root, order[0])):
+            rows = order[0], widest.vector
+            return both_ways(t.extents, rows, other, widest.bits, self.plan.warps)
         copied = all(isinstance(op, tile.Load) and feeds_dot(op.result) for op in ops)
-        found = widest.layout(
-            self.plan.warps, self._reduced(root), not copied, self.plan.cluster_split
-        )
+        reduced = self._reduced(root)
+        found = widest.layout(self.plan.warps, reduced, not copied, self.plan.cluster_split)
         for axis in sorted(set(self.scans.get(root, ()))):
             found = in_runs(found, axis)
         return found
 
-    def _turned(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
-        """(axis, elements of a vector) of a store that writes a group's tile along another axis
-        than `fast`.
+    def _of_deeper_views(self, root: SSAValue) -> Layout | None:
+        """The image of a view that an element-wise operation of a group reads, in a loop deeper
+        than any load or store of the group.
         """
+        deepest = self._depth(root)
+        for v in self.members:
+            op = v.owner
+            if self.find(v) is not root or not isinstance(op, POINTWISE):
+                continue
+            if len(loops_of(op)) > deepest:
+                for operand in tiles(op.operands):
+                    if self.kinds.view(operand) and (seen := self._image(operand)) is not None:
+                        return seen
+        return None
+
+    def _transposed_store(self, root: SSAValue, fast: int) -> tuple[int, int] | None:
+        """(axis, elements of a vector) of a store that writes a group's tile along another axis
+        than `fast`, where the plan transposes in registers.
+        """
+        if not self.plan.register_transpose or self.reductions.get(root):
+            return None
         for op, access in self.accesses.items():
             if not isinstance(op, tile.Store) or access.vector * access.bits < 32:
                 continue
             axis, value = access.order[0], op.value
-            while isinstance(value.owner, tile.Transpose):
-                axis, value = value.owner.permutation.get_values()[axis], value.owner.arg
-            if (
-                value is not op.value
-                and self.kinds.data(value)
-                and self.find(value) is root
-                and axis != fast
-            ):
+            while (view := defining_op(value, tile.Transpose)) is not None:
+                axis, value = view.permutation.get_values()[axis], view.arg
+            if value is op.value or axis == fast:
+                continue
+            if self.kinds.data(value) and self.find(value) is root:
                 return axis, access.vector
         return None
 
     def _reduced(self, root: SSAValue) -> tuple[int, ...]:
+        """The reduced axes that warps stay off: all, or where that leaves none, the one that is
+        reduced most often.
+        """
         axes = self.reductions.get(root, [])
-        return (
-            tuple(sorted(set(axes), key=axes.count))
-            if len(set(axes)) < root.type.rank
-            else tuple({max(axes, key=axes.count)})
-            if axes
-            else ()
-        )
+        if len(set(axes)) < tile_type(root).rank:
+            return tuple(sorted(set(axes), key=axes.count))
+        return (max(axes, key=axes.count),) if axes else ()
 
-    def _default(self, t: TileType, reduced=()) -> Layout:
+    def _default(self, t: TileType, reduced: Iterable[int] = ()) -> Layout:
         width = bits(element_of(t))
-        return Access(
-            t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width)
-        ).layout(
-            self.plan.warps,
-            tuple(set(reduced)) if len(set(reduced)) < t.rank else (),
-            cluster_split=self.plan.cluster_split,
+        access = Access(t.extents, width, tuple(reversed(range(t.rank))), max(1, 128 // width))
+        axes = tuple(set(reduced))
+        split = self.plan.cluster_split
+        return access.layout(
+            self.plan.warps, axes if len(axes) < t.rank else (), cluster_split=split
         )
 
     # ---- answers
     def layout(self, value: SSAValue) -> Layout:
-        """The group's layout; for what is made on demand, the layout in which it is made most
-        easily.
-        """
-        if value.type.register_layout is not None:
-            return value.type.register_layout
+        """The group's layout; for what is rematerialised, the layout in which that is easiest."""
+        settled = tile_type(value).register_layout
+        if settled is not None:
+            return settled
         if not self.kinds.data(value):
             return self.image(value)
         return self.chosen[self.find(value)]
 
     def image(self, value: SSAValue) -> Layout:
         """A layout in which a view, or a cheap value, can be made."""
-        return self._image(value) or self._default(value.type)
+        return self._image(value) or self._default(tile_type(value))
 
     def _image(self, value: SSAValue) -> Layout | None:
         """What the layout of a view's operand becomes; None where that is not decided or not
@@ -477,105 +499,115 @@ class Groups:
         if self.kinds.cheap(value) or self.kinds.sunk(value):
             return None
         if self.kinds.data(value):
-            return value.type.register_layout or self.chosen.get(self.find(value))
-        source = self._image(value.owner.arg)
+            return tile_type(value).register_layout or self.chosen.get(self.find(value))
+        view = view_of(value)
+        source = self._image(view.arg)
         if source is None:
             return None
         try:
-            return forward(value.owner, source)
+            return forward(view, source)
         except LayoutError:
             return None
 
     def reduced(self, op: tile.Reduce) -> Layout:
         """The layout of a reduction's operands."""
         value = op.args[0]
-        return (
-            self.layout(value)
-            if self.kinds.data(value) or self._image(value)
-            else self._default(value.type, (op.axis.value.data,))
-        )
+        if self.kinds.data(value) or self._image(value):
+            return self.layout(value)
+        return self._default(tile_type(value), (op.axis.value.data,))
 
     def access(self, op: Operation) -> Layout | None:
         """The layout of a load's, store's or atomic's block: its pointers' if they have one, its
-        value's if that does, its own otherwise.
+        value's if that does, its own otherwise. None where it moves a scalar.
         """
         if op not in self.accesses:
             return None
-        access = self.accesses[op]
+        access, plan = self.accesses[op], self.plan
         if isinstance(op, PointerAccess) and self.kinds.data(op.pointers):
             return self.layout(op.pointers)
-        moved = op.result if isinstance(op, (tile.Load, tile.LoadPointers)) else op.value
-        have = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
-        # roles convert nothing between warps
-        kept = (
-            self.plan.cluster_split[0] > 1
-            or isinstance(op, tile.Store)
-            and self.plan.roles != "one"
-        )
-        if have is not None and self.plan.register_transpose and isinstance(op, tile.Store):
-            have = vectors_first(have, access.order[0])
-        if have is not None and (kept or self._by_map(op) or access.fits(have, self.plan.warps)):
-            return have
-        return access.layout(self.plan.warps, cluster_split=self.plan.cluster_split)
+        moved = moved_value(op)
+        layout = self.layout(moved) if self.kinds.data(moved) else self._image(moved)
+        if layout is None:
+            return access.layout(plan.warps, cluster_split=plan.cluster_split)
+        is_store = isinstance(op, tile.Store)
+        if plan.register_transpose and is_store:
+            layout = vectors_first(layout, access.order[0])
+        # a tile that a cluster shares stays where it is; roles convert nothing between warps
+        is_kept = plan.cluster_split[0] > 1 or is_store and plan.roles != "one"
+        if is_kept or self._is_copied_by_map(op) or access.fits(layout, plan.warps):
+            return layout
+        return access.layout(plan.warps, cluster_split=plan.cluster_split)
 
-    def _by_map(self, op: Operation) -> bool:
-        """Whether a tensor map copies a load's block: threads only read it where it then lies."""
-        return (
-            isinstance(op, tile.Load)
-            and "number" in op.attributes
-            and self.plan.loads[op.attributes["number"].value.data].path == "tma"
-        )
+    def _is_copied_by_map(self, op: Operation) -> bool:
+        """Whether a tensor map copies a load's block: threads only read it in shared memory."""
+        return isinstance(op, tile.Load) and self.plan.load(op).path == "tma"
 
-    def moved(self, op: Operation) -> tuple[list[Layout], Layout]:
-        """Layouts of the operands and the result of a concat, sort (or the first of one) or flip."""
-        t = op.results[0].type
+    def moved(
+        self, op: tile.Concat | tile.Sort | shared.SortFirst | tile.Flip
+    ) -> tuple[list[Layout], Layout]:
+        """Layouts of operands and result of a concat, a sort (or the first of one) or a flip."""
+        t, warps = tile_type(op.result), self.plan.warps
         match op:
             case tile.Concat():
                 axis = op.axis.value.data
                 if op in self.joined:
                     return [self.layout(a) for a in op.args], self.layout(op.result)
-                step = gcd(*(a.type.extents[axis] for a in op.args))
-                parts = [
-                    stretched(a.type.extents, bits(element_of(t)), {axis: step}, self.plan.warps)
-                    for a in op.args
-                ]
+                extents = [tile_type(a).extents for a in op.args]
+                periods = {axis: gcd(*(e[axis] for e in extents))}
+                parts = [stretched(e, bits(element_of(t)), periods, warps) for e in extents]
                 return parts, Layout.concat(parts, axis)[0]
             case shared.SortFirst():
-                source, result = first_layouts(op, self.plan.warps)
+                source, result = first_layouts(op, warps)
                 return [source], result
             case tile.Flip():
-                layout = one_thread(t.extents, op.axis.value.data, self.plan.warps)
-            case _:
-                layout = one_warp(t.extents, t.rank - 1, self.plan.warps)
+                layout = one_thread(t.extents, op.axis.value.data, warps)
+            case tile.Sort():
+                layout = one_warp(t.extents, t.rank - 1, warps)
         return [layout], layout
 
 
 # ---- views
 
 
-def backward(op: Operation, layout: Layout) -> Layout:
+View = tile.Broadcast | tile.Transpose | tile.Reshape
+
+
+def view_of(value: SSAValue) -> View:
+    """The broadcast, transpose or reshape that makes a view."""
+    assert isinstance(value.owner, VIEWS)
+    return value.owner
+
+
+def _is_spilled(op: tile.Slice) -> bool:
+    """Whether a part of a tile is stored in a workspace, and nothing else is done with it."""
+    return all(
+        isinstance(use.operation, tile.Store) and in_workspace(use.operation)
+        for use in op.result.uses
+    )
+
+
+def backward(op: View, layout: Layout) -> Layout:
     """The operand's layout from which a view's result in `layout` is free."""
     match op:
         case tile.Broadcast():
-            return layout.operand_of_broadcast(op.arg.type.extents)
+            return layout.operand_of_broadcast(tile_type(op.arg).extents)
         case tile.Transpose():
             permutation = op.permutation.get_values()
             return layout.transpose([permutation.index(i) for i in range(len(permutation))])
-        case _:
-            return layout.reshape(op.arg.type.extents)
+        case tile.Reshape():
+            return layout.reshape(tile_type(op.arg).extents)
 
 
-def forward(op: Operation, layout: Layout) -> Layout:
+def forward(op: View, layout: Layout) -> Layout:
     """The layout of a view's result where its operand is in `layout`."""
+    new = tile_type(op.result).extents
     match op:
         case tile.Broadcast():
-            for axis, (old, new) in enumerate(
-                zip(op.arg.type.extents, op.result.type.extents, strict=False)
-            ):
-                if old != new:
-                    layout = layout.broadcast(axis, new)
+            for axis, (n, m) in enumerate(zip(tile_type(op.arg).extents, new, strict=True)):
+                if n != m:
+                    layout = layout.broadcast(axis, m)
             return layout
         case tile.Transpose():
             return layout.transpose(op.permutation.get_values())
-        case _:
-            return layout.reshape(op.result.type.extents)
+        case tile.Reshape():
+            return layout.reshape(new)
