@@ -60,14 +60,14 @@ from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.own import private
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.epilogue_subtiles import (
-    BUSY,
-    REGISTERS,
+    EPILOGUE_REGISTERS_PER_THREAD,
+    LONG_EPILOGUE_REGISTERS,
     Parts,
-    burden,
-    moved,
+    advanced,
+    load_registers,
     neighbours,
     subtile,
-    turns,
+    subtile_buffers,
 )
 from tkc.passes.layouts.movers import is_free
 from tkc.passes.planning.hopper import leaves, results
@@ -367,7 +367,7 @@ def _subtiles(
     plan, anchor, t = context.plan, stores[-1], stores[0].value.type
     rows, columns = subtile(stores[0], groups, plan.columns)
     in_turn = (
-        turns(stores[0], groups, plan.columns, plan.subtiles)
+        subtile_buffers(stores[0], groups, plan.columns, plan.subtiles)
         if plan.subtiles
         else t.extents[1] // columns
     )
@@ -387,8 +387,8 @@ def _subtiles(
     ]
     ahead = (
         plan.split_k == 1
-        and t.size // (128 * groups) + 2 * burden(list(parts.loads), columns) + columns // 4
-        <= REGISTERS - BUSY
+        and t.size // (128 * groups) + 2 * load_registers(list(parts.loads), columns) + columns // 4
+        <= EPILOGUE_REGISTERS_PER_THREAD - LONG_EPILOGUE_REGISTERS
     )
     for i, at in enumerate(places):
         for place in places[i : i + 1 + ahead]:
@@ -401,7 +401,7 @@ def _subtiles(
                 anchor,
                 shared.CopyOut(
                     op.array,
-                    [moved(o, n, anchor) for o, n in zip(op.offsets, at, strict=False)],
+                    [advanced(o, n, anchor) for o, n in zip(op.offsets, at, strict=False)],
                     buffer,
                     (rows, columns),
                     in_turn * len(stores),
@@ -461,7 +461,7 @@ def _pieces(stores: list[tile.Store], parts: Parts, groups: int, turned: bool, m
             for axis, count in enumerate(extents):
                 if count >= 0:
                     start, extents[axis] = next(kept)
-                    offsets[axis] = moved(offsets[axis], start, anchor)
+                    offsets[axis] = advanced(offsets[axis], start, anchor)
             value, mask = (
                 None if v is None else parts.of(v, (at, (rows, columns)), anchor)
                 for v in (op.value, op.mask)

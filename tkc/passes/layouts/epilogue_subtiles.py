@@ -72,8 +72,6 @@ def subtile_of(store: tile.Store, groups: int, widest: int) -> tuple[int, int]:
     return found
 
 
-
-
 def widest_subtile(
     stores: Sequence[tile.Store],
     accumulator: int,

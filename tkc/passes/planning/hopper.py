@@ -44,14 +44,14 @@ from tkc.passes.analysis.access import addresses, kernel_around, unchanged, writ
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
-from tkc.passes.layouts.epilogue_subtiles import REGISTERS as SUBTILES
 from tkc.passes.layouts.epilogue_subtiles import (
-    beside,
+    EPILOGUE_REGISTERS_PER_THREAD,
+    epilogue_registers,
+    reusable_loads,
     subtile,
+    subtile_buffers,
     subtile_bytes,
-    turns,
-    vacated,
-    widest,
+    widest_subtile,
 )
 from tkc.passes.planning.bodies import Machine, best_stages
 from tkc.passes.planning.factors import (
@@ -800,7 +800,7 @@ def _together(program, dots, options) -> str:
         if isinstance(op, tile.Reduce) and op.parent_op() is not loop
         for v in op.args
     } - {*loop.results}
-    if beside(stores, each * (1 + bool(whole))) > REGISTERS[1][1]:
+    if epilogue_registers(stores, each * (1 + bool(whole))) > REGISTERS[1][1]:
         return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
 
@@ -815,12 +815,16 @@ def _columns(
     """How many columns of a result leave at once, at most, and why not as asked. Where stores that
     could leave in subtiles do not, a thread has addresses beside them.
     """
-    room = SUBTILES if warpgroups < 3 else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - SUBTILES)
+    room = (
+        EPILOGUE_REGISTERS_PER_THREAD
+        if warpgroups < 3
+        else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - EPILOGUE_REGISTERS_PER_THREAD)
+    )
     most, asked = (
         (
-            widest(stores, sums + ADDRESSES, room)
+            widest_subtile(stores, sums + ADDRESSES, room)
             if options.epilogue == "direct"
-            else widest(leaving, sums, room)
+            else widest_subtile(leaving, sums, room)
         ),
         options.store_columns or 0,
     )
@@ -851,7 +855,7 @@ def _through(
     if groups > 1:
         return [], "each warpgroup of a program stores its rows when it has them"
     alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
-    found = vacated(leaving, alone, loop, groups, columns)
+    found = reusable_loads(leaving, alone, loop, groups, columns)
     if not found:
         return [], "no load's buffer has room for them when they leave"
     stages, reason = _stages(rings, room, options.num_stages, members)
@@ -876,7 +880,10 @@ def _unturned(
         return f"beside them {fitting[options.subtiles][1]}"
     return (
         ""
-        if all(turns(op, groups, columns, options.subtiles) == options.subtiles for op in leaving)
+        if all(
+            subtile_buffers(op, groups, columns, options.subtiles) == options.subtiles
+            for op in leaving
+        )
         else "a result's parts are no multiple of so many"
     )
 

@@ -48,9 +48,9 @@ from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts, co_resident_prologue
 from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
+from tkc.passes.warpgroups.consuming import consume
 from tkc.passes.warpgroups.cross_tile_prologue import fuse
 from tkc.passes.warpgroups.dynamic_tile_scheduler import claim_ahead, foresee, room_left, share
-from tkc.passes.warpgroups.consuming import consume
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
