@@ -1,5 +1,7 @@
 # make demo     make a virtual environment if there is none, install, run every example on this machine
-# make test     the tests; those that need a GPU are skipped where there is none
+# make test     the tests that every push runs: long families of cases are sampled by the day (tests/sampling.py)
+# make test-all every test; those that need a GPU are skipped where there is none
+# make lint     ruff, ruff format, mypy
 # make trials   the hard trials of the cache: 32 processes, 1000 kills, 20 hash seeds (minutes)
 # make test-gpu only the tests that need a GPU
 # make measure  the GPU tests, then every race against its rivals, into out/measured (half an hour on a GPU)
@@ -12,7 +14,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
-.PHONY: docs ptx-record demo test trials test-gpu measure sanitize fuzz lint clean
+.PHONY: docs ptx-record demo test test-all trials test-gpu measure sanitize fuzz lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -20,11 +22,14 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(JOBS)
 
+test-all: $(VENV)/.installed
+	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -n $(JOBS)
+
 trials: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.trials
 
 test-gpu: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -m gpu
+	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -m gpu
 
 measure: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.campaign --out out/measured
@@ -36,7 +41,9 @@ fuzz: $(VENV)/.installed
 	$(BIN)/python -m tkc.fuzz $(FUZZ)
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check tkc tests examples benchmarks
+	$(BIN)/ruff check tkc tests examples benchmarks docs
+	$(BIN)/ruff format --check -q tkc tests examples benchmarks docs
+	$(BIN)/mypy
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tkc needs Python 3.11 or newer; run make PYTHON=python3.12 demo"; exit 1; }

@@ -9,6 +9,8 @@ os.environ.setdefault(
 
 import pytest  # noqa: E402
 
+from tests import sampling  # noqa: E402
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
@@ -69,7 +71,25 @@ def _no_gpu() -> str | None:
         return str(e)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_report_header():
+    """The seed of the sample, so that a failure can be run again."""
+    day = sampling.seed()
+    return "every case" if day is None else f"TKC_TEST_SEED={day}: a seventh of long families"
+
+
+def _asked_for_by_name(config) -> bool:
+    """Whether somebody wants these cases: a node id, or names, or only tests of the GPU."""
+    given = config.option
+    return bool(given.keyword or given.markexpr) or any("::" in str(a) for a in config.args)
+
+
+def pytest_collection_modifyitems(config, items):
+    if not _asked_for_by_name(config):
+        today = sampling.chosen([item.nodeid for item in items], sampling.seed())
+        left_out = [item for item in items if item.nodeid not in today]
+        items[:] = [item for item in items if item.nodeid in today]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
     marked = [i for i in items if i.get_closest_marker("gpu")]
     if marked and (reason := _no_gpu()):
         for item in marked:

@@ -9,7 +9,7 @@ import pytest
 PAGES = sorted(
     p
     for p in (Path(__file__).parents[1] / "docs").glob("*.md")
-    if p.name not in ("architecture.md", "ir.md")
+    if p.name not in ("architecture.md", "coverage.md", "glossary.md", "ir.md")
 )
 
 
@@ -32,3 +32,14 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
         for path in re.findall(r"`((?:tkc|tests|docs|examples)/[\w/]+\.py)`", page.read_text()):
             assert (page.parents[1] / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_glossary_is_sorted_and_its_places_exist():
+    text = (Path(__file__).parents[1] / "docs" / "glossary.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    terms = [term for term, *_ in rows[2:]]
+    assert len(terms) >= 50 and terms == sorted(terms, key=str.lower)
+    for term, meaning, where in rows[2:]:
+        assert meaning.endswith(".") and (Path(__file__).parents[1] / where.strip("`")).exists(), (
+            term
+        )

@@ -8,7 +8,7 @@ from xdsl.dialects import scf
 
 import tkc
 from tests.codegen.ptx import machine
-from tests.codegen.ptx.test_homes import loops
+from tests.codegen.ptx.test_register_coalescing import loops
 from tests.language.kernels import array, i32, traced
 from tests.passes.stages import LAST, compiled, count, role
 from tests.passes.test_roles_attention import Form, check, last

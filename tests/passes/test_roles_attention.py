@@ -210,7 +210,7 @@ RELEASED = {
 }
 # A slot of the claims is read before the stage of Q of the same program is given back, and Q has as
 # many stages: who may load the Q after next may post, too.
-# (tests/passes/test_claims.py has a kernel without such a ring.) What is posted, is so before the
+# (tests/passes/test_dynamic_tile_scheduler.py has a kernel without such a ring.) What is posted, is so before the
 # program's last V is asked for, for which the consumers wait before they read the slot.
 IMPLIED = {
     *(

@@ -22,7 +22,7 @@ from tests.passes.stages import (
     run,
     without_threads,
 )
-from tests.passes.test_claims import triangular
+from tests.passes.test_dynamic_tile_scheduler import triangular
 from tkc.ir import threads, tile
 from tkc.ir.types import ArrayFacts, Fact
 from tkc.language.signature import ArrayArgument

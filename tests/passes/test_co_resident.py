@@ -995,7 +995,7 @@ RELEASED = {
     for nth in ("", ", 2", ", 3", ", 4")
 }
 # A slot of the claims is read before the stages of the same team's Q are given back (for the
-# claims' own ring see tests/passes/test_claims.py). What is posted, is so before the team's last V
+# claims' own ring see tests/passes/test_dynamic_tile_scheduler.py). What is posted, is so before the team's last V
 # is asked for.
 CLAIMS = {
     *(

@@ -1,0 +1,62 @@
+"""How large the code is, in tokens: `python -m tests.tokens` prints them by package of tkc.
+
+Counted are NAME, OP, NUMBER and STRING of `tokenize`; docstrings and annotations are left out, so
+that explaining and typing the code does not make it larger.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+KINDS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+Position = tuple[int, int]
+
+
+def _left_out(tree: ast.Module) -> list[ast.expr]:
+    """Docstrings and annotations."""
+    found: list[ast.expr | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            found.append(node.body[0].value)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append(node.returns)
+        elif isinstance(node, (ast.arg, ast.AnnAssign)):
+            found.append(node.annotation)
+    return [node for node in found if node is not None]
+
+
+def count(source: str) -> int:
+    """The tokens of a source text."""
+    spans: list[tuple[Position, Position]] = [
+        ((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0))
+        for n in _left_out(ast.parse(source))
+    ]
+    lines = source.splitlines(keepends=True)
+    total = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in KINDS:
+            continue
+        row, column = token.start
+        at = (row, len(lines[row - 1][:column].encode()))  # ast counts bytes
+        total += not any(begin <= at < end for begin, end in spans)
+    return total
+
+
+def main() -> None:
+    """Prints the tokens of each package of tkc and of all."""
+    root = Path(__file__).resolve().parents[1] / "tkc"
+    by_package: Counter[str] = Counter()
+    for path in root.rglob("*.py"):
+        by_package[path.relative_to(root).parts[0]] += count(path.read_text())
+    for name, tokens in sorted(by_package.items()):
+        print(f"{tokens:8} {name}")
+    print(f"{sum(by_package.values()):8} tkc")
+
+
+if __name__ == "__main__":
+    main()
