@@ -92,6 +92,7 @@ def first(x):
 
 def softmax(normal, r, c):
     import torch
+
     from tkc import kernels
 
     x = normal(r, c)
@@ -106,6 +107,7 @@ def softmax(normal, r, c):
 
 def layer_norm(normal, r, c):
     import torch.nn.functional as F
+
     from tkc import kernels
 
     x, w, b = normal(r, c), normal(c), normal(c)
@@ -120,6 +122,7 @@ def layer_norm(normal, r, c):
 
 def rms_norm(normal, r, c):
     import torch.nn.functional as F
+
     from tkc import kernels
 
     x, w = normal(r, c), normal(c)
@@ -136,6 +139,7 @@ def norm_backward(centre: bool):
     def build(normal, r, c):
         import torch
         import torch.nn.functional as F
+
         from tkc import kernels
 
         x, w, b, g = normal(r, c), normal(c), normal(c), normal(r, c)
@@ -169,6 +173,7 @@ def norm_backward(centre: bool):
 
 def cross_entropy(normal, r, c):
     import torch
+
     from tkc import kernels
 
     x, t = normal(r, c), torch.randint(0, c, (r,), device="cuda")
@@ -192,6 +197,7 @@ def cross_entropy(normal, r, c):
 
 def rotary(normal, *shape):
     import torch
+
     from tkc import kernels
 
     x, angles = normal(*shape), torch.rand(shape[1], shape[3] // 2, device="cuda") * 6
@@ -213,6 +219,7 @@ def rotary(normal, *shape):
 
 def swiglu(normal, r, c):
     import torch.nn.functional as F
+
     from tkc import kernels
 
     x, g = normal(r, c), normal(r, c)
@@ -227,6 +234,7 @@ def swiglu(normal, r, c):
 
 def adam(normal, r, c):
     import torch
+
     from tkc import kernels
 
     p, g = normal(r, c), normal(r, c)
@@ -245,6 +253,7 @@ def adam(normal, r, c):
 
 def quantize(normal, r, c):
     import torch
+
     from tkc import kernels
 
     x = normal(r, c)
@@ -275,6 +284,7 @@ def topk(k: int):
 
     def build(normal, r, c):
         import torch
+
         from tkc import kernels
 
         x = normal(r, c)

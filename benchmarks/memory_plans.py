@@ -7,7 +7,8 @@ copy: what decides whether one becomes the default.
 persistent     a block takes one program after the other and reads the next one's rows while it computes (tkc/passes/planning/streaming.py);
                num_stages: of the ring in shared memory that they come through, in registers without
                one
-turned         a tile that is read along one axis and written along another is turned in registers (tkc/passes/analysis/access.py)
+register_transpose: a tile that is read along one axis and written along another is transposed in
+registers (tkc/passes/analysis/access.py)
 cumsum         elements of a program and programs of a group (kernels/scans.py)
 
 Operations and shapes are those of memory_bound.py, GB/s counted as there.
@@ -35,7 +36,7 @@ PLANS: dict[str, tuple[dict, ...]] = {
     "layer_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
     "rms_norm_backward": ({"num_warps": 4}, {"num_warps": 8}, {"num_warps": 16}),
     "quantize": ({"persistent": True}, {"num_warps": 4}),
-    "transpose": ({"turned": False}, {"num_warps": 8}),
+    "transpose": ({"register_transpose": False}, {"num_warps": 8}),
 }
 STREAMS = tuple(
     {"persistent": True, "num_ctas": c, "num_warps": w, "num_stages": s}

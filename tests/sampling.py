@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 DAYS = 7
-SMALLEST_FAMILY = 3  # cases; shorter families run whole
+SMALLEST_FAMILY = 2  # cases; a single case always runs
 
 # Folders whose families are sampled, and what their families are
 SAMPLED = {

@@ -385,7 +385,7 @@ def test_boundaries_that_cannot_be_fused():
     assert (
         plan.rings[0] == 1
         and not plan.cross_tile_prologue
-        and any("fuse = True is not used" in line for line in plan.decisions)
+        and any("cross_tile_prologue = True is not used" in line for line in plan.decisions)
     )
 
 

@@ -35,7 +35,7 @@ EVERY = pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_every_level(form):
     BM, BN, BK = form.block
     given = compiled(form)[1]
-    assert given.plan.serpentine and [x.keep for x in given.plan.loads] == [
+    assert given.plan.serpentine and [x.eviction for x in given.plan.loads] == [
         "evict_last",
         "evict_first",
     ]

@@ -65,7 +65,7 @@ def test_warps_and_blocks_follow_the_row(columns, target, warps, blocks):
         COLUMNS=columns,
         target=target,
     )
-    assert (found.warps, found.spread[0]) == (warps, blocks)
+    assert (found.warps, found.cluster_split[0]) == (warps, blocks)
     assert any(line.startswith(f"plan: {warps} warps") for line in compiled.decisions)
     assert compiled.interface.cluster == (blocks, 1) and compiled.resources.clean
 
@@ -196,17 +196,19 @@ def _first_column(x, out, N: tkc.constexpr):
 
 
 def test_what_cannot_be_dealt_out_stays_in_one_block():
-    assert plan_of(_first_column, "f32[4, 4096]", "f32[4, 4096]", N=4096, num_ctas=2)[0].spread == (
+    assert plan_of(_first_column, "f32[4, 4096]", "f32[4, 4096]", N=4096, num_ctas=2)[
+        0
+    ].cluster_split == (
         1,
         0,
     )
     assert plan_of(
         _softmax, "f32[4, 4096]", "f32[4, 4096]", LOG=False, ROWS=1, COLUMNS=4096, num_ctas=2
-    )[0].spread == (2, 4096)
+    )[0].cluster_split == (2, 4096)
     found, compiled = plan_of(
         _softmax, "f32[4, 1000]", "f32[4, 1000]", LOG=False, ROWS=1, COLUMNS=1000, num_ctas=2
     )
-    assert found.spread == (1, 0) and any(
+    assert found.cluster_split == (1, 0) and any(
         "num_ctas = 2 is not used" in line for line in compiled.decisions
     )
 
@@ -837,7 +839,9 @@ def test_a_cluster_of_sixteen_blocks_by_keyword():
 def test_what_all_programs_read_is_kept_where_there_is_room():
     arguments = "bf16[64, 1024]", None, "bf16[1024]", "bf16[1024]", "bf16[64, 1024]", None, "f32"
     found, compiled = plan_of(_norm, *arguments, CENTRE=True, ROWS=1, COLUMNS=1024, persistent=True)
-    assert found.persistent and found.prefetch and found.keep and compiled.resources.clean
+    assert (
+        found.persistent and found.prefetch and found.resident_operands and compiled.resources.clean
+    )
     loop = next(
         op
         for op in level0.kernel_of(parse(compiled.ir("select-layouts"))).walk()
@@ -888,12 +892,12 @@ def test_programs_that_fill_a_multiprocessor_stream_through_blocks(options):
     )
     assert (
         [load.path for load in found.loads] == ["own", "own", "own"]
-        if found.keep
+        if found.resident_operands
         else ["own", "registers", "registers"]
         if streams
         else ["registers"] * 3
     )
-    assert found.keep == (streams and "num_stages" not in options)
+    assert found.resident_operands == (streams and "num_stages" not in options)
     two, _ = plan_of(
         _norm,
         arguments[0],

@@ -19,12 +19,16 @@ def main() -> int:
     parser.add_argument("--texts", help="a folder for the normalized texts, by hash")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="every n-th case alone")
+    parser.add_argument("--first", type=int, default=0, help="with --every: which of these")
     given = parser.parse_args()
     if given.texts:
         Path(given.texts).mkdir(parents=True, exist_ok=True)
     spread = given.jobs * given.every
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        jobs = [(i, spread, given.texts, given.only) for i in range(given.jobs)]
+        jobs = [
+            (given.first * given.jobs + i, spread, given.texts, given.only)
+            for i in range(given.jobs)
+        ]
         parts = pool.map(part, jobs, chunksize=1)
     found = {name: value for one in parts for name, value in one.items()}
     if given.update:

@@ -470,3 +470,32 @@ def test_a_warm_launch_on_the_cpu_imports_no_compiler(tmp_path):
 
 def test_a_value_without_a_spelling_is_compiled_and_not_cached():
     assert _kernel(Odd())._key(_arguments(_kernel(Odd()), "f32[4]"), "cpu") is None
+
+
+def _scaled(factor):
+    return lambda x: x * factor
+
+
+def test_closures_of_one_factory_are_different_functions():
+    """Also where a value holds several: (f, f, g) is not (f, g, g)."""
+    f, g = _scaled(2.0), _scaled(5.0)
+    keys = {
+        _kernel(value)._key(_arguments(_kernel(value), "f32[4]"), "cpu")
+        for value in (f, g, (f, g), (g, f), (f, f, g), (f, g, g))
+    }
+    assert len(keys) == 6
+    again = _kernel((_scaled(2.0), _scaled(5.0)))
+    assert again._key(_arguments(again, "f32[4]"), "cpu") in keys
+
+
+def test_lambdas_of_one_line_launch_their_own_code():
+    @tkc.jit
+    def apply(x, out, F: tkc.constexpr):
+        tkc.store(out, (0,), F(tkc.load(x, (0,), (4,))))
+
+    x = np.arange(4, dtype=np.float32)
+    a, b = (lambda v: v + 1), (lambda v: v * 10)
+    for f, want in ((a, x + 1), (b, x * 10), (_scaled(3.0), x * 3), (_scaled(7.0), x * 7)):
+        out = np.zeros(4, np.float32)
+        apply[1](x, out, f)
+        assert (out == want).all()

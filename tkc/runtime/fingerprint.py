@@ -61,15 +61,21 @@ class Fingerprint:
         self.cells: list[tuple[types.CellType, object]] = []
         self.mutable: list[tuple[object, bytes]] = []
         self.unstable: Unstable | None = None
-        self._seen: set[int] = set()
+        # functions that were read, by code, cells and defaults: closures of one factory differ in
+        # their cells alone; the number of each stands for it where a value holds it
+        self._seen: dict[tuple[int, ...], int] = {}
+        self._read: list[types.FunctionType] = []  # kept alive, so that no id is used again
         if function is not None:
             self._function("", function)
 
-    def _function(self, path: str, fn) -> None:
+    def _function(self, path: str, fn) -> int:
+        """Records a function and all it reaches; the number under which it stands."""
         fn = getattr(fn, "fn", fn) if not isinstance(fn, types.FunctionType) else fn
-        if id(fn.__code__) in self._seen:
-            return
-        self._seen.add(id(fn.__code__))
+        mark = (id(fn.__code__), id(fn.__defaults__), *map(id, fn.__closure__ or ()))
+        if mark in self._seen:
+            return self._seen[mark]
+        number = self._seen[mark] = len(self._seen)
+        self._read.append(fn)
         names, chains, text = _reading(fn.__code__)
         self.fields.append((f"source {path}{fn.__qualname__}", text))
         self._value(
@@ -94,6 +100,7 @@ class Fingerprint:
                 self._module(name, value, chains)
             else:
                 self._value(f"value {path}{name}", value)
+        return number
 
     def _value(self, label: str, value) -> None:
         try:
@@ -154,8 +161,8 @@ class Fingerprint:
         ):
             if _is_ours(value):
                 return f"tkc {value.__qualname__}".encode()
-            self._function("", value)
-            return f"function {getattr(value, 'fn', value).__qualname__}".encode()
+            number = self._function("", value)
+            return f"function {getattr(value, 'fn', value).__qualname__} {number}".encode()
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
         if isinstance(value, functools.partial):
@@ -264,14 +271,8 @@ def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
-
-        def plain(k):
-            return k.co_name if isinstance(k, types.CodeType) else k
-
-        text = repr(
-            [(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]
-        ).encode()
-        return names, frozenset((n, a) for c in codes for n in names for a in c.co_names), text
+        chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
+        return names, chains_read, _byte_code(codes)
     chains = set()
     for node in ast.walk(tree):
         chain = []
@@ -286,7 +287,21 @@ def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
                 node.body = node.body[1:] or [ast.Pass()]
             if node is tree.body[0]:
                 node.decorator_list = []
-    return names, frozenset(chains), ast.dump(tree).encode()
+    text = ast.dump(tree).encode()
+    if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
+        text += _byte_code(codes)
+    return names, frozenset(chains), text
+
+
+def _byte_code(codes: list[types.CodeType]) -> bytes:
+    """What functions do, without their places in the source."""
+
+    def plain(k: object) -> object:
+        return k.co_name if isinstance(k, types.CodeType) else k
+
+    return repr(
+        [(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]
+    ).encode()
 
 
 # --------------------------------------------------------------------------------------------------
