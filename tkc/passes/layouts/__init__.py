@@ -1,3 +1,3 @@
-"""The parts of select-layouts and swizzle-shared: who shares a layout, how elements move along an
-axis, how factors and results pass through shared memory.
+"""The parts of select-layouts and swizzle-shared: which tiles share a layout, how elements move
+along an axis, how operands and results pass through shared memory.
 """

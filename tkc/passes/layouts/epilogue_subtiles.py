@@ -330,27 +330,33 @@ def _type_of_part(value: SSAValue, area: Area) -> TileType:
 
 def shown(op: Operation, area: Area) -> Area | None:
     """The part of a view's operand that a part of its result shows, if there is one."""
+    axes = _result_axes(op)
+    if axes is None:
+        return None
     offsets, sizes = area
-    axes: Sequence[int | None]
-    match op:
-        case tile.Broadcast():
-            axes = [None if n == 1 else i for i, n in enumerate(tile_type(op.arg).extents)]
-        case tile.Transpose():
-            order = op.permutation.get_values()
-            axes = [order.index(i) for i in range(len(order))]
-        case tile.Reshape():
-            old, new = tile_type(op.arg).extents, tile_type(op.result).extents
-            wide = [i for i, n in enumerate(new) if n > 1]
-            if [n for n in old if n > 1] != [new[i] for i in wide]:
-                return None
-            found = iter(wide)
-            axes = [next(found) if n > 1 else None for n in old]
-        case _:
-            return None
     return (
         tuple(0 if i is None else offsets[i] for i in axes),
         tuple(1 if i is None else sizes[i] for i in axes),
     )
+
+
+def _result_axes(op: Operation) -> list[int | None] | None:
+    """For each axis of a view's operand the axis of its result that runs along it, None where its
+    extent is 1; None where parts of the result are not parts of the operand.
+    """
+    match op:
+        case tile.Broadcast():
+            return [None if n == 1 else i for i, n in enumerate(tile_type(op.arg).extents)]
+        case tile.Transpose():
+            order = op.permutation.get_values()
+            return [order.index(i) for i in range(len(order))]
+        case tile.Reshape():
+            old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+            wide = [i for i, n in enumerate(new) if n > 1]
+            if [n for n in old if n > 1] == [new[i] for i in wide]:
+                found = iter(wide)
+                return [next(found) if n > 1 else None for n in old]
+    return None
 
 
 def neighbours(

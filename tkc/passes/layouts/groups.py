@@ -44,7 +44,7 @@ from tkc.passes.analysis.values import (
     in_workspace,
     tiles,
 )
-from tkc.passes.layouts.dot_layouts import of_dot
+from tkc.passes.layouts.dot_layouts import Layouts, of_dot
 from tkc.passes.layouts.movers import (
     first_layouts,
     offsets_layout,
@@ -64,8 +64,7 @@ class Chosen:
     """A dot with its plan and the layouts of a, b and the accumulator."""
 
     plan: DotPlan
-    # None: in shared memory.
-    layouts: tuple[Layout | None, Layout | None, Layout]
+    layouts: Layouts
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,8 @@ class Groups:
             for v in op.operands:
                 self._follow_sunk(v, layout, whole)
         elif isinstance(op, LOADS) and value.has_one_use():
-            if value.type.size < whole and value.type.bytes <= CACHED_TILE_BYTES:
+            t = value.type
+            if t.size < whole and t.bytes <= CACHED_TILE_BYTES:
                 self.wanted.append((value, layout))
 
     # ---- deciding

@@ -2,58 +2,61 @@
 gather.
 
 Each is a choice of registers (or, for sort and flip, stays inside a warp) if the axis it works on
-lies right: these functions build the layouts in which it does.
+is dealt out accordingly: these functions build the layouts in which it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+from itertools import pairwise
 from math import gcd, prod
 
 from tkc.ir import shared, tile
 from tkc.ir.digits import Digit, LayoutError, copies
 from tkc.ir.layout import WARP, Layout, blocked, register_map
-from tkc.ir.rewrite import before, erase, replace
+from tkc.ir.rewrite import Builder, erase, replace
 from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.values import layout_of, tile_type
 
-LONGEST_FLIP = 32  # elements that a thread reverses in its registers
-FIRST = 64  # registers that hold the first elements of a sort
-FEW, SPARE = (
-    8,
-    4,
-    # elements that a thread may always hold; times its share of a tile that a reshape may leave it
-    # with
-)
+MAX_FLIP_PER_THREAD = 32  # elements that a thread reverses in its registers
+MAX_SORT_FIRST_REGISTERS = 64  # of a thread, for the first elements of a sort
+# Elements of a reshape that a thread may always hold, and how many times its share of the tile.
+MIN_RESHAPE_PER_THREAD = 8
+MAX_RESHAPE_SHARES = 4
 
 
 def stretched(shape: tuple[int, ...], width: int, steps: dict[int, int], warps: int) -> Layout:
     """A layout whose threads repeat along each axis of `steps` after so many coordinates (which
-    divide its extent).
+    divide its extent). width: bits of an element.
     """
     core = tuple(steps.get(a, n) for a, n in enumerate(shape))
     layout = blocked(core, min(max(1, 128 // width), core[-1] & -core[-1]), warps)
-    held = [
-        a for a, step in steps.items() if layout.padded_shape[a] != step
-    ]  # threads do not divide it: each holds a whole period
+    # where threads do not divide a period, each holds all of it
+    held = [a for a, step in steps.items() if layout.padded_shape[a] != step]
     if held:
-        rest = blocked(tuple(1 if a in held else n for a, n in enumerate(core)), 1, warps)
-        layout = Layout(
-            core, (*(Digit(core[a], a, 1) for a in held), *rest.registers), rest.lanes, rest.warps
-        )
+        rest = blocked(_without(core, held), 1, warps)
+        registers = (*(Digit(core[a], a, 1) for a in held), *rest.registers)
+        layout = Layout(core, registers, rest.lanes, rest.warps)
     extra = tuple(Digit(shape[a] // step, a, step) for a, step in steps.items())
     return Layout(shape, (*layout.registers, *extra), layout.lanes, layout.warps)
 
 
+def _without(shape: Sequence[int], axes: Container[int]) -> tuple[int, ...]:
+    """A shape with extents of 1 along some axes."""
+    return tuple(1 if a in axes else n for a, n in enumerate(shape))
+
+
 def one_thread(shape: tuple[int, ...], axis: int, warps: int) -> Layout:
-    """The axis in registers alone, the others spread as far as they go."""
-    rest = blocked(tuple(1 if a == axis else n for a, n in enumerate(shape)), 1, warps)
+    """The axis in registers alone, the others distributed as far as they go."""
+    rest = blocked(_without(shape, (axis,)), 1, warps)
     return Layout(shape, (Digit(shape[axis], axis, 1), *rest.registers), rest.lanes, rest.warps)
 
 
 def one_warp(shape: tuple[int, ...], axis: int, warps: int, most: int = WARP) -> Layout:
     """The axis in registers and (at most so many) lanes of one warp, padded to a power of two."""
-    n = 1 << (shape[axis] - 1).bit_length()
+    n = _power(shape[axis])
     lanes = min(most, n)
-    others = tuple(1 if a == axis else m for a, m in enumerate(shape))
+    others = _without(shape, (axis,))
     rest = blocked(others, 1, warps, threads_per=_across(others, WARP // lanes))
     used = tuple(d for d in rest.lanes if d.axis >= 0)
     spare = WARP // (lanes * prod(d.extent for d in used))
@@ -69,7 +72,7 @@ def _across(extents: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Up to `count` lanes (a power of two) over axes, the last first."""
     found = []
     for n in reversed(extents):
-        here = min(count, 1 << (n - 1).bit_length())
+        here = min(count, _power(n))
         found.append(here)
         count //= here
     return tuple(reversed(found))
@@ -79,70 +82,55 @@ def factor_flip(op: tile.Flip) -> None:
     """A flip too long for one thread, as flips of the digits of its index: 1024 reversed is 32 x 32
     reversed along both axes.
     """
-    t, axis = op.arg.type, op.axis.value.data
+    t, axis = tile_type(op.arg), op.axis.value.data
     n = t.extents[axis]
-    low = next((f for f in range(LONGEST_FLIP, 1, -1) if n % f == 0), 1)
-    if n <= LONGEST_FLIP or low == 1:
+    low = next((f for f in range(MAX_FLIP_PER_THREAD, 1, -1) if n % f == 0), 1)
+    if n <= MAX_FLIP_PER_THREAD or low == 1:
         return
-    split = before(
-        op,
-        tile.Reshape(
-            op.arg, TileType((*t.extents[:axis], n // low, low, *t.extents[axis + 1 :]), t.element)
-        ),
-    ).result
-    inner = before(op, tile.Flip(split, axis + 1)).result
-    outer = before(op, tile.Flip(inner, axis))
-    replace(op, before(outer.next_op, tile.Reshape(outer.result, t)).results)
+    build = Builder(op)
+    digits = (*t.extents[:axis], n // low, low, *t.extents[axis + 1 :])
+    split = build(tile.Reshape(op.arg, TileType(digits, t.element)))
+    inner = build(tile.Flip(split, axis + 1))
+    outer = build.do(tile.Flip(inner, axis))
+    replace(op, [build(tile.Reshape(outer.result, t))])
     factor_flip(outer)
 
 
 def first_of_sort(op: tile.Sort) -> None:
-    """A sort of which only the first few elements are wanted, few enough for a thread's registers."""
+    """A sort of which only the first few elements are used, few enough for a thread's registers,
+    becomes one that finds those alone.
+    """
     uses = [use.operation for use in op.result.uses]
-    if len(uses) != 1 or not isinstance(uses[0], tile.Slice):
+    if len(uses) != 1 or not isinstance(part := uses[0], tile.Slice):
         return
-    t, (part,) = op.arg.type, uses
-    count, words = part.result.type.extents[-1], bits(t.element) // 32 or 1
-    whole = (
-        part.result.type.extents[:-1] == t.extents[:-1]
-        and not any(part.offsets.get_values())
-        and all(s == 1 for s in part.steps)
-    )
-    if whole and 2 * _power(count) <= _power(t.extents[-1]) and _power(count) * words <= FIRST:
-        replace(
-            part,
-            before(
-                part, shared.SortFirst(op.arg, part.result.type, op.descending is not None)
-            ).results,
-        )
+    t, result = tile_type(op.arg), tile_type(part.result)
+    if result.extents[:-1] != t.extents[:-1] or any(part.offsets.get_values()):
+        return
+    count, words = _power(result.extents[-1]), bits(t.element) // 32 or 1
+    is_small = 2 * count <= _power(t.extents[-1]) and count * words <= MAX_SORT_FIRST_REGISTERS
+    if is_small and all(s == 1 for s in part.steps):
+        replace(part, shared.SortFirst(op.arg, result, op.descending is not None))
         erase(op)
 
 
 def first_layouts(op: shared.SortFirst, warps: int) -> tuple[Layout, Layout]:
     """Layouts of what is sorted, and of the first elements, which all lanes of a row then have. The
     fewest lanes a row that keep every thread busy: each sorts what it holds, and the more of them
-    there are the more often they must meet."""
-    t, count = op.arg.type, op.result.type.extents[-1]
-    axis, n, rows = t.rank - 1, _power(t.extents[-1]), prod(t.extents[:-1])
-    held = max(_power(count), FIRST // max(1, bits(t.element) // 32))
+    there are the more often they exchange elements.
+    """
+    t, result = tile_type(op.arg), tile_type(op.result)
+    axis, count = t.rank - 1, result.extents[-1]
+    n, first, rows = _power(t.extents[axis]), _power(count), prod(t.extents[:axis])
+    held = max(first, MAX_SORT_FIRST_REGISTERS // max(1, bits(t.element) // 32))
     lanes = 1
-    while (
-        lanes < WARP
-        and n // lanes > _power(count)
-        and (n // lanes > held or rows * lanes < WARP * warps)
-    ):
+    while lanes < WARP and n // lanes > first:
+        if n // lanes <= held and rows * lanes >= WARP * warps:
+            break
         lanes *= 2
     layout = one_warp(t.extents, axis, warps, lanes)
-    own, others = (
-        Digit(count, axis, 1),
-        lambda digits: tuple(copies(d.extent) if d.axis == axis else d for d in digits),
-    )
-    return layout, Layout(
-        op.result.type.extents,
-        (own, *(d for d in layout.registers if d.axis != axis)),
-        others(layout.lanes),
-        layout.warps,
-    )
+    registers = (Digit(count, axis, 1), *(d for d in layout.registers if d.axis != axis))
+    shared_lanes = tuple(copies(d.extent) if d.axis == axis else d for d in layout.lanes)
+    return layout, Layout(result.extents, registers, shared_lanes, layout.warps)
 
 
 def _power(n: int) -> int:
@@ -153,34 +141,28 @@ def slice_source(op: tile.Slice, layout: Layout, warps: int) -> tuple[Layout, La
     """Layouts of a slice's operand and result between which it is a choice of registers; the
     operand's own if that serves.
     """
-    t, r, offsets, steps = op.arg.type, op.result.type, op.offsets.get_values(), op.steps
-    if all(s == 1 for s in steps):
+    t, r, offsets = tile_type(op.arg), tile_type(op.result), op.offsets.get_values()
+    strided = [a for a, step in enumerate(op.steps) if step > 1]
+    if all(step == 1 for step in op.steps):
         try:
             return layout, layout.slice(offsets, r.extents)[0]
         except LayoutError:
             pass
-    strided = [a for a in range(t.rank) if steps[a] > 1]
     periods = {
-        a: gcd(offsets[a], r.extents[a], t.extents[a])
-        for a in range(t.rank)
-        if a not in strided and r.extents[a] != t.extents[a]
+        a: gcd(offsets[a], n, m)
+        for a, (n, m) in enumerate(zip(r.extents, t.extents, strict=True))
+        if a not in strided and n != m
     }
-    inner = tuple(1 if a in strided else n for a, n in enumerate(t.extents))
-    core = stretched(inner, bits(element_of(t)), periods, warps)
-    whole = Layout(
-        t.extents,
-        (*(Digit(t.extents[a], a, 1) for a in strided), *core.registers),
-        core.lanes,
-        core.warps,
-    )
-    kept = tuple(1 if a in strided else n for a, n in enumerate(r.extents))
-    part = core.slice([0 if a in strided else o for a, o in enumerate(offsets)], kept)[0]
-    return whole, Layout(
-        r.extents,
-        (*(Digit(r.extents[a], a, 1) for a in strided), *part.registers),
-        part.lanes,
-        part.warps,
-    )
+    core = stretched(_without(t.extents, strided), bits(element_of(t)), periods, warps)
+    starts = [0 if a in strided else o for a, o in enumerate(offsets)]
+    part = core.slice(starts, _without(r.extents, strided))[0]
+    return _with_registers(core, t.extents, strided), _with_registers(part, r.extents, strided)
+
+
+def _with_registers(core: Layout, extents: tuple[int, ...], axes: list[int]) -> Layout:
+    """The layout of a tile that has some axes wholly in registers, the others as in `core`."""
+    registers = (*(Digit(extents[a], a, 1) for a in axes), *core.registers)
+    return Layout(extents, registers, core.lanes, core.warps)
 
 
 def offsets_layout(
@@ -197,47 +179,53 @@ def reshape_layouts(
     op: tile.Reshape, wanted: Layout, given: Layout, warps: int
 ) -> tuple[Layout, Layout]:
     """Layouts of a reshape's operand and result between which it is free: `wanted` for the result
-    if that can be, else the operand's as `given`, else one made for the purpose."""
-    old, new = op.arg.type.extents, op.result.type.extents
-    ones = [n for n in old if n > 1] == [n for n in new if n > 1]
-    try:
-        source = wanted.reshape(old)
-        if ones or source.reshape(new) == wanted:
-            return source, wanted
-    except LayoutError:
-        pass
-    try:
-        result = given.reshape(new)
-        if ones or result.reshape(old) == given:
-            return given, result
-    except LayoutError:
-        pass
+    if that can be, else the operand's as `given`, else one made for the purpose.
+    """
+    old, new = tile_type(op.arg).extents, tile_type(op.result).extents
+    source = _reshaped(wanted, new, old)
+    if source is not None:
+        return source, wanted
+    result = _reshaped(given, old, new)
+    if result is not None:
+        return given, result
     flat = _divisible(old, new, warps)
     return flat.reshape(old), flat.reshape(new)
+
+
+def _reshaped(layout: Layout, old: Sequence[int], new: Sequence[int]) -> Layout | None:
+    """A layout under other extents, where that is possible there and back."""
+    try:
+        found = layout.reshape(new)
+        return found if _same_but_ones(old, new) or found.reshape(old) == layout else None
+    except LayoutError:
+        return None
+
+
+def _same_but_ones(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a reshape only inserts and drops extents of 1."""
+    return [n for n in old if n > 1] == [n for n in new if n > 1]
 
 
 def crosses(op: tile.Reshape, warps: int) -> bool:
     """Whether a reshape is better sent through shared memory than made a choice of registers: where
     the layout that serves both shapes leaves each thread with far more elements than its share
-    (7x16 to 16x7: with all of them)."""
-    old, new, size = op.arg.type.extents, op.result.type.extents, op.arg.type.size
-    if size <= FEW or [n for n in old if n > 1] == [n for n in new if n > 1]:
+    (7x16 to 16x7: with all of them).
+    """
+    t, new = tile_type(op.arg), tile_type(op.result).extents
+    if t.size <= MIN_RESHAPE_PER_THREAD or _same_but_ones(t.extents, new):
         return False
-    return _divisible(old, new, warps).num_registers > max(FEW, SPARE * -(-size // (WARP * warps)))
+    share = -(-t.size // (WARP * warps))
+    most = max(MIN_RESHAPE_PER_THREAD, MAX_RESHAPE_SHARES * share)
+    return _divisible(t.extents, new, warps).num_registers > most
 
 
 def is_free(op: tile.Reshape) -> bool:
     """Whether every thread holds what a reshape, whose layouts are chosen, gives it."""
     try:
-        return (
-            register_map(
-                op.arg.type.register_layout.reshape(op.result.type.extents),
-                op.result.type.register_layout,
-            )
-            is not None
-        )
+        source = layout_of(op.arg).reshape(tile_type(op.result).extents)
     except LayoutError:
         return False
+    return register_map(source, layout_of(op.result)) is not None
 
 
 def _divisible(old: tuple[int, ...], new: tuple[int, ...], warps: int) -> Layout:
@@ -250,26 +238,26 @@ def _divisible(old: tuple[int, ...], new: tuple[int, ...], warps: int) -> Layout
     """
     size = prod(old)
     cuts = sorted({prod(shape[i:]) for shape in (old, new) for i in range(len(shape) + 1)})
-    if any(b % a for a, b in zip(cuts, cuts[1:], strict=False)):
+    room = {"lanes": WARP, "warps": warps}
+    if any(b % a for a, b in pairwise(cuts)):
         cuts = [1, size]
         room = {"lanes": 1, "warps": 1}
-    else:
-        room = {"lanes": WARP, "warps": warps}
-    registers, spread = [], {"lanes": [], "warps": []}
-    for low, high in reversed(list(zip(cuts, cuts[1:], strict=False))):
+    registers: list[Digit] = []
+    threads: dict[str, list[Digit]] = {"lanes": [], "warps": []}
+    for low, high in reversed(list(pairwise(cuts))):
         extent = high // low
-        for place in "lanes", "warps":
+        for place, digits in threads.items():
             here = gcd(extent & -extent, room[place])
             extent, room[place] = extent // here, room[place] // here
-            spread[place].insert(0, Digit(here, 0, low * extent))
+            digits.insert(0, Digit(here, 0, low * extent))
         registers.insert(0, Digit(extent, 0, low))
 
-    def total(digits):
-        return prod(d.extent for d in digits)
+    def filled(digits: list[Digit], count: int) -> tuple[Digit, ...]:
+        return *digits, copies(count // prod(d.extent for d in digits))
 
     return Layout(
         (size,),
         tuple(registers),
-        (*spread["lanes"], copies(WARP // total(spread["lanes"]))),
-        (*spread["warps"], copies(warps // total(spread["warps"]))),
+        filled(threads["lanes"], WARP),
+        filled(threads["warps"], warps),
     )

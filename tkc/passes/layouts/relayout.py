@@ -1,17 +1,19 @@
-"""Factors of 8 bits that tensor cores cannot read as they lie: laid anew in shared memory, on their
-way from a tensor map to the dot.
+"""Operands of 8 bits that tensor cores cannot read as they are in shared memory: relaid out there,
+between a tensor map's copy and the dot.
 
-wgmma reads 8-bit factors K-major only. And where a dot's left factor is computed from another dot's
-result, each lane has columns 2q, 2q + 1 of every eight, while 8-bit A wants four neighbours. A sum
-does not mind in which order its terms come: K is counted in the order of those registers
-(`permuted_k`), of both factors, so nothing moves between lanes. Either way the right factor is read
-and written once more (*relaid*), by a role of its own:
+wgmma reads 8-bit operands K-major only. And where a dot's left operand is computed from another
+dot's result, each lane has columns 2q, 2q + 1 of every eight, while 8-bit A wants four neighbours.
+An accumulator does not depend on the order of its terms: K is counted in the order of those
+registers (`permuted_k`), of both operands, so nothing moves between lanes. Either way the right
+operand is read and written once more (*relaid*), by a role of its own:
 
-    %v = tile.load … : tile<K x N x f8, "…">                      the layout that ldmatrix gives, transposed where N is dense
-    %p = reshape, transpose, reshape of %v                        K in its other order: a choice of registers
-    %r = tile.convert %p : … -> tile<…, "…">                      four k to a register: bytes move within a thread
-    %b = tile.convert %r : … -> tile<…, "KxNxb8 swizzle 128 order 0x1">        becomes a ring of its own
+    %v = tile.load … : tile<K x N x f8, "…">      the layout that ldmatrix gives
+    %p = reshape, transpose, reshape of %v        K in its other order: a choice of registers
+    %r = tile.convert %p : … -> tile<…, "…">      four k to a register: bytes move within a thread
+    %b = tile.convert %r : … -> tile<…, "KxNxb8 swizzle 128 order 0x1">
     %d = tile.dot %a, %b, …
+
+%v is transposed where N is dense; %b becomes a ring of its own.
 
 Layouts. Four warps. N dense: two neighbours are the 16 bits of ldmatrix, so a lane (q, g) gets
 columns 2g, 2g + 1 of four k; these are 4q … 4q + 3, or 2q, 2q + 1 and eight further on where K is
@@ -21,10 +23,10 @@ rows of K. K dense: 16 bytes of a row to a lane.
 
 from __future__ import annotations
 
-from math import gcd
+from dataclasses import replace
+from math import gcd, prod
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import shared, tile
@@ -33,34 +35,36 @@ from tkc.ir.elementwise import Cast, Select
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before
 from tkc.ir.shared_layout import SharedLayout
-from tkc.ir.types import TileType, bits
+from tkc.ir.types import TileType, bits, element_of
+from tkc.ir.values import defining_op, index_of, layout_of, tile_type, yielded_by
 
-WARPS = 4  # of the role that lays factors anew
-LARGEST = 1 << 15  # elements of a factor, which its threads hold at once
-STEP = 16  # bytes of a row of a matrix that ldmatrix and stmatrix move
+RELAYOUT_WARPS = 4  # of the role that relays operands out
+MAX_OPERAND_ELEMENTS = 1 << 15  # which its threads hold at once
+MATRIX_ROW_BYTES = 16  # that ldmatrix and stmatrix move
 
 
-def read_layout(extents: tuple[int, int], k: int, dense: int, permuted: bool) -> Layout:
-    """The layout in which the role reads a factor whose axes `k` (K) and `dense` (in shared memory)
-    are given.
+def read_layout(extents: tuple[int, ...], k: int, dense: int, permuted: bool) -> Layout:
+    """The layout in which the role reads an operand whose axes `k` (K) and `dense` (in shared
+    memory) are given.
     """
     n = 1 - k
-    count = extents[n] // STEP, extents[k] // STEP
+    count_n, count_k = extents[n] // MATRIX_ROW_BYTES, extents[k] // MATRIX_ROW_BYTES
     if dense == k:  # 16 k to a lane
-        across = gcd(8, count[1])
+        across = gcd(8, count_k)
         down = 32 // across
+        repeats = -(-extents[n] // (down * RELAYOUT_WARPS))
         return Layout(
             extents,
             (
-                Digit(STEP, k, 1),
-                Digit(count[1] // across, k, STEP * across),
-                Digit(-(-extents[n] // (down * WARPS)), n, down * WARPS),
+                Digit(MATRIX_ROW_BYTES, k, 1),
+                Digit(count_k // across, k, MATRIX_ROW_BYTES * across),
+                Digit(repeats, n, down * RELAYOUT_WARPS),
             ),
-            (Digit(across, k, STEP), Digit(down, n, 1)),
-            (Digit(WARPS, n, down),),
+            (Digit(across, k, MATRIX_ROW_BYTES), Digit(down, n, 1)),
+            (Digit(RELAYOUT_WARPS, n, down),),
         )
-    wide = gcd(WARPS, count[0])
-    deep = WARPS // wide
+    wide = gcd(RELAYOUT_WARPS, count_n)
+    deep = RELAYOUT_WARPS // wide
     q, further = (2, 8) if permuted else (4, 2)
     return Layout(
         extents,
@@ -68,11 +72,11 @@ def read_layout(extents: tuple[int, int], k: int, dense: int, permuted: bool) ->
             Digit(2, n, 1),
             Digit(2, k, 1),
             Digit(2, k, further),
-            Digit(-(-count[1] // deep), k, STEP * deep),
-            Digit(count[0] // wide, n, STEP * wide),
+            Digit(-(-count_k // deep), k, MATRIX_ROW_BYTES * deep),
+            Digit(count_n // wide, n, MATRIX_ROW_BYTES * wide),
         ),
         (Digit(4, k, q), Digit(8, n, 2)),
-        (Digit(wide, n, STEP), Digit(deep, k, STEP)),
+        (Digit(wide, n, MATRIX_ROW_BYTES), Digit(deep, k, MATRIX_ROW_BYTES)),
     )
 
 
@@ -81,109 +85,101 @@ def written_layout(layout: Layout, k: int) -> Layout:
     same rows and another one those between.
     """
     first = sorted((d for d in layout.registers if d.axis == k), key=lambda d: d.stride)
-    return Layout(
-        layout.shape,
-        (*first, *(d for d in layout.registers if d not in first)),
-        layout.lanes,
-        layout.warps,
-    )
+    return replace(layout, registers=(*first, *(d for d in layout.registers if d not in first)))
 
 
-def fits(extents: tuple[int, int], k: int, dense: int) -> bool:
-    """Whether a factor's extents can be dealt out so."""
-    return (
-        len(extents) == 2
-        and extents[0] * extents[1] <= LARGEST
-        and extents[k] % 32 == 0
-        and extents[1 - k] % (STEP if dense != k else 8) == 0
-        and extents[k] // STEP % (WARPS // gcd(WARPS, extents[1 - k] // STEP) if dense != k else 1)
-        == 0
-    )
+def fits(extents: tuple[int, ...], k: int, dense: int) -> bool:
+    """Whether the role's threads can share an operand of these extents."""
+    if len(extents) != 2 or prod(extents) > MAX_OPERAND_ELEMENTS or extents[k] % 32:
+        return False
+    n = extents[1 - k]
+    if dense == k:
+        return n % 8 == 0
+    deep = RELAYOUT_WARPS // gcd(RELAYOUT_WARPS, n // MATRIX_ROW_BYTES)
+    return n % MATRIX_ROW_BYTES == 0 and extents[k] // MATRIX_ROW_BYTES % deep == 0
 
 
 def permuted(value: SSAValue, k: int, at: Operation) -> SSAValue:
     """A tile in registers with K in the order of an accumulator's registers: views."""
-    t = value.type
-    k16 = (t.extents[k] // 16, 2, 4, 2)
-    shape = (*t.extents[:k], *k16, *t.extents[k + 1 :])
+    extents = tile_type(value).extents
+    k16 = (extents[k] // 16, 2, 4, 2)
+    shape = (*extents[:k], *k16, *extents[k + 1 :])
     order = [*range(k), k, k + 2, k + 1, k + 3, *range(k + 4, len(shape))]
-    split = before(
-        at, tile.Reshape(value, TileType(shape, t.element, t.register_layout.reshape(shape)))
-    ).result
-    turned = _transposed(split, order, at)
-    return before(
-        at,
-        tile.Reshape(
-            turned, TileType(t.extents, t.element, turned.type.register_layout.reshape(t.extents))
-        ),
-    ).result
+    return _reshaped(_transposed(_reshaped(value, shape, at), order, at), extents, at)
+
+
+def _reshaped(value: SSAValue, shape: tuple[int, ...], at: Operation) -> SSAValue:
+    t = TileType(shape, element_of(value.type), layout_of(value).reshape(shape))
+    return before(at, tile.Reshape(value, t)).result
 
 
 def _transposed(value: SSAValue, order: list[int], at: Operation) -> SSAValue:
-    t = value.type
-    return before(
-        at,
-        tile.Transpose(
-            value,
-            order,
-            TileType([t.extents[a] for a in order], t.element, t.register_layout.transpose(order)),
-        ),
-    ).result
+    extents = [tile_type(value).extents[a] for a in order]
+    t = TileType(extents, element_of(value.type), layout_of(value).transpose(order))
+    return before(at, tile.Transpose(value, order, t)).result
 
 
-def relaid(load: tile.Load, factor: SSAValue, k: int, turn: bool, at: Operation) -> SSAValue:
-    """The factor of a dot as a tile in shared memory with K dense, made of a load in registers;
-    turn: K permuted.
+def relaid(
+    load: tile.Load, operand: SSAValue, k: int, is_permuted: bool, at: Operation
+) -> SSAValue:
+    """The operand of a dot as a tile in shared memory with K dense, made of a load in registers;
+    is_permuted: with K permuted.
     """
-    views, value = [], factor
+    views: list[tile.Transpose] = []
+    value = operand
     while value is not load.result:
-        views.insert(0, value.owner)
-        value = value.owner.arg
-    for op in views:
-        value = _transposed(value, list(op.permutation.get_values()), at)
-    if turn:
+        view = defining_op(value, tile.Transpose)
+        assert view is not None
+        views.insert(0, view)
+        value = view.arg
+    for view in views:
+        value = _transposed(value, list(view.permutation.get_values()), at)
+    if is_permuted:
         value = permuted(value, k, at)
-    t = value.type
-    value = before(
-        at, shared.Convert(value, t.with_layout(written_layout(t.register_layout, k)))
-    ).result
-    new = before(
-        at,
-        shared.Convert(
-            value, t.with_layout(SharedLayout.widest(t.extents, bits(t.element), (k, 1 - k)))
-        ),
-    )
+    t = tile_type(value)
+    written = t.with_layout(written_layout(layout_of(value), k))
+    memory = t.with_layout(SharedLayout.widest(t.extents, bits(t.element), (k, 1 - k)))
+    value = before(at, shared.Convert(value, written)).result
+    new = before(at, shared.Convert(value, memory))
     if "number" in load.attributes:
-        new.attributes["number"] = IntegerAttr(load.attributes["number"].value.data, i64)
+        new.attributes["number"] = load.attributes["number"]
     new.result.name_hint = load.result.name_hint
     return new.result
 
 
-def casts_behind(factor: SSAValue) -> set[Operation]:
-    """The casts that make a dot's left factor, through what loops carry and branches yield."""
-    found, seen, work = set(), set(), [factor]
+def casts_behind(operand: SSAValue) -> set[Cast]:
+    """The casts that make a dot's left operand, through what loops carry and branches yield."""
+    found: set[Cast] = set()
+    seen: set[SSAValue] = set()
+    work = [operand]
     while work:
         value = work.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        owner = value.owner
-        match owner:
-            case Block() if isinstance(loop := owner.parent_op(), scf.ForOp) and value.index:
-                work += [loop.iter_args[value.index - 1], owner.last_op.operands[value.index - 1]]
-            case scf.ForOp():
-                work += [
-                    owner.iter_args[value.index],
-                    owner.body.block.last_op.operands[value.index],
-                ]
-            case scf.IfOp():
-                work += [region.block.last_op.operands[value.index] for region in owner.regions]
-            case Select():
-                work += [
-                    v
-                    for v in owner.operands
-                    if isinstance(v.type, TileType) and v.type.element == value.type.element
-                ]
-            case Cast():
-                found.add(owner)
+        if value not in seen:
+            seen.add(value)
+            if isinstance(value.owner, Cast):
+                found.add(value.owner)
+            else:
+                work += _sources(value)
     return found
+
+
+def _sources(value: SSAValue) -> list[SSAValue]:
+    """The values that a loop's, a branch's or a select's result may be."""
+    owner = value.owner
+    match owner:
+        case Block() if isinstance(loop := owner.parent_op(), scf.ForOp):
+            i = index_of(value) - 1
+            return [loop.iter_args[i], yielded_by(owner)[i]] if i >= 0 else []
+        case scf.ForOp():
+            i = index_of(value)
+            return [owner.iter_args[i], yielded_by(owner.body.block)[i]]
+        case scf.IfOp():
+            return [yielded_by(region.block)[index_of(value)] for region in owner.regions]
+        case Select():
+            element = element_of(value.type)
+            return [
+                v
+                for v in owner.operands
+                if isinstance(v.type, TileType) and v.type.element == element
+            ]
+    return []

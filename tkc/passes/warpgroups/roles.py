@@ -42,7 +42,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, stamp
 from tkc.ir.types import TileType
 from tkc.passes import PassContext
-from tkc.passes.layouts.relayout import WARPS as CONVERTER_WARPS
+from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.hopper import ROOMY
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
@@ -107,7 +107,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         copies = group_of(wait)
         if ring_of(copies[0]) not in rings:
             readers = (
-                CONVERTER_WARPS
+                RELAYOUT_WARPS
                 if ring_of(copies[0]) in raw
                 else plan.warps
                 * (multicast.size if multicast else members if ring_of(copies[0]) in common else 1)
@@ -126,11 +126,11 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             )
     for write in anew:
         if ring_of(write) not in rings:
-            rings[ring_of(write)] = barriers_of(first, [write], CONVERTER_WARPS, plan.warps)
+            rings[ring_of(write)] = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
     peers = multicast.mask if multicast else None
     consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
     producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
-    converters = [threads.Role("converter", CONVERTER_WARPS, 1, plan.registers[2])] if anew else []
+    converters = [threads.Role("converter", RELAYOUT_WARPS, 1, plan.registers[2])] if anew else []
     maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
     copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {
         role: {} for role in (producer, *converters)
@@ -189,7 +189,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     _begin(kernel)
     context.decisions.append(
         f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
-        f" {f'{CONVERTER_WARPS} that lay factors anew, ' if anew else ''}{len(set(rings.values()))}"
+        f" {f'{RELAYOUT_WARPS} that lay factors anew, ' if anew else ''}{len(set(rings.values()))}"
         f" ring{'s' * (len(set(rings.values())) > 1)}"
     )
 
