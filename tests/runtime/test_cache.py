@@ -333,7 +333,9 @@ def _kernel(value):
 
 
 class Odd:
-    """Has no stable spelling."""
+    """Has no stable spelling: nothing shows what it holds."""
+
+    __slots__ = ()
 
 
 def _arguments(k, *texts):

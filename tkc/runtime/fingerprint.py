@@ -47,6 +47,9 @@ def digest(fields: Iterable[tuple[str, bytes]]) -> str:
     return h.hexdigest()
 
 
+DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
+
+
 class Fingerprint:
     """Everything one function depends on; without one, what the values do that it is asked to
     spell.
@@ -65,6 +68,7 @@ class Fingerprint:
         # their cells alone; the number of each stands for it where a value holds it
         self._seen: dict[tuple[int, ...], int] = {}
         self._read: list[types.FunctionType] = []  # kept alive, so that no id is used again
+        self._inside: list[int] = []  # objects whose attributes are being spelled
         if function is not None:
             self._function("", function)
 
@@ -76,7 +80,7 @@ class Fingerprint:
             return self._seen[mark]
         number = self._seen[mark] = len(self._seen)
         self._read.append(fn)
-        names, chains, text = _reading(fn.__code__)
+        names, chains, bare, text = _reading(fn.__code__)
         self.fields.append((f"source {path}{fn.__qualname__}", text))
         self._value(
             f"defaults {path}{fn.__qualname__}",
@@ -98,9 +102,26 @@ class Fingerprint:
                 continue  # a local or a builtin
             if isinstance(value, types.ModuleType):
                 self._module(name, value, chains)
+            elif name not in bare and _has_attributes(value):
+                self._attributes(path + name, value, {c for c in chains if c[0] == name})
             else:
                 self._value(f"value {path}{name}", value)
         return number
+
+    def _attributes(self, label: str, root: object, chains: set[tuple[str, ...]]) -> None:
+        """Of an object that is only read through attributes, these count."""
+        for chain in sorted(chains):
+            value = root
+            for attribute in chain[1:]:
+                space = getattr(value, "__dict__", {})
+                owner, value = value, getattr(value, attribute, None)
+                if space.get(attribute) is value:
+                    self.watched.append((space, attribute, value))
+                elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
+                    self._value(f"object {label}", owner)
+                if not _has_attributes(value) or isinstance(value, types.ModuleType):
+                    break
+            self._value(f"value {label}.{'.'.join(chain[1:])}", value)
 
     def _value(self, label: str, value) -> None:
         try:
@@ -167,6 +188,8 @@ class Fingerprint:
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
         if isinstance(value, functools.partial):
             return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
+        if isinstance(value, types.MethodType):
+            return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
             return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
         if isinstance(value, type):
@@ -194,7 +217,27 @@ class Fingerprint:
             "ml_dtypes",
         ) and " at 0x" not in repr(value):
             return f"{kind.__qualname__} {value!r}".encode()
-        raise Unstable(f"a value of type {kind.__qualname__}")
+        return self._object(value)
+
+    def _object(self, value: object) -> bytes:
+        """An object of a user's class: the class, and what its attributes hold."""
+        kind = type(value)
+        if kind.__module__ in sys.builtin_module_names and kind is not types.SimpleNamespace:
+            raise Unstable(f"a value of type {kind.__qualname__}")
+        slots = [n for cls in kind.__mro__ for n in _slots(cls) if hasattr(value, n)]
+        if not hasattr(value, "__dict__") and not slots:
+            raise Unstable(f"a value of type {kind.__qualname__}")
+        if id(value) in self._inside:
+            return f"cycle {self._inside.index(id(value))}".encode()
+        if len(self._inside) >= DEEPEST_OBJECT:
+            raise Unstable(f"a value of type {kind.__qualname__}, whose attributes nest deeply")
+        self._inside.append(id(value))
+        try:
+            held = dict(getattr(value, "__dict__", {})) | {n: getattr(value, n) for n in slots}
+            parts = [self.spell((name, held[name])) for name in sorted(held)]
+            return _join(f"object {kind.__qualname__}", [self._class(kind), *parts])
+        finally:
+            self._inside.pop()
 
     def _class(self, cls: type) -> bytes:
         name = f"class {cls.__module__}.{cls.__qualname__} "
@@ -205,12 +248,15 @@ class Fingerprint:
         ):
             return name.encode()
         try:
-            return (
-                name.encode()
-                + ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
-            )
+            text = ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls)))).encode()
         except (OSError, TypeError, SyntaxError):
             raise Unstable(f"the class {cls.__qualname__}, which has no source") from None
+        data = {
+            n: v
+            for n, v in vars(cls).items()
+            if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
+        }
+        return name.encode() + text + self.spell(data)
 
 
 def _lasting(value) -> bool:
@@ -228,11 +274,35 @@ def _lasting(value) -> bool:
         )
     if kind is functools.partial:
         return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
+    if isinstance(value, (type, types.MethodType)) or _is_users_object(value):
+        return False
     return kind not in (list, set, dict) and not (
         kind.__module__ == "numpy"
         and getattr(value, "shape", ()) != ()
         and getattr(getattr(value, "flags", None), "writeable", False)
     )
+
+
+def _is_users_object(value: object) -> bool:
+    """Whether attributes of a value may be bound anew, as far as `spell` looks at them."""
+    kind = type(value)
+    return kind is types.SimpleNamespace or (
+        kind.__module__ not in sys.builtin_module_names
+        and kind.__module__.split(".")[0] not in ("numpy", "torch", "ml_dtypes", "tkc")
+        and not isinstance(value, (types.FunctionType, types.ModuleType, enum.Enum))
+        and not hasattr(value, "fn")
+        and (hasattr(value, "__dict__") or any(map(_slots, kind.__mro__)))
+    )
+
+
+def _has_attributes(value: object) -> bool:
+    """Whether reads through attributes of a value are looked at one by one."""
+    return not _is_ours(value) and (isinstance(value, type) or _is_users_object(value))
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _join(kind: str, parts: Iterable[bytes]) -> bytes:
@@ -255,9 +325,11 @@ def _is_ours(value) -> bool:
 
 
 @cache
-def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, ...]], bytes]:
-    """The outside names a function reads, its attribute chains (("math", "pi")), and its source
-    without comments, doc strings and places.
+def _reading(
+    code: types.CodeType,
+) -> tuple[frozenset[str], frozenset[tuple[str, ...]], frozenset[str], bytes]:
+    """The outside names a function reads, its attribute chains (("math", "pi")), the names that it
+    reads otherwise too, and its source without comments, doc strings and places.
     """
     codes = [code]
     for c in codes:
@@ -272,15 +344,21 @@ def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
         chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
-        return names, chains_read, _byte_code(codes)
-    chains = set()
+        return names, chains_read, names, _byte_code(codes)
+    chains, roots = set(), set()
+    within = {n.value for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(tree):
-        chain = []
+        if node in within:  # a part of a longer chain
+            continue
+        chain: list[str] = []
         while isinstance(node, ast.Attribute):
             chain.append(node.attr)
             node = node.value
         if chain and isinstance(node, ast.Name):
             chains.add((node.id, *reversed(chain)))
+            roots.add(node)
+    loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n not in roots)
+    bare = frozenset(n.id for n in loads)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             if ast.get_docstring(node, False) is not None:
@@ -290,7 +368,7 @@ def _reading(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
     text = ast.dump(tree).encode()
     if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
         text += _byte_code(codes)
-    return names, frozenset(chains), text
+    return names, frozenset(chains), bare, text
 
 
 def _byte_code(codes: list[types.CodeType]) -> bytes:

@@ -635,8 +635,11 @@ def _typed(s: Specialization) -> tuple:
     return s, tuple(_types(a[1]) for _, a in s.arguments if a[0] == "constant")
 
 
-def _types(value):
-    return tuple(map(_types, value)) if isinstance(value, (tuple, frozenset)) else type(value)
+def _types(value: Any) -> Any:
+    """What equal constants may still differ in: their types, and of floats the sign of zero."""
+    if isinstance(value, (tuple, frozenset)):
+        return tuple(map(_types, value))
+    return value.hex() if type(value) is float else type(value)
 
 
 def binder(name: str, parameters, defaults: dict) -> Callable:
@@ -672,7 +675,7 @@ def _key_parts(
     parts, place = [], " & 15" if anywhere else ""
     for v, fixed, x in zip(values, constexpr, names, strict=False):
         if fixed:
-            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset)) else [])
+            parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset, float)) else [])
         elif hasattr(v, "data_ptr"):
             parts += [
                 f"{x}.data_ptr(){place}",

@@ -1,0 +1,186 @@
+"""Whatever a kernel reads of the host while it is traced, through any route: a later launch sees a
+change, in this process and through the disk cache of another.
+"""
+
+import dataclasses
+import enum
+import functools
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tkc
+
+ROOT = Path(__file__).parents[2]
+
+
+class Held:
+    """Attributes of an instance and of its class."""
+
+    shared = 2.0
+
+    def __init__(self, own):
+        self.own = own
+
+    def times(self, v):
+        return v * self.own
+
+    def __call__(self, v):
+        return v * self.own * self.shared
+
+    @property
+    def doubled(self):
+        return self.own * 2
+
+
+class Slotted:
+    __slots__ = ("own",)
+
+    def __init__(self, own):
+        self.own = own
+
+
+@dataclasses.dataclass
+class Record:
+    own: float
+
+
+class Kind(enum.Enum):
+    TWO = 2.0
+
+
+space = types.SimpleNamespace(x=2.0, inner=types.SimpleNamespace(y=2.0))
+held, slotted, record, table = Held(2.0), Slotted(2.0), Record(2.0), {"x": 2.0}
+listed, part, kind = [2.0], functools.partial(lambda a, b: a * b, 2.0), Kind.TWO
+held.itself = held
+number = 2.0
+
+
+def helper(v):
+    return v * space.x
+
+
+def _rebind(name, value):
+    globals()[name] = value
+
+
+# route -> (expression of a loaded tile v, how to change the factor from 2 to a number)
+ROUTES = {
+    "global": ("v * number", lambda n: _rebind("number", n)),
+    "namespace": ("v * space.x", lambda n: setattr(space, "x", n)),
+    "namespace in a namespace": ("v * space.inner.y", lambda n: setattr(space.inner, "y", n)),
+    "another namespace there": (
+        "v * space.inner.y",
+        lambda n: setattr(space, "inner", types.SimpleNamespace(y=n)),
+    ),
+    "class": ("v * Held.shared", lambda n: setattr(Held, "shared", n)),
+    "class by an instance": ("v * held.shared", lambda n: setattr(Held, "shared", n)),
+    "instance": ("v * held.own", lambda n: setattr(held, "own", n)),
+    "method": ("held.times(v)", lambda n: setattr(held, "own", n)),
+    "property": ("v * held.doubled / 2", lambda n: setattr(held, "own", n)),
+    "callable": ("held(v) / held.shared", lambda n: setattr(held, "own", n)),
+    "handed on": ("getattr(held, 'own') * v", lambda n: setattr(held, "own", n)),
+    "slot": ("v * slotted.own", lambda n: setattr(slotted, "own", n)),
+    "dataclass": ("v * record.own", lambda n: setattr(record, "own", n)),
+    "dictionary": ("v * table['x']", lambda n: table.update(x=n)),
+    "list": ("v * listed[0]", lambda n: listed.__setitem__(0, n)),
+    "partial": ("part(v)", lambda n: _rebind("part", functools.partial(lambda a, b: a * b, n))),
+    "helper": ("helper(v)", lambda n: setattr(space, "x", n)),
+    "environment": (
+        "v * float(os.environ.get('TKC_TEST_FACTOR', '2'))",
+        lambda n: os.environ.__setitem__("TKC_TEST_FACTOR", str(n)),
+    ),
+    "enumeration": ("v * kind.value", lambda n: _rebind("kind", enum.Enum("K", {"A": n}).A)),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    """The host's state before and after each test."""
+    yield
+    _rebind("number", 2.0)
+    _rebind("part", functools.partial(lambda a, b: a * b, 2.0))
+    _rebind("kind", Kind.TWO)
+    space.x, space.inner = 2.0, types.SimpleNamespace(y=2.0)
+    Held.shared = held.own = slotted.own = record.own = table["x"] = listed[0] = 2.0
+    os.environ.pop("TKC_TEST_FACTOR", None)
+
+
+def kernel_of(route: str, tmp_path: Path):
+    """A kernel in a file of its own, that sees this module's names."""
+    text = f"def kernel(x):\n    v = tkc.load(x, (0,), (4,))\n    tkc.store(x, (0,), {route})\n"
+    file = tmp_path / "kernel_of_a_route.py"
+    file.write_text(text)
+    exec(compile(text, str(file), "exec"), globals())
+    return tkc.jit(globals().pop("kernel"))
+
+
+def launched(kernel) -> float:
+    x = np.ones(4, np.float32)
+    kernel[1](x)
+    assert (x == x[0]).all()
+    return float(x[0])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_change_is_seen(route, tmp_path):
+    expression, change = ROUTES[route]
+    kernel = kernel_of(expression, tmp_path)
+    assert launched(kernel) == launched(kernel) == 2
+    for n in (5.0, 3.0, 5.0):
+        change(n)
+        assert launched(kernel) == launched(kernel) == n
+
+
+PROGRAM = """
+import sys, types, numpy as np, tkc
+V = float(sys.argv[1])
+space = types.SimpleNamespace(x=V)
+class Shared:
+    W = 0.0
+Shared.W = V
+class Held:
+    def __init__(self, own): self.own = own
+    def times(self, v): return v * self.own
+held = Held(V)
+@tkc.jit
+def by_namespace(x): tkc.store(x, (0,), tkc.load(x, (0,), (4,)) * space.x)
+@tkc.jit
+def by_class(x): tkc.store(x, (0,), tkc.load(x, (0,), (4,)) * Shared.W)
+@tkc.jit
+def by_method(x): tkc.store(x, (0,), held.times(tkc.load(x, (0,), (4,))))
+for kernel in (by_namespace, by_class, by_method):
+    x = np.ones(4, np.float32)
+    kernel[1](x)
+    assert x[0] == V, (kernel, x)
+"""
+
+
+def test_another_process_sees_its_own(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    for value in ("2", "5", "2"):
+        done = subprocess.run(
+            [sys.executable, str(file), value],
+            env=os.environ | {"TKC_CACHE_DIR": str(tmp_path / "c"), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("wrap", [lambda c: c, lambda c: (c,)], ids=["number", "tuple"])
+def test_zeros_of_both_signs_are_other_constants(wrap):
+    @tkc.jit
+    def fill(x, C: tkc.constexpr):
+        tkc.store(x, (0,), tkc.full((4,), C if isinstance(C, float) else C[0], tkc.float32))
+
+    for value in (0.0, -0.0, 0.0, -0.0):
+        x = np.ones(4, np.float32)
+        fill[1](x, wrap(value))
+        assert x[0] == 0 and np.signbit(x[0]) == np.signbit(value)
