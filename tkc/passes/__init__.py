@@ -88,16 +88,18 @@ class PassContext:
     options: LaunchOptions = Free()
     plan: Plan | None = None
     decisions: list[str] = field(default_factory=list)
-    lack: dict[str, int] = field(
-        default_factory=dict
-        # by `roles`: bytes of shared memory that such a plan must leave, since passes behind an
-        # earlier
-        # one were found to need more than it had left
-    )
+    # By `roles`: bytes of shared memory that such a plan must leave, since the passes after an
+    # earlier one needed more than it had left.
+    lack: dict[str, int] = field(default_factory=dict)
 
     def room(self, roles: str = "one") -> int:
         """Bytes of shared memory on which a plan may count."""
         return self.target.shared_bytes - self.lack.get(roles, 0)
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether the plan gives warps roles: a producer, consumers."""
+        return self.plan is not None and self.plan.roles != "one"
 
     @property
     def overlaps(self) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,191 @@
+"""Stores of what warpgroups hold as a dot's accumulator: part by part, in subtiles through shared
+memory, or from registers.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import i32
+from xdsl.ir import SSAValue
+
+from tkc.ir import shared, tile
+from tkc.ir.fragments import wgmma_accumulator
+from tkc.ir.plan import Plan, number_of
+from tkc.ir.rewrite import before, erase
+from tkc.ir.shared_layout import SharedLayout
+from tkc.ir.types import SharedType, TileType, bits, element_of
+from tkc.ir.values import shared_type, tile_type
+from tkc.passes import PassContext
+from tkc.passes.analysis.access import argument_of
+from tkc.passes.layouts.buffers import offsets_of_parts, written
+from tkc.passes.layouts.epilogue_subtiles import (
+    EPILOGUE_REGISTERS_PER_THREAD,
+    LONG_EPILOGUE_REGISTERS,
+    ROWS_PER_WARPGROUP,
+    Parts,
+    advanced,
+    load_registers,
+    neighbours,
+    subtile,
+    subtile_buffers,
+    subtile_of,
+)
+from tkc.passes.planning.hopper import leaves, results
+
+MAX_COLUMNS = 64  # of a part that is stored from registers
+
+
+def store_in_parts(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
+    """Replaces the stores of accumulators by stores of their parts."""
+    _Stores(kernel, plan, context).run()
+
+
+class _Stores:
+    """The stores of a kernel whose warpgroups share the rows of a program's results."""
+
+    def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
+        self.kernel, self.plan, self.context = kernel, plan, context
+        self.groups = plan.warps // 4
+        self.large = [
+            op
+            for op in kernel.walk()
+            if isinstance(op, tile.Store) and isinstance(op.value.type, TileType)
+        ]
+        self.parts = Parts(self.large)
+
+    def run(self) -> None:
+        """Replaces each store of an accumulator."""
+        stores = [op for op in self.large if self._is_accumulator(op, False)]
+        transposed = [op for op in self.large if self._is_accumulator(op, True)]
+        # A warpgroup stores its rows when it has written them: not to an array to which another
+        # warpgroup's threads may have stored before.
+        others = {argument_of(op.array) for op in self.large if op not in stores}
+        in_subtiles = {
+            op
+            for op in stores
+            if self.plan.epilogue == "tma"
+            and leaves(op)
+            and argument_of(op.array) not in others
+            and subtile(op, self.groups, self.plan.columns)
+        }
+        free = self._free_buffers()
+
+        def kind(op: tile.Store) -> object:
+            geometry = None
+            if op in in_subtiles:
+                geometry = subtile(op, self.groups, self.plan.columns)
+            return geometry, tile_type(op.value).extents
+
+        for together in neighbours(stores, kind):
+            if together[0] in in_subtiles:
+                self._through_subtiles(together, free)
+            else:
+                self._from_registers(together, False)
+        for together in neighbours(transposed, lambda op: tile_type(op.value).extents):
+            self._from_registers(together, True)
+
+    def _is_accumulator(self, op: tile.Store, transposed: bool) -> bool:
+        """Whether a tile has the layout of a dot's accumulator, or of that of a swapped dot."""
+        t = tile_type(op.value)
+        if t.rank != 2:
+            return False
+        m, n = reversed(t.extents) if transposed else t.extents
+        if m % (ROWS_PER_WARPGROUP * self.groups) or n % 8:
+            return False
+        layout = wgmma_accumulator(m, n, self.groups)
+        return t.register_layout == (layout.transpose((1, 0)) if transposed else layout)
+
+    def _free_buffers(self) -> dict[tile.Store, SSAValue]:
+        """The operand stages that results reuse: each its own, also where one planned before it is
+        stored from registers.
+        """
+        copied = [
+            copy.buffer
+            for number in self.plan.reuse_operand_stages
+            for copy in self.kernel.walk()
+            if isinstance(copy, shared.Copy) and number_of(copy) == number
+        ]
+        stores = results(self.kernel, ROWS_PER_WARPGROUP * self.groups, self.groups)
+        return dict(zip(stores, copied, strict=False))
+
+    def _through_subtiles(self, stores: list[tile.Store], free: dict[tile.Store, SSAValue]) -> None:
+        """Through one or two buffers a store, in turn, or through operand stages that are free; a
+        part's loads are issued before the part before it is stored, where registers allow.
+        """
+        plan, anchor, t = self.plan, stores[-1], tile_type(stores[0].value)
+        rows, columns = size = subtile_of(stores[0], self.groups, plan.columns)
+        m, n = t.extents
+        in_turn = n // columns
+        if plan.subtiles:
+            in_turn = subtile_buffers(stores[0], self.groups, plan.columns, plan.subtiles)
+        reuse = plan.reuse_operand_stages
+        buffers = [
+            _panels(free[op], size, op) if reuse else _alternate(size, in_turn, op) for op in stores
+        ]
+        loads = load_registers(list(self.parts.loads), columns)
+        registers = t.size // (128 * self.groups) + 2 * loads + columns // 4
+        limit = EPILOGUE_REGISTERS_PER_THREAD - LONG_EPILOGUE_REGISTERS
+        ahead = plan.split_k == 1 and registers <= limit
+        places = offsets_of_parts((m, n), size)
+        for i, at in enumerate(places):
+            for place in places[i : i + 1 + ahead]:
+                for op in stores:
+                    self.parts.fetch(op.value, (place, size), anchor)
+            for op, turn in zip(stores, buffers, strict=True):
+                buffer, part = turn[i % in_turn], self.parts.of(op.value, (at, size), anchor)
+                written(buffer, part, anchor, self.context)
+                offsets = [advanced(o, by, anchor) for o, by in zip(op.offsets, at, strict=True)]
+                pending = in_turn * len(stores)
+                before(anchor, shared.CopyOut(op.array, offsets, buffer, size, pending))
+        for op in stores:
+            erase(op)
+
+    def _from_registers(self, stores: list[tile.Store], transposed: bool) -> None:
+        """As many columns at once as a subtile has: what is computed for one part is no longer live
+        before the next.
+        """
+        anchor, (m, n) = stores[-1], tile_type(stores[0].value).extents
+        most = self.plan.columns if self.plan.epilogue == "direct" else MAX_COLUMNS
+        across = m if transposed else n
+        columns = next(c for c in (64, 32, 16, 8) if c <= most and across % c == 0)
+        rows = ROWS_PER_WARPGROUP * self.groups
+        size = (columns, rows) if transposed else (rows, columns)
+        if (m, n) == size:
+            return
+        for at in offsets_of_parts((m, n), size):
+            for op in stores:
+                self._store_part(op, at, size, anchor)
+        for op in stores:
+            erase(op)
+
+    def _store_part(
+        self, op: tile.Store, at: tuple[int, int], size: tuple[int, int], anchor: tile.Store
+    ) -> None:
+        kept = iter(zip(at, size, strict=True))
+        offsets, extents = list(op.offsets), list(op.extents.get_values())
+        for axis, count in enumerate(extents):
+            if count >= 0:
+                start, extents[axis] = next(kept)
+                offsets[axis] = advanced(offsets[axis], start, anchor)
+        value = self.parts.of(op.value, (at, size), anchor)
+        mask = None if op.mask is None else self.parts.of(op.mask, (at, size), anchor)
+        before(anchor, tile.Store(op.array, offsets, value, extents, mask))
+
+
+def _alternate(shape: tuple[int, int], count: int, store: tile.Store) -> list[SSAValue]:
+    """Buffers for parts of a store's tile."""
+    element = element_of(store.value.type)
+    swizzle = shape[1] * bits(element) // 8
+    t = SharedType(1, shape, element, SharedLayout(shape, bits(element), swizzle))
+    return [before(store, shared.Alloc(t)).result for _ in range(count)]
+
+
+def _panels(buffer: SSAValue, shape: tuple[int, int], store: tile.Store) -> list[SSAValue]:
+    """The panels of a buffer, one for each part of a store's tile."""
+    t, memory = tile_type(store.value), shared_type(buffer).memory
+    zero = before(store, tile.Constant(0, i32)).result
+    found: list[SSAValue] = []
+    for at in range(0, t.extents[1], shape[1]):
+        part = SharedType(1, shape, t.element, memory.slice((0, at), shape)[0])
+        column = before(store, tile.Constant(at, i32)).result
+        found.append(before(store, shared.SharedSlice(buffer, [zero, column], part)).result)
+    return found

@@ -1,0 +1,156 @@
+"""Buffers in shared memory for tiles: which layout they get, how tiles are written and read.
+
+Of the layouts a buffer may have, the one with the fewest bank conflicts over all its accesses is
+taken; the degree of each access is recorded on it (`conflicts`, 1 is none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TypeVar
+
+from xdsl.dialects.builtin import IntegerAttr, i32, i64
+from xdsl.ir import Operation, SSAValue
+
+from tkc.ir import shared, tile
+from tkc.ir.fragments import matrix_access
+from tkc.ir.layout import Layout
+from tkc.ir.rewrite import before
+from tkc.ir.shared_layout import SharedLayout, conflicts_of
+from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.values import layout_of, shared_type, tile_type
+from tkc.passes import PassContext
+
+Access = TypeVar("Access", shared.Read, shared.Write)
+
+SWIZZLE_BYTES = (128, 64, 32)
+ROW_PADDING_BYTES = 16
+MATRIX_ROW_BYTES = 16  # that a lane moves by ldmatrix and stmatrix
+
+
+def allocated(t: TileType, memory: SharedLayout, at: Operation) -> SSAValue:
+    """A buffer of one stage for a tile."""
+    return before(at, shared.Alloc(SharedType(1, t.shape, t.element, memory))).result
+
+
+def written(
+    buffer: SSAValue, value: SSAValue, at: Operation, context: PassContext, everywhere: bool = False
+) -> None:
+    """Writes a tile; everywhere: in all blocks of the cluster."""
+    before(at, recorded(shared.Write(buffer, value, everywhere), layout_of(value), context))
+
+
+def read(buffer: SSAValue, t: TileType, at: Operation, context: PassContext) -> SSAValue:
+    """A tile in registers, read from a buffer."""
+    op = shared.Read(buffer, t)
+    return before(at, recorded(op, layout_of(op.result), context)).result
+
+
+def view(
+    buffer: SSAValue, offsets: Sequence[int], extents: Sequence[int], at: Operation
+) -> SSAValue:
+    """A part of a buffer."""
+    t = shared_type(buffer)
+    numbers = [before(at, tile.Constant(i, i32)).result for i in offsets]
+    memory, _ = t.memory.slice(offsets, extents)
+    return before(
+        at, shared.SharedSlice(buffer, numbers, SharedType(1, tuple(extents), t.element, memory))
+    ).result
+
+
+def through_shared(
+    value: SSAValue, layout: Layout, at: Operation, context: PassContext, everywhere: bool = False
+) -> SSAValue:
+    """A small tile in another layout; everywhere: what each block of the cluster holds of it, in
+    all of them.
+    """
+    t = tile_type(value)
+    buffer = allocated(t, best_layout(t, [layout_of(value), layout]), at)
+    written(buffer, value, at, context, everywhere)
+    return read(buffer, t.with_layout(layout), at, context)
+
+
+def best_layout(
+    t: TileType, accesses: list[Layout], copied: Layout | None = None, sliced: bool = False
+) -> SharedLayout:
+    """The layout of a buffer for a tile: of every order and swizzle that fits, the one whose
+    accesses conflict least; ties go to the widest swizzle with the last axis fastest (what tensor
+    maps and wgmma read).
+
+    accesses: the layouts in registers of what is written and read; copied: that of the threads of
+    an asynchronous copy. sliced: parts start anywhere, so no swizzle.
+    """
+    width = bits(t.element)
+    orders = [tuple(reversed(range(t.rank)))]
+    if copied is None and t.rank == 2:
+        orders.append((0, 1))
+    choices = [
+        choice
+        for order in orders
+        for choice in _choices(t.extents, width, order, sliced, copied is not None)
+    ]
+    layouts = accesses if copied is None else [*accesses, copied]
+    # a swizzle is eight rows high: of a few rows it makes eight
+    dense = min(c.bytes for c in choices)
+    choices = [c for c in choices if c.bytes <= 2 * dense]
+    return min(choices, key=lambda c: sum(_cost(layout, c, width) for layout in layouts))
+
+
+def _choices(
+    extents: tuple[int, ...], width: int, order: tuple[int, ...], sliced: bool, copied: bool
+) -> list[SharedLayout]:
+    """The layouts that a buffer may have, the preferred first."""
+    row = extents[order[0]] * width // 8
+    swizzles = [s for s in SWIZZLE_BYTES if row % s == 0 and not sliced]
+    choices = [SharedLayout(extents, width, swizzle, order) for swizzle in (*swizzles, 0)]
+    if len(extents) > 1 and row % ROW_PADDING_BYTES == 0:
+        choices.append(SharedLayout(extents, width, 0, order, pad=ROW_PADDING_BYTES))
+    elif len(extents) > 1 and not copied:
+        choices.append(SharedLayout(extents, width, 0, order, pad=max(4, width // 8)))
+    return choices
+
+
+def _cost(layout: Layout, memory: SharedLayout, width: int) -> float:
+    """Passes of the banks one warp needs to move its registers, for comparing layouts."""
+    degree, moved = _degree(layout, memory, width)
+    return degree * layout.num_registers * width / 8 / moved
+
+
+def _degree(
+    layout: Layout, memory: SharedLayout, width: int, store: bool = False
+) -> tuple[int, int]:
+    """Worst bank conflict of an access, and the bytes each lane moves in one instruction."""
+    plan = matrix_access(layout, memory, width, store)
+    if plan is not None:
+        return plan.conflicts, MATRIX_ROW_BYTES
+    vector = layout.vector(memory.fast, max(1, 128 // width))
+    row = memory.swizzle or memory.shape[memory.fast] * memory.bits // 8 + memory.pad
+    while vector > 1 and (
+        layout.num_registers % vector
+        or memory.pad % (vector * width // 8)
+        or row % (vector * width // 8)
+    ):
+        vector //= 2
+    try:
+        return conflicts_of(layout, memory, vector), min(16, vector * width // 8)
+    except ValueError:
+        return conflicts_of(layout, memory, 1), width // 8
+
+
+def recorded(op: Access, layout: Layout, context: PassContext) -> Access:
+    """The access with its bank conflicts noted; more than none is reported."""
+    t = shared_type(op.buffer)
+    degree, _ = _degree(layout, t.memory, bits(t.element), isinstance(op, shared.Write))
+    op.properties["conflicts"] = IntegerAttr(degree, i64)
+    if degree > 1:
+        context.decisions.append(
+            f"swizzle-shared: {op.name} of {t.memory} has {degree}-way bank conflicts"
+        )
+    return op
+
+
+def offsets_of_parts(whole: tuple[int, int], part: tuple[int, int]) -> list[tuple[int, int]]:
+    """Where the parts of a matrix begin, column by column."""
+    columns, rows = range(0, whole[1], part[1]), range(0, whole[0], part[0])
+    return [(row, column) for column, row in product(columns, rows)]

@@ -1,0 +1,357 @@
+"""Reductions, scans and votes over several warps, or blocks of a cluster.
+
+Each warp reduces what it has; the partial results go through shared memory, and every thread
+reduces those. Reductions that do not need one another's results share a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace as changed
+
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import StringAttr, i32
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from tkc.ir import shared, tile
+from tkc.ir.digits import Digit, copies
+from tkc.ir.elementwise import CLASSES, Cast, Select
+from tkc.ir.layout import Layout
+from tkc.ir.reductions import FUNCTION, neutral
+from tkc.ir.rewrite import Builder, before, defining_slice, replace
+from tkc.ir.threads import Vote
+from tkc.ir.types import TileType, bits, element_of, f32, is_bool, is_float
+from tkc.ir.values import layout_of, tile_type
+from tkc.passes import PassContext
+from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
+from tkc.passes.layouts.buffers import through_shared
+from tkc.passes.layouts.conversions import convert, is_in_registers
+from tkc.passes.layouts.movers import is_free
+
+# What each thread computes of its own registers alone.
+THREAD_OPERATIONS = (*POINTWISE, *VIEWS, *LEAVES, tile.Slice, scf.IfOp, scf.YieldOp)
+MIN_SCAN_BITS = 16  # of an element that warps scan one by one
+MAX_PARTIALS_PER_THREAD = 16
+
+
+# ---- votes
+def settle_vote(op: Vote, context: PassContext) -> None:
+    """By each warp alone, where nothing in the branches on it leaves a warp; else by all of the
+    block; by all of a role it is a reduction.
+    """
+    alone = all(
+        _is_within_warp(inner)
+        for use in op.result.uses
+        for region in use.operation.regions
+        for inner in region.walk()
+    )
+    if alone or not context.has_roles:
+        op.properties["scope"] = StringAttr("warp" if alone else "block")
+        return
+    value: SSAValue = op.arg
+    while isinstance(t := value.type, TileType):
+        axis = t.rank - 1
+        result: Attribute = t.element
+        if t.rank > 1:
+            result = TileType(t.extents[:-1], t.element, layout_of(value).drop(axis))
+        value = before(op, tile.Reduce("all", value, axis, [result])).results[0]
+    replace(op, [value])
+
+
+def _is_within_warp(op: Operation) -> bool:
+    match op:
+        case tile.Reduce() | tile.Scan():
+            return layout_of(op.args[0]).warps_along(op.axis.value.data) == 1
+        case tile.Reshape():
+            return is_free(op)
+        case shared.Convert():
+            return is_in_registers(op)
+    return isinstance(op, THREAD_OPERATIONS)
+
+
+def _vote(op: tile.Reduce) -> None:
+    """Whether all, or any, of a block's truth values hold: a vote at a barrier, or an earlier one
+    of the same values.
+    """
+    build, negated, values = Builder(op), op.kind.data == "any", op.args[0]
+    if negated:
+        values = build(CLASSES["not"](values))
+    vote = _earlier_vote(values, op)
+    if vote is None:
+        vote = build.do(Vote(values))
+        vote.properties["scope"] = StringAttr("block")
+    replace(op, [build(CLASSES["not"](vote.result)) if negated else vote.result])
+
+
+def _earlier_vote(values: SSAValue, op: Operation) -> Vote | None:
+    """A vote of the whole block on some values, before an operation."""
+    for use in values.uses:
+        vote = use.operation
+        if isinstance(vote, Vote) and _is_before(vote, op) and vote.scope == StringAttr("block"):
+            return vote
+    return None
+
+
+def _is_before(first: Operation, op: Operation) -> bool:
+    """Whether an operation comes before another, or before what that is in."""
+    at: Operation | None = op
+    while at is not None and at.parent is not first.parent:
+        at = at.parent_op()
+    return at is not None and first.is_before_in_block(at)
+
+
+# ---- reductions
+def reduce(op: tile.Reduce, context: PassContext) -> None:
+    """A reduction along an axis that several warps, or blocks, share."""
+    value, axis, kind = op.args[0], op.axis.value.data, op.kind.data
+    t, layout = tile_type(value), layout_of(value)
+    far = layout.blocks_along(axis) > 1
+    count = layout.warps_along(axis) * layout.blocks_along(axis)
+    if count == 1:
+        return
+    if kind in ("argmax", "argmin", "combine"):
+        return _gather_axis(op, context)
+    is_scalar = not isinstance(op.results[0].type, TileType)
+    if kind in ("any", "all") and is_scalar and not far and not context.has_roles:
+        return _vote(op)
+    own = _one_per_warp(layout, axis)
+    of_warps = TileType(own.shape, t.element, own)
+    part: SSAValue = before(op, shared.ReducePartial(kind, value, axis, of_warps)).result
+    # to other blocks words are sent (st.async), and each narrow number is one
+    is_widened = far and bits(t.element) < 32 and not is_bool(t.element)
+    if is_widened:
+        part = _cast(part, f32 if is_float(t.element) else i32, op)
+    gathered = through_shared(part, _axis_in_registers(own, axis), op, context, far)
+    if is_widened:
+        gathered = _cast(gathered, t.element, op)
+    replace(op, tile.Reduce(kind, gathered, axis, [op.results[0].type]))
+
+
+def _cast(value: SSAValue, element: Attribute, at: Operation) -> SSAValue:
+    return before(at, Cast(value, tile_type(value).with_element(element))).result
+
+
+def share_barriers(kernel: tile.Kernel) -> None:
+    """Puts the writes of neighbouring reductions together, before the first one's result is read:
+    one barrier then serves both.
+    """
+    for block in dict.fromkeys(op.parent for op in kernel.walk() if _is_partial_write(op)):
+        if block is not None:
+            _share_barriers_of(block)
+
+
+def _is_partial_write(op: Operation) -> bool:
+    """Whether what warps hold of a reduction is written here, for all to read. (Not truth values of
+    a cluster, which its barriers order: two such exchanges in a loop need no barrier more than
+    one.)
+    """
+    return (
+        isinstance(op, shared.Write)
+        and isinstance(op.value.owner, shared.ReducePartial)
+        and not (op.everywhere and is_bool(element_of(op.value.type)))
+    )
+
+
+def _share_barriers_of(block: Block) -> None:
+    first_read: Operation | None = None
+    for op in [op for op in block.ops if isinstance(op, shared.Write) and _is_partial_write(op)]:
+        readers = (use.operation for use in op.buffer.uses)
+        read = next(reader for reader in readers if isinstance(reader, shared.Read))
+        if first_read is None or not _moved_before(op, block, first_read):
+            first_read = read
+
+
+def _moved_before(op: shared.Write, block: Block, read: Operation) -> bool:
+    """Moves a write, and what it needs, before a read, if none of that needs what is read."""
+    needed = [
+        inner for inner in defining_slice(op.operands, block) if not inner.is_before_in_block(read)
+    ]
+    kinds = (shared.Alloc, shared.ReducePartial, *POINTWISE, *VIEWS, *LEAVES)
+    if not all(isinstance(inner, kinds) for inner in needed):
+        return False
+    for inner in (*needed, op):
+        inner.detach()
+    block.insert_ops_before([*needed, op], read)
+    return True
+
+
+def _one_per_warp(layout: Layout, axis: int) -> Layout:
+    """The layout of a partial reduction: registers and lanes lose the axis, the warps along it
+    count its elements.
+    """
+    units, step = [], 1
+    for digit in (*layout.warps, *layout.blocks):
+        if digit.axis == axis:
+            digit = Digit(digit.extent, axis, step)
+            step *= digit.extent
+        units.append(digit)
+    warps = len(layout.warps)
+    return Layout(
+        tuple(step if a == axis else n for a, n in enumerate(layout.shape)),
+        tuple(d for d in layout.registers if d.axis != axis),
+        _copied(layout.lanes, axis),
+        tuple(units[:warps]),
+        tuple(units[warps:]),
+    )
+
+
+def _copied(digits: Iterable[Digit], axis: int) -> tuple[Digit, ...]:
+    """Digits of which those along an axis count copies."""
+    return tuple(copies(d.extent) if d.axis == axis else d for d in digits)
+
+
+def _axis_in_registers(layout: Layout, axis: int) -> Layout:
+    """The same tile with that axis in each thread's registers, the rest where it was; a long one
+    over the lanes, if these hold only copies.
+    """
+    count = layout.shape[axis]
+    warps, blocks = _copied(layout.warps, axis), _copied(layout.blocks, axis)
+    lanes: tuple[Digit, ...] = layout.lanes
+    only_copies = all(d.axis < 0 for d in lanes)
+    if count > MAX_PARTIALS_PER_THREAD and count % 32 == 0 and only_copies:
+        count //= 32
+        lanes = (Digit(32, axis, count),)
+    registers = (Digit(count, axis, 1), *layout.registers)
+    return Layout(layout.shape, registers, lanes, warps, blocks)
+
+
+# ---- all of an axis in each warp
+def _gather_axis(op: tile.Reduce | tile.Scan, context: PassContext) -> None:
+    """For what cannot be done warp by warp: each warp of the axis gets all of it."""
+    axis = op.axis.value.data
+    for i, arg in enumerate(op.args):
+        wanted = tile_type(arg).with_layout(_gathered(layout_of(arg), axis))
+        conversion = before(op, shared.Convert(arg, wanted))
+        op.operands[i] = conversion.result
+        convert(conversion, context)
+    if isinstance(op, tile.Reduce):
+        return
+    new = before(
+        op,
+        tile.Scan.build(
+            operands=[list(op.args)],
+            properties=dict(op.properties),
+            result_types=[[a.type for a in op.args]],
+            regions=[[r.clone() for r in op.regions]],
+        ),
+    )
+    back = [
+        before(op, shared.Convert(result, old.type))
+        for old, result in zip(op.results, new.results, strict=True)
+    ]
+    replace(op, [conversion.result for conversion in back])
+    for conversion in back:
+        convert(conversion, context)
+
+
+def _gathered(layout: Layout, axis: int) -> Layout:
+    """The axis of a layout moved from warps into registers (above its other digits), replicated
+    over those warps.
+    """
+
+    def along(digits: Iterable[Digit]) -> list[Digit]:
+        return sorted((d for d in digits if d.axis == axis), key=lambda d: d.stride)
+
+    moved, step = {}, 1
+    for digit in (*along((*layout.registers, *layout.lanes)), *along(layout.warps)):
+        moved[digit] = Digit(digit.extent, axis, step)
+        step *= digit.extent
+
+    def renumbered(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+        return tuple(moved.get(d, d) for d in digits)
+
+    return Layout(
+        layout.shape,
+        renumbered(layout.registers) + renumbered(along(layout.warps)),
+        renumbered(layout.lanes),
+        _copied(layout.warps, axis),
+    )
+
+
+# ---- scans
+def scan(op: tile.Scan, context: PassContext) -> None:
+    """Over warps: each scans its run and adds the totals of the runs before it; where that cannot
+    be, each gets the whole axis.
+    """
+    x, axis, kind = op.args[0], op.axis.value.data, op.kind.data
+    t, layout = tile_type(x), layout_of(x)
+    count, n = layout.warps_along(axis), layout.shape[axis]
+    if count == 1:
+        return
+    run = n // count
+    are_runs = layout.padded_shape[axis] == n and all(
+        d.axis != axis or d.stride % run == 0 for d in layout.warps
+    )
+    if kind not in FUNCTION or bits(t.element) < MIN_SCAN_BITS or not are_runs:
+        return _gather_axis(op, context)
+
+    build = Builder(op)
+
+    def typed(layout: Layout) -> TileType:
+        return TileType(layout.shape, t.element, layout)
+
+    def reshaped(value: SSAValue, layout: Layout) -> SSAValue:
+        return build(tile.Reshape(value, typed(layout)))
+
+    def broadcast(value: SSAValue, layout: Layout) -> SSAValue:
+        return build(tile.Broadcast(value, typed(layout)))
+
+    extents = (*t.extents[:axis], count, run, *t.extents[axis + 1 :])
+    of_runs = layout.reshape(extents)
+    runs = reshaped(x, of_runs)
+    own = of_runs.drop(axis + 1)  # a run's number is its warp's
+    back = op.reverse is not None
+    scanned = build.do(shared.ScanTotal(kind, runs, axis + 1, typed(own), back))
+    total = through_shared(scanned.total, _axis_in_registers(own, axis), op, context)
+    _reuse_total(op, total)
+    all_runs = layout_of(total)
+    pairs = _with_all_runs(own, all_runs, axis)
+    others = broadcast(reshaped(total, all_runs.expand(axis)), pairs)
+    nothing = build(tile.Constant(neutral(kind, t.element), typed(pairs)))
+    compare = CLASSES["gt" if back else "lt"]
+    earlier = build(compare(_numbers(pairs, axis + 1, build), _numbers(pairs, axis, build)))
+    counted = build(Select(earlier, others, nothing))
+    carried = build(tile.Reduce(kind, counted, axis + 1, [typed(own)]))
+    carried = broadcast(reshaped(carried, own.expand(axis + 1)), of_runs)
+    replace(op, [build(tile.Reshape(build(CLASSES[FUNCTION[kind]](carried, scanned.result)), t))])
+
+
+def _with_all_runs(own: Layout, all_runs: Layout, axis: int) -> Layout:
+    """Of every run of an axis, where it is in `own`: all of them, in the registers or lanes where
+    `all_runs` has them, along the axis behind it.
+    """
+    mine, others = own.expand(axis + 1), all_runs.expand(axis)
+    here = tuple(d for d in others.registers if d.axis == axis + 1)
+    lanes = others.lanes if any(d.axis == axis + 1 for d in others.lanes) else mine.lanes
+    shape = (*own.shape[: axis + 1], own.shape[axis], *own.shape[axis + 1 :])
+    return changed(mine, shape=shape, registers=(*mine.registers, *here), lanes=lanes)
+
+
+def _reuse_total(scan: tile.Scan, total: SSAValue) -> None:
+    """A reduction of what is scanned, along the same axis and after the scan, is one of the totals
+    of its runs.
+    """
+    later: list[tile.Reduce] = []
+    op = scan.next_op
+    while op is not None:
+        is_same = isinstance(op, tile.Reduce) and (op.kind, op.axis) == (scan.kind, scan.axis)
+        if isinstance(op, tile.Reduce) and is_same and list(op.args) == list(scan.args):
+            later.append(op)
+        op = op.next_op
+    for reduction in later:
+        result = reduction.results[0].type
+        replace(reduction, tile.Reduce(scan.kind.data, total, scan.axis.value.data, [result]))
+
+
+def _numbers(layout: Layout, axis: int, build: Builder) -> SSAValue:
+    """The coordinate along an axis of every element, i32."""
+    line = layout
+    for other in reversed(range(layout.rank)):
+        if other != axis:
+            line = line.drop(other)
+    flat = build(tile.Arange(0, TileType(line.shape, i32, line)))
+    one = layout.operand_of_broadcast(
+        tuple(n if a == axis else 1 for a, n in enumerate(layout.shape))
+    )
+    shaped = build(tile.Reshape(flat, TileType(one.shape, i32, one)))
+    return build(tile.Broadcast(shaped, TileType(layout.shape, i32, layout)))
