@@ -56,7 +56,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.types import SharedType, TileType
 from tkc.passes import PassContext
-from tkc.passes.analysis.access import WRITES, unchanged
+from tkc.passes.analysis.access import WRITES, source_unchanged, unchanged
 from tkc.passes.analysis.own import own_layout, users
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.warpgroups.carried import Carried
@@ -90,8 +90,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 
 def _runs_ahead(copy: shared.Copy, loop: scf.ForOp | scf.WhileOp, context: PassContext) -> bool:
-    """Whether the copy's operands of a later iteration can be computed now, loaded from arrays that
-    the loop does not change, and its buffer is the loop's own.
+    """Whether a copy may be issued iterations early: the loop does not write what it reads, its
+    operands of a later iteration can be computed now, loaded from arrays that the loop does not
+    change, and its buffer is the loop's own.
     """
     if not isinstance(copy.buffer.owner, shared.Alloc) or copy.buffer.owner.parent is not body_of(
         loop
@@ -109,6 +110,8 @@ def _runs_ahead(copy: shared.Copy, loop: scf.ForOp | scf.WhileOp, context: PassC
             and unchanged(op, loop, context.overlaps)
         )
 
+    if not source_unchanged(copy, loop, context.overlaps):
+        return False
     return (
         counted_slice([v for v in copy.operands if v is not copy.buffer], loop, readable)
         is not None

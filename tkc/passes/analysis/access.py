@@ -18,7 +18,7 @@ from math import gcd, prod
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.axis_info import contiguity
 from tkc.ir.digits import Digit, copies
 from tkc.ir.layout import Layout, blocked
@@ -76,7 +76,9 @@ def overlapping(argument: BlockArgument, overlaps: Sequence[tuple[int, ...]]) ->
     return {argument, *(arguments[i] for pair in overlaps for i in pair if argument.index in pair)}
 
 
-def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]]) -> bool:
+def unchanged(
+    op: tile.Load | shared.Copy, loop: Operation, overlaps: Sequence[tuple[int, ...]]
+) -> bool:
     """Whether what a load in a loop reads may be read in another iteration than its own.
 
     Nothing in the loop may write it (where iterations are programs that nothing orders: nothing
@@ -98,6 +100,17 @@ def unchanged(op: tile.Load, loop: Operation, overlaps: Sequence[tuple[int, ...]
     return not _writes_any(ops, overlapping(array, overlaps))
 
 
+def source_unchanged(
+    copy: shared.Copy, loop: Operation, overlaps: Sequence[tuple[int, ...]]
+) -> bool:
+    """Whether what a copy in a loop reads may be read in an earlier iteration than its own: as
+    `unchanged`; of an array that is made in the kernel, nothing in the loop may write any memory.
+    """
+    if argument_of(copy.array) is None:
+        return not _writes_any(loop.walk(), ())
+    return unchanged(copy, loop, overlaps)
+
+
 def _is_relaxed(op: Operation) -> bool:
     semantics = getattr(op, "semantics", None)
     return semantics is not None and semantics.data == "relaxed"
@@ -106,10 +119,14 @@ def _is_relaxed(op: Operation) -> bool:
 def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
     """Whether any operation writes to some array arguments, or where nobody knows."""
     for op in ops:
-        if isinstance(op, WRITES):
+        if isinstance(op, shared.CopyOut):
+            written = origin(op.array)
+        elif isinstance(op, WRITES):
             written = origin(op.array if isinstance(op, BlockAccess) else op.pointers)
-            if written is None or written in arguments:
-                return True
+        else:
+            continue
+        if written is None or written in arguments:
+            return True
     return False
 
 
