@@ -1,11 +1,16 @@
 """select-layouts: level 0 to level 1. Every tile gets a layout, every dot its instruction,
 `tile.convert` stands where two meet.
 
-    %x = tile.load %a[%m, %k] {…} : tile<128x64xbf16>            %x = tile.load … : tile<128x64xbf16, "blocked …">
-    %y = tile.load %b[%k, %n] {…} : tile<64x128xbf16>            %u = tile.convert %x … : tile<128x64xbf16, "mma_a …">
-    %d = tile.dot %x, %y, %c {precision = ieee}          ->      …
-    tile.store %o[%m, %n] %d {…}                                 %d = tile.dot %u, %v, %c {precision = ieee, instruction = mma}
-                                                                 tile.store %o[%m, %n] %d {…}
+    %x = tile.load %a[%m, %k] {…} : tile<128x64xbf16>
+    %y = tile.load %b[%k, %n] {…} : tile<64x128xbf16>
+    %d = tile.dot %x, %y, %c {precision = ieee}
+    tile.store %o[%m, %n] %d {…}
+  becomes
+    %x = tile.load … : tile<128x64xbf16, "blocked …">
+    %u = tile.convert %x … : tile<128x64xbf16, "mma_a …">
+    …
+    %d = tile.dot %u, %v, %c {precision = ieee, instruction = mma}
+    tile.store %o[%m, %n] %d {…}
 
 How. Values that an operation or a loop ties to one layout form a *group* (element-wise operands and
 results, what a loop carries). A group takes its layout from the strongest of
@@ -18,28 +23,37 @@ results, what a loop carries). A group takes its layout from the strongest of
        axes to be reduced
     4. nothing: blocked
 
-Then the program is rewritten: every operation asks for its operands in the layouts it needs.
-Constants, index arithmetic and masks are made anew in the layout asked for; a transpose or
-broadcast asks its operand for the layout that gives the wanted one for nothing; anything else is
-converted right behind its definition, once for all who ask. Each conversion is reported with the
-scope in which its data moves.
+Then the program is rewritten: every operation gets its operands in the layouts it needs. Constants,
+index arithmetic and masks are rematerialised in that layout; the operand of a transpose or
+broadcast gets the layout from which the wanted one is free; anything else is converted right after
+its definition, once for all users. Each conversion is reported with the scope in which its data
+moves.
 
 What the operations demand (what code generation and later passes may count on):
 
-    element-wise, select, cast, dot accumulator, scan, atomics' operands    one layout for all operands and results
-    transpose             result = operand.transpose(permutation), register for register
-    broadcast, slice, concat             every thread holds what it needs: the result is a choice of registers
-    reshape               the same, or (extents that do not nest) anything: it goes through shared memory
-    reduce                result = operand.drop(axis)
-    dot                   the layouts of layouts/dot_layouts.py; `instruction` is set; fma is cut into steps of few k, tf32x3 into three dots
-    sort                  the axis inside one warp, padded to a power of two; result as operand
-    sort_first            what is left of a sort where a slice takes its first elements: they are in the registers of every thread of the row
-    flip                  the axis inside one thread; result as operand (a long flip is several short ones of a reshaped tile)
-    gather offsets        a rank-1 tile of offsets has the block's layout along its axis (copies elsewhere)
-    loads, stores, histogram, print, assert, extract    anything; replicated elements are stored or counted once
+    element-wise, select, cast, dot accumulator, scan, atomics' operands
+                    one layout for all operands and results
+    transpose       result = operand.transpose(permutation), register for register
+    broadcast, slice, concat
+                    every thread holds what it needs: the result is a choice of registers
+    reshape         the same, or (extents that do not nest) anything: it goes through shared memory
+    reduce          result = operand.drop(axis)
+    dot             the layouts of layouts/dot_layouts.py; `instruction` is set; fma is cut into
+                    steps of few k, tf32x3 into three dots
+    sort            the axis inside one warp, padded to a power of two; result as operand
+    sort_first      what is left of a sort where a slice takes its first elements: they are in the
+                    registers of every thread of the row
+    flip            the axis inside one thread; result as operand (a long flip is several short ones
+                    of a reshaped tile)
+    gather offsets  a rank-1 tile of offsets has the block's layout along its axis (copies
+                    elsewhere)
+    loads, stores, histogram, print, assert, extract
+                    anything; replicated elements are stored or counted once
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, StringAttr, i32
@@ -49,12 +63,14 @@ from tkc.ir import shared, tile
 from tkc.ir.digits import LayoutError
 from tkc.ir.elementwise import CLASSES, Bitcast, InlinePtx
 from tkc.ir.layout import Layout, movement
-from tkc.ir.plan import Plan, written_on
-from tkc.ir.rewrite import after, before, erase_dead, replace, retype
+from tkc.ir.plan import DotPlan, Plan, written_on
+from tkc.ir.rewrite import Builder, after, before, erase_dead, replace, retype
 from tkc.ir.text import location_of
-from tkc.ir.types import TileType, element_of
+from tkc.ir.types import TileType
+from tkc.ir.values import layout_of, owner_op, tile_type
 from tkc.passes import PassContext
-from tkc.passes.analysis.mapped import of_block
+from tkc.passes.analysis.access import BlockAccess
+from tkc.passes.analysis.mapped import layouts_of_operand
 from tkc.passes.analysis.values import POINTWISE, VIEWS, tiles
 from tkc.passes.layouts.groups import Groups, backward
 from tkc.passes.layouts.movers import (
@@ -70,7 +86,9 @@ from tkc.passes.planning.factors import source as load_of
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Level 0 to level 1, in place."""
     for kernel in module.body.block.ops:
+        assert isinstance(kernel, tile.Kernel)
         context.plan = plan = context.plan or written_on(kernel) or Plan(kernel.warps)
         kernel.set_integer("warps", plan.warps)
         Selection(kernel, plan, context).run()
@@ -91,11 +109,14 @@ class Selection:
         self.kinds = self.groups.kinds
         self.made: dict[tuple[SSAValue, Layout], SSAValue] = {}
         for op, chosen in self.groups.dots.items():
-            for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
+            sources = chosen.plan.a, chosen.plan.b
+            for operand, source in zip(op.operands[:2], sources, strict=True):
                 if source == "shared" and chosen.plan.instruction == "wgmma":
-                    _in_shared_memory(factor)
+                    for value, memory in layouts_of_operand(operand):
+                        retype(value, tile_type(value).with_layout(memory))
 
     def run(self) -> None:
+        """Decides all layouts and rewrites the kernel."""
         self.groups.assign()
         for block in _blocks(self.kernel):
             for argument in block.args:
@@ -107,218 +128,181 @@ class Selection:
     # ---- types
     def _settle(self, value: SSAValue, layout: Layout | None = None) -> None:
         """Gives a value its layout, in place (xDSL would make another value)."""
-        if (
-            isinstance(value.type, TileType)
-            and value.type.register_layout is None
-            and value.type.shared_layout is None
-        ):
-            retype(value, value.type.with_layout(layout or self.groups.layout(value)))
+        t = value.type
+        if isinstance(t, TileType) and t.register_layout is None and t.shared_layout is None:
+            retype(value, t.with_layout(layout or self.groups.layout(value)))
 
     def _layout(self, value: SSAValue) -> Layout:
         """The layout a value has, or is best made in."""
-        return value.type.register_layout or self.groups.layout(value)
+        return tile_type(value).register_layout or self.groups.layout(value)
 
-    # ---- asking for operands
-    def ask(self, value: SSAValue, layout: Layout | None = None) -> SSAValue:
+    # ---- operands in layouts
+    def operand(self, value: SSAValue, layout: Layout | None = None) -> SSAValue:
         """The value in that layout (its own where None); a scalar is itself."""
         if not isinstance(value.type, TileType):
             return value
-        layout = layout or self._layout(value)
-        if value.type.register_layout == layout:
+        have, wanted = value.type.register_layout, layout or self._layout(value)
+        if have == wanted:
             return value
-        key = value, layout
+        key = value, wanted
         if key not in self.made:
-            self.made[key] = (
-                self._make(value, layout)
-                if value.type.register_layout is None
-                else self._convert(value, layout)
-            )
+            make = self._rematerialised if have is None else self._converted
+            self.made[key] = make(value, wanted)
         return self.made[key]
 
-    def _make(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """Makes a cheap, viewed or sunk value anew."""
-        op = value.owner
-        assert isinstance(op, Operation) and not self.kinds.data(value), (
-            f"{value} is used before its layout is known"
-        )
+    def _rematerialised(self, value: SSAValue, layout: Layout) -> SSAValue:
+        """A copy, in a layout, of a value that is cheap, a view, or sunk."""
+        op = owner_op(value)
+        assert not self.kinds.data(value), f"{value} is used before its layout is known"
         match op:
             case tile.Broadcast() | tile.Transpose():
-                operands = [self.ask(op.arg, backward(op, layout))]
+                operands = [self.operand(op.arg, backward(op, layout))]
             case tile.Reshape():
                 source, result = reshape_layouts(op, layout, self._layout(op.arg), self.plan.warps)
                 if result != layout:
-                    return self._convert(self.ask(value, result), layout)
-                operands = [self.ask(op.arg, source)]
+                    return self._converted(self.operand(value, result), layout)
+                operands = [self.operand(op.arg, source)]
             case _:
-                operands = [self.ask(v, layout) for v in op.operands]
-        new = op.clone({old: new for old, new in zip(op.operands, operands, strict=False)})
-        retype(new.results[0], value.type.with_layout(layout))
+                operands = [self.operand(v, layout) for v in op.operands]
+        new = op.clone(dict(zip(op.operands, operands, strict=True)))
+        retype(new.results[0], tile_type(value).with_layout(layout))
         new.results[0].name_hint = value.name_hint
         return after(op, new).results[0]
 
-    def _convert(self, value: SSAValue, layout: Layout) -> SSAValue:
-        source = value.type.register_layout
-        op = shared.Convert(value, value.type.with_layout(layout))
+    def _converted(self, value: SSAValue, layout: Layout) -> SSAValue:
+        op = shared.Convert(value, tile_type(value).with_layout(layout))
         op.result.name_hint = value.name_hint
-        scope = movement(source, layout)
+        owner = value.owner
+        scope = _SCOPES[movement(layout_of(value), layout)]
         self._note(
             value,
-            f"({_short(value.type)}) converted, data moves {_SCOPES[scope]}",
-            value.owner if isinstance(value.owner, Operation) else self.kernel,
+            f"({_short(value)}) converted, data moves {scope}",
+            owner if isinstance(owner, Operation) else self.kernel,
         )
-        return (
-            before(value.owner.first_op, op)
-            if isinstance(value.owner, Block)
-            else after(value.owner, op)
-        ).result
+        if isinstance(owner, Operation):
+            return after(owner, op).result
+        assert owner.first_op is not None
+        return before(owner.first_op, op).result
 
     def _note(self, value: SSAValue, what: str, op: Operation) -> None:
         place = location_of(op)
-        self.context.decisions.append(
-            f"select-layouts: {value.name_hint or 'a value'} {what}"
-            + (f" ({place})" if place else "")
-        )
+        where = f" ({place})" if place else ""
+        name = value.name_hint or "a value"
+        self.context.decisions.append(f"select-layouts: {name} {what}{where}")
 
     # ---- operations
     def _rewrite(self, op: Operation) -> None:
         """Operands of one operation in the layouts it needs, results with theirs."""
-        if any(
-            isinstance(r.type, TileType)
-            and (r.type.shared_layout is not None or not self.kinds.data(r))
-            for r in op.results
-        ):
-            return  # settled, or made on demand
-        ask, own = self.ask, self._layout
+        if any(map(self._is_done, tiles(op.results))):
+            return
         match op:
+            case scf.ForOp() | scf.WhileOp() | scf.IfOp() | scf.YieldOp() | scf.ConditionOp():
+                self._control(op)
             case tile.Dot():
                 self._dot(op)
-            case scf.ForOp():
-                for i, v in enumerate(op.iter_args):
-                    op.operands[3 + i] = ask(
-                        v, own(op.results[i]) if isinstance(v.type, TileType) else None
-                    )
-                self._finish(op)
-            case scf.WhileOp():
-                self._operands(
-                    op,
-                    [
-                        own(a) if isinstance(a.type, TileType) else None
-                        for a in op.before_region.block.args
-                    ],
-                )
-                self._finish(op)
-            case scf.IfOp():
-                self._finish(op)
-            case scf.YieldOp() | scf.ConditionOp():
-                self._terminator(op)
             case tile.Reduce():
                 layout = self.groups.reduced(op)
                 self._operands(op, [layout] * len(op.operands))
                 for r in tiles(op.results):
                     self._settle(r, layout.drop(op.axis.value.data))
             case tile.Load() | tile.Store() | tile.AtomicBlock():
-                layout = self.groups.access(op)
-                for i, v in enumerate(op.operands):
-                    if isinstance(v.type, TileType):
-                        op.operands[i] = ask(v, self._of_operand(op, v, layout))
-                if self.plan.rows and isinstance(op, tile.Store):
-                    self._in_rows(op)
-                self._finish(op, layout)
+                self._block_access(op)
             case tile.LoadPointers() | tile.StorePointers() | tile.Atomic():
-                layout = self.groups.access(op)
-                self._operands(op, [layout] * len(op.operands))
-                self._finish(op, layout)
+                self._in_one_layout(op, self.groups.access(op))
             case tile.Reshape():  # between extents that do not nest
-                self._operands(op, [None])
-                self._finish(op)
-                if not is_free(op):
-                    self._note(
-                        op.result,
-                        f"({_short(op.arg.type)}) reshaped to {_short(op.result.type)}, data moves"
-                        f" {_SCOPES['warps' if self.plan.warps > 1 else 'lanes']}",
-                        op,
-                    )
+                self._reshape(op)
             case tile.Slice():
-                source, result = slice_source(op, own(op.arg), self.plan.warps)
+                source, result = slice_source(op, self._layout(op.arg), self.plan.warps)
                 self._operands(op, [source])
                 self._finish(op, result)
             case tile.Concat() | tile.Sort() | shared.SortFirst() | tile.Flip():
                 sources, result = self.groups.moved(op)
                 self._operands(op, sources)
                 self._finish(op, result)
-            case tile.Scan() | InlinePtx() if tiles(op.operands):
-                layout = own(tiles(op.operands)[0])
-                self._operands(op, [layout] * len(op.operands))
-                self._finish(op, layout)
             case tile.Histogram():
-                layout = own(op.arg)
-                self._operands(op, [layout] * len(op.operands))
+                self._operands(op, [self._layout(op.arg)] * len(op.operands))
                 self._finish(op)
-            case _ if (
-                isinstance(op, POINTWISE)
-                and op.results
-                and isinstance(op.results[0].type, TileType)
-            ):
-                layout = own(op.results[0])
-                self._operands(op, [layout] * len(op.operands))
-                self._finish(op, layout)
+            case tile.Scan() | InlinePtx() if tiles(op.operands):
+                self._in_one_layout(op, self._layout(tiles(op.operands)[0]))
+            case _ if isinstance(op, POINTWISE) and tiles(op.results):
+                self._in_one_layout(op, self._layout(op.results[0]))
             case _:
-                self._operands(op, [None] * len(op.operands))
-                self._finish(op)
+                self._in_one_layout(op, None)
+
+    def _is_done(self, value: SSAValue) -> bool:
+        """Whether a tile is in shared memory, or is rematerialised where it is used."""
+        return tile_type(value).shared_layout is not None or not self.kinds.data(value)
+
+    def _in_one_layout(self, op: Operation, layout: Layout | None) -> None:
+        """All operands and results in one layout (their own where None)."""
+        self._operands(op, [layout] * len(op.operands))
+        self._finish(op, layout)
+
+    def _block_access(self, op: BlockAccess) -> None:
+        layout = self.groups.access(op)
+        if layout is not None:
+            for i, v in enumerate(op.operands):
+                if isinstance(v.type, TileType):
+                    op.operands[i] = self.operand(v, self._of_operand(op, v, layout))
+        if self.plan.rows and isinstance(op, tile.Store):
+            self._in_rows(op)
+        self._finish(op, layout)
+
+    def _reshape(self, op: tile.Reshape) -> None:
+        self._in_one_layout(op, None)
+        if not is_free(op):
+            scope = _SCOPES["warps" if self.plan.warps > 1 else "lanes"]
+            what = f"({_short(op.arg)}) reshaped to {_short(op.result)}, data moves {scope}"
+            self._note(op.result, what, op)
 
     def _in_rows(self, store: tile.Store) -> None:
-        """A tile that was turned in registers is converted once more, so that warps write its rows
-        as a whole. Its threads hold squares of vectors: rows that one of them holds stand apart in
-        shared memory, and those beside one another are of its neighbours, so that what lanes write
-        at once is in other banks.
+        """A tile that was transposed in registers is converted once more, so that warps write its
+        rows as a whole. Its threads hold squares of vectors: rows that one of them holds are apart
+        in shared memory, and those next to one another are of its neighbours, so that what lanes
+        write at once is in other banks.
         """
-        t, access = store.value.type, self.groups.accesses[store]
-        have, n, fast = t.register_layout, 128 // access.bits, access.order[0]
-
-        def run(axis):
-            return next((d.extent for d in have.registers if d.axis == axis and d.stride == 1), 1)
-
-        if {run(0), run(1), access.vector} != {n}:
-            return  # not turned after all
-        split, order = (
-            ((t.extents[0] // n, n, t.extents[1]), (1, 0, 2))
-            if fast == 1
-            else ((t.extents[0], t.extents[1] // n, n), (2, 1, 0))
+        t, have, access = (
+            tile_type(store.value),
+            layout_of(store.value),
+            self.groups.accesses[store],
         )
+        n = 128 // access.bits
+        if {_run(have, 0), _run(have, 1), access.vector} != {n}:
+            return  # not transposed after all
+        (rows, columns), order = t.extents, (2, 1, 0)
+        split = (rows, columns // n, n)
+        if access.order[0] == 1:
+            split, order = (rows // n, n, columns), (1, 0, 2)
         wide = access.layout(self.plan.warps)
         try:
             near, far = have.reshape(split), wide.reshape(split)
         except LayoutError:
             return
+        build = Builder(store)
 
-        def reshaped(v, extents, layout):
-            return before(
-                store, tile.Reshape(v, TileType(extents, t.element).with_layout(layout))
-            ).result
+        def reshaped(v: SSAValue, extents: tuple[int, ...], layout: Layout) -> SSAValue:
+            return build(tile.Reshape(v, TileType(extents, t.element).with_layout(layout)))
 
         def transposed(v: SSAValue, layout: Layout) -> SSAValue:
-            made = before(store, tile.Transpose(v, order))
-            retype(
-                made.result,
-                TileType(tuple(v.type.extents[a] for a in order), t.element).with_layout(layout),
-            )
-            return made.result
+            extents = tuple(tile_type(v).extents[a] for a in order)
+            made = TileType(extents, t.element).with_layout(layout)
+            return build(tile.Transpose(v, order, made))
 
         apart = transposed(reshaped(store.value, split, near), near.transpose(order))
-        moved = self._convert(apart, far.transpose(order))
+        moved = self._converted(apart, far.transpose(order))
         whole = reshaped(transposed(moved, far), t.extents, wide)
         store.operands[list(store.operands).index(store.value)] = whole
 
-    def _operands(self, op: Operation, layouts: list[Layout | None]) -> None:
-        for i, (value, layout) in enumerate(zip(op.operands, layouts, strict=False)):
+    def _operands(self, op: Operation, layouts: Sequence[Layout | None]) -> None:
+        for i, (value, layout) in enumerate(zip(op.operands, layouts, strict=True)):
             if isinstance(value.type, TileType):
-                op.operands[i] = self.ask(value, layout)
+                op.operands[i] = self.operand(value, layout)
 
     def _finish(self, op: Operation, layout: Layout | None = None) -> None:
         for result in tiles(op.results):
             self._settle(result, layout)
 
-    def _of_operand(self, op: Operation, value: SSAValue, layout: Layout) -> Layout:
+    def _of_operand(self, op: BlockAccess, value: SSAValue, layout: Layout) -> Layout:
         """A gather's offsets follow the block along their axis; everything else has the block's
         layout.
         """
@@ -327,56 +311,69 @@ class Selection:
                 return offsets_layout(op, axis, layout)
         return layout
 
-    def _terminator(self, op: Operation) -> None:
-        parent = op.parent_op()
-        match parent, op:
+    def _control(
+        self, op: scf.ForOp | scf.WhileOp | scf.IfOp | scf.YieldOp | scf.ConditionOp
+    ) -> None:
+        """What goes round a loop, or out of a branch, has the layout of what it becomes."""
+        targets: Sequence[SSAValue]
+        match op, op.parent_op():
             case scf.ForOp(), _:
-                targets = parent.results
+                targets = [*op.operands[:3], *op.results]
+            case scf.WhileOp(), _:
+                targets = op.before_region.block.args
             case scf.IfOp(), _:
+                targets = op.operands
+            case scf.YieldOp(), (scf.ForOp() | scf.IfOp()) as parent:
                 targets = parent.results
-            case scf.WhileOp(), scf.ConditionOp():
+            case scf.ConditionOp(), scf.WhileOp() as parent:
                 targets = [op.operands[0], *parent.results]
-            case _:
+            case _, scf.WhileOp() as parent:
                 targets = parent.before_region.block.args
-        self._operands(
-            op, [self._layout(t) if isinstance(t.type, TileType) else None for t in targets]
-        )
+            case _:
+                raise TypeError(f"{op.name} stands in no loop and no branch")
+        layouts = [self._layout(t) if isinstance(t.type, TileType) else None for t in targets]
+        self._operands(op, layouts)
+        self._finish(op)
 
     def _dot(self, op: tile.Dot) -> None:
         chosen = self.groups.dots[op]
-        a, b, acc = chosen.layouts
-        if chosen.plan.instruction == "wgmma":
-            op.operands[2] = self.ask(op.acc, acc)
-            if a is not None:
-                op.operands[0] = self.ask(op.a, a)
-            if a is not None and chosen.plan.permuted:
-                op.operands[0] = permuted(op.a, 1, op)
-            for i, source in enumerate((chosen.plan.a, chosen.plan.b)):
-                if source == "relaid":
-                    op.operands[i] = relaid(
-                        load_of(op.operands[i]), op.operands[i], 1 - i, chosen.plan.permuted, op
-                    )
+        plan, (a, b, acc) = chosen.plan, chosen.layouts
+        if plan.instruction == "wgmma":
+            self._wgmma(op, plan, a, acc)
         else:
             self._operands(op, [a, b, acc])
-        for factor, source in (op.a, chosen.plan.a), (op.b, chosen.plan.b):
-            if source == "shared" and chosen.plan.instruction == "mma":
-                self._bring(factor, op)
+        for operand, source in (op.a, plan.a), (op.b, plan.b):
+            if source == "shared" and plan.instruction == "mma":
+                self._read_before(operand, op)
         self._settle(op.result, acc)
-        op.properties["instruction"] = StringAttr(chosen.plan.instruction)
-        if op.precision.data == "tf32x3" and chosen.plan.instruction == "mma":
-            return self._in_three(op)
-        k, chunk = op.a.type.extents[-1], chosen.plan.chunk
-        if chosen.plan.instruction == "fma" and 0 < chunk < k:
-            self._in_steps(op, chunk)
+        op.properties["instruction"] = StringAttr(plan.instruction)
+        if op.precision.data == "tf32x3" and plan.instruction == "mma":
+            self._in_three(op)
+        elif plan.instruction == "fma" and 0 < plan.chunk < tile_type(op.a).extents[-1]:
+            self._in_steps(op, plan.chunk)
 
-    def _bring(self, factor: SSAValue, op: tile.Dot) -> None:
-        """A factor's conversion, and the views behind it, right before the dot: it is read in every
+    def _wgmma(self, op: tile.Dot, plan: DotPlan, left: Layout | None, acc: Layout) -> None:
+        op.operands[2] = self.operand(op.acc, acc)
+        if left is not None:
+            op.operands[0] = self.operand(op.a, left)
+            if plan.permuted:
+                op.operands[0] = permuted(op.a, 1, op)
+        for i, source in enumerate((plan.a, plan.b)):
+            if source == "relaid":
+                load = load_of(op.operands[i])
+                assert load is not None
+                op.operands[i] = relaid(load, op.operands[i], 1 - i, plan.permuted, op)
+
+    def _read_before(self, operand: SSAValue, op: tile.Dot) -> None:
+        """An operand's conversion, and the views of it, right before the dot: it is read in every
         iteration instead of held through all.
         """
-        moved = []
-        while isinstance(factor.owner, (shared.Convert, *VIEWS)) and factor.has_one_use():
-            moved.append(factor.owner)
-            factor = factor.owner.arg
+        moved: list[shared.Convert | tile.Broadcast | tile.Transpose | tile.Reshape] = []
+        while isinstance(made := operand.owner, (shared.Convert, *VIEWS)):
+            if not operand.has_one_use():
+                break
+            moved.append(made)
+            operand = made.arg
         if not moved or not isinstance(moved[-1], shared.Convert):
             return
         for made in reversed(moved):
@@ -386,62 +383,48 @@ class Selection:
 
     def _in_steps(self, op: tile.Dot, chunk: int) -> None:
         """One dot as several of few k each, its operands' registers sliced."""
-        total, k = op.acc, op.a.type.extents[-1]
+        acc, k = op.acc, tile_type(op.a).extents[-1]
         for start in range(0, k, chunk):
             count = min(chunk, k - start)
-            parts = [self._part(op, v, axis, start, count) for v, axis in ((op.a, -1), (op.b, -2))]
-            step = tile.Dot(*parts, total, op.precision.data, op.instruction.data)
-            total = before(op, step).result
-        replace(op, [total])
+            a = self._part(op, op.a, -1, start, count)
+            b = self._part(op, op.b, -2, start, count)
+            acc = before(op, tile.Dot(a, b, acc, op.precision.data, _instruction(op))).result
+        replace(op, [acc])
 
     def _in_three(self, op: tile.Dot) -> None:
-        """tf32x3: each factor is a tf32 and what that leaves; of the four products the one of the
+        """tf32x3: each operand is a tf32 and what that leaves; of the four products the one of the
         two rests is below float32's last bit.
         """
-
-        def make(new):
-            return before(op, new).results[0]
+        build = Builder(op)
 
         def parts(v: SSAValue) -> tuple[SSAValue, SSAValue]:
-            whole = TileType(v.type.shape, i32, v.type.layout)
-            kept = make(
-                CLASSES["and"](make(Bitcast(v, whole)), make(tile.Constant(-1 << 13, whole)))
-            )
-            high = make(Bitcast(kept, v.type))
-            return high, make(CLASSES["sub"](v, high))
+            words = tile_type(v).with_element(i32)
+            whole, mask = build(Bitcast(v, words)), build(tile.Constant(-1 << 13, words))
+            high = build(Bitcast(build(CLASSES["and"](whole, mask)), v.type))
+            return high, build(CLASSES["sub"](v, high))
 
         (a, a_rest), (b, b_rest) = parts(op.a), parts(op.b)
-        total = op.acc
+        acc = op.acc
         for x, y in (a_rest, b), (a, b_rest), (a, b):
-            total = make(tile.Dot(x, y, total, "tf32", op.instruction.data))
-        replace(op, [total])
+            acc = build(tile.Dot(x, y, acc, "tf32", _instruction(op)))
+        replace(op, [acc])
 
     def _part(self, op: tile.Dot, value: SSAValue, axis: int, start: int, count: int) -> SSAValue:
-        t = value.type
-        axis %= t.rank
-        offsets = [start if a == axis else 0 for a in range(t.rank)]
-        extents = [count if a == axis else n for a, n in enumerate(t.extents)]
-        layout, _ = t.register_layout.slice(offsets, extents)
+        t = tile_type(value)
+        offsets, extents = [0] * t.rank, list(t.extents)
+        offsets[axis], extents[axis] = start, count
+        layout, _ = layout_of(value).slice(offsets, extents)
         return before(op, tile.Slice(value, offsets, TileType(extents, t.element, layout))).result
 
 
-def _in_shared_memory(factor: SSAValue) -> None:
-    """A factor that wgmma reads where it was copied: the load's block in the widest swizzle of the
-    axis that is dense in memory, and views of that.
-    """
-    views = []
-    while isinstance(factor.owner, (tile.Transpose, tile.Slice)):
-        views.append(factor.owner)
-        factor = factor.owner.arg
-    memory = of_block(factor.owner)
-    retype(factor, factor.type.with_layout(memory))
-    for op in reversed(views):
-        memory = (
-            memory.transpose(tuple(op.permutation.get_values()))
-            if isinstance(op, tile.Transpose)
-            else memory.slice(op.offsets.get_values(), op.result.type.extents)[0]
-        )
-        retype(op.result, op.result.type.with_layout(memory))
+def _run(layout: Layout, axis: int) -> int:
+    """Neighbours along an axis in consecutive registers."""
+    return next((d.extent for d in layout.registers if d.axis == axis and d.stride == 1), 1)
+
+
+def _instruction(op: tile.Dot) -> str:
+    assert op.instruction is not None
+    return op.instruction.data
 
 
 _SCOPES = {
@@ -453,14 +436,12 @@ _SCOPES = {
 }
 
 
-def _short(t: TileType) -> str:
-    return "x".join(map(str, t.extents)) + f" {element_of(t)}"
+def _short(value: SSAValue) -> str:
+    t = tile_type(value)
+    return "x".join(map(str, t.extents)) + f" {t.element}"
 
 
-def _blocks(kernel: tile.Kernel):
-    yield kernel.body.block
+def _blocks(kernel: tile.Kernel) -> Iterator[Block]:
     for op in kernel.walk():
         for region in op.regions:
-            for block in region.blocks:
-                if block is not kernel.body.block:
-                    yield block
+            yield from region.blocks

@@ -55,24 +55,21 @@ def of_block(op: tile.Load) -> SharedLayout:
     return SharedLayout.widest(t.extents, bits(t.element), order)
 
 
-def of_operand(operand: SSAValue) -> tuple[tile.Load, list[SharedLayout]]:
-    """The load that a dot's operand in shared memory is a view of, and the layouts of the load's
-    block and of each view (transposes and slices), from the load on.
+def layouts_of_operand(operand: SSAValue) -> list[tuple[SSAValue, SharedLayout]]:
+    """The tiles in shared memory that a dot's operand is made of, from the load on: the load's
+    block and each view of it (transposes and slices), and their layouts.
     """
-    views: list[tile.Transpose | tile.Slice] = []
-    while isinstance(op := operand.owner, (tile.Transpose, tile.Slice)):
-        views.insert(0, op)
-        operand = op.arg
-    load = defining_op(operand, tile.Load)
-    assert load is not None
-    layouts = [of_block(load)]
-    for view in views:
-        if isinstance(view, tile.Transpose):
-            layouts.append(layouts[-1].transpose(tuple(view.permutation.get_values())))
-        else:
-            extents = tile_type(view.result).extents
-            layouts.append(layouts[-1].slice(view.offsets.get_values(), extents)[0])
-    return load, layouts
+    op = operand.owner
+    if isinstance(op, tile.Load):
+        return [(operand, of_block(op))]
+    assert isinstance(op, (tile.Transpose, tile.Slice))
+    found = layouts_of_operand(op.arg)
+    _, memory = found[-1]
+    if isinstance(op, tile.Transpose):
+        memory = memory.transpose(tuple(op.permutation.get_values()))
+    else:
+        memory, _ = memory.slice(op.offsets.get_values(), tile_type(op.result).extents)
+    return [*found, (operand, memory)]
 
 
 def _is_part(array: SSAValue) -> bool:
