@@ -43,6 +43,7 @@ from tkc.ir.shared import scratch
 from tkc.ir.target import Target
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
+from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
@@ -401,7 +402,7 @@ def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
     short = dot.precision.data.startswith("tf32")
     names = ("tf32", "tf32") if short and str(a) == str(b) == "f32" else (str(a), str(b))
     fit = [i for i in instructions_for(*names, str(acc), capability) if i.name.startswith("mma")]
-    k = dot.a.type.extents[-1]
+    k = tile_type(dot.a).extents[-1]
     if not fit:
         return (
             None,
@@ -428,7 +429,7 @@ def bound_to_rows(dot: tile.Dot) -> bool:
                 return True
             if (
                 isinstance(op, (tile.Reduce, tile.Scan))
-                and op.axis.value.data == value.type.rank - 1
+                and op.axis.value.data == tile_type(value).rank - 1
             ):
                 return True
             if isinstance(op, POINTWISE) and op not in seen:
@@ -714,7 +715,9 @@ def _ragged(program: Program, context: PassContext) -> bool:
     elements than the tile.
     """
     return any(
-        n & (n - 1) for dot in _added(program, context).dots for n in dot.acc.type.extents[-2:]
+        n & (n - 1)
+        for dot in _added(program, context).dots
+        for n in tile_type(dot.acc).extents[-2:]
     )
 
 
@@ -727,7 +730,7 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
         context.options.maxnreg or MOST_REGISTERS,
     )
     ragged = _ragged(program, context) or any(
-        n % 16 for d in program.dots for n in d.acc.type.extents[-2:]
+        n % 16 for d in program.dots for n in tile_type(d.acc).extents[-2:]
     )
     limit = min(ACCUMULATORS, most // 2 if _added(program, context).dots else most - BESIDE) // (
         2 if ragged else 1
@@ -793,8 +796,8 @@ def _accumulators(program: Program, warps: int) -> int:
 def _dot(
     number: int, dot: tile.Dot, warps: int, rows: bool, accumulators: int, context: PassContext, say
 ) -> DotPlan:
-    *_, m, n = dot.acc.type.extents
-    k = dot.a.type.extents[-1]
+    *_, m, n = tile_type(dot.acc).extents
+    k = tile_type(dot.a).extents[-1]
     instruction, reason = instruction_of(dot, context.target.capability)
     what = f"dot {number} ({m}x{n}x{k})"
     asked, least = (

@@ -23,6 +23,7 @@ from xdsl.ir import Operation
 from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase, narrow_while, rebuild_for, replace
 from tkc.ir.types import TokenType
+from tkc.ir.values import terminator_of
 from tkc.passes import PassContext
 from tkc.passes.warpgroups.exchange import exchange
 from tkc.passes.warpgroups.roles import split
@@ -97,7 +98,7 @@ def _pass_none(loop: scf.WhileOp) -> None:
             continue
         for value in (test.args[i], body.args[i], loop.results[i]):
             value.replace_all_uses_with(before(loop, shared.NoToken()).token)
-        body.last_op.operands[i] = before(body.last_op, shared.NoToken()).token
+        terminator_of(body).operands[i] = before(terminator_of(body), shared.NoToken()).token
     narrow_while(loop, keep)
 
 

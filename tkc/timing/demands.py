@@ -9,6 +9,7 @@ from math import prod
 from tkc.ir import threads
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, bits
+from tkc.ir.values import tile_type
 from tkc.passes.planning.cost import MMA
 from tkc.passes.planning.demands import Demand as Demand
 from tkc.passes.planning.demands import of as of
@@ -35,4 +36,4 @@ def synchronous(m: int, n: int, k: int, width: int, target: Target, groups: int)
 
 def copied(op: threads.TmaLoad | threads.TmaStore) -> int:
     """Bytes of a box."""
-    return prod(op.map.type.extents) * bits(op.map.type.element) // 8
+    return prod(tile_type(op.map).extents) * bits(op.map.type.element) // 8

@@ -24,6 +24,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
+from tkc.ir.values import tile_type
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
 from tkc.timing import demands
@@ -187,7 +188,7 @@ def _tensor(
             and op.instruction is not None
             and not op.instruction.data.startswith("fma")
         ):
-            (m, n), k = op.acc.type.extents[-2:], op.a.type.extents[-1]
+            (m, n), k = tile_type(op.acc).extents[-2:], tile_type(op.a).extents[-1]
             clocks = 2 * m * n * k / target.tensor
         else:
             continue

@@ -40,6 +40,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.values import index_of, tile_type, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
 from tkc.timing import demands
@@ -541,8 +542,8 @@ class Machine:
                     f"dot {'x'.join(map(str, (*op.result.type.tile.extents, op.a.type.extents[1])))}",
                 )
             case tile.Dot():
-                m, n = op.acc.type.extents[-2:]
-                k = op.a.type.extents[-1] * op.acc.type.size // (m * n)
+                m, n = tile_type(op.acc).extents[-2:]
+                k = tile_type(op.a).extents[-1] * op.acc.type.size // (m * n)
                 what = f"dot {m}x{n}x{k}"
                 if op.instruction is None or op.instruction.data.startswith("fma"):
                     demand = demands.Demand()
@@ -935,15 +936,15 @@ def _steering(kernel: tile.Kernel) -> set[SSAValue]:
         found.add(value)
         owner = value.owner
         if isinstance(owner, Block):
-            parent, i = owner.parent_op(), value.index
+            parent, i = owner.parent_op(), index_of(value)
             match parent:
                 case scf.ForOp() if i:
-                    work += [parent.iter_args[i - 1], owner.last_op.operands[i - 1]]
+                    work += [parent.iter_args[i - 1], yielded_by(owner)[i - 1]]
                 case scf.WhileOp():
                     work += [
                         parent.arguments[i],
-                        parent.before_region.block.last_op.operands[1 + i],
-                        parent.after_region.block.last_op.operands[i],
+                        yielded_by(parent.before_region.block)[1 + i],
+                        yielded_by(parent.after_region.block)[i],
                     ]
         elif isinstance(owner, (scf.ForOp, scf.IfOp, scf.WhileOp)):
             i = list(owner.results).index(value)

@@ -19,6 +19,7 @@ from xdsl.traits import is_side_effect_free
 from tkc.ir import tile
 from tkc.ir.target import Target
 from tkc.ir.types import TileType, bits
+from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS
 from tkc.passes.planning import demands
@@ -36,7 +37,7 @@ class Machine:
 
     def clocks(self, dot: tile.Dot) -> float:
         """Of a warpgroup's share of a dot, on the tensor cores."""
-        *_, m, n = dot.acc.type.extents
+        *_, m, n = tile_type(dot.acc).extents
         rate = (
             self.target.tensor
             * 16
@@ -51,7 +52,7 @@ class Machine:
             * 16
             * -(-n // 8)
             * 8
-            * dot.a.type.extents[-1]
+            * tile_type(dot.a).extents[-1]
             / rate
             / max(1, self.warps / 4)
         )
@@ -69,7 +70,7 @@ class Anatomy:
         self.loop, self.block = loop, loop.body.block
         self.ops = [op for op in self.block.ops if op is not self.block.last_op]
         self.place = {op: i for i, op in enumerate(self.ops)}
-        self.yielded = list(self.block.last_op.operands)
+        self.yielded = list(yielded_by(self.block))
         self.anew = self._anew(overlaps)
         self.kept = {
             op
@@ -100,7 +101,7 @@ class Anatomy:
             reads = self.reads(op)
             if op.regions or any(
                 isinstance(v.owner, Block)
-                and v.index > 0
+                and index_of(v) > 0
                 or isinstance(v.owner, Operation)
                 and v.owner not in anew
                 for v in reads
@@ -139,7 +140,7 @@ class Anatomy:
                         (
                             carried.get(v, frozenset())
                             if isinstance(v, BlockArgument)
-                            else above.get(v.owner, frozenset())
+                            else above.get(owner_op(v), frozenset())
                             | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
                         )
                         for v in self.reads(op)
@@ -147,7 +148,7 @@ class Anatomy:
                 )
             ends = [
                 (
-                    above.get(v.owner, frozenset())
+                    above.get(owner_op(v), frozenset())
                     | ({(v.owner, 0)} if isinstance(v.owner, tile.Dot) else frozenset())
                     if v.owner in self.place
                     else frozenset()
@@ -209,7 +210,7 @@ class Anatomy:
                 -1 if isinstance(v, BlockArgument) else self.group_of[v.owner],
                 frozenset(found),
                 (
-                    self.group_of.get(self.yielded[v.index - 1].owner, -1)
+                    self.group_of.get(owner_op(self.yielded[v.index - 1]), -1)
                     if isinstance(v, BlockArgument)
                     else -1
                 ),
@@ -293,7 +294,7 @@ def _circular(edges: set[tuple[int, int, int]], count: int) -> bool:
 
 
 def shape(dot: tile.Dot) -> str:
-    return "x".join(map(str, (*dot.acc.type.extents, dot.a.type.extents[-1])))
+    return "x".join(map(str, (*tile_type(dot.acc).extents, tile_type(dot.a).extents[-1])))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
+from tkc.ir.values import tile_type
 from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
@@ -172,8 +173,8 @@ class Work:
                 Dot(
                     i,
                     (
-                        *op.acc.type.extents[-2:],
-                        op.a.type.extents[-1] * prod(op.acc.type.extents[:-2]),
+                        *tile_type(op.acc).extents[-2:],
+                        tile_type(op.a).extents[-1] * prod(tile_type(op.acc).extents[:-2]),
                     ),
                     bits(element_of(op.a.type)),
                 )

@@ -33,6 +33,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
+from tkc.ir.values import tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
@@ -67,7 +68,7 @@ class Sides:
 
     @staticmethod
     def of(dot: tile.Dot, options: LaunchOptions) -> Sides:
-        m, n = dot.acc.type.extents[-2:]
+        m, n = tile_type(dot.acc).extents[-2:]
         thin = (
             m % 64
             and n % 64 == 0
@@ -107,7 +108,7 @@ def _turned(value: SSAValue, k: int) -> bool:
     load = source(value)
     return (
         bits(value.type.element) == 32
-        and value.type.rank == 2
+        and tile_type(value).rank == 2
         and load is not None
         and not unmapped(load)
         and dense_of_factor(value) != k
@@ -154,7 +155,7 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     ):
         return False
     return source(both.right) is not None and fits(
-        both.right.type.extents, both.right_k, dense_of_factor(both.right)
+        tile_type(both.right).extents, both.right_k, dense_of_factor(both.right)
     )
 
 
@@ -170,7 +171,7 @@ def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
             or both.held
             and factor is both.left
             or bits(factor.type.element) != 8
-            or not fits(factor.type.extents, k, dense_of_factor(factor))
+            or not fits(tile_type(factor).extents, k, dense_of_factor(factor))
         ):
             continue
         if dense_of_factor(factor) != k or factor is both.right and permuted(dot, options):
@@ -188,9 +189,7 @@ def simple(dot: tile.Dot) -> bool:
         or carried.index == 0
     ):
         return False
-    return (
-        loop.body.block.last_op.operands[carried.index - 1] is dot.result and carried.has_one_use()
-    )
+    return yielded_by(loop.body.block)[carried.index - 1] is dot.result and carried.has_one_use()
 
 
 def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
@@ -211,7 +210,7 @@ def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     return (
         list(found.values())
         if all(
-            body.last_op.operands[made[0].acc.index - 1] is end and end.has_one_use()
+            yielded_by(body)[made[0].acc.index - 1] is end and end.has_one_use()
             for end, made in found.items()
         )
         else []
@@ -364,7 +363,7 @@ def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
 def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     """In how many parts a partial dot is best added up, and how many are in flight at once: two
     together where the sum and the dot fit the registers, else as many in turn as make them fit."""
-    (m, n), form = dot.acc.type.extents, wgmma_of(dot)
+    (m, n), form = tile_type(dot.acc).extents, wgmma_of(dot)
     sum_ = n * m * bits(dot.acc.type.element) // (32 * 128 * groups)
     if axis_of(dot, groups) == 0:
         count = m // (64 * groups)

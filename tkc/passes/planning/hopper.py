@@ -39,6 +39,7 @@ from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.values import tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, kernel_around, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
@@ -1117,7 +1118,7 @@ def results(kernel: tile.Kernel, m: int, groups: int) -> list[tile.Store]:
     return [
         op
         for op in stores
-        if subtile(op, groups, 64) and op.value.type.extents[0] == m and leaves(op)
+        if subtile(op, groups, 64) and tile_type(op.value).extents[0] == m and leaves(op)
     ]
 
 
@@ -1136,7 +1137,7 @@ def crossing(program, dots, groups: int) -> int:
     return sum(
         scratch(op)
         + sum(
-            4 * groups * v.type.extents[1] * 8
+            4 * groups * tile_type(v).extents[1] * 8
             for v in (op.args if isinstance(op, tile.Reduce) and wide(op) else ())
         )
         for op in program.kernel.walk()

@@ -40,6 +40,7 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
 from tkc.ir.target import LINE, Target
 from tkc.ir.types import TileType
+from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, unchanged
 from tkc.passes.analysis.folding import constant
@@ -579,7 +580,11 @@ def row_of(kernel: tile.Kernel) -> int:
     ):
         return 0
     extent = max(
-        (op.args[0].type.extents[op.axis.value.data] for op in ops if isinstance(op, tile.Reduce)),
+        (
+            tile_type(op.args[0]).extents[op.axis.value.data]
+            for op in ops
+            if isinstance(op, tile.Reduce)
+        ),
         default=0,
     )
     if extent < 1024:
@@ -593,7 +598,7 @@ def row_of(kernel: tile.Kernel) -> int:
         if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE:
             return 0
         if isinstance(op, tile.Reshape) and (
-            (extent in op.arg.type.extents) != (extent in op.result.type.extents)
+            (extent in tile_type(op.arg).extents) != (extent in tile_type(op.result).extents)
             or crosses(op, WARPS[0])
         ):
             return 0

@@ -39,6 +39,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, replace, stamp
 from tkc.ir.threads import NextProgram
 from tkc.ir.types import TileType
+from tkc.ir.values import terminator_of
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.program_axes import program_axes
 
@@ -142,7 +143,10 @@ def claimed(
     body.add_ops(
         [following := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)]
     )
-    body.last_op.operands = [following.result, *known(Builder(body.last_op), following.result)]
+    terminator_of(body).operands = [
+        following.result,
+        *known(Builder(terminator_of(body)), following.result),
+    ]
     for op, value in zip(lookup.loads, found, strict=False):
         replace(op, [value])
     return body, place
@@ -166,10 +170,10 @@ def claimed_ahead(
     before(end, loop)
     body = loop.after_region.block
     body.add_ops([claim := stamp(NextProgram(total), loop), *inside, stamp(scf.YieldOp(), loop)])
-    build, following = Builder(body.last_op), claim.result
+    build, following = Builder(terminator_of(body)), claim.result
     for _ in range(ahead):
         following = build.add(following, step)
-    body.last_op.operands = [*coming, following]
+    terminator_of(body).operands = [*coming, following]
     return body
 
 

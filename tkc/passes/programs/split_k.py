@@ -29,6 +29,7 @@ from tkc.ir.elementwise import Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
+from tkc.ir.values import terminator_of, tile_type
 from tkc.passes.planning.factors import simple
 
 
@@ -79,8 +80,8 @@ def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     program, part = turn.number, turn.part
     _narrow(loop, part, parts)
     sum_, rest = loop.results[0], after_loop(loop)
-    m, n = sum_.type.extents
-    build = Builder(body.last_op)
+    m, n = tile_type(sum_).extents
+    build = Builder(terminator_of(body))
     number = build.number
     pointer = build(Workspace(f32, 4 * m * n * parts))
     rows = number(1 << 30)

@@ -45,6 +45,7 @@ from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
+from tkc.ir.values import terminator_of
 from tkc.passes.programs.split_k import after_loop, atomic
 
 MOST = 144  # blocks that may share programs: multiprocessors of the largest device with roles
@@ -196,7 +197,7 @@ def share(
     it."""
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), loop.results[0].type
-    (m, width), n = t.extents, Counts(body.last_op)
+    (m, width), n = t.extents, Counts(terminator_of(body))
     pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
     kept = n(
         tile.MakeArray(

@@ -26,6 +26,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Bitcast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, following, replace
+from tkc.ir.values import block_of
 from tkc.passes.warpgroups.rings import group_of, slots
 
 
@@ -39,13 +40,15 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
         for op in kernel.walk()
         if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
     ]:
-        if not any(isinstance(op, tile.Dot) for op in load.parent.ops):
+        if not any(isinstance(op, tile.Dot) for op in block_of(load).ops):
             continue  # what fetch-ahead asks for before the loop
-        wait = next(op for op in load.parent.ops if isinstance(op, shared.WaitCopies))
+        wait = next(op for op in block_of(load).ops if isinstance(op, shared.WaitCopies))
         number = _carried(load) or load.result
-        of_it = following(number, wait.parent.ops)
-        early = [op for op in wait.parent.ops if op in of_it and op.is_before_in_block(wait)]
-        late = [op for op in defining_slice([number], wait.parent) if wait.is_before_in_block(op)]
+        of_it = following(number, block_of(wait).ops)
+        early = [op for op in block_of(wait).ops if op in of_it and op.is_before_in_block(wait)]
+        late = [
+            op for op in defining_slice([number], block_of(wait)) if wait.is_before_in_block(op)
+        ]
         if not all(
             (op is load or is_side_effect_free(op)) and not op.regions for op in (*late, *early)
         ):
@@ -61,7 +64,7 @@ def _carried(load: tile.Load) -> SSAValue | None:
     """What a loop knows from the iteration before, where a load is for the next one alone."""
     uses = list(load.result.uses)
     return (
-        load.parent.args[1 + uses[0].index]
+        block_of(load).args[1 + uses[0].index]
         if len(uses) == 1 and isinstance(uses[0].operation, scf.YieldOp)
         else None
     )
@@ -83,7 +86,7 @@ def _posted(
             new,
             lambda use: (
                 use.operation not in made
-                and wait.is_before_in_block(wait.parent.find_ancestor_op_in_block(use.operation))
+                and wait.is_before_in_block(block_of(wait).find_ancestor_op_in_block(use.operation))
             ),
         )
     before(
@@ -126,10 +129,12 @@ def behind(anchor: Operation, stage: SSAValue) -> None:
     places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
     for op in [
         op
-        for op in anchor.parent.ops
+        for op in block_of(anchor).ops
         if isinstance(op, threads.BroadcastStore) and op.box.owner in places
     ]:
-        known = [v for v in defining_slice(op.operands, op.parent) if anchor.is_before_in_block(v)]
+        known = [
+            v for v in defining_slice(op.operands, block_of(op)) if anchor.is_before_in_block(v)
+        ]
         for x in (*known, op):
             x.detach()
             anchor = after(anchor, x)

@@ -8,6 +8,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir.rewrite import rebuild_for, rebuild_if, rebuild_while
+from tkc.ir.values import terminator_of, yielded_by
 
 
 class Carried:
@@ -46,7 +47,7 @@ class Carried:
     def _body(self, body: Block) -> None:
         body.args[-2].name_hint, body.args[-1].name_hint = "stage", "parity"
         ends = self.thread(body, list(body.args[-2:]))
-        body.last_op.operands = [*body.last_op.operands, *ends]
+        terminator_of(body).operands = [*yielded_by(body), *ends]
 
     def _branch(self, branch: scf.IfOp, state: list[SSAValue]) -> list[SSAValue]:
         sides = [

@@ -26,6 +26,7 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
+from tkc.ir.values import block_of, index_of, terminator_of
 from tkc.passes.programs.co_resident import walked
 
 
@@ -81,7 +82,7 @@ def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
 
 def _span(loop: scf.ForOp, member: threads.Identity, own: set[Operation], count: int) -> Span:
     first, last, _ = walked(loop)
-    anchor = behind_all(member.parent, walked(loop))
+    anchor = behind_all(block_of(member), walked(loop))
     build = Builder(anchor)
     begins, ends = zip(
         *(_of(n, [first, last], member, own, anchor) for n in range(count)), strict=False
@@ -99,7 +100,9 @@ def _of(
 ) -> list[SSAValue]:
     """What values are in one of the programs."""
     mapping = {member.result: Builder(anchor).number(n)}
-    clone_slice([op for op in defining_slice(values, member.parent) if op in own], mapping, anchor)
+    clone_slice(
+        [op for op in defining_slice(values, block_of(member)) if op in own], mapping, anchor
+    )
     return [mapping.get(v, v) for v in values]
 
 
@@ -298,16 +301,16 @@ class Consumer(CoResident):
             for use in list(old.uses):
                 if new is not old and use.operation not in (new.owner, behind.owner):
                     use.operation.operands[use.index] = new
-            self.body.last_op.operands[old.index] = behind
+            terminator_of(self.body).operands[old.index] = behind
 
     def _carried(self, stage: SSAValue) -> tuple[BlockArgument, BlockArgument]:
         """The stage and parity of a ring as the loop over programs carries them."""
         while not (isinstance(stage.owner, Block) and stage.owner is self.body):
             loop = stage.owner.parent_op() if isinstance(stage.owner, Block) else None
-            if not isinstance(loop, scf.ForOp) or stage.index == 0:
+            if not isinstance(loop, scf.ForOp) or index_of(stage) == 0:
                 raise VerifyError("co_resident: a ring's stage is not what its loops carry")
-            stage = loop.iter_args[stage.index - 1]
-        return stage, self.body.args[stage.index + 1]
+            stage = loop.iter_args[index_of(stage) - 1]
+        return stage, self.body.args[index_of(stage) + 1]
 
 
 def _passed(

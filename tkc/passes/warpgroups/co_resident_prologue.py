@@ -47,6 +47,7 @@ from tkc.ir.rewrite import (
     stamp,
     with_results,
 )
+from tkc.ir.values import index_of, terminator_of, yielded_by
 from tkc.passes.warpgroups.lookahead import freed
 
 WAITS = threads.MbarrierWait, threads.MbarrierArrive, threads.Fence
@@ -175,7 +176,7 @@ class Boundary:
             for r in op.results
             if any(use.operation not in closing for use in r.uses)
         ]
-        later = set(defining_slice(body.last_op.operands, body))
+        later = set(defining_slice(yielded_by(body), body))
         # the rest is how results leave; what is computed of the last dot goes with them, if nothing
         # but they needs it
         results = [
@@ -183,7 +184,7 @@ class Boundary:
         ]
         made = ops[ops.index(waits[-1]) + 1 + len(freed(waits[-1])) : -1]
         early = [
-            branch.regions[0].block.last_op.operands[branch.results.index(v)]
+            yielded_by(branch.regions[0].block)[branch.results.index(v)]
             for v in {v for op in (*closing, *later) for inner in op.walk() for v in inner.operands}
             if v in branch.results
         ]
@@ -192,7 +193,7 @@ class Boundary:
         ):
             return None
         states = {
-            body.last_op.operands[a.index]
+            yielded_by(body)[index_of(a)]
             for op in arrivals
             if isinstance(op, scf.ForOp)
             for a in op.iter_args
@@ -214,7 +215,7 @@ class Boundary:
         anchor, build, yields, n = (
             self.last,
             Builder(self.last),
-            list(self.way.last_op.operands),
+            list(yielded_by(self.way)),
             len(self.last.results),
         )
         passes = _passes(self.closing)
@@ -248,19 +249,23 @@ class Boundary:
         ]
         quick, slow, go, stay = (Block([scf.YieldOp()]) for _ in range(4))
         chosen = before(anchor, scf.IfOp(build.le(total, room), kinds, Region(quick), Region(slow)))
-        known = self._close(quick.last_op, yields)
+        known = self._close(terminator_of(quick), yields)
         values = [known[v] for v in self.given]
-        going = self._next(quick.last_op, known, total, room)
-        nested = before(quick.last_op, scf.IfOp(going, kinds, Region(go), Region(stay)))
-        quick.last_op.operands = nested.results
-        go.last_op.operands = self._go(go.last_op, known, yields, values)
-        stay.last_op.operands = [*self._land(stay.last_op), *values, *self._nothing(stay.last_op)]
-        sums = self._land(slow.last_op)
-        known = self._close(slow.last_op, yields)
-        slow.last_op.operands = [
+        going = self._next(terminator_of(quick), known, total, room)
+        nested = before(terminator_of(quick), scf.IfOp(going, kinds, Region(go), Region(stay)))
+        terminator_of(quick).operands = nested.results
+        terminator_of(go).operands = self._go(terminator_of(go), known, yields, values)
+        terminator_of(stay).operands = [
+            *self._land(terminator_of(stay)),
+            *values,
+            *self._nothing(terminator_of(stay)),
+        ]
+        sums = self._land(terminator_of(slow))
+        known = self._close(terminator_of(slow), yields)
+        terminator_of(slow).operands = [
             *sums,
             *(known[v] for v in self.given),
-            *self._nothing(slow.last_op),
+            *self._nothing(terminator_of(slow)),
         ]
         other = self.branch.regions[1].block.last_op
         known = self._close(other, list(other.operands))
@@ -286,7 +291,7 @@ class Boundary:
         alone = before(results[0], scf.IfOp(none, [], Region(Block([scf.YieldOp()]))))
         for op in results:
             op.detach()
-            before(alone.regions[0].block.last_op, op)
+            before(terminator_of(alone.regions[0].block), op)
 
     def _land(self, anchor: Operation) -> list[SSAValue]:
         """The last dot is over, and what it read is given back."""
@@ -380,7 +385,7 @@ class Boundary:
         """Whether there is a next program that has blocks of its own, and the ring room for those
         before them. What is known then of its values.
         """
-        ends, build = self.body.last_op.operands, Builder(anchor)
+        ends, build = yielded_by(self.body), Builder(anchor)
         clone_slice(
             [
                 op
@@ -412,7 +417,7 @@ class Boundary:
             anchor,
         )
         going = build.and_(
-            asked[test.last_op.operands[0]], known.get(self.branch.cond, self.branch.cond)
+            asked[yielded_by(test)[0]], known.get(self.branch.cond, self.branch.cond)
         )
         return (
             build.and_(
@@ -434,7 +439,7 @@ class Boundary:
         self.loop = rebuild_while(self.loop, nothing)
         ahead, scores = self.body.args[-2:]
         ahead.name_hint, scores.name_hint = "ahead", "scores"
-        self.body.last_op.operands = [*self.body.last_op.operands, self.ahead, self.scores]
+        terminator_of(self.body).operands = [*yielded_by(self.body), self.ahead, self.scores]
         for op in self.arrivals:
             if isinstance(op, threads.MbarrierWait):
                 replace(op, threads.MbarrierWait(op.barriers, op.index[0], op.parity, ahead))

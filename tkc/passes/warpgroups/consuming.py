@@ -22,6 +22,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, stamp
 from tkc.ir.types import PendingType, TileType
+from tkc.ir.values import block_of, index_of, owner_op, terminator_of, yielded_by
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.warpgroups.epilogue_stores import give_back, send, stage_of
@@ -80,7 +81,7 @@ def consume(
                         else None
                     ),
                 ),
-                block.last_op,
+                terminator_of(block),
             )
         )
 
@@ -196,9 +197,9 @@ def _needs(op: Operation, flight: Flight, block: Block) -> bool:
         and isinstance(factor.owner, Block)
         and factor.owner is block
         and isinstance(block.last_op, scf.YieldOp)
-        and factor.index > 0
+        and index_of(factor) > 0
     ):
-        return _becomes(op.result, block.last_op.operands[factor.index - 1])
+        return _becomes(op.result, block.last_op.operands[index_of(factor) - 1])
     return False
 
 
@@ -207,7 +208,7 @@ def _becomes(value: SSAValue, result: SSAValue) -> bool:
     if value is result:
         return True
     return isinstance(result.owner, scf.IfOp) and any(
-        _becomes(value, region.block.last_op.operands[result.index])
+        _becomes(value, yielded_by(region.block)[index_of(result)])
         for region in result.owner.regions
     )
 
@@ -243,7 +244,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
     """
     behind = [
         op
-        for top in anchor.parent.ops
+        for top in block_of(anchor).ops
         if top is anchor or anchor.is_before_in_block(top)
         for op in top.walk()
     ]
@@ -251,7 +252,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
     def earlier(op: Operation) -> None:
         for v in op.operands:
             if v.owner in behind:
-                earlier(v.owner)
+                earlier(owner_op(v))
         op.detach()
         before(anchor, op)
         behind.remove(op)
@@ -354,7 +355,7 @@ def _dots(
     """
     body, dots = loop.body.block, [op for op in loop.body.block.ops if isinstance(op, tile.Dot)]
     carried = [first.acc for first, *_ in made]  # each sum as the loop carries it
-    indices = [sum_.index - 1 for sum_ in carried]
+    indices = [index_of(sum_) - 1 for sum_ in carried]
     keep = [i for i in range(len(loop.iter_args)) if i not in indices]
     initial, kinds = (
         [loop.iter_args[i] for i in indices],
@@ -405,7 +406,7 @@ def _dots(
         wait = before(dots[-1], threads.DotWait(1, ends, [False] * len(ends)))
         ends = list(wait.results)
     for i, sum_ in zip(indices, carried, strict=False):
-        body.last_op.operands[i] = sum_  # the carried tile goes; its dots with it
+        terminator_of(body).operands[i] = sum_  # the carried tile goes; its dots with it
     for dot in reversed(dots):
         erase(dot)
     loop = rebuild_for(loop, keep, [*pending, *[zero] * len(stages)])
@@ -426,7 +427,7 @@ def _dots(
             )
         ),
     )
-    body.last_op.operands = [*body.last_op.operands, *ends, *(stage for _, stage in stages)]
+    terminator_of(body).operands = [*yielded_by(body), *ends, *(stage for _, stage in stages)]
     done = after(loop, threads.DotWait(0, loop.results[-len(made) - len(stages) : -len(stages)]))
     last = after(
         done,
@@ -454,7 +455,7 @@ def _computed(dot: tile.Dot) -> Operation:
     """
     tainted: set[SSAValue] = set()
     first: Operation = dot
-    for op in defining_slice([dot.a], dot.parent):
+    for op in defining_slice([dot.a], block_of(dot)):
         if isinstance(op, shared.Read):
             tainted.update(op.results)
             if first is dot:

@@ -43,6 +43,7 @@ from tkc.ir.rewrite import (
     with_results,
 )
 from tkc.ir.types import TileType
+from tkc.ir.values import block_of, index_of, terminator_of, yielded_by
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
 
@@ -66,10 +67,10 @@ class Stream:
         return dict(zip(self.body.args, self.loop.arguments, strict=False))
 
     def next(self, place: Operation) -> dict[SSAValue, SSAValue]:
-        end = place.parent.last_op
+        end = block_of(place).last_op
         return {
-            argument: end.operands[v.index] if v.owner is self.branch else v
-            for argument, v in zip(self.body.args, self.body.last_op.operands, strict=False)
+            argument: end.operands[index_of(v)] if v.owner is self.branch else v
+            for argument, v in zip(self.body.args, yielded_by(self.body), strict=False)
         }
 
     def possible(self) -> bool:
@@ -185,9 +186,9 @@ def _ahead(stream: Stream) -> None:
         return mapping[dot.result]
 
     first, ways = copy(stream.first(), loop), []
-    turns = any(isinstance(op, threads.Turn) for op in loop.parent.ops)
+    turns = any(isinstance(op, threads.Turn) for op in block_of(loop).ops)
     for place in stream.places:
-        block, end = place.parent, place.parent.last_op
+        block, end = place.parent, block_of(place).last_op
         following = stream.next(place)
         end.operands = [
             (
@@ -218,7 +219,7 @@ def _ahead(stream: Stream) -> None:
     (ahead,) = with_results(stream.branch, ways)
     loop = rebuild_while(loop, [first])
     body = loop.after_region.block
-    body.last_op.operands = [*body.last_op.operands, ahead]
+    terminator_of(body).operands = [*yielded_by(body), ahead]
     dot.result.replace_all_uses_with(body.args[-1])
     for op in (commit, dot, fence, *(op for op in head if isinstance(op, threads.MbarrierWait))):
         erase(op)

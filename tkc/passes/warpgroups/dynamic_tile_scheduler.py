@@ -56,6 +56,7 @@ from tkc.ir.rewrite import (
     replace,
     with_results,
 )
+from tkc.ir.values import block_of, yielded_by
 from tkc.passes.warpgroups.rings import slots
 
 STEPS = 8  # so many operations take longer than a post and a fetch
@@ -77,8 +78,10 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
         next(op for op in role.walk() if isinstance(op, threads.NextProgram))
         for role in (producer, *others)
     ]
-    ends = claims[0].parent.last_op.operands
-    follows = [i for i, v in enumerate(ends) if claims[0] in defining_slice([v], claims[0].parent)]
+    ends = yielded_by(block_of(claims[0]))
+    follows = [
+        i for i, v in enumerate(ends) if claims[0] in defining_slice([v], block_of(claims[0]))
+    ]
     claimed = [slots(anchor, 2, "claimed") for _ in follows]
     full, empty = (before(anchor, threads.Barriers(2)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
@@ -91,7 +94,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
     for claim in claims:
         body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
         stage, parity = body.args[-2:]
-        end, carried = body.last_op, list(body.last_op.operands)
+        end, carried = body.last_op, list(yielded_by(body))
         if claim is claims[0]:
 
             def post(anchor: Operation, values: list[SSAValue]) -> None:

@@ -31,6 +31,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
+from tkc.ir.values import tile_type
 from tkc.passes.analysis.access import argument_of
 from tkc.passes.warpgroups.maps import Maps
 
@@ -80,7 +81,9 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
                     out.buffer,
                     each=each,
                     axis=(
-                        next(a for a, n in enumerate(map.type.extents) if n > 1) if share else None
+                        next(a for a, n in enumerate(tile_type(map).extents) if n > 1)
+                        if share
+                        else None
                     ),
                 ),
             )

@@ -27,6 +27,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase
 from tkc.ir.types import SharedType, bits
+from tkc.ir.values import block_of
 from tkc.passes import PassContext
 from tkc.passes.warpgroups.carried import Carried
 
@@ -109,7 +110,7 @@ class Exchange(Carried):
             threads.Send(place, write.value, self.full, stage, write.lone is not None),
         )
         users = {use.operation for use in alloc.result.uses} - {write}
-        reading = next(op for op in write.parent.ops if op in users)
+        reading = next(op for op in block_of(write).ops if op in users)
         before(reading, threads.MbarrierWait(self.full, stage, parity))
         following = (
             before(reading, threads.RingNext(stage, parity, self.stages)).results

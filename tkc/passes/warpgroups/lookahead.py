@@ -31,6 +31,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import after, before, rebuild_for, replace
 from tkc.ir.types import TileType
+from tkc.ir.values import index_of, yielded_by
 
 
 def look_ahead(role: threads.Role) -> None:
@@ -41,10 +42,10 @@ def look_ahead(role: threads.Role) -> None:
             continue
         step = _step(wait)
         if step is None or [
-            body.last_op.operands[v.index - 1] for v in (wait.index[0], wait.parity)
+            yielded_by(body)[index_of(v) - 1] for v in (wait.index[0], wait.parity)
         ] != list(step.results):
             continue
-        stage, parity = (loop.iter_args[v.index - 1] for v in (wait.index[0], wait.parity))
+        stage, parity = (loop.iter_args[index_of(v) - 1] for v in (wait.index[0], wait.parity))
         rebuild_for(
             loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)]
         ).attributes["ahead"] = UnitAttr()
@@ -63,7 +64,7 @@ def _first_wait(body: Block) -> threads.MbarrierWait | None:
     for op in body.ops:
         if isinstance(op, threads.MbarrierWait):
             carried = all(
-                isinstance(v.owner, Block) and v.owner is body and v.index > 0
+                isinstance(v.owner, Block) and v.owner is body and index_of(v) > 0
                 for v in (op.index[0], op.parity)
             )
             return op if carried and op.unless is None else None

@@ -26,6 +26,7 @@ from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
+from tkc.ir.values import terminator_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
 THREADS = 256  # of both consumers
@@ -63,7 +64,7 @@ def alternate(role: threads.Role) -> None:
         updates.append((i, first.results, over.results))
     for i, first, over in updates:
         for j in (0, 1):
-            loop.operands[3 + i + j], body.last_op.operands[i + j] = first[j], over[j]
+            loop.operands[3 + i + j], terminator_of(body).operands[i + j] = first[j], over[j]
     loop.operands[0] = build.add(loop.lb, build.mul(role.who, loop.step))
     loop.operands[2] = build.mul(loop.step, two)
 
@@ -122,7 +123,7 @@ def _fills(
     """Stages of the ring whose stage the loop carries there, and how many of them a program uses,
     as a value before the anchor; None if it is no ring's stage. program: the number of the program
     that is meant, where it matters."""
-    argument, end = loop.body.block.args[1 + index], loop.body.block.last_op.operands[index]
+    argument, end = loop.body.block.args[1 + index], yielded_by(loop.body.block)[index]
     stages: set[int] = set()
     total = _Steps(loop, anchor, program, stages).of(end, argument)
     return (stages.pop(), total) if total is not None and stages else None
@@ -148,7 +149,7 @@ class _Steps:
                 return None if earlier is None else self.build.add(earlier, self.build.number(1))
             case scf.ForOp():
                 i = list(owner.results).index(value)
-                each = self.of(owner.body.block.last_op.operands[i], owner.body.block.args[1 + i])
+                each = self.of(yielded_by(owner.body.block)[i], owner.body.block.args[1 + i])
                 earlier = None if each is None else self.of(owner.iter_args[i], start)
                 return (
                     None

@@ -25,6 +25,7 @@ from xdsl.ir import Block, Region
 from tkc.ir import threads
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import TileType
+from tkc.ir.values import block_of
 
 
 def straighten(role: threads.Role) -> None:
@@ -56,7 +57,7 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
 
 
 def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
-    block, end = branch.parent, branch.parent.last_op
+    block, end = branch.parent, block_of(branch).last_op
     ops = list(block.ops)
     first, middle = ops.index(begun), ops.index(branch)
     head, rest = ops[first:middle], ops[middle + 1 : -1]
