@@ -34,6 +34,13 @@ def owner_op(value: SSAValue) -> Operation:
     return value.owner
 
 
+def owner_of(value: SSAValue, kind: type[O]) -> O:
+    """The operation of this class that defines a value. Raises TypeError for another."""
+    if not isinstance(value.owner, kind):
+        raise TypeError(f"{value} is not the result of {kind.__name__}")
+    return value.owner
+
+
 def block_of(op: Operation) -> Block:
     """The block an operation stands in. Raises TypeError for one that stands in none."""
     if op.parent is None:
@@ -47,6 +54,27 @@ def parent_of(op: Operation, kind: type[O]) -> O:
     if not isinstance(parent, kind):
         raise TypeError(f"{op.name} does not stand directly inside {kind.__name__}")
     return parent
+
+
+def next_of(op: Operation) -> Operation:
+    """The operation behind another in its block. Raises TypeError behind the last one."""
+    if op.next_op is None:
+        raise TypeError(f"nothing follows {op.name}")
+    return op.next_op
+
+
+def previous_of(op: Operation) -> Operation:
+    """The operation before another in its block. Raises TypeError before the first one."""
+    if op.prev_op is None:
+        raise TypeError(f"nothing precedes {op.name}")
+    return op.prev_op
+
+
+def first_of(block: Block) -> Operation:
+    """The first operation of a block. Raises TypeError for an empty block."""
+    if block.first_op is None:
+        raise TypeError("a block without operations")
+    return block.first_op
 
 
 def terminator_of(block: Block) -> Operation:

@@ -6,8 +6,8 @@ once it is made, and the list in which every pass writes what it decided and why
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Protocol
 
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
@@ -18,6 +18,7 @@ class LaunchOptions(Protocol):
     (`tkc.language.signature.Options` is one.)
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # for dataclasses.replace
     num_warps: int | None
     num_stages: int | None
     num_ctas: int

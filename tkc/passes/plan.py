@@ -744,7 +744,7 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
         or _plan(program, context).roles != "one"
     ):
         return []
-    return sorted(full, key=lambda d: -d.result.type.bytes)
+    return sorted(full, key=lambda d: -tile_type(d.result).bytes)
 
 
 def overfull(module: ModuleOp, context: PassContext) -> str:
@@ -871,7 +871,7 @@ def _source(
         return "registers"
     if not _copied(value.owner, _load(value.owner, Ranges())):
         return "registers"
-    held = value.type.bytes // (4 * 32 * parts)
+    held = tile_type(value).bytes // (4 * 32 * parts)
     return "shared" if accumulators + held > HELD or asked == "shared" else "registers"
 
 

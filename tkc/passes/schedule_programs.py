@@ -34,6 +34,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, replace, stamp
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType
+from tkc.ir.values import first_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping
 from tkc.passes.programs import co_resident
@@ -67,7 +68,7 @@ def _raster(kernel: tile.Kernel, group: int) -> None:
     ids = [op for op in kernel.walk() if isinstance(op, tile.ProgramId) and op.axis.value.data < 2]
     if not ids:
         return
-    build = Builder(kernel.body.block.first_op)
+    build = Builder(first_of(kernel.body.block))
     x, y, rows, columns = (
         build(op)
         for op in (tile.ProgramId(0), tile.ProgramId(1), tile.NumPrograms(0), tile.NumPrograms(1))
@@ -84,7 +85,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     """
     block, end, size = (
         kernel.body.block,
-        kernel.body.block.last_op,
+        terminator_of(kernel.body.block),
         plan.cluster[0] * plan.cluster[1],
     )
     inside = (
@@ -137,10 +138,10 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         body, place = claimed(first, total, place_of, lookup, inside, end)
     elif plan.dynamic_schedule:
         body = claimed_ahead(first, total, step, plan.stages, inside, end)
-        place = place_of(Builder(body.first_op), body.args[0])
+        place = place_of(Builder(first_of(body)), body.args[0])
     else:
         body = _counted(first, deal.turns if deal else total, step, inside, end)
-        build = Builder(body.first_op)
+        build = Builder(first_of(body))
         turn = (
             Turn.of(deal, body.args[0], build.anchor)
             if deal
@@ -162,7 +163,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         share(body, sums, deal, turn, plan.warps // 4, size, rank)
     if plan.serpentine:
         backwards(
-            sums, Builder(body.first_op), body.args[0], first, step
+            sums, Builder(first_of(body)), body.args[0], first, step
         )  # of what is left of a loop that is shared
     if plan.split_k > 1:
         divide(body, sums, turn, plan.split_k)

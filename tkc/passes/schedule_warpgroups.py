@@ -50,8 +50,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
                     _copy(op)
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             _forget_tokens(loop)
-        for loop in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]:
-            _pass_none(loop)
+        for while_ in [op for op in kernel.walk() if isinstance(op, scf.WhileOp)]:
+            _pass_none(while_)
         for op in list(kernel.walk()):
             if isinstance(op, shared.NoToken):
                 erase(op)
@@ -106,7 +106,7 @@ def _forget_tokens(loop: scf.ForOp) -> None:
     keep = [i for i, v in enumerate(loop.iter_args) if not isinstance(v.type, TokenType)]
     if len(keep) == len(loop.iter_args):
         return
-    terminator = loop.body.block.last_op
+    terminator = terminator_of(loop.body.block)
     for i, _value in enumerate(loop.iter_args):
         if i in keep:
             continue

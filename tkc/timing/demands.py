@@ -8,8 +8,8 @@ from math import prod
 
 from tkc.ir import threads
 from tkc.ir.target import Target
-from tkc.ir.types import SharedType, bits
-from tkc.ir.values import tile_type
+from tkc.ir.types import MapType, SharedType, bits
+from tkc.ir.values import tile_type, type_of
 from tkc.passes.planning.cost import MMA
 from tkc.passes.planning.demands import Demand as Demand
 from tkc.passes.planning.demands import of as of
@@ -20,7 +20,7 @@ def tensor(op: threads.DotAsync, operations: float, groups: int) -> tuple[float,
     operations a clock, and bytes that it reads in shared memory.
     """
     (m, n), k = op.result.type.tile.extents, op.a.type.extents[1]
-    width = bits(op.b.type.element)
+    width = bits(tile_type(op.b).element)
     rows = -(-m // (64 * groups)) * 64
     reads = (
         rows / 64 * k * width / 256 * ((2048 if isinstance(op.a.type, SharedType) else 0) + 32 * n)
@@ -36,4 +36,5 @@ def synchronous(m: int, n: int, k: int, width: int, target: Target, groups: int)
 
 def copied(op: threads.TmaLoad | threads.TmaStore) -> int:
     """Bytes of a box."""
-    return prod(tile_type(op.map).extents) * bits(op.map.type.element) // 8
+    box = type_of(op.map, MapType)
+    return prod(box.extents) * bits(box.element) // 8

@@ -40,7 +40,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, tile_type, yielded_by
+from tkc.ir.values import index_of, shared_type, terminator_of, tile_type, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
 from tkc.timing import demands
@@ -218,7 +218,7 @@ class Machine:
         roles = next((op for op in body.ops if isinstance(op, threads.Roles)), None)
         for init in (op for op in body.ops if isinstance(op, threads.MbarrierInit)):
             state.barriers[init.barriers] = [
-                Mbarrier(init.count.value.data) for _ in range(init.barriers.type.stages)
+                Mbarrier(init.count.value.data) for _ in range(shared_type(init.barriers).stages)
             ]
         if roles is None:
             warps = self.kernel.integer("warps", 4)
@@ -462,7 +462,7 @@ class Machine:
             for inner in test.ops:
                 if any(r in self.needed for r in inner.results):
                     self._scalar(inner, agent.env)
-            condition = test.last_op
+            condition = terminator_of(test)
             values = [self._value(agent, v) for v in condition.operands[1:]]
             if self._value(agent, condition.condition) in (False, 0):
                 break
@@ -508,7 +508,10 @@ class Machine:
             case threads.Send():
                 barrier, share = (
                     state.barriers[op.barriers][self._index(op, a)],
-                    op.buffer.type.size * bits(op.buffer.type.element) // 8 // a.groups,
+                    shared_type(op.buffer).size
+                    * bits(shared_type(op.buffer).element)
+                    // 8
+                    // a.groups,
                 )  # of all blocks, which do the same
                 yield "delay", e.lsu, "send"
                 if isinstance(op.value.owner, tile.Splat):
@@ -534,7 +537,11 @@ class Machine:
             case threads.DotAsync():
                 clocks, reads = demands.tensor(op, self.target.tensor, a.groups)
                 n = op.result.type.tile.extents[1]
-                if n > 64 and n * bits(op.b.type.element) % 1024 and op.b.type.memory.fast == 1:
+                if (
+                    n > 64
+                    and n * bits(tile_type(op.b).element) % 1024
+                    and shared_type(op.b).memory.fast == 1
+                ):
                     clocks *= 1 + RAGGED / n**2
                 yield from self._dot(
                     a,
@@ -543,7 +550,7 @@ class Machine:
                 )
             case tile.Dot():
                 m, n = tile_type(op.acc).extents[-2:]
-                k = tile_type(op.a).extents[-1] * op.acc.type.size // (m * n)
+                k = tile_type(op.a).extents[-1] * tile_type(op.acc).size // (m * n)
                 what = f"dot {m}x{n}x{k}"
                 if op.instruction is None or op.instruction.data.startswith("fma"):
                     demand = demands.Demand()
@@ -557,7 +564,9 @@ class Machine:
                     return
                 yield from self._dot(
                     a,
-                    demands.synchronous(m, n, k, bits(op.a.type.element), self.target, a.groups),
+                    demands.synchronous(
+                        m, n, k, bits(tile_type(op.a).element), self.target, a.groups
+                    ),
                     what,
                 )
                 a.flying.append(1)
@@ -616,7 +625,7 @@ class Machine:
                 if until > self.now:
                     yield "delay", until - self.now, "copy out"
             case threads.CpAsync():
-                size = op.buffer.type.bytes // a.groups
+                size = shared_type(op.buffer).bytes // a.groups
                 demand = demands.Demand()
                 demand.add("lsu", size / (16 * 32 * 4), size / (16 * 32 * 4) * e.lsu, "cp.async")
                 yield "work", demand

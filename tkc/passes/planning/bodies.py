@@ -41,12 +41,12 @@ class Machine:
         rate = (
             self.target.tensor
             * 16
-            / max(8, bits(dot.a.type.element))
+            / max(8, bits(tile_type(dot.a).element))
             * (1 if self.wgmma or not self.target.wgmma else MMA)
         )
         return (
             2
-            * dot.acc.type.size
+            * tile_type(dot.acc).size
             // (m * n)
             * -(-m // 16)
             * 16

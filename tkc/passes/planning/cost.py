@@ -33,7 +33,7 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
-from tkc.ir.values import tile_type
+from tkc.ir.values import array_type, tile_type
 from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
@@ -518,7 +518,7 @@ def scattered(op: Operation) -> float:
     """
     if (
         not isinstance(op, tile.Store)
-        or len(strides := op.array.type.facts.strides) != 2
+        or len(strides := array_type(op.array).facts.strides) != 2
         or min(op.extents.get_values()) <= 1
     ):
         return 1.0
@@ -537,10 +537,10 @@ def cut(op: Operation) -> bool:
     """
     if not isinstance(op, tile.Load):
         return False
-    size, extents = bits(op.array.type.element) // 8, op.extents.get_values()
+    size, extents = bits(array_type(op.array).element) // 8, op.extents.get_values()
     return any(
         s.exact != 1 and (s.exact if s.exact is not None else s.divisor) * size % 32 and n > 1
-        for s, n in zip(op.array.type.facts.strides, extents, strict=False)
+        for s, n in zip(array_type(op.array).facts.strides, extents, strict=False)
     )
 
 

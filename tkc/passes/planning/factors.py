@@ -107,7 +107,7 @@ def _turned(value: SSAValue, k: int) -> bool:
     """
     load = source(value)
     return (
-        bits(value.type.element) == 32
+        bits(tile_type(value).element) == 32
         and tile_type(value).rank == 2
         and load is not None
         and not unmapped(load)
@@ -364,7 +364,7 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     """In how many parts a partial dot is best added up, and how many are in flight at once: two
     together where the sum and the dot fit the registers, else as many in turn as make them fit."""
     (m, n), form = tile_type(dot.acc).extents, wgmma_of(dot)
-    sum_ = n * m * bits(dot.acc.type.element) // (32 * 128 * groups)
+    sum_ = n * m * bits(tile_type(dot.acc).element) // (32 * 128 * groups)
     if axis_of(dot, groups) == 0:
         count = m // (64 * groups)
         return (count, count) if 2 * sum_ <= registers else (count, 1)

@@ -39,7 +39,7 @@ from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import tile_type
+from tkc.ir.values import array_type, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, kernel_around, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
@@ -267,7 +267,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     )
     late = found.late if found else ()
     aside = (
-        BESIDE[groups][any(load.result.type.size > 512 * HALF for load in relaid)]
+        BESIDE[groups][any(tile_type(load.result).size > 512 * HALF for load in relaid)]
         if relaid
         else None
     )
@@ -981,7 +981,7 @@ def lines(loads: list[Operation]) -> int:
     for op in loads:
         if not isinstance(op, tile.Load) or not isinstance(op.result.type, TileType):
             continue
-        size, facts = bits(op.result.type.element) // 8, op.array.type.facts.strides
+        size, facts = bits(op.result.type.element) // 8, array_type(op.array).facts.strides
         total += LINE * prod(
             -(-n * size // LINE) if s.exact == 1 else n
             for n, s in zip(op.extents.get_values(), facts, strict=False)
@@ -1017,7 +1017,11 @@ def _fetched(load: tile.Load) -> int:
     beside = not is_inside(load.offsets[axis], load.parent_op()) and program_axes(
         [load.offsets[axis]]
     )  # not what the next iteration loads
-    return LINE if extents[axis] * bits(load.result.type.element) <= 2 * 8 * LINE and beside else 0
+    return (
+        LINE
+        if extents[axis] * bits(tile_type(load.result).element) <= 2 * 8 * LINE and beside
+        else 0
+    )
 
 
 def _bytes(ring: list[tile.Load]) -> int:
@@ -1079,7 +1083,7 @@ def _cluster(
         if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
             continue
         panel, dense = (
-            of_block(load).swizzle * 8 // bits(load.result.type.element),
+            of_block(load).swizzle * 8 // bits(tile_type(load.result).element),
             dense_of_block(load),
         )
         boxes = extents[dense] // panel

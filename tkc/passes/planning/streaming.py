@@ -258,18 +258,22 @@ class Shares:
         copied = frozenset(
             op
             for op, plan in tiles
-            if plan.vector == 16 and op.result.type.bytes >= 16 * 32 * warps * blocks and whole(op)
+            if plan.vector == 16
+            and tile_type(op.result).bytes >= 16 * 32 * warps * blocks
+            and whole(op)
         )
         own = tuple(op for op, _ in tiles if program_axes(op.operands))
         return Shares(own, tuple(op for op, _ in tiles if op not in own), copied, blocks)
 
     @property
     def stage(self) -> int:
-        return sum(op.result.type.bytes for op in self.own if op in self.copied) // self.blocks
+        return (
+            sum(tile_type(op.result).bytes for op in self.own if op in self.copied) // self.blocks
+        )
 
     @property
     def kept(self) -> int:
-        return sum(op.result.type.bytes for op in self.alike) // self.blocks
+        return sum(tile_type(op.result).bytes for op in self.alike) // self.blocks
 
     @property
     def streams(self) -> bool:
@@ -277,7 +281,7 @@ class Shares:
         waits for them while it has nothing else.
         """
         return 0 < self.stage <= MULTIPROCESSOR and all(
-            op in self.copied or op.result.type.size < 1024 for op in self.own
+            op in self.copied or tile_type(op.result).size < 1024 for op in self.own
         )
 
 
@@ -343,7 +347,7 @@ def turns(kernel: tile.Kernel) -> bool:
 
 def turned_bytes(kernel: tile.Kernel) -> int:
     """Of all tiles that are stored transposed."""
-    return sum(op.value.type.bytes for op in _transposing(kernel))
+    return sum(tile_type(op.value).bytes for op in _transposing(kernel))
 
 
 def leave_in_rows(
@@ -483,7 +487,7 @@ def ahead(
         bool(early) and more <= left and peak <= most and context.options.prefetch is not False,
         bool(kept)
         and more + kept <= left
-        and peak + each(sum(op.result.type.size for op in shares.alike)) <= most,
+        and peak + each(sum(tile_type(op.result).size for op in shares.alike)) <= most,
     )  # kept as what is computed with
     queue = (
         bool(own)
@@ -520,7 +524,7 @@ def ahead(
     if prefetch:
         say(f"loops read one iteration ahead, into {more} registers a thread")
     if prefetch and persistent and not stages:
-        say(_in_flight(sum(op.result.type.bytes for op in early) // blocks, context.target))
+        say(_in_flight(sum(tile_type(op.result).bytes for op in early) // blocks, context.target))
     if keep:
         say(f"what all programs read stays in {kept} registers a thread")
     elif (
@@ -531,7 +535,9 @@ def ahead(
     ):
         own, keep = own.union(shares.alike), True
         say(f"what all programs read stays in {shares.kept} bytes of shared memory")
-    taken = sum(op.result.type.bytes // blocks * (stages if op in shares.own else 1) for op in own)
+    taken = sum(
+        tile_type(op.result).bytes // blocks * (stages if op in shares.own else 1) for op in own
+    )
     # what stagger-programs has of the next program
     begun = more if tile.waits_for_programs(kernel) else 0
     beside = begun + (keep and not stages) * kept  # as long as it is read ahead of
@@ -575,7 +581,7 @@ def row_of(kernel: tile.Kernel) -> int:
     """
     ops = list(kernel.walk())
     if not all(
-        isinstance(op, PLAIN) or isinstance(op, tile.Extract) and op.arg.type.size == 1
+        isinstance(op, PLAIN) or isinstance(op, tile.Extract) and tile_type(op.arg).size == 1
         for op in ops
     ):
         return 0

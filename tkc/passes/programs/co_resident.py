@@ -32,6 +32,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder
 from tkc.ir.threads import Identity
+from tkc.ir.values import first_of
 
 BEGUN = "begun"  # of a loop whose first iteration stands before it (rotate-loops)
 
@@ -40,7 +41,7 @@ def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[
     """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where
     the team begins; last: teams end with the axis, so that ghosts stand before it.
     """
-    build = Builder(body.first_op)
+    build = Builder(first_of(body))
     place = build.add(first, build(Identity("member")))
     if not last:
         return place, build.lt(place, rows)

@@ -26,6 +26,7 @@ from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder
 from tkc.ir.types import bits
+from tkc.ir.values import array_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.programs.tile_groups import Grid, TileGroups
@@ -282,11 +283,11 @@ def _section(
 
 def _bytes(build: Builder, array: SSAValue) -> SSAValue:
     """The bytes of an array or of a view, taken as large as the array's axes that it does not fix."""
-    axes = list(range(len(array.type.facts.shape)))
+    axes = list(range(len(array_type(array).facts.shape)))
     while isinstance(array.owner, tile.View):
         free = [axis for axis, kind in enumerate(array.owner.kinds) if kind.data != "index"]
         axes, array = [free[a] for a in axes], array.owner.array
-    total = build.number(bits(array.type.element) // 8, i64)
+    total = build.number(bits(array_type(array).element) // 8, i64)
     for axis in axes:
         total = build.mul(total, build(Cast(build(tile.Dim(array, axis)), i64)))
     return total

@@ -16,6 +16,7 @@ from xdsl.dialects import scf
 from xdsl.ir import SSAValue
 
 from tkc.ir.rewrite import Builder
+from tkc.ir.values import first_of
 
 
 def backwards(
@@ -31,7 +32,7 @@ def backwards(
     ends = outside.add(
         outside.add(loop.lb, loop.lb), outside.mul(outside.sub(length, 1), loop.step)
     )  # first and last: what both of a pair add up to
-    inside = Builder(loop.body.block.first_op)
+    inside = Builder(first_of(loop.body.block))
     there = inside.select(odd, inside.sub(ends, k), k)
     mirrored = {there.owner, *(v.owner for v in there.owner.operands)}
     for use in list(k.uses):

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue, Use
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Bitcast
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import after, before, clone_slice, defining_slice, erase, following, replace
-from tkc.ir.values import block_of
-from tkc.passes.warpgroups.rings import group_of, slots
+from tkc.ir.values import block_of, first_of, next_of, shared_type
+from tkc.passes.warpgroups.rings import group_of, slots, stage_of
 
 
 def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
@@ -74,21 +74,23 @@ def _posted(
     number: SSAValue, early: list[Operation], wait: shared.WaitCopies, outside: Block
 ) -> SSAValue:
     """early: what is computed of the number before the wait, and is computed again behind it."""
-    filled, t, anchor = group_of(wait)[0].buffer.owner, number.type, wait.next_op
-    ring = slots(outside.first_op, filled.ring.type.stages, "broadcast")
+    filled = stage_of(group_of(wait)[0].buffer)
+    t, anchor = number.type, next_of(wait)
+    ring = slots(first_of(outside), shared_type(filled.ring).stages, "broadcast")
     place = before(wait, shared.Stage(ring, filled.index[0])).result
     got = before(anchor, threads.BroadcastLoad(place)).result
-    known = {number: got if t == i32 else before(anchor, Bitcast(got, t)).result}
+    known: dict[SSAValue, SSAValue] = {
+        number: got if t == i32 else before(anchor, Bitcast(got, t)).result
+    }
     clone_slice(early, known, anchor)
     made = {new.owner for new in known.values()}
+
+    def comes_later(use: Use) -> bool:
+        top = block_of(wait).find_ancestor_op_in_block(use.operation)
+        return use.operation not in made and top is not None and wait.is_before_in_block(top)
+
     for old, new in known.items():
-        old.replace_uses_with_if(
-            new,
-            lambda use: (
-                use.operation not in made
-                and wait.is_before_in_block(block_of(wait).find_ancestor_op_in_block(use.operation))
-            ),
-        )
+        old.replace_uses_with_if(new, comes_later)
     before(
         wait,
         threads.BroadcastStore(

@@ -26,8 +26,19 @@ from tkc.errors import VerifyError
 from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, before, clone_slice, defining_slice, erase, following, replace
-from tkc.ir.values import block_of, index_of, terminator_of
+from tkc.ir.values import (
+    block_of,
+    defining_op,
+    first_of,
+    index_of,
+    next_of,
+    owner_of,
+    owner_op,
+    shared_type,
+    terminator_of,
+)
 from tkc.passes.programs.co_resident import walked
+from tkc.passes.warpgroups.rings import group_of, ring_of, stage_of
 
 
 @dataclass(eq=False)
@@ -41,6 +52,8 @@ class Span:
     def of(self, mapping: dict[SSAValue, SSAValue]) -> Span:
         """The span in a copy of the program."""
         loop = mapping[self.loop.body.block.args[0]].owner.parent_op()
+        if not isinstance(loop, scf.ForOp):
+            raise VerifyError("co_resident: a copied loop is no loop")
         return Span(loop, *(mapping.get(v, v) for v in (self.first, self.last)))
 
 
@@ -99,7 +112,7 @@ def _of(
     n: int, values: list[SSAValue], member: threads.Identity, own: set[Operation], anchor: Operation
 ) -> list[SSAValue]:
     """What values are in one of the programs."""
-    mapping = {member.result: Builder(anchor).number(n)}
+    mapping: dict[SSAValue, SSAValue] = {member.result: Builder(anchor).number(n)}
     clone_slice(
         [op for op in defining_slice(values, block_of(member)) if op in own], mapping, anchor
     )
@@ -108,7 +121,7 @@ def _of(
 
 def behind_all(body: Block, values: Sequence[SSAValue]) -> Operation:
     """Where values are known, and nothing has asked for them."""
-    last = body.first_op
+    last = first_of(body)
     for v in values:
         if (
             isinstance(v.owner, Operation)
@@ -116,7 +129,7 @@ def behind_all(body: Block, values: Sequence[SSAValue]) -> Operation:
             and last.is_before_in_block(v.owner)
         ):
             last = v.owner
-    return last.next_op
+    return next_of(last)
 
 
 def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
@@ -128,7 +141,7 @@ def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
         for copy in loop.walk():
             if (
                 isinstance(copy, shared.CopyAsync)
-                and found.setdefault(copy.buffer.owner.ring, loop) is not loop
+                and found.setdefault(ring_of(copy), loop) is not loop
             ):
                 raise VerifyError("co_resident: two loops fill one ring")
     return found
@@ -159,24 +172,21 @@ class Producer(CoResident):
         """The copies that a wait of the program's top waits for, once for each program, in stages
         that follow one another.
         """
-        joined = wait.tokens[0].owner
-        if (
-            joined.tokens[0].owner if isinstance(joined, shared.JoinTokens) else joined
-        ).buffer.owner.ring in self.spans:
+        copies = group_of(wait)
+        if ring_of(copies[0]) in self.spans:
             return
-        copies = (
-            [v.owner for v in joined.tokens] if isinstance(joined, shared.JoinTokens) else [joined]
-        )
-        stage = copies[0].buffer.owner.index[0]
+        join = defining_op(wait.tokens[0], shared.JoinTokens)
+        joins = [] if join is None else [join]
+        stage = stage_of(copies[0].buffer).index[0]
         step = next(
             use.operation
             for use in stage.uses
             if isinstance(use.operation, threads.RingNext) and use.index == 0
         )
         group = [
-            *dict.fromkeys(copy.buffer.owner for copy in copies),
+            *dict.fromkeys(owner_op(copy.buffer) for copy in copies),
             *copies,
-            *([joined] if joined not in copies else []),
+            *joins,
             wait,
             step,
         ]
@@ -206,7 +216,7 @@ class Producer(CoResident):
                     anchor,
                 )
         replace(step, states[-1])
-        for op in (wait, *([joined] if joined not in copies else []), *copies):
+        for op in (wait, *joins, *copies):
             for result in op.results:
                 if result.first_use:
                     result.replace_all_uses_with(before(op, shared.NoToken()).token)
@@ -232,8 +242,8 @@ class Producer(CoResident):
             for region in around.regions
         ]
         return [
-            region.block.first_op if head is None else head.next_op
-            for region, head in zip(around.regions, heads, strict=False)
+            first_of(region.block) if head is None else next_of(head)
+            for region, head in zip(around.regions, heads, strict=True)
         ]
 
 
@@ -245,19 +255,21 @@ class Consumer(CoResident):
         begins; behind its program, where the team's ends.
         """
         replace(self.member, [self.role.who])
-        firsts = {copy.buffer.owner.ring: copy for copy in reversed(self._copies())}
+        firsts = {ring_of(copy): copy for copy in reversed(self._copies())}
         end, carried = (
-            self.body.last_op,
-            {ring: self._carried(copy.buffer.owner.index[0]) for ring, copy in firsts.items()},
+            terminator_of(self.body),
+            {ring: self._carried(stage_of(copy.buffer).index[0]) for ring, copy in firsts.items()},
         )
         for ring, state in carried.items():
             if ring in self.spans:
                 continue
-            mine = before(
-                self.body.first_op, threads.RingNext(*state, ring.type.stages, self.role.who)
+            mine: Sequence[SSAValue] = before(
+                first_of(self.body),
+                threads.RingNext(*state, shared_type(ring).stages, self.role.who),
             ).results
             over = before(
-                end, threads.RingNext(*state, ring.type.stages, Builder(end).number(self.count))
+                end,
+                threads.RingNext(*state, shared_type(ring).stages, Builder(end).number(self.count)),
             ).results
             self._become(state, mine, over)
         for span in dict.fromkeys(self.spans.values()):
@@ -276,11 +288,13 @@ class Consumer(CoResident):
                 whole,
                 build.add(head, build.select(some, build.up(build.sub(last, first), step), 0)),
             )
-            states = [carried[ring] for ring in rings]
-            mine = _passed(build, head, rings, full, states) if first is not span.first else states
-            ends = [tuple(end.operands[v.index] for v in state) for state in states]
+            states: list[Sequence[BlockArgument]] = [carried[ring] for ring in rings]
+            begins = (
+                _passed(build, head, rings, full, states) if first is not span.first else states
+            )
+            ends = [[end.operands[v.index] for v in state] for state in states]
             claimed = next(op for op in self.body.ops if isinstance(op, threads.MbarrierWait))
-            over = _passed(
+            behinds = _passed(
                 Builder(claimed),
                 tail,
                 rings,
@@ -290,7 +304,7 @@ class Consumer(CoResident):
                 # follows
                 # the last of them
             )
-            for state, begin, behind in zip(states, mine, over, strict=False):
+            for state, begin, behind in zip(states, begins, behinds, strict=True):
                 self._become(state, begin, behind)
 
     def _become(
@@ -310,7 +324,8 @@ class Consumer(CoResident):
             if not isinstance(loop, scf.ForOp) or index_of(stage) == 0:
                 raise VerifyError("co_resident: a ring's stage is not what its loops carry")
             stage = loop.iter_args[index_of(stage) - 1]
-        return stage, self.body.args[index_of(stage) + 1]
+        index = index_of(stage)
+        return self.body.args[index], self.body.args[index + 1]
 
 
 def _passed(
@@ -318,15 +333,16 @@ def _passed(
     count: SSAValue,
     rings: list[SSAValue],
     full: dict[SSAValue, SSAValue],
-    states: list[Sequence[SSAValue]],
-) -> list[Sequence[SSAValue]]:
+    states: Sequence[Sequence[SSAValue]],
+) -> Sequence[Sequence[SSAValue]]:
     """Stages that a program has no use for: of all rings of a loop together, as the producer fills
     them.
     """
-    body, following = Block(arg_types=[i32] * (1 + 2 * len(rings))), []
+    body = Block(arg_types=[i32] * (1 + 2 * len(rings)))
+    following: list[SSAValue] = []
     for ring, stage, parity in zip(rings, body.args[1::2], body.args[2::2], strict=False):
         stage.name_hint, parity.name_hint = "stage", "parity"
-        step = threads.RingNext(stage, parity, ring.type.stages)
+        step = threads.RingNext(stage, parity, shared_type(ring).stages)
         body.add_ops(
             [threads.MbarrierWait(full[ring], stage, parity), step]
         )  # roles.py gives it back at the block's end

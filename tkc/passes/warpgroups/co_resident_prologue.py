@@ -34,6 +34,7 @@ from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
+from tkc.errors import VerifyError
 from tkc.ir import threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import (
@@ -131,7 +132,8 @@ class Boundary:
             return None
         # how it begins: straight code up to the first dot's commit
         head = ops[: ops.index(dot) + 2]
-        first = [op for op in head if isinstance(op, (*WAITS, threads.DotAsync, threads.DotCommit))]
+        kinds = (*WAITS, threads.DotAsync, threads.DotCommit)
+        first: list[Operation] = [op for op in head if isinstance(op, kinds)]
         if (
             any(op.regions for op in head)
             or not isinstance(dot.next_op, threads.DotCommit)
@@ -231,13 +233,14 @@ class Boundary:
             )
             - 1
         )
+        counts: dict[SSAValue, SSAValue] = {}
         clone_slice(
             [
                 op
                 for op in defining_slice([pass_.ub for pass_ in passes], self.body)
                 if self.branch.is_before_in_block(op)
             ],
-            counts := {},
+            counts,
             anchor,
         )
         total = _sum(build, [counts.get(pass_.ub, pass_.ub) for pass_ in passes])
@@ -267,9 +270,12 @@ class Boundary:
             *(known[v] for v in self.given),
             *self._nothing(terminator_of(slow)),
         ]
-        other = self.branch.regions[1].block.last_op
+        other = terminator_of(self.branch.regions[1].block)
         known = self._close(other, list(other.operands))
-        ways = [list(chosen.results[n:]), [*(known[v] for v in self.given), *self._nothing(other)]]
+        ways: list[list[SSAValue]] = [
+            list(chosen.results[n:]),
+            [*(known[v] for v in self.given), *self._nothing(other)],
+        ]
         for op in freed(self.last):
             erase(op)
         replace(self.last, list(chosen.results[:n]))
@@ -280,7 +286,10 @@ class Boundary:
         )
         place = self.branch.prev_op
         *given, self.ahead, self.scores = with_results(self.branch, ways)
-        self.branch = place.next_op if place is not None else first
+        branch = place.next_op if place is not None else first
+        if not isinstance(branch, scf.IfOp):
+            raise VerifyError("co_resident: the branch of a program was not replaced by a branch")
+        self.branch = branch
         for old, new in zip(self.given, given, strict=False):
             old.replace_all_uses_with(new)
         for op in closing:
@@ -312,13 +321,14 @@ class Boundary:
                 [v for op in self.closing for inner in op.walk() for v in inner.operands], self.body
             )
         )
+        known: dict[SSAValue, SSAValue] = dict(zip(self.branch.results, yields, strict=True))
         clone_slice(
             [
                 op
                 for op in self.body.ops
                 if op in self.closing or op in needed and self.branch.is_before_in_block(op)
             ],
-            known := dict(zip(self.branch.results, yields, strict=False)),
+            known,
             anchor,
         )
         return known
@@ -361,9 +371,10 @@ class Boundary:
         )
         for op in freed(self.last):
             before(anchor, op.clone())
-        clone_slice(
-            self.made, sums := dict(zip(self.last.results, both.results, strict=False)), anchor
+        sums: dict[SSAValue, SSAValue] = dict(
+            zip(self.last.results, both.results[:count], strict=True)
         )
+        clone_slice(self.made, sums, anchor)
         clone_slice(
             self.results,
             dict(zip(self.branch.results, (sums.get(v, v) for v in yields), strict=False)),
@@ -399,11 +410,10 @@ class Boundary:
             argument: known.get(v, v) for argument, v in zip(self.body.args, ends, strict=False)
         }
         test = self.loop.before_region.block
-        clone_slice(
-            [op for op in test.ops if op is not test.last_op],
-            asked := dict(zip(test.args, (known[a] for a in self.body.args), strict=False)),
-            anchor,
-        )
+        asked: dict[SSAValue, SSAValue] = {
+            argument: known[a] for argument, a in zip(test.args, self.body.args, strict=True)
+        }
+        clone_slice([op for op in test.ops if op is not test.last_op], asked, anchor)
         heads = _passes(self.arrivals)
         clone_slice(
             [
@@ -444,7 +454,7 @@ class Boundary:
             if isinstance(op, threads.MbarrierWait):
                 replace(op, threads.MbarrierWait(op.barriers, op.index[0], op.parity, ahead))
             else:
-                op.operands[1] = Builder(op).select(ahead, 0, op.ub)
+                op.operands[1] = Builder(op).select(ahead, 0, op.operands[1])
         anew = [*self.first, self.landed, *freed(self.landed)]
         yes, no = Block([scf.YieldOp(scores)]), Block()
         branch = before(self.landed, scf.IfOp(ahead, [scores.type], Region(yes), Region(no)))

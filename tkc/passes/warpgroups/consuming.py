@@ -22,7 +22,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, stamp
 from tkc.ir.types import PendingType, TileType
-from tkc.ir.values import block_of, index_of, owner_op, terminator_of, yielded_by
+from tkc.ir.values import block_of, first_of, index_of, next_of, owner_op, terminator_of, yielded_by
 from tkc.passes.analysis.values import VIEWS
 from tkc.passes.planning.factors import running_sums
 from tkc.passes.warpgroups.epilogue_stores import give_back, send, stage_of
@@ -46,11 +46,9 @@ def consume(
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     through = list(dict.fromkeys(filter(None, map(stage_of, outs))))
     late = {stage.index[0] for stage in through}  # stages that are given back a step late
-    for loop in list(
-        dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
-    ):
-        made = running_sums(loop) if isinstance(loop, scf.ForOp) else []
-        if not made:
+    around = dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
+    for loop in around:
+        if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
             continue
         stages = list(
             {
@@ -65,7 +63,7 @@ def consume(
             _dots(loop, made, [(ring, stage) for ring, stage, _ in stages], peers)
     _overlap(block, rings, late, peers, turns)
     if turns:
-        before(block.first_op, threads.Turn("start"))
+        before(first_of(block), threads.Turn("start"))
     if through:
         give_back(through, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs:
@@ -90,13 +88,15 @@ def _stages_read(
     dot: tile.Dot, rings: dict[SSAValue, RingBarriers]
 ) -> list[tuple[RingBarriers, SSAValue, Block]]:
     """The rings' stages that a dot reads, each once, and the block in which they were waited for."""
-    found: dict[tuple, tuple] = {}
+    found: dict[tuple[SSAValue, SSAValue], tuple[RingBarriers, SSAValue, Block]] = {}
     for stage in filter(None, map(_shown, (dot.a, dot.b))):
-        found.setdefault(
-            (rings[stage.ring].full, stage.index[0]),
-            (rings[stage.ring], stage.index[0], stage.parent),
-        )
+        ring, index = rings[stage.ring], stage.index[0]
+        found.setdefault((ring.full, index), (ring, index, block_of(stage)))
     return list(found.values())
+
+
+# by the ring's full barrier and the stage's number
+LastReaders = dict[tuple[SSAValue, SSAValue], tile.Dot | None]
 
 
 @dataclass
@@ -119,35 +119,26 @@ def _overlap(
     its block are over.
     """
     flights: list[Flight] = []
-    read = {}
+    # the last dot of the block that reads a stage; None: dots further inside read it, and it is
+    # released at the block's end
+    last_reader: LastReaders = {}
     for op in list(block.ops):
-        if (
-            isinstance(op, tile.Dot)
-            and op.instruction is not None
-            and op.instruction.data == "wgmma"
-        ):
-            for key, stage in ((tuple(s[:2]), s) for s in _stages_read(op, rings) if s[2] is block):
-                read[key[0].full, key[1]] = (stage, op)
-        for inner in (
-            inner for inner in op.walk() if inner is not op and isinstance(inner, tile.Dot)
-        ):  # a stage that dots further inside read is given back at the block's end
+        for inner in op.walk():
+            if not isinstance(inner, tile.Dot) or inner is op and not _is_wgmma(op):
+                continue
             for ring, stage, where in _stages_read(inner, rings):
                 if where is block:
-                    read[ring.full, stage] = None, None
+                    last_reader[ring.full, stage] = inner if inner is op else None
     for op in list(block.ops):
         needed = [i for i, f in enumerate(flights) if _needs(op, f, block)]
         if flights and (op is block.last_op or op.regions and not _plain(op)):
             needed = [len(flights) - 1]
         if needed:
-            flights = _land(op, flights, needed[-1], read, peers)
+            flights = _land(op, flights, needed[-1], last_reader, peers)
         for region in op.regions:
             for inner in region.blocks:
                 _overlap(inner, rings, late, peers, turns)
-        if (
-            isinstance(op, tile.Dot)
-            and op.instruction is not None
-            and op.instruction.data == "wgmma"
-        ):
+        if isinstance(op, tile.Dot) and _is_wgmma(op):
             t = PendingType(op.acc.type)
             fresh = isinstance(op.acc.owner, tile.Constant) and op.acc.owner.number == 0
             new = threads.DotAsync(op.a, op.b, None if fresh else op.acc, t)
@@ -156,8 +147,14 @@ def _overlap(
     if turns:
         _take_turns(block)
     if flights and block.last_op is not None:
-        _land(block.last_op, flights, len(flights) - 1, read, peers)
+        _land(block.last_op, flights, len(flights) - 1, last_reader, peers)
     _give_back(block, rings, late, peers)
+
+
+def _is_wgmma(op: Operation) -> bool:
+    return (
+        isinstance(op, tile.Dot) and op.instruction is not None and op.instruction.data == "wgmma"
+    )
 
 
 def _plain(op: Operation) -> bool:
@@ -214,7 +211,11 @@ def _becomes(value: SSAValue, result: SSAValue) -> bool:
 
 
 def _land(
-    anchor: Operation, flights: list[Flight], last: int, read: dict, peers: SSAValue | None
+    anchor: Operation,
+    flights: list[Flight],
+    last: int,
+    last_reader: LastReaders,
+    peers: SSAValue | None,
 ) -> list[Flight]:
     """Waits, before the anchor, for the dots up to a number; the rest stay on their way."""
     ready = [i <= last for i in range(len(flights))]
@@ -227,7 +228,7 @@ def _land(
             continue
         flight.dot.result.replace_all_uses_with(value)
         for ring, stage, _where in flight.stages:
-            if read.get((ring.full, stage), (None, None))[1] is not flight.dot:
+            if last_reader.get((ring.full, stage)) is not flight.dot:
                 continue
             if ring.read:
                 _read_by(anchor, stage)
@@ -319,10 +320,10 @@ def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
             if loop is None or loop.is_before_in_block(op)
         ):
             return [
-                region.block.first_op if loop is None else loop.next_op
-                for region, loop in zip(around.regions, loops, strict=False)
+                first_of(region.block) if loop is None else next_of(loop)
+                for region, loop in zip(around.regions, loops, strict=True)
             ]
-    return [around.next_op if isinstance(around, scf.ForOp) else block.last_op]
+    return [next_of(around) if isinstance(around, scf.ForOp) else terminator_of(block)]
 
 
 def _stages_of(dot: threads.DotAsync) -> list[SSAValue]:

@@ -43,7 +43,7 @@ from tkc.ir.rewrite import (
     with_results,
 )
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of, index_of, terminator_of, yielded_by
+from tkc.ir.values import block_of, index_of, next_of, terminator_of, yielded_by
 
 HEAD = threads.MbarrierWait, threads.MbarrierExpect, threads.TmaLoad
 
@@ -67,7 +67,7 @@ class Stream:
         return dict(zip(self.body.args, self.loop.arguments, strict=False))
 
     def next(self, place: Operation) -> dict[SSAValue, SSAValue]:
-        end = block_of(place).last_op
+        end = terminator_of(block_of(place))
         return {
             argument: end.operands[index_of(v)] if v.owner is self.branch else v
             for argument, v in zip(self.body.args, yielded_by(self.body), strict=False)
@@ -92,11 +92,11 @@ class Stream:
 
 def fuse(producer: threads.Role, consumer: threads.Role) -> bool:
     """False where programs begin or end with something else."""
-    streams = _producers(_programs(producer)), _consumers(_programs(consumer))
-    if any(stream is None or not stream.possible() for stream in streams):
+    loads, dots = _producers(_programs(producer)), _consumers(_programs(consumer))
+    if loads is None or dots is None or not loads.possible() or not dots.possible():
         return False
-    _stream(streams[0])
-    _ahead(streams[1])
+    _stream(loads)
+    _ahead(dots)
     return True
 
 
@@ -128,13 +128,12 @@ def _producers(loop: scf.WhileOp) -> Stream | None:
     places = []
     for region in around.regions:
         claimed = next(op for op in region.block.ops if isinstance(op, threads.NextProgram))
-        places.append(
-            next(
-                op
-                for op in region.block.ops
-                if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)
-            ).next_op
+        arrival = next(
+            op
+            for op in region.block.ops
+            if isinstance(op, threads.MbarrierArrive) and claimed.is_before_in_block(op)
         )
+        places.append(next_of(arrival))
     return Stream(loop, around, [op for op in ops if op in effects or op in needed], places)
 
 
@@ -162,7 +161,7 @@ def _consumers(loop: scf.WhileOp) -> Stream | None:
     ends = [
         next(
             (op for op in reversed(list(region.block.ops)) if isinstance(op, threads.DotWait)),
-            region.block.last_op,
+            terminator_of(region.block),
         )
         for region in last.regions
     ]
@@ -181,14 +180,14 @@ def _ahead(stream: Stream) -> None:
     loop, head = stream.loop, stream.head
     fence, dot, commit = head[-3:]
 
-    def copy(mapping: dict, anchor: Operation) -> SSAValue:
+    def copy(mapping: dict[SSAValue, SSAValue], anchor: Operation) -> SSAValue:
         clone_slice(head, mapping, anchor)
-        return mapping[dot.result]
+        return mapping[dot.results[0]]
 
     first, ways = copy(stream.first(), loop), []
     turns = any(isinstance(op, threads.Turn) for op in block_of(loop).ops)
     for place in stream.places:
-        block, end = place.parent, block_of(place).last_op
+        block, end = block_of(place), terminator_of(block_of(place))
         following = stream.next(place)
         end.operands = [
             (
@@ -220,7 +219,7 @@ def _ahead(stream: Stream) -> None:
     loop = rebuild_while(loop, [first])
     body = loop.after_region.block
     terminator_of(body).operands = [*yielded_by(body), ahead]
-    dot.result.replace_all_uses_with(body.args[-1])
+    dot.results[0].replace_all_uses_with(body.args[-1])
     for op in (commit, dot, fence, *(op for op in head if isinstance(op, threads.MbarrierWait))):
         erase(op)
     after(loop, threads.DotWait(0, [loop.results[-1]]))

@@ -56,8 +56,16 @@ from tkc.ir.rewrite import (
     replace,
     with_results,
 )
-from tkc.ir.values import block_of, yielded_by
-from tkc.passes.warpgroups.rings import slots
+from tkc.ir.values import (
+    block_of,
+    next_of,
+    owner_of,
+    parent_of,
+    shared_type,
+    terminator_of,
+    yielded_by,
+)
+from tkc.passes.warpgroups.rings import ring_of, slots
 
 STEPS = 8  # so many operations take longer than a post and a fetch
 # numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32
@@ -73,7 +81,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
     """The producer's claims for all, and what follows from them for the next program: rings of two
     numbers. What does not follow from a claim each role works out itself.
     """
-    anchor = producer.parent_op()
+    anchor = parent_of(producer, threads.Roles)
     claims = [
         next(op for op in role.walk() if isinstance(op, threads.NextProgram))
         for role in (producer, *others)
@@ -92,9 +100,9 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
     )
     zero, one = (before(anchor, tile.Constant(n, i32)).result for n in (0, 1))
     for claim in claims:
-        body = rebuild_while(claim.parent_op(), [zero, zero]).after_region.block
+        body = rebuild_while(parent_of(claim, scf.WhileOp), [zero, zero]).after_region.block
         stage, parity = body.args[-2:]
-        end, carried = body.last_op, list(yielded_by(body))
+        end, carried = terminator_of(body), list(yielded_by(body))
         if claim is claims[0]:
 
             def post(anchor: Operation, values: list[SSAValue]) -> None:
@@ -132,9 +140,9 @@ def foresee(
     would take registers all along. asked: values that roles will wait for. room: bytes of shared
     memory that are left. What stands in their place, and in that of others.
     """
-    body, end = programs.after_region.block, programs.after_region.block.last_op
+    body, end = programs.after_region.block, terminator_of(programs.after_region.block)
     claim = next(op for op in body.ops if isinstance(op, threads.NextProgram))
-    numbers = {
+    numbers: set[SSAValue] = {
         body.args[i] for i, v in enumerate(end.operands) if claim in defining_slice([v], body)
     }
     known, effort = _known(body, numbers), lambda v: len(defining_slice([v], body))
@@ -153,11 +161,9 @@ def foresee(
     worked = [v for v in found if v in chosen]
     if not worked:
         return {}
-    steps, starts, later = (
-        defining_slice(worked, body),
-        dict(zip(body.args, programs.arguments, strict=False)),
-        dict(zip(body.args, end.operands, strict=False)),
-    )
+    steps = defining_slice(worked, body)
+    starts: dict[SSAValue, SSAValue] = dict(zip(body.args, programs.arguments, strict=True))
+    later: dict[SSAValue, SSAValue] = dict(zip(body.args, end.operands, strict=True))
     clone_slice(steps, starts, programs)
     rebuild_while(programs, [starts[v] for v in worked])
     clone_slice(steps, later, end)
@@ -219,7 +225,7 @@ def _claim(
     """A claim, what follows from it (which of the values that the loop carries) and its
     announcement, before the wait for the last stage that the program fills: while it waits, a
     producer has time. In each way through a branch around that wait; behind a loop around it."""
-    end = body.last_op
+    end = terminator_of(body)
     values = [end.operands[i] for i in follows]
     around = next(
         (
@@ -249,9 +255,10 @@ def _claim(
         )
         place = next(
             (op for op in copies if not loops or loops[-1].is_before_in_block(op)),
-            region.block.last_op,
+            terminator_of(region.block),
         )
-        clone_slice(moved, mapping := {}, place)
+        mapping: dict[SSAValue, SSAValue] = {}
+        clone_slice(moved, mapping, place)
         ways.append([mapping.get(v, v) for v in values])
         post(place, ways[-1])
     for i, found in zip(follows, with_results(around, ways), strict=False):
@@ -264,7 +271,7 @@ def _claim(
 def _behind_dots(body: Block) -> Operation:
     """What follows a program's last dots: results leave there, and nothing waits for a number."""
     last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
-    return last[-1].next_op if last else body.last_op
+    return next_of(last[-1]) if last else terminator_of(body)
 
 
 def claim_ahead(producer: threads.Role) -> None:
@@ -272,7 +279,7 @@ def claim_ahead(producer: threads.Role) -> None:
     which is on its way.
     """
     for claim in [op for op in producer.walk() if isinstance(op, threads.NextProgram)]:
-        block = claim.parent
+        block = block_of(claim)
         loop = next(
             (
                 op
@@ -281,24 +288,26 @@ def claim_ahead(producer: threads.Role) -> None:
             ),
             None,
         )
-        copies = (
-            [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
-            if loop is not None
-            else []
+        if loop is None:
+            continue
+        copies = [op for op in loop.walk() if isinstance(op, shared.CopyAsync)]
+        ahead = (
+            min(
+                (shared_type(ring_of(copy)).stages for copy in copies),
+                default=0,
+            )
+            - 1
         )
-        ahead = min((copy.buffer.owner.ring.type.stages for copy in copies), default=0) - 1
         if ahead < 2:
             continue
-        posted, between = (
-            next(
-                op
-                for op in block.ops
-                if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
-            ),
-            [],
+        posted = next(
+            op
+            for op in block.ops
+            if isinstance(op, threads.MbarrierArrive) and claim.is_before_in_block(op)
         )
-        while (op := (between[-1] if between else loop).next_op) is not posted:
-            between.append(op)
+        between = [
+            op for op in block.ops if loop.is_before_in_block(op) and op.is_before_in_block(posted)
+        ]
         late = following(loop, between)
         build = Builder(loop)
         trips = build.max(

@@ -31,7 +31,8 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.layout import Layout
 from tkc.ir.rewrite import before, erase, rebuild_for, rebuild_while
-from tkc.ir.values import tile_type
+from tkc.ir.types import MapType
+from tkc.ir.values import block_of, previous_of, shared_type, terminator_of, tile_type, type_of
 from tkc.passes.analysis.access import argument_of
 from tkc.passes.warpgroups.maps import Maps
 
@@ -49,7 +50,7 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
     met = {out: [b for b in outs[:i] if _meet(out, b)] for i, out in enumerate(outs)}
     for group in [outs] if alone else [[out] for out in outs]:
         writes = [_write_of(out) for out in group]
-        shares = {_own_rows(write.value.type.register_layout) for write in writes}
+        shares = {_own_rows(tile_type(write.value).register_layout) for write in writes}
         share = shares.pop() if len(shares) == 1 else 0
         each = "warpgroup" if share else None
         if not all(stage_of(out) for out in group):
@@ -72,7 +73,9 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
             box = [max(n, 1) for n in out.extents.get_values()]
             if share:
                 box[next(a for a, n in enumerate(box) if n > 1)] = share
-            map, place = maps.of(out.array, list(out.offsets), box, out.buffer.type.memory.swizzle)
+            map, place = maps.of(
+                out.array, list(out.offsets), box, shared_type(out.buffer).memory.swizzle
+            )
             before(
                 end,
                 threads.TmaStore(
@@ -81,7 +84,7 @@ def send(outs: list[shared.CopyOut], maps: Maps) -> None:
                     out.buffer,
                     each=each,
                     axis=(
-                        next(a for a, n in enumerate(tile_type(map).extents) if n > 1)
+                        next(a for a, n in enumerate(type_of(map, MapType).extents) if n > 1)
                         if share
                         else None
                     ),
@@ -142,17 +145,18 @@ def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> No
     """Stages through which a program's results leave, to whoever waits for these barriers: behind
     the beginning of the next program.
     """
-    block = stages[
-        0
-    ].parent  # results may leave in a branch of it: a program outside of the grid has none
-    programs = block.parent_op()
-    one, none = (before(programs, tile.Constant(n, t)).result for n, t in ((0, i32), (0, i1)))
+    block = block_of(
+        stages[0]
+    )  # results may leave in a branch of it: a program outside of the grid has none
+    around = block.parent_op()
+    if not isinstance(around, (scf.ForOp, scf.WhileOp)):
+        raise TypeError("results are stored outside of the loop over programs")
+    one, none = (before(around, tile.Constant(n, t)).result for n, t in ((0, i32), (0, i1)))
     extra = [one] * len(stages) + [none]
-    programs = (
-        rebuild_for(programs, range(len(programs.iter_args)), extra)
-        if isinstance(programs, scf.ForOp)
-        else rebuild_while(programs, extra)
-    )
+    if isinstance(around, scf.ForOp):
+        rebuild_for(around, range(len(around.iter_args)), extra)
+    else:
+        rebuild_while(around, extra)
     *earlier, some = block.args[-len(extra) :]
     place = next(
         op
@@ -167,7 +171,7 @@ def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> No
             for stage, was in zip(stages, earlier, strict=False)
         ),
     )
-    end = block.last_op
+    end = terminator_of(block)
     end.operands = [
         *end.operands,
         *(stage.index[0] for stage in stages),
@@ -176,14 +180,16 @@ def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> No
 
 
 def _write_of(out: shared.CopyOut) -> shared.Write:
-    write = out.prev_op
+    write = previous_of(out)
     while not (isinstance(write, shared.Write) and write.buffer is out.buffer):
-        write = write.prev_op
+        write = previous_of(write)
     return write
 
 
-def _own_rows(held: Layout) -> int:
+def _own_rows(held: Layout | None) -> int:
     """The rows of a tile that each of several warpgroups holds, if they follow one another; else 0."""
+    if held is None:
+        return 0
     groups = held.num_warps // 4
     rows, rest = divmod(held.shape[0], max(groups, 1))
     if groups < 2 or rest or rows % 8:

@@ -27,7 +27,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import shared, threads, tile
 from tkc.ir.rewrite import before, erase
 from tkc.ir.types import SharedType, bits
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, first_of, owner_of, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.warpgroups.carried import Carried
 
@@ -39,11 +39,11 @@ def exchange(kernel: tile.Kernel, context: PassContext) -> None:
     writes = [
         op for op in kernel.walk() if isinstance(op, shared.Write) and op.everywhere is not None
     ]
-    if not writes or any(bits(op.value.type.element) not in (32, 64) for op in writes):
+    if not writes or any(bits(tile_type(op.value).element) not in (32, 64) for op in writes):
         return
     block = kernel.body.block
     start, first = (
-        block.first_op,
+        first_of(block),
         next(op for op in block.ops if any(inner in writes for inner in op.walk())),
     )
     for write in writes:
@@ -74,12 +74,10 @@ class Exchange(Carried):
     """One write to all blocks and its readings."""
 
     def __init__(self, write: shared.Write, start: Operation):
-        t = write.buffer.type
-        self.write, self.stages, self.bytes = (
-            write,
-            2 if _in_loop(write) else 1,
-            t.size * bits(t.element) // 8,
-        )
+        t = shared_type(write.buffer)
+        self.write = write
+        self.stages = 2 if _in_loop(write) else 1
+        self.bytes = t.size * bits(t.element) // 8
         self.ring = before(
             start, shared.Alloc(SharedType(self.stages, t.shape, t.element, t.layout))
         ).result
@@ -102,7 +100,8 @@ class Exchange(Carried):
         return state
 
     def _sent(self, state: list[SSAValue]) -> list[SSAValue]:
-        (stage, parity), write, alloc = state, self.write, self.write.buffer.owner
+        (stage, parity), write = state, self.write
+        alloc = owner_of(write.buffer, shared.Alloc)
         place = before(write, shared.Stage(self.ring, stage)).result
         before(
             write,
@@ -124,7 +123,7 @@ class Exchange(Carried):
 
 
 def _in_loop(op: Operation) -> bool:
-    while (op := op.parent_op()) is not None:
-        if isinstance(op, (scf.ForOp, scf.WhileOp)):
-            return True
-    return False
+    around = op.parent_op()
+    while around is not None and not isinstance(around, (scf.ForOp, scf.WhileOp)):
+        around = around.parent_op()
+    return around is not None

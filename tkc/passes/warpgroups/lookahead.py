@@ -31,7 +31,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.rewrite import after, before, rebuild_for, replace
 from tkc.ir.types import TileType
-from tkc.ir.values import index_of, yielded_by
+from tkc.ir.values import index_of, terminator_of, yielded_by
 
 
 def look_ahead(role: threads.Role) -> None:
@@ -49,7 +49,7 @@ def look_ahead(role: threads.Role) -> None:
         rebuild_for(
             loop, range(len(loop.iter_args)), [_asked(loop, wait.barriers, stage, parity)]
         ).attributes["ahead"] = UnitAttr()
-        there, end = body.args[-1], body.last_op
+        there, end = body.args[-1], terminator_of(body)
         there.name_hint = "there"
         if not step.is_before_in_block(over):
             step.detach()

@@ -10,6 +10,7 @@ from tkc.ir import threads, tile
 from tkc.ir.ranges import divisor
 from tkc.ir.rewrite import before
 from tkc.ir.types import MapType, bits
+from tkc.ir.values import array_type
 from tkc.passes.analysis.mapped import dense_axis, through
 
 
@@ -17,7 +18,8 @@ class Maps:
     """The tensor maps of a kernel, one for each array and box, made before the roles part."""
 
     def __init__(self, anchor: Operation):
-        self.anchor, self.made = anchor, {}
+        self.anchor = anchor
+        self.made: dict[tuple, SSAValue] = {}
 
     def of(
         self,
@@ -46,7 +48,7 @@ class Maps:
             )
         order = [*(a for a in range(len(box)) if a != dense), dense]
         offsets, box = [offsets[a] for a in order], [box[a] for a in order]
-        element, facts = array.type.element, array.type.facts
+        element, facts = array_type(array).element, array_type(array).facts
         panel = swizzle * 8 // bits(element) if swizzle else box[-1]
         t = MapType(
             box,

@@ -26,7 +26,7 @@ from tkc.ir import shared, threads
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import Builder, after, before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import SharedType
-from tkc.ir.values import terminator_of, yielded_by
+from tkc.ir.values import block_of, first_of, index_of, parent_of, terminator_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
 THREADS = 256  # of both consumers
@@ -51,7 +51,7 @@ def alternate(role: threads.Role) -> None:
         if found is None:
             continue
         stages, used = found
-        end = body.last_op
+        end = terminator_of(body)
         first = before(
             loop,
             threads.RingNext(
@@ -59,12 +59,16 @@ def alternate(role: threads.Role) -> None:
             ),
         )
         if not even:
-            _, used = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
+            others = _fills(loop, i, end, Builder(end).add(body.args[0], loop.step))
+            if others is None:
+                raise VerifyError("ping-pong: the other program's stages are not known")
+            used = others[1]
         over = before(end, threads.RingNext(end.operands[i], end.operands[i + 1], stages, used))
-        updates.append((i, first.results, over.results))
+        updates.append((i, first, over))
     for i, first, over in updates:
         for j in (0, 1):
-            loop.operands[3 + i + j], terminator_of(body).operands[i + j] = first[j], over[j]
+            loop.operands[3 + i + j] = first.results[j]
+            terminator_of(body).operands[i + j] = over.results[j]
     loop.operands[0] = build.add(loop.lb, build.mul(role.who, loop.step))
     loop.operands[2] = build.mul(loop.step, two)
 
@@ -86,7 +90,7 @@ def own_buffers(role: threads.Role) -> None:
     """
     theirs = [
         op
-        for op in role.parent_op().parent.ops
+        for op in block_of(parent_of(role, threads.Roles)).ops
         if isinstance(op, shared.Alloc)
         and op.result.type.stages == 1
         and op.result.first_use
@@ -95,11 +99,12 @@ def own_buffers(role: threads.Role) -> None:
     for op in [*(op for op in role.walk() if isinstance(op, shared.Alloc)), *theirs]:
         t = op.result.type
         both = before(
-            role.parent_op(), shared.Alloc(SharedType(role.instances, t.shape, t.element, t.layout))
+            parent_of(role, threads.Roles),
+            shared.Alloc(SharedType(role.instances, t.shape, t.element, t.layout)),
         )
         both.result.name_hint = op.result.name_hint
         op.result.replace_all_uses_with(
-            before(role.body.block.first_op, shared.Stage(both.result, role.who)).result
+            before(first_of(role.body.block), shared.Stage(both.result, role.who)).result
         )
         erase(op)
 
@@ -148,7 +153,7 @@ class _Steps:
                 earlier = self.of(owner.stage, start)
                 return None if earlier is None else self.build.add(earlier, self.build.number(1))
             case scf.ForOp():
-                i = list(owner.results).index(value)
+                i = index_of(value)
                 each = self.of(yielded_by(owner.body.block)[i], owner.body.block.args[1 + i])
                 earlier = None if each is None else self.of(owner.iter_args[i], start)
                 return (

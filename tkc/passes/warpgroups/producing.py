@@ -19,6 +19,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
+from tkc.ir.values import owner_of, previous_of, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
@@ -30,6 +31,7 @@ from tkc.passes.warpgroups.rings import (
     relayouts,
     ring_of,
     shared_along,
+    stage_of,
     state_of,
 )
 
@@ -57,7 +59,7 @@ def produce(
                 ring.empty, stage, before(head, CLASSES["xor"](parity, one)).result
             ),
         )
-        broadcasts.behind(head.prev_op, stage)
+        broadcasts.behind(previous_of(head), stage)
         before(head, threads.MbarrierExpect(ring.full, stage, ring.bytes))
         for copy in copies:
             _load(copy, ring, stage, maps, multicast)
@@ -121,7 +123,7 @@ def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue
         fence = after(write, threads.Fence("async_shared"))
         after(
             after(fence, threads.MbarrierArrive(target.full, stage, each="warp")),
-            threads.MbarrierArrive(source.empty, read.buffer.owner.index[0], each="warp"),
+            threads.MbarrierArrive(source.empty, stage_of(read.buffer).index[0], each="warp"),
         )
     _strip(block)
 
@@ -133,20 +135,18 @@ def _load(
     maps: Maps,
     multicast: Multicast | None,
 ) -> None:
-    box, t, to = [max(n, 1) for n in copy.extents.get_values()], copy.buffer.type, None
+    box, t, to = [max(n, 1) for n in copy.extents.get_values()], shared_type(copy.buffer), None
     parts = [(copy.buffer, list(copy.offsets))]
-    if copy.cut is not None:
+    if copy.cut is not None and multicast is not None:
         axis, fast, along, build = (
             copy.cut.value.data,
             t.memory.fast,
             shared_along(copy),
             Builder(copy),
         )
-        to, piece, panel = (
-            multicast.masks[along],
-            t.extents[axis] // multicast.parts(along),
-            t.memory.swizzle * 8 // bits(t.element),
-        )
+        to = multicast.masks[along]
+        piece = t.extents[axis] // multicast.parts(along)
+        panel = t.memory.swizzle * 8 // bits(t.element)
         share, zero = build.mul(multicast.part(build, along), piece), build.number(0)
         sizes = [piece if a == axis else n for a, n in enumerate(t.extents)]
         if axis != fast:
@@ -203,7 +203,7 @@ def _drain(block: Block, ring: RingBarriers) -> None:
     """No block ends while another may still write to it or arrive in it: the producer sees every
     stage come back.
     """
-    loop = block.last_op
+    loop = terminator_of(block)
     stage, parity = loop.results[-2:]
     one = after(loop, tile.Constant(1, i32))
     last: Operation = one

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, SSAValue
@@ -11,6 +13,7 @@ from tkc.ir import shared, threads
 from tkc.ir.rewrite import before, erase
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, bits
+from tkc.ir.values import defining_op, owner_of, owner_op, shared_type
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,18 @@ def slots(anchor: Operation, stages: int, name: str) -> SSAValue:
 
 def group_of(wait: shared.WaitCopies) -> list[shared.CopyAsync]:
     """The copies a wait waits for."""
-    token = wait.tokens[0].owner
-    return [v.owner for v in token.tokens] if isinstance(token, shared.JoinTokens) else [token]
+    joined = defining_op(wait.tokens[0], shared.JoinTokens)
+    tokens = wait.tokens if joined is None else joined.tokens
+    return [owner_of(token, shared.CopyAsync) for token in tokens]
+
+
+def stage_of(buffer: SSAValue) -> shared.Stage:
+    """The operation that shows a stage of a ring as a buffer."""
+    return owner_of(buffer, shared.Stage)
 
 
 def ring_of(op: shared.CopyAsync | shared.Write | shared.Read) -> SSAValue:
-    return op.buffer.owner.ring
+    return stage_of(op.buffer).ring
 
 
 def shared_along(copy: shared.CopyAsync) -> tuple[int, ...]:
@@ -55,28 +64,28 @@ def shared_along(copy: shared.CopyAsync) -> tuple[int, ...]:
     return tuple(copy.among.get_values()) if copy.among is not None else (0,)
 
 
-def relayouts(op: Operation) -> bool:
+def relayouts(op: Operation) -> TypeGuard[shared.Write]:
     """Whether an operation fills a stage of a ring from registers."""
     return isinstance(op, shared.Write) and "number" in op.attributes
 
 
 def origin(write: shared.Write) -> shared.Read:
     """What a factor that is laid anew was read from."""
-    op = write.value.owner
-    while not isinstance(op, shared.Read):
-        op = op.arg.owner
-    return op
+    value = write.value
+    while (read := defining_op(value, shared.Read)) is None:
+        value = owner_op(value).operands[0]
+    return read
 
 
 def barriers_of(
     anchor: Operation,
-    copies: list[shared.CopyAsync] | list[shared.Write],
+    copies: Sequence[shared.CopyAsync | shared.Write],
     filled: int,
     freed: int,
     single: bool = False,
 ) -> RingBarriers:
     """filled, freed: the arrivals after which a stage is full, and free."""
-    stages = ring_of(copies[0]).type.stages
+    stages = shared_type(ring_of(copies[0])).stages
     full, empty = (before(anchor, threads.Barriers(stages)).result for _ in range(2))
     full.name_hint, empty.name_hint = "full", "empty"
     before(anchor, threads.MbarrierInit(full, filled), threads.MbarrierInit(empty, freed))
@@ -84,7 +93,7 @@ def barriers_of(
         full,
         empty,
         stages,
-        sum(c.buffer.type.size * bits(c.buffer.type.element) // 8 for c in copies),
+        sum(shared_type(c.buffer).size * bits(shared_type(c.buffer).element) // 8 for c in copies),
         any(isinstance(use.operation, shared.Read) for c in copies for use in c.buffer.uses),
         single,
     )
@@ -92,7 +101,7 @@ def barriers_of(
 
 def state_of(copy: shared.CopyAsync | shared.Write) -> tuple[SSAValue, SSAValue]:
     """Stage and parity of the ring that a copy or a write fills."""
-    stage = copy.buffer.owner.index[0]
+    stage = stage_of(copy.buffer).index[0]
     step = next(
         use.operation
         for use in stage.uses

@@ -37,10 +37,12 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
+from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, stamp
 from tkc.ir.types import TileType
+from tkc.ir.values import parent_of, shared_type
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
 from tkc.passes.planning.hopper import ROOMY
@@ -70,7 +72,9 @@ PRODUCER_WARPS = 4
 
 
 def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
-    block, members = kernel.body.block, plan.members
+    block, members, registers = kernel.body.block, plan.members, plan.registers
+    if registers is None:
+        raise VerifyError("a plan with roles says how many registers each role has")
     common = spans(_programs(block), members) if members > 1 else {}
     posted = broadcasts.post(kernel, plan)
     if plan.dynamic_schedule:
@@ -86,11 +90,10 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             )
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
-    for op in [
-        op for op in block.ops if isinstance(op, shared.Alloc)
-    ]:  # of all roles, also where one stands behind what they do
-        op.detach()
-        before(first, op)
+    # buffers of all roles, also one that stands behind what the roles do
+    for alloc in [op for op in block.ops if isinstance(op, shared.Alloc)]:
+        alloc.detach()
+        before(first, alloc)
     alone, along = (
         plan.cluster == (1, 1),
         [
@@ -121,16 +124,16 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
                     readers,
                     members > 1
                     and ring_of(copies[0]) not in common
-                    and ring_of(copies[0]).type.stages < 2 * members,
+                    and shared_type(ring_of(copies[0])).stages < 2 * members,
                 ),
             )
     for write in anew:
         if ring_of(write) not in rings:
             rings[ring_of(write)] = barriers_of(first, [write], RELAYOUT_WARPS, plan.warps)
     peers = multicast.mask if multicast else None
-    consumer = threads.Role("consumer", plan.warps, plan.programs, plan.registers[1])
-    producer = threads.Role("producer", PRODUCER_WARPS, 1, plan.registers[0], single=True)
-    converters = [threads.Role("converter", RELAYOUT_WARPS, 1, plan.registers[2])] if anew else []
+    consumer = threads.Role("consumer", plan.warps, plan.programs, registers[1])
+    producer = threads.Role("producer", PRODUCER_WARPS, 1, registers[0], single=True)
+    converters = [threads.Role("converter", RELAYOUT_WARPS, 1, registers[2])] if anew else []
     maps = Maps(before(first, threads.Roles([producer, consumer, *converters])))
     copied: dict[threads.Role, dict[SSAValue, SSAValue]] = {
         role: {} for role in (producer, *converters)
@@ -141,7 +144,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for op in moved:
         op.detach()
         consumer.body.block.add_op(op)
-    stamp(producer.parent_op(), first)
+    roles = stamp(parent_of(producer, threads.Roles), first)
     for role in (producer, consumer):
         broadcasts.halve(role, posted, role is producer)
     if plan.dynamic_schedule:
@@ -160,8 +163,8 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         Consumer(consumer, members, common).part(
             {ring: barriers.full for ring, barriers in rings.items()}
         )
-    consume(consumer.body.block, rings, maps, peers, plan.rotate and plan.warps >= 8)
-    roomy = plan.registers[1] >= ROOMY
+    consume(consumer.body.block, rings, maps, peers, bool(plan.rotate) and plan.warps >= 8)
+    roomy = registers[1] >= ROOMY
     if roomy:
         look_ahead(consumer)
     while plan.programs > 1 and sweep(kernel):
@@ -179,11 +182,11 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         )
     if roomy:
         straighten(consumer)
-    before(producer.parent_op(), threads.Fence("mbarrier_init"))
+    before(roles, threads.Fence("mbarrier_init"))
     if alone:
-        before(producer.parent_op(), threads.BlockBarrier())
+        before(roles, threads.BlockBarrier())
     else:
-        before(producer.parent_op(), threads.ClusterArrive(relaxed=True), threads.ClusterWait())
+        before(roles, threads.ClusterArrive(relaxed=True), threads.ClusterWait())
     while sweep(kernel):
         pass
     _begin(kernel)

@@ -20,12 +20,12 @@ and its copy of the code costs nothing else.
 from __future__ import annotations
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Region
+from xdsl.ir import Block, Region, SSAValue
 
 from tkc.ir import threads
 from tkc.ir.rewrite import before, clone_slice, defining_slice, erase, stamp
 from tkc.ir.types import TileType
-from tkc.ir.values import block_of
+from tkc.ir.values import block_of, terminator_of
 
 
 def straighten(role: threads.Role) -> None:
@@ -57,7 +57,7 @@ def _under_dots(loop: scf.ForOp) -> tuple[threads.Fence, scf.IfOp] | None:
 
 
 def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
-    block, end = branch.parent, block_of(branch).last_op
+    block, end = block_of(branch), terminator_of(block_of(branch))
     ops = list(block.ops)
     first, middle = ops.index(begun), ops.index(branch)
     head, rest = ops[first:middle], ops[middle + 1 : -1]
@@ -69,8 +69,9 @@ def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
     yielded = [i for i, v in enumerate(end.operands) if v in inside]
     regions = []
     for region in branch.regions:
-        own, mapping = Block(), {}
-        last = region.block.last_op
+        own = Block()
+        mapping: dict[SSAValue, SSAValue] = {}
+        last = terminator_of(region.block)
         own.add_op(anchor := stamp(scf.YieldOp(), branch))
         clone_slice(head, mapping, anchor)
         clone_slice([op for op in region.block.ops if op is not last], mapping, anchor)
@@ -79,7 +80,8 @@ def _write_twice(begun: threads.Fence, branch: scf.IfOp) -> None:
         anchor.operands = [mapping.get(end.operands[i], end.operands[i]) for i in yielded]
         regions.append(Region(own))
     chosen = before(
-        branch, scf.IfOp(branch.cond, [end.operands[i].type for i in yielded], *regions)
+        branch,
+        scf.IfOp(branch.cond, [end.operands[i].type for i in yielded], regions[0], regions[1]),
     )
     for i, result in zip(yielded, chosen.results, strict=False):
         result.name_hint = end.operands[i].name_hint
