@@ -22,7 +22,7 @@ from tkc.ir import tile
 from tkc.ir.target import target
 from tkc.passes import plan as planning
 from tkc.passes.pipeline import PIPELINE, module_of
-from tkc.passes.planning.bodies import Machine, best_stages
+from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.stages import (
     ALIKE,
     Body,
@@ -511,7 +511,7 @@ def test_the_search_is_quick(name):
 
     def once() -> float:
         began = perf_counter()
-        best_stages(loop, Machine(target("sm_90a"), 4, True), ())
+        best_stages(loop, WarpCosts(target("sm_90a"), 4, True), ())
         return perf_counter() - began
 
     assert min(once() for _ in range(8)) < 0.02

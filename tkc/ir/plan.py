@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from ast import literal_eval
 from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.ir import Operation
+
+C = TypeVar("C")  # what a plan chooses: DotPlan or LoadPlan
 
 
 @dataclass(frozen=True)
@@ -125,13 +131,13 @@ class Plan:
         """Programs that stand side by side in a block."""
         return self.programs if self.roles == "co_resident" else 1
 
-    def dot(self, op) -> DotPlan | None:
+    def dot(self, op: Operation) -> DotPlan | None:
         """The choice for a dot, by the number that the plan pass wrote on it; None where it has
         none.
         """
         return _numbered(self.dots, op)
 
-    def load(self, op) -> LoadPlan:
+    def load(self, op: Operation) -> LoadPlan:
         """The choice for a load, straight to registers where none was made."""
         return _numbered(self.loads, op) or LoadPlan()
 
@@ -154,32 +160,37 @@ class Plan:
             raise ValueError(f"not a plan: {text!r}") from error
 
 
-def written_on(kernel) -> Plan | None:
+def written_on(kernel: Operation) -> Plan | None:
     """The plan that a kernel carries as text, as after the plan pass; None where there was none."""
     text = kernel.attributes.get("plan")
-    return None if text is None else Plan.from_text(text.data)
+    return Plan.from_text(text.data) if isinstance(text, StringAttr) else None
 
 
-def number_of(op) -> int | None:
+def number_of(op: Operation) -> int | None:
     """The number of a dot or load, which the plan pass writes on it; None where none was."""
-    return op.attributes["number"].value.data if "number" in op.attributes else None
+    return _integer(op, "number")
 
 
-def place_of(op) -> tuple[int, int]:
+def place_of(op: Operation) -> tuple[int | None, int]:
     """The number of a load, and which part it loads of the block that the plan knows as one, from 1
     on (split-sums cuts them); 0 is the whole, which something else may use.
     """
-    return number_of(op), op.attributes["part"].value.data if "part" in op.attributes else 0
+    return number_of(op), _integer(op, "part") or 0
 
 
-def _numbered(choices: tuple, op):
+def _integer(op: Operation, name: str) -> int | None:
+    attribute = op.attributes.get(name)
+    return attribute.value.data if isinstance(attribute, IntegerAttr) else None
+
+
+def _numbered(choices: tuple[C, ...], op: Operation) -> C | None:
     number = number_of(op)
     return choices[number] if number is not None and number < len(choices) else None
 
 
-def _changed(part) -> dict:
+def _changed(part: Plan | DotPlan | LoadPlan) -> dict[str, object]:
     """Fields of a plan, or of a part of it, that differ from their defaults."""
-    found = {}
+    found: dict[str, object] = {}
     for f in fields(part):
         value = getattr(part, f.name)
         if value == f.default or not f.compare:

@@ -41,6 +41,13 @@ def owner_of(value: SSAValue, kind: type[O]) -> O:
     return value.owner
 
 
+def only_user(value: SSAValue) -> Operation:
+    """The operation of a value's only use. Raises TypeError where there are none or several."""
+    if value.first_use is None or not value.has_one_use():
+        raise TypeError(f"{value} has not exactly one use")
+    return value.first_use.operation
+
+
 def block_of(op: Operation) -> Block:
     """The block an operation stands in. Raises TypeError for one that stands in none."""
     if op.parent is None:

@@ -42,8 +42,8 @@ PIPELINE = (
 )
 
 
-# of planning: four kinds of plans, each of which learns once or twice what it must leave
-ROUNDS = 8
+# four kinds of plans, each replanned once or twice with less shared memory
+MAX_PLANNING_ROUNDS = 8
 T = TypeVar("T")
 
 
@@ -117,27 +117,22 @@ def with_room(attempt: Callable[[PassContext], T], target: Target, options: Laun
     own account of shared memory; where passes behind it need more than it left, the next attempt's
     plan leaves so much more. Raises the first refusal where the stages are as asked, or no plan is
     left."""
-    context, first, seen = PassContext(target, options), None, set()
-    for _ in range(ROUNDS):
+    context, first = PassContext(target, options), None
+    seen: set[tuple[Plan, int]] = set()
+    for _ in range(MAX_PLANNING_ROUNDS):
         try:
             return attempt(context)
         except RoomError as refusal:
-            first, made = first or refusal, context.plan
-            if options.num_stages is not None or (made, refusal.excess) in seen:
-                break  # as the user wants it, or nothing that the plan can leave makes it less
-            seen.add((made, refusal.excess))
-            context = PassContext(
-                target,
-                options,
-                lack=context.lack
-                | {
-                    made.roles: (
-                        context.lack.get(made.roles, 0) + max(0, made.spare) + refusal.excess
-                    )
-                },
-            )
+            first, plan = first or refusal, context.plan
+            asked = options.num_stages is not None
+            if plan is None or asked or (plan, refusal.excess) in seen:
+                break  # the user fixed the stages, or nothing that the plan can leave helps
+            seen.add((plan, refusal.excess))
+            lack = context.lack.get(plan.roles, 0) + max(0, plan.spare) + refusal.excess
+            context = PassContext(target, options, lack=context.lack | {plan.roles: lack})
         except CompileError:
             if first is None:
                 raise
             break
+    assert first is not None  # every path here has caught a refusal
     raise first

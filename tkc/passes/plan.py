@@ -50,7 +50,7 @@ from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.stabilizers import is_running_maximum
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
 from tkc.passes.planning import streaming
-from tkc.passes.planning.bodies import Machine, best_stages
+from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
 from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles, small
@@ -140,7 +140,9 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
         )
         found = [first, *_realised(first, program, context, [*others, *late])]
         return found if sizes is None else [p for _, p in _ranked(found, work, context.target)]
-    further = {"split_k": (1, *_parts(work, context.target))} if sizes is not None else {}
+    further: dict[str, tuple] = {}
+    if sizes is not None:
+        further["split_k"] = (1, *_parts(work, context.target))
     if sizes is not None and any(map(cut, program.loads)):
         further["cluster"] = CLUSTERS
     if _several(program):
@@ -229,16 +231,15 @@ def _parts(work: Work, target: Target) -> list[int]:
     """Numbers of parts of k worth a try: where programs leave multiprocessors idle, enough to give
     all of them work, each at least eight steps.
     """
-    programs, steps = prod(work.grid), max((p.trips for p in work.parts if p.dots), default=0)
-    return (
-        [
-            n
-            for n in (2, 3, 4, 6, 8, 12, 16, 32, 64)
-            if programs * n <= 2 * target.multiprocessors and steps >= 8 * n
-        ]
-        if 0 < programs <= target.multiprocessors // 2
-        else []
-    )
+    programs = prod(work.grid or (0,))
+    steps = max((p.trips for p in work.parts if p.dots), default=0)
+    if not 0 < programs <= target.multiprocessors // 2:
+        return []
+    return [
+        n
+        for n in (2, 3, 4, 6, 8, 12, 16, 32, 64)
+        if programs * n <= 2 * target.multiprocessors and steps >= 8 * n
+    ]
 
 
 def _narrowed(first: Plan, options, choices: dict[str, tuple]) -> list[dict]:
@@ -383,15 +384,12 @@ class Program:
     @property
     def largest(self) -> int:
         """Elements of the largest tile that is loaded, stored or reduced."""
-        moved = [
-            tile_of(op)
-            for op in self.kernel.walk()
-            if isinstance(
-                op, (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
-            )
-        ]
+        accesses = (*LOADS, tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
+        moved = [tile_of(op) for op in self.kernel.walk() if isinstance(op, accesses)]
         moved += [
-            op.args[0].type for op in self.kernel.walk() if isinstance(op, (tile.Reduce, tile.Scan))
+            tile_type(op.args[0])
+            for op in self.kernel.walk()
+            if isinstance(op, (tile.Reduce, tile.Scan))
         ]
         return max((t.size for t in moved if t is not None), default=1)
 
@@ -568,7 +566,7 @@ def _late(program: Program, plan: Plan, each: int, context: PassContext, say) ->
             plan.dots[i].instruction == "fma" for i in numbers
         ):
             continue
-        stages = best_stages(loop, Machine(context.target, plan.warps, False), context.overlaps)
+        stages = best_stages(loop, WarpCosts(context.target, plan.warps, False), context.overlaps)
         if stages is None:
             continue
         say(f"stages: {stages.said()}")
@@ -777,20 +775,14 @@ def _accumulators(program: Program, warps: int) -> int:
     """Registers of a thread that hold the results of the dots that are alive together (those of one
     loop), and what a loop adds partial ones to.
     """
-    sums: dict[Operation | None, int] = {}
-
-    def each(t):
-        return -(-t.bytes // (4 * 32 * warps))
-
+    by_loop: dict[Operation | None, int] = {}
     for d in program.dots:
-        if (loop := loop_of(d)) not in sums:
-            sums[loop] = 0
-        sums[loop] += each(d.acc.type) + (
-            max((each(v.type) for v in loop.iter_args if v.type == d.acc.type), default=0)
-            if partial(d)
-            else 0
-        )
-    return max(sums.values(), default=0)
+        each = -(-tile_type(d.acc).bytes // (4 * 32 * warps))
+        loop = loop_of(d)
+        carried = [v.type for v in loop.iter_args] if isinstance(loop, scf.ForOp) else []
+        added_to = partial(d) and d.acc.type in carried
+        by_loop[loop] = by_loop.get(loop, 0) + each * (1 + added_to)
+    return max(by_loop.values(), default=0)
 
 
 def _dot(
@@ -840,17 +832,15 @@ def _dot(
         if rows and split[1] == 1
         else "least shared memory read"
     )
-    sources = [
-        _source(v, dot, split[i], accumulators, None if i else context.options.left_operand)
-        for i, v in enumerate((dot.a, dot.b))
-    ]
+    left = _source(dot.a, dot, split[0], accumulators, context.options.left_operand)
+    right = _source(dot.b, dot, split[1], accumulators, None)
     again = "".join(
-        f"; {factor} is read again in every iteration, its registers are needed"
-        for factor, x in zip("ab", sources, strict=False)
-        if x == "shared"
+        f"; {operand} is read again in every iteration, its registers are needed"
+        for operand, source in (("a", left), ("b", right))
+        if source == "shared"
     )
     say(f"{what}: {instruction.name}, warps {split[0]} x {split[1]}: {why}{again}")
-    return DotPlan("mma", split, *sources)
+    return DotPlan("mma", split, left, right)
 
 
 def _source(
@@ -934,7 +924,7 @@ def _only_dots(value: SSAValue) -> bool:
 
 def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
     """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
-    stages: dict[Operation, int] = {}
+    stages: dict[Operation | None, int] = {}
     for op, load in zip(program.loads, loads, strict=False):
         if load.path == "async":
             stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)

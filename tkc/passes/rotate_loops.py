@@ -38,7 +38,7 @@ from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.passes import PassContext
-from tkc.passes.planning.bodies import Anatomy, Machine, shape
+from tkc.passes.planning.bodies import Anatomy, WarpCosts, shape
 from tkc.passes.planning.stages import EFFORT, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
@@ -46,7 +46,7 @@ from tkc.passes.programs.co_resident import BEGUN
 def run(module: ModuleOp, context: PassContext) -> None:
     if context.plan is None or not context.plan.rotate:
         return
-    machine = Machine(context.target, context.plan.warps, context.plan.roles != "one")
+    machine = WarpCosts(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
         for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
             dots = [

@@ -29,12 +29,13 @@ from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i3
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
+from tkc.errors import VerifyError
 from tkc.ir import tile
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, replace, stamp
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType
-from tkc.ir.values import first_of, terminator_of
+from tkc.ir.values import first_of, parent_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import argument_of, overlapping
 from tkc.passes.programs import co_resident
@@ -117,7 +118,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     if plan.split_k > 1:
         total = build.mul(total, plan.split_k)
     first, step = build(Identity("cluster")), build(Identity("clusters"))
-    deal = Deal.of(total, sums, step, plan.stream_k, end, size) if plan.stream_k else None
+    deal = Deal.of(total, _the(sums), step, plan.stream_k, end, size) if plan.stream_k else None
     by_length = uneven(kernel, plan)
     tile_groups = TileGroups.of(build, plan, grid, ends[0], by_length is not None)
     rank = build(Identity("cluster_rank")) if deal and tile_groups.ranks else None
@@ -142,12 +143,12 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     else:
         body = _counted(first, deal.turns if deal else total, step, inside, end)
         build = Builder(first_of(body))
-        turn = (
-            Turn.of(deal, body.args[0], build.anchor)
-            if deal
-            else Part.of(build, body.args[0], plan.split_k)
-        )
-        place = place_of(build, turn.number)
+        if deal:
+            turn = Turn.of(deal, body.args[0], build.anchor)
+            place = place_of(build, turn.number)
+        else:
+            part = Part.of(build, body.args[0], plan.split_k)
+            place = place_of(build, part.number)
         real = tile_groups.real(build, place, ends)
     if plan.members > 1:
         place[0], real = co_resident.place_of(body, place[0], ends[0], by_length is not None)
@@ -157,19 +158,25 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for op in ids:
         replace(op, [place[op.axis.value.data]])
 
-    if plan.members > 1:
+    if plan.members > 1 and real is not None:
         co_resident.only_real(body, real)
     if deal:
-        share(body, sums, deal, turn, plan.warps // 4, size, rank)
+        share(body, _the(sums), deal, turn, plan.warps // 4, size, rank)
     if plan.serpentine:
-        backwards(
-            sums, Builder(first_of(body)), body.args[0], first, step
-        )  # of what is left of a loop that is shared
+        # of the steps that are left to a loop that is shared
+        backwards(_the(sums), Builder(first_of(body)), body.args[0], first, step)
     if plan.split_k > 1:
-        divide(body, sums, turn, plan.split_k)
+        divide(body, _the(sums), part, plan.split_k)
     if real is not None:
         guard_effects(body, real)
     _note(kernel, plan, context)
+
+
+def _the(loop: scf.ForOp | None) -> scf.ForOp:
+    """The loop of a program's dots, which a plan that divides it is only made for."""
+    if loop is None:
+        raise VerifyError("the plan divides a loop of dots, and the program has none")
+    return loop
 
 
 def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
@@ -227,7 +234,7 @@ def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
     """The same for programs without dots, whose tiles fill the registers: indices, masks and what
     is computed of blocks that all programs share are made anew in each; the blocks themselves are
     read once where the plan keeps them."""
-    kernel = block.parent_op()
+    kernel = parent_of(terminator_of(block), tile.Kernel)
     written = [
         argument_of(op.array)
         for op in kernel.walk()

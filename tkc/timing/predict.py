@@ -13,6 +13,7 @@ loops as level 4 has them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -24,13 +25,14 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from tkc.ir import threads, tile
 from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
-from tkc.ir.values import tile_type
+from tkc.ir.values import owner_op, tile_type
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import JOIN, STEPS, Numbers, Sizes, Work, memory_of
+from tkc.passes.planning.cost import ASSUMED_TRIPS, JOIN, Numbers, Sizes, Work, memory_of
 from tkc.timing import demands
-from tkc.timing.timeline import Machine, Timeline
+from tkc.timing.timeline import MultiprocessorSimulation, Timeline
 
-PROGRAMS = 4  # that each consumer of the timeline runs
+PROGRAMS_PER_CONSUMER = 4  # run in the timeline
+Scalars = int | float | np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,12 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     plan = written_on(kernel) or Plan()
     persistent = "persistent" in kernel.attributes
     resident = 1 if persistent else occupancy(kernel, target)
-    machine = Machine(kernel, target, sizes, resident, PROGRAMS if persistent else 1)
-    timeline = machine.run()
+    simulation = MultiprocessorSimulation(
+        kernel, target, sizes, resident, PROGRAMS_PER_CONSUMER if persistent else 1
+    )
+    timeline = simulation.run()
     loops = [op for op in timeline.periods]
-    launch = Launch(kernel, sizes, machine, bool(plan.stream_k))
+    launch = Launch(kernel, sizes, simulation, bool(plan.stream_k))
     trips = {op: launch.trips(op) for op in loops}
     fixed = _fixed(timeline, persistent)
     step = max(
@@ -104,18 +108,18 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     begin = (
         _filling(timeline, fixed) * persistent
         + target.engines.kernel
-        + (JOIN if machine.cluster > 1 else 0)
+        + (JOIN if simulation.cluster > 1 else 0)
     )
     if plan.stream_k:
-        busiest = float(each.sum()) / machine.blocks
+        busiest = float(each.sum()) / simulation.blocks
     elif persistent:
-        busiest = _finish(each, machine.blocks, plan.dynamic_schedule)
+        busiest = _finish(each, simulation.blocks, plan.dynamic_schedule)
     else:
-        places = machine.blocks * resident
+        places = simulation.blocks * resident
         waves = -(-launch.programs // places)
         busiest = waves * float(each.max(initial=0.0))
     clocks = busiest + begin
-    share = min(1.0, float(tensor.sum()) / machine.blocks / max(clocks, 1.0))
+    share = min(1.0, float(tensor.sum()) / simulation.blocks / max(clocks, 1.0))
     e = target.engines
     clock = min(e.top, e.heat / (1 + e.work * share) ** (1 / 3)) if target.wgmma else target.clock
     memory = memory_of(work, plan, target)[0]
@@ -129,8 +133,8 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
         clock,
         step,
         fixed,
-        launch.programs * machine.cluster * launch.members,
-        launch.programs / (machine.blocks * max(1, resident)),
+        launch.programs * simulation.cluster * launch.members,
+        launch.programs / (simulation.blocks * max(1, resident)),
         memory,
         share,
         timeline,
@@ -142,7 +146,7 @@ def _fixed(t: Timeline, persistent: bool) -> float:
     another in the timeline.
     """
 
-    def inside(ran):
+    def inside(ran: dict[Operation, tuple[int, int]]) -> float:
         return sum(n * t.periods.get(op, 0.0) for op, (n, _) in ran.items())
 
     if not persistent or len(t.starts) < 3:
@@ -201,9 +205,11 @@ def _tensor(
     return total
 
 
-def _around(op: Operation):
-    while (op := op.parent_op()) is not None:
-        yield op
+def _around(op: Operation) -> Iterator[Operation]:
+    around = op.parent_op()
+    while around is not None:
+        yield around
+        around = around.parent_op()
 
 
 def occupancy(kernel: tile.Kernel, target: Target) -> int:
@@ -226,12 +232,16 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: tile.Kernel, sizes: Sizes | None, machine: Machine, shared: bool = False
+        self,
+        kernel: tile.Kernel,
+        sizes: Sizes | None,
+        simulation: MultiprocessorSimulation,
+        shared: bool = False,
     ):
-        self.kernel, self.sizes, self.machine = kernel, sizes, machine
+        self.kernel, self.sizes, self.simulation = kernel, sizes, simulation
         self.numbers = Numbers(kernel, sizes)
-        grid = sizes.grid if sizes else (64 * machine.blocks, 1, 1)
-        across, down = (written_on(kernel) or Plan()).cluster if machine.persistent else (1, 1)
+        grid = sizes.grid if sizes else (64 * simulation.blocks, 1, 1)
+        across, down = (written_on(kernel) or Plan()).cluster if simulation.persistent else (1, 1)
         self.members = kernel.integer("members", 1)
         self.programs = (
             -(-grid[0] // (across * self.members))
@@ -240,15 +250,16 @@ class Launch:
             * (1 if shared else kernel.integer("split", 1))
         )
         self.order = np.arange(self.programs)
-        self.grid, self.found = grid, {}
+        self.grid = grid
+        self.found: dict[SSAValue, Scalars] = {}
 
     def trips(self, loop: Operation) -> np.ndarray:
-        """Iterations of a loop in each program; STEPS where they are not known."""
+        """Iterations of a loop in each program; ASSUMED_TRIPS where they are not known."""
         if not isinstance(loop, scf.ForOp):
-            return np.full(self.programs, float(STEPS))
+            return np.full(self.programs, float(ASSUMED_TRIPS))
         low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
         if low is None or high is None or step is None:
-            return np.full(self.programs, float(STEPS))
+            return np.full(self.programs, float(ASSUMED_TRIPS))
         count = np.maximum(0, -((low - high) // np.maximum(step, 1))) + np.zeros(self.programs, int)
         for outer in _around(loop):
             if isinstance(outer, scf.IfOp) and (known := self.of(outer.cond)) is not None:
@@ -260,19 +271,19 @@ class Launch:
 
     def _outer(self, loop: Operation) -> bool:
         """Whether a loop is that over programs."""
-        return self.machine.persistent and not any(
+        return self.simulation.persistent and not any(
             isinstance(op, (scf.ForOp, scf.WhileOp)) for op in _around(loop)
         )
 
-    def of(self, value: SSAValue):
+    def of(self, value: SSAValue) -> Scalars:
+        """A scalar of all programs: an array, one number, or None where it is not known."""
         if value not in self.found:
             self.found[value] = self._of(value)
         return self.found[value]
 
-    def _of(self, value: SSAValue):
-        op = value.owner
+    def _of(self, value: SSAValue) -> Scalars:
         if isinstance(value, BlockArgument):
-            known, loop = self.numbers.arguments.get(value), op.parent_op()
+            known, loop = self.numbers.arguments.get(value), value.owner.parent_op()
             if isinstance(known, int):
                 return known
             if isinstance(loop, scf.ForOp) and value.index == 0:
@@ -286,17 +297,18 @@ class Launch:
                 if isinstance(loop, threads.Role)
                 else None
             )
-        match op:
+        match op := owner_op(value):
             case threads.Identity():
-                return {
+                identities: dict[str, Scalars] = {
                     "cluster": self.order,
-                    "block": self.order * self.machine.cluster,
-                    "clusters": self.machine.blocks,
-                    "blocks": self.machine.blocks * self.machine.cluster,
+                    "block": self.order * self.simulation.cluster,
+                    "clusters": self.simulation.blocks,
+                    "blocks": self.simulation.blocks * self.simulation.cluster,
                     "cluster_rank": 0,
-                }.get(op.what.data)
+                }
+                return identities.get(op.what.data)
             case tile.ProgramId():
-                if self.machine.persistent:
+                if self.simulation.persistent:
                     return None
                 x, y, _ = self.grid
                 return (self.order % x, self.order // x % y, self.order // (x * y))[

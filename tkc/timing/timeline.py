@@ -25,35 +25,39 @@ the tile_group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, pairwise
 from math import ceil, lcm
 from statistics import median
 
 from xdsl.dialects import scf
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.errors import CompileError
 from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
-from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, shared_type, terminator_of, tile_type, yielded_by
+from tkc.ir.types import BarriersType, SharedType, TileType, bits
+from tkc.ir.values import index_of, shared_type, terminator_of, tile_type, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
 from tkc.timing import demands
 
-FEW, STEPS, EVENTS = (
-    10,
-    16,
-    400_000,
-    # iterations that a long loop is run for, at least; those of a loop whose length is not known;
-    # of a
-    # run, at most
+MIN_ITERATIONS_RUN = 10  # of a long loop
+ASSUMED_TRIPS = 16  # of a loop whose trip count is not known
+MAX_EVENTS = 400_000  # of a run
+ASSUMED_EXTENT = 4096  # of an array, and programs along an axis, where there is no launch
+Scalar = int | None  # None where it is not known
+BarrierOp = (
+    threads.MbarrierWait
+    | threads.MbarrierArrive
+    | threads.MbarrierExpect
+    | threads.Send
+    | threads.TmaLoad
 )
-UNKNOWN = 4096  # an extent, or programs along an axis, where there is no launch
 STEER = (
     threads.MbarrierWait,
     threads.MbarrierArrive,
@@ -130,6 +134,15 @@ class Timeline:
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
+@dataclass
+class VectorWork:
+    """Vector work under way: the part left, what it asks of the pipes, and when it began."""
+
+    left: float
+    demand: demands.Demand
+    begin: float
+
+
 class Agent:
     """A warpgroup of a role's instance, or the one thread of a producer."""
 
@@ -144,23 +157,21 @@ class Agent:
         who: tuple,
         single: bool = False,
     ):
-        (
-            self.name,
-            self.group,
-            self.groups,
-            self.warps,
-            self.env,
-            self.state,
-            self.who,
-            self.single,
-        ) = (name, group, groups, warps, env, state, who, single)
+        self.name = name
+        self.group = group
+        self.groups = groups
+        self.warps = warps
+        self.env = env
+        self.state = state
+        self.who = who
+        self.single = single
         self.queue: list[list] = []  # dots: [clocks left, what, when it began, its place among all]
         self.flying: list[int] = []  # dots of the groups committed and of the one open
         self.bulk: list[float] = []  # when the groups of copies out have read their buffers
         self.sending = 0.0
         # (whether it is over, for what, dots that may be left, since when)
         self.waits: tuple | None = None
-        self.work: list | None = None  # [part left, demand, begin]
+        self.work: VectorWork | None = None
         self.asks: Iterator | None = None
         self.marks: list[float] = []
         self.ran: list[dict] = []
@@ -169,7 +180,14 @@ class Agent:
         return sum(job[0] for job in self.queue)
 
 
-class Machine:
+def cluster_size(kernel: tile.Kernel) -> int:
+    """Blocks of a kernel's cluster, whatever its shape is in programs; 1 without one."""
+    shape = kernel.attributes.get("cluster")
+    size = shape.data[0] if isinstance(shape, ArrayAttr) else None
+    return size.value.data if isinstance(size, IntegerAttr) else 1
+
+
+class MultiprocessorSimulation:
     """One multiprocessor. `run` stops when every consumer has done its first programs."""
 
     def __init__(
@@ -181,13 +199,11 @@ class Machine:
         programs: int = 4,
     ):
         self.kernel, self.target, self.e, self.sizes = kernel, target, target.engines, sizes
-        self.now, self.fabric, self.tick, self.programs, self.resident = (
-            0.0,
-            0.0,
-            count(),
-            programs,
-            resident,
-        )
+        self.now = 0.0
+        self.fabric = 0.0  # when the copies issued so far have left the L2 cache
+        self.tick = count()
+        self.programs = programs
+        self.resident = resident
         self.later: list[tuple] = []
         self.agents: list[Agent] = []
         self.laps: dict[tuple[Operation, str], list[float]] = {}
@@ -195,18 +211,12 @@ class Machine:
         self.numbers = Numbers(kernel, sizes)
         self.needed = _steering(kernel)
         self.plans: dict[tuple[Block, int], list] = {}
-        self.cluster = (
-            (kernel.attributes["cluster"].data[0].value.data)
-            if "cluster" in kernel.attributes and "spread" not in kernel.attributes
-            else 1
-        )  # flat, whatever its shape is in programs
+        self.cluster = cluster_size(kernel) if "spread" not in kernel.attributes else 1
         self.blocks = max(1, target.clustered(self.cluster) // self.cluster)
         stages = {op.stages.value.data for op in kernel.walk() if isinstance(op, threads.RingNext)}
         self.turnover = lcm(*(2 * s for s in stages)) if stages else 1
-        self.persistent, self.members = (
-            "persistent" in kernel.attributes,
-            kernel.integer("members", 1),
-        )
+        self.persistent = "persistent" in kernel.attributes
+        self.members = kernel.integer("members", 1)
         for block in range(resident):
             self._block(block)
 
@@ -218,7 +228,8 @@ class Machine:
         roles = next((op for op in body.ops if isinstance(op, threads.Roles)), None)
         for init in (op for op in body.ops if isinstance(op, threads.MbarrierInit)):
             state.barriers[init.barriers] = [
-                Mbarrier(init.count.value.data) for _ in range(shared_type(init.barriers).stages)
+                Mbarrier(init.count.value.data)
+                for _ in range(type_of(init.barriers, BarriersType).stages)
             ]
         if roles is None:
             warps = self.kernel.integer("warps", 4)
@@ -274,14 +285,11 @@ class Machine:
     def _scalar(self, op: Operation, env: dict) -> None:
         """Computes a scalar operation's results, None where they are not known."""
 
-        def get(v):
-            return (
-                env[v]
-                if v in env
-                else known
-                if isinstance(known := self.numbers.arguments.get(v), int)
-                else None
-            )
+        def get(v: SSAValue) -> Scalar:
+            if v in env:
+                return env[v]
+            known = self.numbers.arguments.get(v)
+            return known if isinstance(known, int) else None
 
         match op:
             case threads.Identity():
@@ -297,9 +305,9 @@ class Machine:
             case tile.ProgramId():
                 found = [env["block"] if op.axis.value.data == 0 else 0]
             case tile.NumPrograms():
-                found = [self.sizes.grid[op.axis.value.data] if self.sizes else UNKNOWN]
+                found = [self.sizes.grid[op.axis.value.data] if self.sizes else ASSUMED_EXTENT]
             case tile.Dim():
-                found = [self.numbers.extent(op) if self.sizes else UNKNOWN]
+                found = [self.numbers.extent(op) if self.sizes else ASSUMED_EXTENT]
             case threads.RingNext():
                 stage, parity, n, steps = (
                     get(op.stage),
@@ -307,7 +315,7 @@ class Machine:
                     op.stages.value.data,
                     1 if op.steps is None else get(op.steps),
                 )
-                if None in (stage, parity, steps):
+                if stage is None or parity is None or steps is None:
                     raise CompileError("the timeline of this program depends on what it computes")
                 found = [(stage + steps) % n, parity ^ (((stage + steps) // n) & 1)]
             case tile.Constant() | Cast() | tile.Multiple() | Select() | Elementwise():
@@ -332,7 +340,7 @@ class Machine:
         run: list[Operation] = []
         straight: int | None = None  # where straight arithmetic began, if dots may be on their way
 
-        def flush():
+        def flush() -> None:
             if run:
                 demand = demands.of(list(run), self.e, warps)
                 if demand.issue:
@@ -375,7 +383,9 @@ class Machine:
         flush()
         return self.plans.setdefault(key, steps)
 
-    def _walk(self, block: Block, agent: Agent, deep: int = 0) -> Iterator:
+    def _walk(
+        self, block: Block, agent: Agent, deep: int = 0
+    ) -> Generator[tuple, None, list[Scalar]]:
         """Yields what the agent asks for; returns the values of the block's last operation."""
         for kind, what in self._steps(block, agent.warps):
             if kind == "scalar":
@@ -402,18 +412,20 @@ class Machine:
         if isinstance(op.cond.owner, threads.Vote):
             yield "delay", self.e.turn, "branch"
         region = op.true_region if known is None or known else op.false_region
-        values = []
+        values: list[Scalar] = []
         if region.blocks:
             values = yield from self._walk(region.block, agent, deep + 1)
         agent.env.update(zip(op.results, values, strict=False))
 
     def _for(self, op: scf.ForOp, agent: Agent, deep: int) -> Iterator:
         low, high, step = (self._value(agent, v) for v in (op.lb, op.ub, op.step))
-        unknown = None in (low, high, step) or not step
-        trips = STEPS if unknown else max(0, ceil((high - low) / step))
+        trips = ASSUMED_TRIPS
+        if low is not None and high is not None and step:
+            trips = max(0, ceil((high - low) / step))
         outer = deep == 0 and self.persistent
         if not outer and self.members > 1 and not agent.single and trips > 2 + self.turnover:
-            yield "until", (lambda number=len(agent.ran): number in agent.state.left_out), "full"
+            number = len(agent.ran)
+            yield "until", (lambda: number in agent.state.left_out), "full"
         run = trips if outer else trips - self._left_out(trips, agent)
         if not outer and agent.ran:
             before = agent.ran[-1].get(op, (0, 0))
@@ -438,14 +450,16 @@ class Machine:
     def _left_out(self, trips: int, agent: Agent) -> int:
         """Iterations of a loop that are not run."""
 
-        def many(least):
+        def many(least: int) -> int:
             return max(0, (trips - least) // self.turnover * self.turnover)
 
         if self.members == 1:
-            return many(FEW)
+            return many(MIN_ITERATIONS_RUN)
         of_tile_group, number = agent.state.left_out, len(agent.ran)
         if agent.single:
-            of_tile_group[number] = of_tile_group.get(number, 0) + (some := many(FEW))
+            of_tile_group[number] = of_tile_group.get(number, 0) + (
+                some := many(MIN_ITERATIONS_RUN)
+            )
         else:
             some = min(
                 many(2), of_tile_group.get(number, 0) - agent.env.get(("left out", number), 0)
@@ -462,9 +476,9 @@ class Machine:
             for inner in test.ops:
                 if any(r in self.needed for r in inner.results):
                     self._scalar(inner, agent.env)
-            condition = terminator_of(test)
-            values = [self._value(agent, v) for v in condition.operands[1:]]
-            if self._value(agent, condition.condition) in (False, 0):
+            condition, *passed = (self._value(agent, v) for v in yielded_by(test))
+            values = passed
+            if condition is not None and not condition:
                 break
             if outer:
                 if not agent.single and len(agent.marks) > self.programs:
@@ -498,7 +512,7 @@ class Machine:
                     return
                 barrier = state.barriers[op.barriers][self._index(op, a)]
                 # those to whom this one arrives arrive here
-                sharing = self._value(a, op.to).bit_count() if op.to is not None else 1
+                sharing = self._blocks_of(op.to, a)
                 barrier.arrive(
                     (max(1, a.warps // a.groups) if op.each is not None else 1) * sharing
                 )
@@ -519,7 +533,7 @@ class Machine:
                 self._at(self.now + e.turn, lambda: barrier.land(share))
             case threads.TmaLoad():
                 barrier, size = state.barriers[op.barriers][self._index(op, a)], demands.copied(op)
-                total = size * (self._value(a, op.to).bit_count() if op.to is not None else 1)
+                total = size * self._blocks_of(op.to, a)
                 begin = max(self.now, self.fabric)
                 self.fabric = begin + size / self.target.fabric
                 self._at(self.fabric + e.copy, lambda: barrier.land(total))
@@ -536,17 +550,17 @@ class Machine:
                 yield "delay", e.lsu, "issue"
             case threads.DotAsync():
                 clocks, reads = demands.tensor(op, self.target.tensor, a.groups)
-                n = op.result.type.tile.extents[1]
+                m, n = demands.result_extents(op)
                 if (
                     n > 64
-                    and n * bits(tile_type(op.b).element) % 1024
+                    and n * bits(shared_type(op.b).element) % 1024
                     and shared_type(op.b).memory.fast == 1
                 ):
                     clocks *= 1 + RAGGED / n**2
                 yield from self._dot(
                     a,
                     clocks * slowed(reads / clocks),
-                    f"dot {'x'.join(map(str, (*op.result.type.tile.extents, op.a.type.extents[1])))}",
+                    f"dot {m}x{n}x{demands.depth_of(op)}",
                 )
             case tile.Dot():
                 m, n = tile_type(op.acc).extents[-2:]
@@ -675,7 +689,12 @@ class Machine:
                 box.owner.ring if isinstance(box.owner, shared.Stage) else box, []
             ).append(self._value(a, value))
 
-    def _index(self, op, a: Agent) -> int:
+    def _blocks_of(self, mask: SSAValue | None, a: Agent) -> int:
+        """How many blocks of a cluster a mask names; 1 without one."""
+        known = None if mask is None else self._value(a, mask)
+        return 1 if known is None else known.bit_count()
+
+    def _index(self, op: BarrierOp, a: Agent) -> int:
         index = self._value(a, op.index[0]) if op.index else 0
         if index is None:
             raise CompileError("the timeline of this program depends on what it computes")
@@ -694,7 +713,7 @@ class Machine:
             for a in working
             if any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in a.who[0].walk())
         ] or working  # others make their factors
-        for _ in range(EVENTS):
+        for _ in range(MAX_EVENTS):
             while any(self._ready(a) for a in self.agents):
                 for a in self.agents:
                     if self._ready(a):
@@ -728,7 +747,7 @@ class Machine:
                 a.asks = None
                 return
             if kind == "work":
-                a.work = [1.0, what, self.now]
+                a.work = VectorWork(1.0, what, self.now)
                 return
             begin, label = self.now, rest[0]
             if kind == "delay":
@@ -752,15 +771,15 @@ class Machine:
         busy = [first] if first is not None else []
         if first is not None and first.queue[0][2] is None:
             first.queue[0][2] = self.now
-        working = [a for a in self.agents if a.work]
+        working = [(a, a.work) for a in self.agents if a.work]
         load: dict[str, float] = {}
-        for a in working:
-            for pipe, clocks in (*a.work[1].pipes.items(), ("issue", a.work[1].issue)):
-                load[pipe] = load.get(pipe, 0.0) + clocks / a.work[1].alone
+        for _, work in working:
+            for pipe, clocks in (*work.demand.pipes.items(), ("issue", work.demand.issue)):
+                load[pipe] = load.get(pipe, 0.0) + clocks / work.demand.alone
         speed = (
             1 / max(1.0, *load.values()) / (self.e.crowding if busy else 1.0) if working else 1.0
         )
-        steps = [a.work[0] * a.work[1].alone / speed for a in working] + [
+        steps = [work.left * work.demand.alone / speed for _, work in working] + [
             a.queue[0][0] for a in busy
         ]
         steps += [
@@ -774,8 +793,8 @@ class Machine:
             return False
         step = max(0.0, min(steps))
         self.now += step
-        for a in working:
-            a.work[0] -= step * speed / a.work[1].alone
+        for _, work in working:
+            work.left -= step * speed / work.demand.alone
         for a in busy:
             a.queue[0][0] -= step
         for a in busy:
@@ -788,15 +807,15 @@ class Machine:
                 )
         while self.later and self.later[0][0] <= self.now + 1e-6:
             heappop(self.later)[2]()
-        for a in working:
-            if a.work[0] <= 1e-9:
-                demand = a.work[1]
+        for a, work in working:
+            if work.left <= 1e-9:
+                demand = work.demand
                 self.segments.append(
                     Segment(
                         a.name,
                         demand.busiest,
                         demand.what,
-                        a.work[2],
+                        work.begin,
                         self.now,
                         (*demand.pipes.items(), ("issue", demand.issue)),
                     )
@@ -830,7 +849,9 @@ class Machine:
         for (loop, name), laps in self.laps.items():
             if not any(a.name == name for a in consumers):
                 continue
-            gaps, runs, here = [], [], []
+            gaps: list[float] = []
+            runs: list[list[float]] = []
+            here: list[float] = []
             for t in laps:
                 if t >= 0:
                     here.append(t)
@@ -838,15 +859,11 @@ class Machine:
                 runs.append(here)
                 here = []
             for r in runs:
-                gaps += (
-                    [b - a for a, b in zip(r[2:], r[3:], strict=False)]
-                    if len(r) > 4
-                    else [b - a for a, b in zip(r, r[1:], strict=False)]
-                )
+                gaps += [b - a for a, b in pairwise(r[2:] if len(r) > 4 else r)]
             if not gaps:
                 continue
             found.periods.setdefault(loop, median(gaps))
-            long = max((r for r in runs), key=len, default=[])
+            long = max(runs, key=len, default=[])
             if len(long) > 4 and median(gaps) * len(long) > longest:
                 longest, middle = median(gaps) * len(long), len(long) // 2
                 found.steady = long[middle], long[middle + 1]
@@ -879,11 +896,11 @@ class Mbarrier:
 class Shared:
     """What the agents of a block have in common."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.barriers: dict[SSAValue, list[Mbarrier]] = {}
-        self.named: dict = {}
-        self.turns: dict = {}
-        self.boxes: dict = {}
+        self.named: dict[object, Mbarrier] = {}
+        self.turns: dict[tuple, int] = {}
+        self.boxes: dict[SSAValue, list[Scalar]] = {}
         self.left_out: dict[int, int] = {}  # of each program's loops, by the producer: iterations
 
 
@@ -956,7 +973,7 @@ def _steering(kernel: tile.Kernel) -> set[SSAValue]:
                         yielded_by(parent.after_region.block)[i],
                     ]
         elif isinstance(owner, (scf.ForOp, scf.IfOp, scf.WhileOp)):
-            i = list(owner.results).index(value)
+            i = index_of(value)
             for region in owner.regions:
                 if region.blocks and isinstance(region.block.last_op, scf.YieldOp):
                     work.append(region.block.last_op.operands[i])

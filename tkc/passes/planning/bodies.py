@@ -28,8 +28,8 @@ from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Who works on a loop: so many warps of a program, whose dots are wgmma's or mma.sync's."""
+class WarpCosts:
+    """What a loop costs the warps of a program, whose dots are wgmma's or mma.sync's."""
 
     target: Target
     warps: int
@@ -96,7 +96,7 @@ class Anatomy:
         ]
 
     def _anew(self, overlaps) -> set[Operation]:
-        anew, cheap = set(), set()
+        anew, cheap = set[Operation](), set[Operation]()
         for op in self.ops:
             reads = self.reads(op)
             if op.regions or any(
@@ -177,9 +177,10 @@ class Anatomy:
 
     def _here(self, op: Operation) -> Operation | None:
         """The operation of the body around another."""
-        while op is not None and op.parent is not self.block:
-            op = op.parent_op()
-        return op
+        around: Operation | None = op
+        while around is not None and around.parent is not self.block:
+            around = around.parent_op()
+        return around
 
     def edges(self) -> set[tuple[int, int, int]]:
         found = set()
@@ -190,24 +191,26 @@ class Anatomy:
                     if isinstance(v, BlockArgument) and v.index
                     else (v.owner, 0)
                 )
+                if isinstance(source, Block):
+                    continue
                 if (j := self.group_of.get(source)) is not None and (j, distance) != (i, 0):
                     found.add((j, i, distance))
         order = [self.group_of[op] for op in self.ops if op in self.kept]
         return found | {(a, b, 0) for a, b in zip(order, order[1:], strict=False) if a != b}
 
-    def body(self, machine: Machine) -> Body | None:
+    def body(self, costs: WarpCosts) -> Body | None:
         """The graph; None where effects, which keep their order, would go round in circles."""
         edges = self.edges()
         if _circular(edges, len(self.groups)):
             return None
-        users = {}
+        users: dict[SSAValue, set[int]] = {}
         for op, i in self.group_of.items():
             for v in self.reads(op):
                 users.setdefault(v, set()).add(i)
         crossings = [
             Crossing(
-                machine.registers(v),
-                -1 if isinstance(v, BlockArgument) else self.group_of[v.owner],
+                costs.registers(v),
+                -1 if isinstance(v, BlockArgument) else self.group_of[owner_op(v)],
                 frozenset(found),
                 (
                     self.group_of.get(owner_op(self.yielded[v.index - 1]), -1)
@@ -222,14 +225,14 @@ class Anatomy:
         for op in self.ops:
             if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType):
                 loads.append(
-                    (op.results[0].type.bytes / machine.target.fabric, frozenset(self._readers(op)))
+                    (op.results[0].type.bytes / costs.target.fabric, frozenset(self._readers(op)))
                 )
         return Body(
-            tuple(self._group(ops, machine) for ops in self.groups),
+            tuple(self._group(ops, costs) for ops in self.groups),
             frozenset(edges),
             tuple(crossings),
             tuple(loads),
-            machine.target.engines.result,
+            costs.target.engines.result,
         )
 
     def _readers(self, op: Operation) -> set[int]:
@@ -239,11 +242,11 @@ class Anatomy:
             i
             for r in op.results
             for use in r.uses
-            if (u := self._here(use.operation)) is not self.block.last_op
+            if (u := self._here(use.operation)) is not None and u is not self.block.last_op
             for i in self._readers(u)
         }
 
-    def _group(self, ops: list[Operation], machine: Machine) -> Group:
+    def _group(self, ops: list[Operation], costs: WarpCosts) -> Group:
         kept = any(
             op in self.kept or isinstance(inner, tile.Dot) and inner is not op
             for op in ops
@@ -252,11 +255,11 @@ class Anatomy:
         if isinstance(dot := ops[0], tile.Dot):
             return Group(
                 shape(dot),
-                tensor=machine.clocks(dot),
+                tensor=costs.clocks(dot),
                 fixed=kept or any(self._bound(v) for v in (dot.a, dot.b)),
             )
         demand = demands.of(
-            [inner for op in ops for inner in op.walk()], machine.target.engines, machine.warps
+            [inner for op in ops for inner in op.walk()], costs.target.engines, costs.warps
         )
         return Group(demand.what or "vector work", vector=demand.alone, fixed=kept)
 
@@ -329,13 +332,13 @@ class Found:
 
 
 def best_stages(
-    loop: scf.ForOp, machine: Machine, overlaps: tuple[tuple[int, ...], ...]
+    loop: scf.ForOp, costs: WarpCosts, overlaps: tuple[tuple[int, ...], ...]
 ) -> Found | None:
     """The schedule of a loop of several dots; None where there is no choice."""
     if sum(isinstance(op, tile.Dot) for op in loop.body.block.ops) < 2:
         return None
     anatomy = Anatomy(loop, overlaps)
-    if (body := anatomy.body(machine)) is None:
+    if (body := anatomy.body(costs)) is None:
         return None
     schedules = search(body)
     late = tuple(

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import cast
 
 from xdsl.dialects import scf
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -33,13 +34,13 @@ from tkc.ir.plan import Plan
 from tkc.ir.rewrite import loop_of, loops_of
 from tkc.ir.target import Target
 from tkc.ir.types import bits, element_of
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, owner_op, tile_type
 from tkc.passes.analysis.access import argument_of, bytes_of, tile_of
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed
 
-STEPS = 64  # of a loop whose length nobody knows
+ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
 LATENCY = 1000  # clocks from asking for a stage to having it
 BEGIN, OUTSIDE = (
     6000,
@@ -159,43 +160,35 @@ class Work:
 
     @staticmethod
     def of(kernel: tile.Kernel, sizes: Sizes | None = None) -> Work:
-        known, parts, order = Numbers(kernel, sizes), {}, list(kernel.walk())
-        dots, loads = (
-            [op for op in order if isinstance(op, tile.Dot)],
-            [op for op in order if isinstance(op, LOADS)],
-        )
+        known, order = Numbers(kernel, sizes), list(kernel.walk())
+        parts: dict[Operation | None, tuple[list[Dot], list[Moved]]] = {}
+        loads = [op for op in order if isinstance(op, LOADS)]
 
-        def place(op):
+        def place(op: Operation) -> tuple[list[Dot], list[Moved]]:
             return parts.setdefault(loop_of(op), ([], []))
 
-        for i, op in enumerate(dots):
-            place(op)[0].append(
-                Dot(
-                    i,
-                    (
-                        *tile_type(op.acc).extents[-2:],
-                        tile_type(op.a).extents[-1] * prod(tile_type(op.acc).extents[:-2]),
-                    ),
-                    bits(element_of(op.a.type)),
-                )
-            )
-        for i, op in enumerate(loads):
-            if tile_of(op) is None:
+        for i, dot in enumerate(op for op in order if isinstance(op, tile.Dot)):
+            *batch, m, n = tile_type(dot.acc).extents
+            k = tile_type(dot.a).extents[-1] * prod(batch)
+            place(dot)[0].append(Dot(i, (m, n, k), bits(element_of(dot.a.type))))
+        for i, load in enumerate(loads):
+            if tile_of(load) is None:
                 continue
-            around = [loop.lb for loop in loops_of(op) if isinstance(loop, scf.ForOp)]
-            place(op)[1].append(
+            around = [loop.lb for loop in loops_of(load) if isinstance(loop, scf.ForOp)]
+            place(load)[1].append(
                 Moved(
                     i,
-                    bytes_of(op),
-                    known.inside(op),
-                    frozenset(program_axes([*op.operands, *around], ends=False)),
-                    bool(dots_fed(op)),
-                    cut(op),
+                    bytes_of(load),
+                    known.inside(load),
+                    frozenset(program_axes([*load.operands, *around], ends=False)),
+                    bool(dots_fed(load)),
+                    cut(load),
                 )
             )
-        stores = [op for op in order if isinstance(op, STORES) and tile_of(op) is not None]
-        for op in stores:
-            place(op)[1].append(Moved(-1, bytes_of(op), bytes_of(op), frozenset(), False))
+        stored = [(op, t) for op in order if isinstance(op, STORES) and (t := tile_of(op))]
+        for store, _ in stored:
+            size = bytes_of(store)
+            place(store)[1].append(Moved(-1, size, size, frozenset(), False))
         made = tuple(
             Part(
                 prod(known.trips(loop) for loop in ([*loops_of(loop), loop] if loop else [])),
@@ -204,14 +197,14 @@ class Work:
             )
             for loop, (d, m) in parts.items()
         )
-        read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)} - {None}
+        read = {argument_of(op.array) for op in loads if isinstance(op, tile.Load)}
         return Work(
             None if sizes is None else sizes.grid,
             made,
-            sum(map(bytes_of, stores)),
-            sum(tile_of(op).size for op in stores),
-            sum(map(known.bytes, read)),
-            sum(tile_of(op).size * scattered(op) for op in stores),
+            stored=sum(bytes_of(op) for op, _ in stored),
+            results=sum(t.size for _, t in stored),
+            footprint=sum(known.bytes(argument) for argument in read if argument is not None),
+            apart=sum(t.size * scattered(op) for op, t in stored),
         )
 
 
@@ -408,7 +401,7 @@ def _step(
         "cut sectors": copies * resident,
         "a factor laid anew": ANEW[0] + ANEW[1] * anew if anew else 0.0,
     }
-    why = max(times, key=times.get)
+    why = max(times, key=lambda part: times[part])
     return times[why], why
 
 
@@ -449,24 +442,28 @@ class Numbers:
 
     def __init__(self, kernel: tile.Kernel, sizes: Sizes | None):
         self.sizes = sizes
-        self.arguments = (
+        self.arguments: dict[SSAValue, tuple[int, ...] | int | float | None] = (
             dict(zip(kernel.body.block.args, sizes.arguments, strict=False)) if sizes else {}
         )
 
     def trips(self, loop: Operation) -> float:
         if not isinstance(loop, scf.ForOp):
-            return STEPS
+            return ASSUMED_TRIPS
         low, high, step = map(self.of, (loop.lb, loop.ub, loop.step))
-        return STEPS if None in (low, high, step) or not step else max(0, ceil((high - low) / step))
+        if low is None or high is None or not step:
+            return ASSUMED_TRIPS
+        return max(0, ceil((high - low) / step))
 
     def bytes(self, argument: SSAValue) -> int:
         shape = self.arguments.get(argument)
-        return prod(shape) * bits(argument.type.element) // 8 if isinstance(shape, tuple) else 0
+        if not isinstance(shape, tuple):
+            return 0
+        return prod(shape) * bits(array_type(argument).element) // 8
 
     def inside(self, op: Operation) -> int:
         """Bytes of a block that are inside its array, which may be smaller than the block."""
         shape = self.arguments.get(op.array) if isinstance(op, tile.Load) else None
-        if not isinstance(shape, tuple):
+        if not isinstance(op, tile.Load) or not isinstance(shape, tuple):
             return bytes_of(op)
         return int(
             bytes_of(op)
@@ -475,19 +472,15 @@ class Numbers:
             )
         )
 
-    def of(self, value: SSAValue) -> int | None:
+    def of(self, value: SSAValue) -> float | None:
         """The number, None where it is not known."""
-        op = value.owner
         if isinstance(value, BlockArgument):
             known = self.arguments.get(value)
             if isinstance(known, int):
                 return known
-            return (
-                self.of(op.parent_op().lb)
-                if isinstance(op.parent_op(), scf.ForOp) and value.index == 0
-                else None
-            )
-        match op:
+            loop = value.owner.parent_op()
+            return self.of(loop.lb) if isinstance(loop, scf.ForOp) and value.index == 0 else None
+        match op := owner_op(value):
             case tile.ProgramId() | tile.NumPrograms():
                 if self.sizes is None:
                     return None
@@ -495,7 +488,8 @@ class Numbers:
                 return n // 2 if isinstance(op, tile.ProgramId) else n
             case tile.Dim():
                 return self.extent(op)
-        return computed(op, self.of)
+        # of single numbers it makes a single number
+        return cast("float | None", computed(op, self.of))
 
     def extent(self, op: tile.Dim) -> int | None:
         array, axis = op.operands[0], op.axis.value.data

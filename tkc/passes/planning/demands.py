@@ -15,13 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil, log2
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import IntegerAttr
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.ranges import inverse
 from tkc.ir.target import Engines
 from tkc.ir.types import TileType, bits, element_of, is_float
+from tkc.ir.values import tile_type
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
 SIMPLE = {"add", "sub", "mul", "fma", "neg"}  # of floats: the multiply-add pipe
@@ -93,14 +95,15 @@ class Demand:
 
     @property
     def busiest(self) -> str:
-        return max(self.pipes, key=self.pipes.get, default="alu")
+        return max(self.pipes, key=lambda pipe: self.pipes[pipe], default="alu")
 
 
 def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
     """Of a run of operations by an instance of so many warps; a warpgroup's share of them, since
     each quarter has one of its warps.
     """
-    total, depth = Demand(), {}
+    total = Demand()
+    depth: dict[SSAValue, float] = {}
     for op in ops:
         before, issued = dict(total.pipes), total.issue
         _count(op, engines, warps, total)
@@ -121,7 +124,7 @@ def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
     return total
 
 
-def registers(t, warps: int) -> int:
+def registers(t: Attribute, warps: int) -> int:
     """Elements that a thread of so many warps holds of a tile."""
     if not isinstance(t, TileType):
         return 1
@@ -149,9 +152,10 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
                 "alu", n / 2 if narrow else n, n / 2 * e.alu if narrow else n * e.alu, "convert"
             )
         case ew.Select():
-            total.add("alu", registers(result, warps), registers(result, warps) * e.alu, "select")
+            n = registers(op.result.type, warps)
+            total.add("alu", n, n * e.alu, "select")
         case ew.Elementwise():
-            _elementwise(op, op.fn.name, e, warps, total)
+            _elementwise(op, function_of(op), e, warps, total)
         case tile.Reduce():
             _reduce(op, e, warps, total)
         case threads.Vote():
@@ -164,7 +168,8 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
                 // 8
                 // (t.register_layout.num_blocks if t.register_layout is not None else 1)
             )
-            ways = op.properties["conflicts"].value.data if "conflicts" in op.properties else 1
+            conflicts = op.properties.get("conflicts")
+            ways = conflicts.value.data if isinstance(conflicts, IntegerAttr) else 1
             total.add(
                 "shared",
                 size / (512 * max(1, warps / 4)),
@@ -193,7 +198,7 @@ def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
             total.add("lsu", 2 * n, n * e.lsu, name)
 
 
-def _elementwise(op: Operation, name: str, e: Engines, warps: int, total: Demand) -> None:
+def _elementwise(op: ew.Elementwise, name: str, e: Engines, warps: int, total: Demand) -> None:
     t = op.operands[0].type
     n, floats = registers(op.results[0].type, warps), is_float(element_of(t))
     if name == "and" and str(element_of(t)) == "i1":
@@ -227,11 +232,16 @@ def _elementwise(op: Operation, name: str, e: Engines, warps: int, total: Demand
         total.add("alu", n, n * e.alu, name if floats else "index")
 
 
+def function_of(op: ew.Elementwise) -> str:
+    """The name of the function that an operation computes of each element."""
+    return op.name.removeprefix("tile.")
+
+
 def _fuses(value: SSAValue) -> bool:
     """Whether a product is only added to something, or something subtracted from it."""
     return (
         all(
-            isinstance(u.operation, ew.Elementwise) and u.operation.fn.name in ("add", "sub")
+            isinstance(u.operation, ew.Elementwise) and function_of(u.operation) in ("add", "sub")
             for u in value.uses
         )
         and value.first_use is not None
@@ -239,7 +249,7 @@ def _fuses(value: SSAValue) -> bool:
 
 
 def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
-    arg, result = op.args[0].type, op.results[0].type
+    arg, result = tile_type(op.args[0]), op.results[0].type
     have, left = registers(arg, warps), registers(result, warps)
     kind = op.kind.data
     floats = is_float(element_of(arg))

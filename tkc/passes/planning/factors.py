@@ -28,12 +28,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
 from tkc.ir.types import TileType, bits
-from tkc.ir.values import tile_type, yielded_by
+from tkc.ir.values import index_of, only_user, owner_of, parent_of, tile_type, yielded_by
 from tkc.passes import LaunchOptions
 from tkc.passes.analysis.mapped import dense_of_block, unmapped
 from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS
@@ -48,7 +48,8 @@ def source(value: SSAValue) -> tile.Load | None:
     return value.owner if isinstance(value.owner, tile.Load) else None
 
 
-ADDRESSES = 16  # registers of a thread that reads a block which a factor is computed from
+# of a thread that reads a block from which an operand is computed
+ADDRESS_REGISTERS = 16
 
 
 @dataclass(frozen=True)
@@ -115,30 +116,32 @@ def _turned(value: SSAValue, k: int) -> bool:
     )
 
 
-def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load]:
+def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
     """The blocks in memory that a left factor in registers is made of in the dot's loop, in program
     order.
     """
-    both, found, seen = Sides.of(dot, options), [], set()
-    if not both.held:
+    both = Sides.of(dot, options)
+    loop = dot.parent_op()
+    if not both.held or loop is None:
         return []
     left, work = both.left, [both.left]
+    found, seen = set[Operation](), set[SSAValue]()
     while work:
         value = work.pop()
         if value in seen or not isinstance(value.type, TileType):
             continue
         seen.add(value)
-        if isinstance(value.owner, LOADS) and value.type.size == left.type.size:
-            found.append(value.owner)
+        if isinstance(value.owner, LOADS) and value.type.size == tile_type(left).size:
+            found.add(value.owner)
         elif isinstance(value.owner, (*POINTWISE, *VIEWS)):
             work += value.owner.operands
-    return [op for op in dot.parent_op().walk() if op in found]
+    return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
 
 
 def dense_of_factor(value: SSAValue) -> int:
     """The axis of a factor that is dense in memory."""
     if not isinstance(value.owner, tile.Transpose):
-        return dense_of_block(value.owner)
+        return dense_of_block(owner_of(value, tile.Load))
     return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
 
 
@@ -149,7 +152,7 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     both = Sides.of(dot, options)
     if (
         both.swapped
-        or bits(both.left.type.element) != 8
+        or bits(tile_type(both.left).element) != 8
         or source(both.left) is not None
         or staged(dot, options)
     ):
@@ -170,7 +173,7 @@ def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
             load is None
             or both.held
             and factor is both.left
-            or bits(factor.type.element) != 8
+            or bits(tile_type(factor).element) != 8
             or not fits(tile_type(factor).extents, k, dense_of_factor(factor))
         ):
             continue
@@ -196,7 +199,8 @@ def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
     """The dots of a loop, by the sums that they make: each goes round the loop, one dot after the
     other adding to it. Empty if a dot does anything else.
     """
-    body, found = loop.body.block, {}  # the dots of each sum, by what it is so far
+    body = loop.body.block
+    found: dict[SSAValue, list[tile.Dot]] = {}  # the dots of each sum, by its last partial sum
     for dot in [op for op in loop.walk() if isinstance(op, tile.Dot)]:
         carried = isinstance(dot.acc, BlockArgument) and dot.acc.block is body and dot.acc.index > 0
         if (
@@ -206,11 +210,11 @@ def running_sums(loop: scf.ForOp) -> list[list[tile.Dot]]:
             and dot.acc not in found
         ):
             return []
-        found[dot.result] = [*found.pop(dot.acc, ()), dot]
+        found[dot.result] = [*found.pop(dot.acc, []), dot]
     return (
         list(found.values())
         if all(
-            yielded_by(body)[made[0].acc.index - 1] is end and end.has_one_use()
+            yielded_by(body)[index_of(made[0].acc) - 1] is end and end.has_one_use()
             for end, made in found.items()
         )
         else []
@@ -233,7 +237,7 @@ def partial(dot: tile.Dot) -> bool:
         return False
     value = dot.result
     while value.has_one_use():
-        op = value.first_use.operation
+        op = only_user(value)
         if isinstance(op, scf.YieldOp):
             return op.parent is loop.body.block
         if not isinstance(op, POINTWISE):
@@ -244,7 +248,7 @@ def partial(dot: tile.Dot) -> bool:
 
 def names(dot: tile.Dot) -> tuple[str, str, str]:
     """The element types of a, b and the sum as instructions call them."""
-    a, b, acc = (str(v.type.element) for v in (dot.a, dot.b, dot.acc))
+    a, b, acc = (str(tile_type(v).element) for v in (dot.a, dot.b, dot.acc))
     return (
         ("tf32", "tf32", acc) if dot.precision.data == "tf32" and a == b == "f32" else (a, b, acc)
     )
@@ -262,7 +266,7 @@ def wgmma_of(dot: tile.Dot) -> Mma | None:
 
 def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
     """Why wgmma cannot compute a dot; empty if it can."""
-    a, acc, form = dot.a.type, dot.acc.type, wgmma_of(dot)
+    a, acc, form = tile_type(dot.a), tile_type(dot.acc), wgmma_of(dot)
     if form is None:
         return f"wgmma of {' by '.join(names(dot)[:2])} into {names(dot)[2]} is not planned" + (
             ", its float32 is tf32" if names(dot)[0] == "f32" else ""
@@ -312,15 +316,16 @@ def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
         )
     for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
         held = both.held and factor is both.left
-        if (load := source(factor)) is None or held and load.parent_op() is loop:
+        shown = source(factor)
+        if shown is None or held and shown.parent_op() is loop:
             continue  # looked at above
-        if reason := _unread(dot, factor, factor is both.right):
+        if reason := _unread(loop, shown, factor is both.right):
             return reason
         if (
             not held
             and dense_of_factor(factor) != axis
             and "mn" not in form.majors
-            and not any(load is found for found, _ in anew(dot, options))
+            and not any(shown is found for found, _ in anew(dot, options))
         ):
             return (
                 f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'}"
@@ -330,9 +335,8 @@ def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
     return ""
 
 
-def _unread(dot: tile.Dot, factor: SSAValue, right: bool) -> str:
+def _unread(loop: scf.ForOp, load: tile.Load, right: bool) -> str:
     """Why a loaded factor cannot be read in shared memory, where a tensor map put it."""
-    load, loop = source(factor), dot.parent_op()
     around = loop.parent_op()
     if load.parent_op() is not loop and (
         right or load.parent_op() is not around or not isinstance(around, tile.Kernel)
@@ -368,7 +372,10 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     if axis_of(dot, groups) == 0:
         count = m // (64 * groups)
         return (count, count) if 2 * sum_ <= registers else (count, 1)
-    least = 128 * 8 // bits(source(dot.b).result.type.element) if dense_of_factor(dot.b) == 1 else 8
+    right = source(dot.b)
+    if right is None or form is None:
+        return 1, 1
+    least = 128 * 8 // bits(tile_type(right.result).element) if dense_of_factor(dot.b) == 1 else 8
     for count in (2, 4):
         width = n // count
         if n % count or width not in form.n or width % least or not chain_of(dot):
@@ -391,34 +398,27 @@ def held(
     to, and for left factors.
     """
 
-    def registers(t):
-        return t.bytes // (4 * 128 * groups)
+    def registers(value: SSAValue) -> int:
+        return tile_type(value).bytes // (4 * 128 * groups)
 
-    loop = dots[0].parent_op()
+    loop = parent_of(dots[0], scf.ForOp)
     some = [d for d in dots if partial(d)] if not rotated else []
     sums = sum(
-        registers(d.acc.type)
-        for d in dots
-        if d not in some and not isinstance(d.acc.owner, tile.Dot)
+        registers(d.acc) for d in dots if d not in some and not isinstance(d.acc.owner, tile.Dot)
     )
     if some:
-        carried = [
-            v.type for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2
-        ]
+        carried = [v for v in loop.iter_args if isinstance(v.type, TileType) and v.type.rank == 2]
         sums += max(
-            registers(d.acc.type) * p[1] // p[0]
-            for d, p in zip(dots, parts, strict=False)
-            if d in some
+            registers(d.acc) * p[1] // p[0] for d, p in zip(dots, parts, strict=True) if d in some
         ) + sum(map(registers, carried))
 
-    def left(d):
-        return registers(both.left.type) if (both := Sides.of(d, options)).held else 0
+    def left(d: tile.Dot) -> int:
+        return registers(both.left) if (both := Sides.of(d, options)).held else 0
 
-    def made(d):
-        return (
-            left(d) + sum(registers(op.result.type) for op in staged(d, options)) + ADDRESSES
-            if staged(d, options)
-            else 0
-        )  # the next one, while a dot reads this one
+    def made(d: tile.Dot) -> int:
+        """The next left operand, computed while a dot reads this one."""
+        if not (blocks := staged(d, options)):
+            return 0
+        return left(d) + sum(registers(op.result) for op in blocks) + ADDRESS_REGISTERS
 
     return sums + sum(left(d) + made(d) for d in dots)

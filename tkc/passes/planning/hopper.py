@@ -25,6 +25,7 @@ their stage (warpgroups/posts.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from math import prod
@@ -39,7 +40,7 @@ from tkc.ir.rewrite import counted_slice, following, is_inside
 from tkc.ir.shared import scratch
 from tkc.ir.target import LINE
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import array_type, tile_type
+from tkc.ir.values import array_type, parent_of, tile_type
 from tkc.passes import LaunchOptions, PassContext
 from tkc.passes.analysis.access import addresses, kernel_around, unchanged, written_before
 from tkc.passes.analysis.mapped import dense_of_block, of_block, unmapped
@@ -54,9 +55,9 @@ from tkc.passes.layouts.epilogue_subtiles import (
     subtile_bytes,
     widest_subtile,
 )
-from tkc.passes.planning.bodies import Machine, best_stages
+from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.factors import (
-    ADDRESSES,
+    ADDRESS_REGISTERS,
     Sides,
     anew,
     held,
@@ -197,8 +198,8 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         for op in program.loads
     ):
         return None, "an address is loaded from an array that the program changes"
-    if any(reason := unfit(dot, options) for dot in dots):
-        return None, reason
+    if reasons := [reason for dot in dots if (reason := unfit(dot, options))]:
+        return None, reasons[0]
     if any(
         written_before(load, context.overlaps)
         for load in _loads(dots, options)
@@ -241,7 +242,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             None,
             (
                 f"num_warps = {options.num_warps}: {m} rows are not shared out among"
-                f" {options.num_warps // 4} warpgroups of 64"
+                f" {(options.num_warps or 0) // 4} warpgroups of 64"
             ),
         )
     if any(load.parent_op() is not loops[0] for load in relaid):
@@ -261,7 +262,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             ),
         )
     found = (
-        best_stages(loops[0], Machine(context.target, 4 * groups, True), context.overlaps)
+        best_stages(loops[0], WarpCosts(context.target, 4 * groups, True), context.overlaps)
         if options.rotate is not False
         else None
     )
@@ -283,7 +284,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     each = held(dots, bool(late), parts, groups, options)
     kept = max(
         (
-            both.left.type.bytes // (512 * groups)
+            tile_type(both.left).bytes // (512 * groups)
             for both in (Sides.of(dot, options) for dot in dots)
             if both.held and source(both.left)
         ),
@@ -331,7 +332,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and not claimed
         else ((1, 1), {}, "")
     )
-    registers = aside or (LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2])
+    registers: tuple[int, ...] = aside or (
+        LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2]
+    )
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
     leaving = (
         []
@@ -749,7 +752,10 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
         1 if options.roles == "pingpong" else max(1, _warpgroups(m, len(dots), options)),
         dots[0].acc.type,
     )
-    each, piece = t.size // (128 * groups), prod(piece_of(*t.extents, groups)) // (128 * groups)
+    each, piece = (
+        t.size // (128 * groups),
+        prod(piece_of(t.extents[0], t.extents[1], groups)) // (128 * groups),
+    )
     reason = (
         "programs have parts already: split_k"
         if parts > 1
@@ -786,7 +792,8 @@ def _together(program, dots, options) -> str:
             if source(Sides.of(dots[0], options).left) is None
             else "a factor is read into registers"
         )
-    if any(load.parent_op() is not loop for load in map(source, (dots[0].a, dots[0].b))):
+    shown = filter(None, map(source, (dots[0].a, dots[0].b)))
+    if any(load.parent_op() is not loop for load in shown):
         return "a factor is loaded before the loop"
     if each > ACCUMULATORS[1]:
         return f"a sum of {each} registers a thread does not fit one warpgroup"
@@ -823,7 +830,7 @@ def _columns(
     )
     most, asked = (
         (
-            widest_subtile(stores, sums + ADDRESSES, room)
+            widest_subtile(stores, sums + ADDRESS_REGISTERS, room)
             if options.epilogue == "direct"
             else widest_subtile(leaving, sums, room)
         ),
@@ -962,13 +969,14 @@ def _beside(
     return dict.fromkeys(numbers[:NUMBERS], number)
 
 
-def _loads(dots, options: LaunchOptions) -> list[tile.Load]:
+def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
     """The loads that the factors of some dots show or are computed from, each once."""
     return list(
         dict.fromkeys(
             load
             for dot in dots
-            for load in [*filter(None, map(source, (dot.a, dot.b))), *staged(dot, options)]
+            for load in [source(dot.a), source(dot.b), *staged(dot, options)]
+            if isinstance(load, tile.Load)
         )
     )
 
@@ -1014,9 +1022,13 @@ def _fetched(load: tile.Load) -> int:
     """
     extents, dense = load.extents.get_values(), dense_of_block(load)
     axis = [a for a, n in enumerate(extents) if n >= 0][dense]
-    beside = not is_inside(load.offsets[axis], load.parent_op()) and program_axes(
-        [load.offsets[axis]]
-    )  # not what the next iteration loads
+    loop = load.parent_op()
+    # not what the next iteration loads
+    beside = (
+        loop is not None
+        and not is_inside(load.offsets[axis], loop)
+        and program_axes([load.offsets[axis]])
+    )
     return (
         LINE
         if extents[axis] * bits(tile_type(load.result).element) <= 2 * 8 * LINE and beside
@@ -1026,11 +1038,8 @@ def _fetched(load: tile.Load) -> int:
 
 def _bytes(ring: list[tile.Load]) -> int:
     """Of a stage."""
-    return sum(
-        SharedType(1, t.extents, t.element, of_block(load)).bytes
-        for load in ring
-        for t in [load.result.type]
-    )
+    types = [(tile_type(load.result), of_block(load)) for load in ring]
+    return sum(SharedType(1, t.extents, t.element, layout).bytes for t, layout in types)
 
 
 def _stages(
@@ -1061,19 +1070,20 @@ def _stages(
 
 def _cluster(
     dots, context: PassContext
-) -> tuple[tuple[int, int], dict[Operation, tuple[int, int, tuple[int, ...]]], str]:
+) -> tuple[tuple[int, int], dict[tile.Load, tuple[int, int, tuple[int, ...]]], str]:
     """The cluster; for each load that its blocks share, the buffer's axis along which they share
     the work, the boxes in which a share arrives, and the cluster's axes along which those are that
     share it; why one that could be shared is not."""
     asked = context.options.cluster
-    shape = (2, 1) if asked is None else tuple(asked) if prod(asked) <= PORTABLE else (1, 1)
+    shape = (2, 1) if asked is None else asked if prod(asked) <= PORTABLE else (1, 1)
     if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots):
         return (1, 1), {}, ""
-    cut, uncut, loads = {}, "", _loads(dots, context.options)
+    cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}
+    uncut, loads = "", _loads(dots, context.options)
     if any(load.parent_op() is not dots[0].parent_op() for load in loads):
         return (1, 1), {}, ""  # blocks share the stages of one ring
     for load in loads:
-        around = load.parent_op()
+        around = parent_of(load, scf.ForOp)
         differs = program_axes([*load.operands, around.lb, around.ub, around.step])
         among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
         extents, size = (
@@ -1098,9 +1108,8 @@ def _cluster(
                 f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes:"
                 " by cluster = (2, 1) alone"
             )
-    useful = tuple(
-        n if any(axis in among for *_, among in cut.values()) else 1 for axis, n in enumerate(shape)
-    )
+    shared = {axis for *_, among in cut.values() for axis in among}
+    useful = (shape[0] if 0 in shared else 1, shape[1] if 1 in shared else 1)
     return useful, cut, uncut
 
 

@@ -15,6 +15,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_bool
+from tkc.ir.values import only_user, owner_op
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
 
@@ -86,23 +87,26 @@ def _passing(value: SSAValue) -> bool:
     """
     if isinstance(value.owner, Block) or not value.has_one_use():
         return False
-    user, op = value.first_use.operation, value.owner
+    op = value.owner
+    user = only_user(value)
     while isinstance(user, VIEWS) and user.result.has_one_use():
-        user = user.result.first_use.operation
+        user = only_user(user.result)
     if user.parent is not op.parent or not isinstance(
         user, (*POINTWISE, tile.Reduce, tile.Store, tile.StorePointers)
     ):
         return False
-    while (op := op.next_op) is not user:
-        if op is None or op.regions or isinstance(op, MEETINGS):
+    between = op.next_op
+    while between is not user:
+        if between is None or between.regions or isinstance(between, MEETINGS):
             return False
+        between = between.next_op
     return True
 
 
 def _roots(value: SSAValue, kinds: Kinds) -> Iterable[SSAValue]:
     """The data that a value, perhaps a view, is read from."""
     while isinstance(value.type, TileType) and kinds.view(value):
-        value = value.owner.arg
+        value = owner_op(value).operands[0]
     return (value,)
 
 

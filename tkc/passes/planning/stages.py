@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 ALIKE = 0.01  # of the clocks of an iteration: this model cannot tell less
 LATE = 6  # dots that may be late, of a loop: more are left as they are
@@ -165,20 +166,21 @@ def rotated(body: Body, late: frozenset[int]) -> list[set[int]]:
     """What each group needs of its rotated iteration; vector work of one stage also what stands
     before it.
     """
-    before = [set() for _ in body.groups]
+    before: list[set[int]] = [set() for _ in body.groups]
     for a, b, d in body.edges:
         if d + (b in late) == (a in late):
             before[b].add(a)
     for stage in (True, False):
         line = [i for i in body.sorted if not body.groups[i].tensor and (i in late) == stage]
-        for a, b in zip(line, line[1:], strict=False):
+        for a, b in pairwise(line):
             before[b].add(a)
     return before
 
 
 def _tails(body: Body, before: list[set[int]]) -> list[float]:
     """Clocks of the longest way from a group's beginning to the end of the iteration."""
-    after, tails = [[] for _ in before], [0.0] * len(before)
+    after: list[list[int]] = [[] for _ in before]
+    tails = [0.0] * len(before)
     for b, needed in enumerate(before):
         for a in needed:
             after[a].append(b)
@@ -216,7 +218,8 @@ def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[
     """
     groups, before = body.groups, rotated(body, late)
     tails, count = _tails(body, before), len(groups)
-    bound, best, chosen = least(body, late), float("inf"), ()
+    bound, best = least(body, late), float("inf")
+    chosen: tuple[int, ...] = ()
     seen: dict[int, list[tuple]] = {}
     path: list[int] = []
     ends = [0.0] * count
@@ -248,7 +251,7 @@ def ordered(body: Body, late: frozenset[int], effort: list[int]) -> tuple[tuple[
             *(ends[i] for i in range(count) if done >> i & 1 and any(i in before[j] for j in left)),
         )
         known = seen.setdefault(done, [])
-        if any(all(a <= b for a, b in zip(other, state, strict=False)) for other in known):
+        if any(all(a <= b for a, b in zip(other, state, strict=True)) for other in known):
             return
         known.append(state)
         ready = [i for i in left if all(done >> a & 1 for a in before[i])]

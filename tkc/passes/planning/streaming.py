@@ -365,7 +365,7 @@ def leave_in_rows(
     not 74.5, 16384 x 8192 136.8 and not 140.6, 4096 x 4096 22.3 and not 23.8."""
 
     def whole(store: tile.Store) -> bool:
-        access, t = Access.of(store, ranges, True), store.value.type
+        access, t = Access.of(store, ranges, True), tile_type(store.value)
         vector = 128 // access.bits
         return (
             t.rank == 2

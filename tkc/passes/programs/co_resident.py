@@ -32,7 +32,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder
 from tkc.ir.threads import Identity
-from tkc.ir.values import first_of
+from tkc.ir.values import first_of, parent_of
 
 BEGUN = "begun"  # of a loop whose first iteration stands before it (rotate-loops)
 
@@ -60,7 +60,7 @@ def only_real(body: Block, real: SSAValue) -> None:
         if isinstance(op, scf.ForOp) and any(isinstance(inner, tile.Dot) for inner in op.walk())
     ]:
         first, last, _ = walked(loop)
-        guard = loop.parent_op() if BEGUN in loop.attributes else loop
+        guard = parent_of(loop, scf.IfOp) if BEGUN in loop.attributes else loop
         build = Builder(guard)
         loop.operands[1] = end = build.select(real, last, first)
         if guard is not loop:

@@ -105,9 +105,10 @@ class Lookup:
         if not self.loads:
             return []
         yes, no = Block([end := scf.YieldOp()]), Block()
-        clone_slice(
-            self.needed, mapping := {op.result: place[op.axis.value.data] for op in self.ids}, end
-        )
+        mapping: dict[SSAValue, SSAValue] = {
+            op.result: place[op.axis.value.data] for op in self.ids
+        }
+        clone_slice(self.needed, mapping, end)
         end.operands = [mapping[op.result] for op in self.loads]
         zeros = [tile.Constant(0, i32) for _ in self.loads]
         no.add_ops([*zeros, scf.YieldOp(*zeros)])

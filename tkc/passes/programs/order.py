@@ -31,14 +31,10 @@ from tkc.passes import PassContext
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.programs.tile_groups import Grid, TileGroups
 
-SECTION = 2  # of the cache, one part in so many
-LEVEL = (
-    (3, 5),
-    (10, 8),
-    # where sections have so few neighbours, one part in so many of an axis along which programs
-    # grow
-    # comes last: a 25th or 64th of the work, enough to level what they leave
-)
+SECTION_DIVISOR = 2  # a section's arrays take one part in so many of the L2 cache
+# (neighbours of a section, at most; which part, one in so many, of the axis along which programs
+# grow then runs last: short programs, enough to balance the blocks at the end)
+DEFERRED_ROWS = ((3, 5), (10, 8))
 
 
 class Order(Protocol):
@@ -60,7 +56,7 @@ def order_of(
     """
     if loop is None:
         return Raster(grid, plan.raster, plan.serpentine)
-    room = context.target.cache // SECTION
+    room = context.target.cache // SECTION_DIVISOR
     if _grows(loop):
         context.decisions.append(
             "schedule-programs: programs differ in length along axis 0: the longest first"
@@ -270,12 +266,14 @@ def _section(
     ]
     if not sizes:
         return others
-    each, room = reduce(build.add, sizes), build.number(room, i64)
-    if few is not None:
-        each, room = build.mul(each, build(Cast(few, i64))), build.mul(room, build(Cast(rows, i64)))
+    each, available = reduce(build.add, sizes), build.number(room, i64)
+    if few is not None and rows is not None:
+        each = build.mul(each, build(Cast(few, i64)))
+        available = build.mul(available, build(Cast(rows, i64)))
+    # every block begins with this: a division of 64-bit integers is much slower than one of floats
     fit = build.div_rn(
-        build(Cast(room, f32)), build(Cast(build.max(each, build.number(1, i64)), f32))
-    )  # every block begins with this, and a division of 64 bits would take it hundreds of clocks
+        build(Cast(available, f32)), build(Cast(build.max(each, build.number(1, i64)), f32))
+    )
     return build.max(
         build.min(build(Cast(build.min(fit, build(Cast(others, f32))), i32)), others), 1
     )
@@ -295,10 +293,9 @@ def _bytes(build: Builder, array: SSAValue) -> SSAValue:
 
 def _level(build: Builder, section: SSAValue, rows: SSAValue) -> SSAValue:
     """How many of the first rows of programs, which are the shortest, come behind all sections."""
-    few: SSAValue | int = 0
-    for neighbours, part in reversed(LEVEL):
-        few = build.select(build.le(section, neighbours), build.up(rows, part), few)
-    return few
+    (few, few_part), (several, several_part) = DEFERRED_ROWS
+    rest = build.select(build.le(section, several), build.up(rows, several_part), 0)
+    return build.select(build.le(section, few), build.up(rows, few_part), rest)
 
 
 @dataclass(frozen=True)
@@ -387,9 +384,9 @@ def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGro
 
     def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
         if tile_groups.members == 1:
-            return _anew(build, loop.lb, program, known := {}), _anew(
-                build, loop.ub, program, known
-            )
+            known: dict[SSAValue, SSAValue] = {}
+            low = _anew(build, loop.lb, program, known)
+            return low, _anew(build, loop.ub, program, known)
         first = build.sub(build.mul(program, tile_groups.members), tile_groups.ahead)
         return _anew(build, loop.lb, build.max(first, 0), {}), _anew(
             build, loop.ub, build.add(first, tile_groups.members - 1), {}

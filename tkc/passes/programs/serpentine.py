@@ -16,7 +16,7 @@ from xdsl.dialects import scf
 from xdsl.ir import SSAValue
 
 from tkc.ir.rewrite import Builder
-from tkc.ir.values import first_of
+from tkc.ir.values import first_of, owner_op
 
 
 def backwards(
@@ -34,7 +34,8 @@ def backwards(
     )  # first and last: what both of a pair add up to
     inside = Builder(first_of(loop.body.block))
     there = inside.select(odd, inside.sub(ends, k), k)
-    mirrored = {there.owner, *(v.owner for v in there.owner.operands)}
+    select = owner_op(there)
+    mirrored = {select, *(v.owner for v in select.operands)}
     for use in list(k.uses):
         if use.operation not in mirrored:
             use.operation.operands[use.index] = there

@@ -78,6 +78,8 @@ class Part:
 def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
     """The programs of a block of the output, made of the loop's part and of what follows the loop."""
     program, part = turn.number, turn.part
+    if part is None:
+        raise ValueError("the turn of a program that is not divided has no part")
     _narrow(loop, part, parts)
     sum_, rest = loop.results[0], after_loop(loop)
     m, n = tile_type(sum_).extents

@@ -45,7 +45,7 @@ from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
-from tkc.ir.values import terminator_of
+from tkc.ir.values import terminator_of, tile_type
 from tkc.passes.programs.split_k import after_loop, atomic
 
 MOST = 144  # blocks that may share programs: multiprocessors of the largest device with roles
@@ -196,7 +196,7 @@ def share(
     whose blocks take neighbouring programs in the same turns and parts, and this block's place in
     it."""
     _narrow(loop, turn)
-    sum_, rest, t = loop.results[0], after_loop(loop), loop.results[0].type
+    sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))
     pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
     kept = n(

@@ -130,12 +130,12 @@ def guard_effects(body: Block, real: SSAValue) -> None:
         if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
     ]:
         only_if(real, op)  # what a ghost puts aside nobody else reads
-    for op in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
-        _masked(op, real)
-    for op in [op for op in body.walk() if isinstance(op, tile.Assume)]:
-        op.operands[0] = Builder(op).select(
-            real, op.condition, before(op, tile.Constant(1, i1)).result
-        )  # of a ghost nothing was promised
+    for load in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
+        _masked(load, real)
+    for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:
+        true = before(assume, tile.Constant(1, i1)).result
+        # nothing was promised of a padding tile
+        assume.operands[0] = Builder(assume).select(real, assume.condition, true)
 
 
 def _masked(load: tile.LoadPointers, real: SSAValue) -> None:

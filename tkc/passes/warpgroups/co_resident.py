@@ -304,8 +304,8 @@ class Consumer(CoResident):
                 # follows
                 # the last of them
             )
-            for state, begin, behind in zip(states, begins, behinds, strict=True):
-                self._become(state, begin, behind)
+            for each, begin, behind in zip(states, begins, behinds, strict=True):
+                self._become(each, begin, behind)
 
     def _become(
         self, state: Sequence[BlockArgument], mine: Sequence[SSAValue], over: Sequence[SSAValue]

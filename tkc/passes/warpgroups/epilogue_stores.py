@@ -116,9 +116,9 @@ def _meet(a: shared.CopyOut, b: shared.CopyOut) -> bool:
     )
 
 
-def _place(offset: SSAValue) -> tuple[SSAValue | None, int]:
+def _place(offset: SSAValue) -> tuple[SSAValue | None, int | float]:
     """An offset as a value and a constant."""
-    total = 0
+    total: int | float = 0
     while isinstance(offset.owner, CLASSES["add"]) and isinstance(
         offset.owner.operands[1].owner, tile.Constant
     ):
