@@ -41,7 +41,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import Cast, Elementwise, Select
 from tkc.ir.target import Target
 from tkc.ir.types import BarriersType, SharedType, TileType, bits
-from tkc.ir.values import index_of, shared_type, terminator_of, tile_type, type_of, yielded_by
+from tkc.ir.values import index_of, shared_type, tile_type, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
 from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
 from tkc.timing import demands

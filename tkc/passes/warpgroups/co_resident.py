@@ -32,7 +32,6 @@ from tkc.ir.values import (
     first_of,
     index_of,
     next_of,
-    owner_of,
     owner_op,
     shared_type,
     terminator_of,

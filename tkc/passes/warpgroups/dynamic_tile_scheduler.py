@@ -59,7 +59,6 @@ from tkc.ir.rewrite import (
 from tkc.ir.values import (
     block_of,
     next_of,
-    owner_of,
     parent_of,
     shared_type,
     terminator_of,

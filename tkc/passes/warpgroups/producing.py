@@ -19,7 +19,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import owner_of, previous_of, shared_type, terminator_of
+from tkc.ir.values import previous_of, shared_type, terminator_of
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.warpgroups import broadcasts
 from tkc.passes.warpgroups.maps import Maps
