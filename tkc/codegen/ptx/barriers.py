@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.writer import Operand
+from xdsl.ir import Operation
+
+from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.writer import Integer
 from tkc.ir import shared, threads
+
+WARPS_PER_WARPGROUP = 4
 
 
 def meet(e: Emitter) -> None:
-    """All threads of the instance."""
+    """A barrier of all threads of the instance."""
     if e.instance.single:
         return
     if e.instance.warps == 1:
@@ -17,42 +21,43 @@ def meet(e: Emitter) -> None:
     e.w.emit(f"bar.sync {e.instance.barrier}" + ("" if whole else f", {e.instance.threads}"))
 
 
-# barriers from 1 up are for turns, one for each warpgroup of an instance, two at least; behind them
-# those on which it meets alone
-WARPGROUP = 4
-
-
-def warpgroup(e: Emitter) -> Operand:
+def warpgroup(e: Emitter) -> Integer:
     """This thread's warpgroup in its instance, the same in every lane of a warp."""
-    return (
-        0
-        if e.instance.warps == WARPGROUP
-        else e.w.hoist(("group", e.instance), lambda: e.w.op("shr.u32", "b32", e.warp(), 2))
-    )
+    if e.instance.warps == WARPS_PER_WARPGROUP:
+        return 0
+    return e.w.hoist(("group", e.instance), lambda: e.w.op("shr.u32", "b32", e.warp(), 2))
 
 
-def by_warpgroups(e: Emitter, op) -> bool:
-    return getattr(op, "each", None) is not None and e.instance.warps > WARPGROUP
+def by_warpgroups(e: Emitter, op: Operation) -> bool:
+    """Whether each warpgroup of an instance of several does an operation for itself."""
+    return getattr(op, "each", None) is not None and e.instance.warps > WARPS_PER_WARPGROUP
 
 
 @emitter(threads.BlockBarrier)
 def block_barrier(e: Emitter, op: threads.BlockBarrier) -> None:
+    """Of the instance, or of each of its warpgroups. Barriers from 1 up are for turns, one for each
+    warpgroup of an instance, two at least; those of single warpgroups follow.
+    """
     if not by_warpgroups(e, op):
         return meet(e)
-    mine = e.w.hoist(
+    own = e.w.hoist(
         ("apart", e.instance),
-        lambda: e.w.op("add.u32", "b32", warpgroup(e), 1 + max(2, e.instance.warps // WARPGROUP)),
+        lambda: e.w.op(
+            "add.u32", "b32", warpgroup(e), 1 + max(2, e.instance.warps // WARPS_PER_WARPGROUP)
+        ),
     )
-    e.w.emit(f"bar.sync {mine}, {32 * WARPGROUP}")
+    e.w.emit(f"bar.sync {own}, {32 * WARPS_PER_WARPGROUP}")
 
 
 @emitter(threads.Barrier)
 def barrier(e: Emitter, op: threads.Barrier) -> None:
+    """A named barrier of so many threads."""
     e.w.emit(f"bar.sync {e.operand(op.id)}, {op.threads.value.data}")
 
 
 @emitter(threads.BarrierArrive)
 def barrier_arrive(e: Emitter, op: threads.BarrierArrive) -> None:
+    """Arrives at a named barrier without waiting."""
     e.w.emit(f"bar.arrive {e.operand(op.id)}, {op.threads.value.data}")
 
 
@@ -68,8 +73,8 @@ FENCES = {
 
 @emitter(threads.Fence)
 def fence(e: Emitter, op: threads.Fence) -> None:
-    """On targets without an asynchronous proxy its fences are nothing. Behind what a warp has
-    written, its lanes meet: one of them will arrive for all.
+    """On targets without an asynchronous proxy its fences are nothing. After a warp's writes its
+    lanes meet, if one of them arrives for all.
     """
     if op.kind.data in ("block", "gpu") or e.target.tma:
         e.w.emit(FENCES[op.kind.data])

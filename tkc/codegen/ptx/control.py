@@ -1,91 +1,100 @@
-"""Loops and branches. (Which tiles keep their registers through a loop: homes.py.)
+"""Loops and branches. (Which tiles keep their registers through a loop: register_coalescing.py.)
 
-Scalars are uniform over the instance, so every branch is.  A carried value lives in registers of its own; where a loop ends or
-starts again they are moved all at once.
+Scalars are uniform over the instance, so every branch is.  A carried value is in registers of its
+own; where a loop ends or starts again they are moved all at once.
 """
 
 from __future__ import annotations
 
-from xdsl.dialects import scf
-from xdsl.ir import SSAValue
+from collections.abc import Iterable, Sequence
 
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import SharedView, Tile, compute_class, compute_type, registers_of
+from xdsl.dialects import scf
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from tkc.codegen.ptx import traps
+from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.values import (
+    SharedView,
+    Tile,
+    Value,
+    compute_class,
+    compute_type,
+    registers_of,
+)
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.tile import Atomic, LoadPointers, Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
+from tkc.ir.values import terminator_of, yielded_by
 
 
-def fresh(e: Emitter, value: SSAValue, like):
-    """Registers for a carried value (its home, if it has one), in a value of the same kind as
-    `like`.
+def fresh(e: Emitter, value: SSAValue, like: Value) -> Value:
+    """Registers for a carried value (those that register coalescing chose, if it did), in a value of
+    the same kind as `like`. Raises CompileError for a type that nothing can carry.
     """
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     match t:
         case TileType():
-            kind, count = registers_of(t)
-            return Tile.of(t, e.home(value) or e.w.many(kind, count))
+            return Tile.of(t, e.destination(value) or e.w.many(*registers_of(t)))
         case TokenType():
             return None
-        case SharedType():
+        case SharedType() if isinstance(like, SharedView):
+            memory = like.memory
             return SharedView(
-                e.w.new("b32"),
-                0,
-                like.memory,
-                like.stages,
-                like.stage_bytes,
-                align=like.memory.itemsize,
+                e.w.new("b32"), 0, memory, like.stages, like.stage_bytes, align=memory.itemsize
             )
         case _ if isinstance(t, PointerType) or is_float(t) or hasattr(t, "width"):
             return e.w.new(compute_class(t))
     e.fail(f"a loop or branch cannot carry {t}")
 
 
-def pairs(e: Emitter, into, found) -> list[tuple[str, Operand]]:
+def carry(e: Emitter, names: Sequence[SSAValue], values: Sequence[SSAValue]) -> list[Value]:
+    """Registers for `names`, in values of the kinds of `values`."""
+    return [fresh(e, name, e.value(v)) for name, v in zip(names, values, strict=True)]
+
+
+def moves_of(e: Emitter, into: Value, found: Value) -> Iterable[tuple[str, Operand]]:
     """The moves that make `into` what `found` is."""
-    match into:
-        case Tile():
-            return list(zip(into.registers, found.registers, strict=True))
-        case SharedView():
+    match into, found:
+        case Tile(), Tile():
+            registers = [r for r in into.registers if isinstance(r, str)]
+            return zip(registers, found.registers, strict=True)
+        case SharedView(), SharedView():
             at = e.w.op("add.s32", "b32", found.base, found.offset) if found.offset else found.base
-            return [(into.base, at)]
-        case None:
-            return []
-        case _:
+            return [(e.w.register(into.base), at)]
+        case str(), str() | int() | float():
             return [(into, found)]
+        case _:
+            return []
 
 
-def assign(e: Emitter, into: list, values) -> None:
+def assign(e: Emitter, into: Sequence[Value], values: Sequence[SSAValue]) -> None:
     """Carried values take the values yielded, all at once."""
-    e.w.moves(
-        [
-            move
-            for target, v in zip(into, values, strict=True)
-            for move in pairs(e, target, e.value(v))
-        ]
-    )
+    pairs = zip(into, values, strict=True)
+    e.w.moves([move for target, v in pairs for move in moves_of(e, target, e.value(v))])
 
 
-def bind(e: Emitter, names, into: list) -> None:
-    for name, value in zip(names, into, strict=True):
-        e.values[name] = value
+def bind(e: Emitter, names: Sequence[SSAValue], into: Sequence[Value]) -> None:
+    """Records what each of `names` is."""
+    e.values.update(zip(names, into, strict=True))
 
 
 def branch(e: Emitter, condition: str, label: str, negate: bool = False) -> None:
-    e.w.raw(f"\t@{'!' if negate else ''}{condition} bra{e.uniform} {label};")
+    """A jump that all threads of the instance take, or none."""
+    e.w.branch(label, condition, negate, e.uniform)
 
 
 @emitter(scf.ForOp)
 def for_loop(e: Emitter, op: scf.ForOp) -> None:
+    """The induction variable is compared at the end; at the start only if the bounds are unknown."""
     w, body = e.w, op.body.block
-    t = op.lb.type
-    kind, cls = compute_type(t), compute_class(t)
-    lower, upper, step = e.operand(op.lb), e.operand(op.ub), e.operand(op.step)
-    carried = [fresh(e, a, e.value(v)) for a, v in zip(body.args[1:], op.iter_args, strict=False)]
+    kind, cls = compute_type(op.lb.type), compute_class(op.lb.type)
+    lower, upper, step = e.integer(op.lb), e.integer(op.ub), e.integer(op.step)
+    variable, *arguments = body.args
+    carried = carry(e, arguments, op.iter_args)
     assign(e, carried, op.iter_args)
     bind(e, op.results, carried)
     known = not isinstance(lower, str) and not isinstance(upper, str)
-    if known and lower >= upper:
+    if not isinstance(lower, str) and not isinstance(upper, str) and lower >= upper:
         return
     top, end = w.label("for"), w.label("end")
     counter = w.new(cls)
@@ -94,18 +103,16 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
         branch(e, w.op(f"setp.ge.{kind}", "pred", counter, upper), end)
     w.place(top)
     with w.scope():
-        e.values[body.args[0]] = counter
-        bind(e, body.args[1:], carried)
-        following = again = None
-        if (
-            "ahead" in op.attributes
-            # at the end some forty clocks of uniform arithmetic would stand between two iterations'
-            # dots
-        ):
+        e.values[variable] = counter
+        bind(e, arguments, carried)
+        following = again = ""
+        # at the end some forty clocks of uniform arithmetic would stand between the dots of two
+        # iterations
+        if "ahead" in op.attributes:
             following = w.op(f"add.{kind}", cls, counter, step)
             again = w.op(f"setp.lt.{kind}", "pred", following, upper)
         e.block(body)
-        assign(e, carried, body.last_op.operands)
+        assign(e, carried, yielded_by(body))
     if following:
         w.move(counter, following)
     else:
@@ -114,77 +121,83 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
     w.place(end)
 
 
+def _only_block(region: Region) -> Block | None:
+    return region.block if region.blocks else None
+
+
+def _is_more_than_a_yield(block: Block | None) -> bool:
+    return block is not None and block.first_op is not block.last_op
+
+
 @emitter(scf.IfOp)
 def if_branch(e: Emitter, op: scf.IfOp) -> None:
+    """One of two blocks; known conditions cost nothing."""
     w, condition = e.w, e.operand(op.cond)
-    blocks = [
-        region.block if region.blocks else None for region in (op.true_region, op.false_region)
-    ]
+    then, otherwise = _only_block(op.true_region), _only_block(op.false_region)
     if not isinstance(condition, str):
-        taken = blocks[0 if condition else 1]
-        if taken is None:
-            return
-        e.block(taken)
-        for result, v in zip(
-            op.results, taken.last_op.operands if op.results else (), strict=False
-        ):
-            e.set(result, e.value(v))
-        return
-    otherwise, end = w.label("else"), w.label("end")
-    into: list | None = None
-    for block, before, after in ((blocks[0], otherwise, end), (blocks[1], None, None)):
-        if before:
-            branch(e, condition, before, negate=True)
+        return _taken(e, op, then if condition else otherwise)
+    into: list[Value] = []
+
+    def arm(block: Block | None) -> None:
         with w.scope():
-            if block is not None:
-                e.block(block)
-                if op.results:
-                    yielded = block.last_op.operands
-                    if into is None:
-                        into = [
-                            fresh(e, r, e.value(v))
-                            for r, v in zip(op.results, yielded, strict=False)
-                        ]
-                    assign(e, into, yielded)
-        if before:
-            if blocks[1] is not None and blocks[1].first_op is not blocks[1].last_op or op.results:
-                w.raw(f"\tbra{e.uniform} {after};")
-            w.place(before)
+            if block is None:
+                return
+            e.block(block)
+            if op.results:
+                yielded = yielded_by(block)
+                into[:] = into or carry(e, op.results, yielded)
+                assign(e, into, yielded)
+
+    start_of_else, end = w.label("else"), w.label("end")
+    branch(e, condition, start_of_else, negate=True)
+    arm(then)
+    if _is_more_than_a_yield(otherwise) or op.results:
+        w.branch(end, uniform=e.uniform)
+    w.place(start_of_else)
+    arm(otherwise)
     w.place(end)
-    bind(e, op.results, into or [])
+    bind(e, op.results, into)
+
+
+def _taken(e: Emitter, op: scf.IfOp, block: Block | None) -> None:
+    """The block of a condition that is known."""
+    if block is None:
+        return
+    e.block(block)
+    if op.results:
+        for result, v in zip(op.results, yielded_by(block), strict=True):
+            e.set(result, e.value(v))
 
 
 @emitter(scf.WhileOp)
 def while_loop(e: Emitter, op: scf.WhileOp) -> None:
     """before: computes and tests; after: the body."""
     w, before, after = e.w, op.before_region.block, op.after_region.block
-    carried = [fresh(e, a, e.value(v)) for a, v in zip(before.args, op.arguments, strict=False)]
+    carried = carry(e, before.args, op.arguments)
     assign(e, carried, op.arguments)
     top, end = w.label("while"), w.label("end")
-    began = w.op("mov.u64", "b64", "%globaltimer") if e.debug and awaits(op) else None
+    began = w.op("mov.u64", "b64", "%globaltimer") if e.debug and polls(op) else None
     w.place(top)
     with w.scope():
         bind(e, before.args, carried)
         e.block(before)
-        test = before.last_op
-        passed = [
-            fresh(e, r, e.value(v)) for r, v in zip(op.results, test.operands[1:], strict=False)
-        ]
-        assign(e, passed, test.operands[1:])
-        branch(e, w.register(e.operand(test.operands[0]), "pred"), end, negate=True)
+        test, *values = terminator_of(before).operands
+        passed = carry(e, op.results, values)
+        assign(e, passed, values)
+        branch(e, w.register(e.operand(test), "pred"), end, negate=True)
         if began:
             bounded(e, op, began)
         with w.scope():
             bind(e, after.args, passed)
             e.block(after)
-            assign(e, carried, after.last_op.operands)
-        w.raw(f"\tbra{e.uniform} {top};")
+            assign(e, carried, yielded_by(after))
+        w.branch(top, uniform=e.uniform)
     w.place(end)
     bind(e, op.results, passed)
 
 
-def awaits(op: scf.WhileOp) -> bool:
-    """Whether a loop looks again and again at what other programs write."""
+def polls(op: scf.WhileOp) -> bool:
+    """Whether a loop reads again and again what other programs write."""
     return any(
         isinstance(inner, Atomic) or isinstance(inner, LoadPointers) and inner.semantics is not None
         for inner in op.walk()
@@ -193,23 +206,16 @@ def awaits(op: scf.WhileOp) -> bool:
 
 def bounded(e: Emitter, op: scf.WhileOp, began: str) -> None:
     """TKC_DEBUG=1: such a loop ends."""
-    from tkc.codegen.ptx.traps import check
-
     e.at(op)
-    late = e.w.op(
-        "setp.gt.s64",
-        "pred",
-        e.w.op("sub.s64", "b64", e.w.op("mov.u64", "b64", "%globaltimer"), began),
-        e.debug * 10**9,
-    )
-    check(
+    spent = e.w.op("sub.s64", "b64", e.w.op("mov.u64", "b64", "%globaltimer"), began)
+    traps.check(
         e,
-        late,
+        e.w.op("setp.gt.s64", "pred", spent, e.debug * 10**9),
         f"a loop that waits for other programs has not ended within {e.debug} s: what it waits for"
         " is not written, or by a program that has no room on the GPU until this one ends",
     )
 
 
 @emitter(scf.YieldOp, scf.ConditionOp, Yield)
-def terminator(e: Emitter, op) -> None:
-    """The operation round it takes the operands."""
+def terminator(e: Emitter, op: Operation) -> None:
+    """The operation around the block takes the operands."""

@@ -6,58 +6,62 @@ from __future__ import annotations
 
 import numpy as np
 
-from tkc.codegen.ptx.coordinates import digit
 from tkc.codegen.ptx.elementwise import select
-from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.reduce import shuffle
-from tkc.codegen.ptx.scalars import add, mul
 from tkc.codegen.ptx.shape import chosen
-from tkc.codegen.ptx.shared_memory import lane_pieces
-from tkc.codegen.ptx.values import Tile, compute_class
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.shared_memory import lane_pieces, sum_of_pieces
+from tkc.codegen.ptx.values import Tile, compute_class, layout_of
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir import shared
 from tkc.ir.layout import Layout, movement, register_map
 from tkc.ir.types import TileType
+from tkc.ir.values import tile_type
+
+Place = tuple[int, int]  # register, lane
 
 
 @emitter(shared.Convert)
 def convert(e: Emitter, op: shared.Convert) -> None:
-    value, t = e.tile(op.arg), op.result.type
-    if value.layout == t.register_layout:
+    """A tile in another layout of the same warps. Raises CompileError where elements move between
+    warps.
+    """
+    value, t = e.tile(op.arg), tile_type(op.result)
+    layout = layout_of(t)
+    if value.layout == layout:
         return e.set(op.result, Tile.of(t, value.registers), alias=True)
-    sources = register_map(value.layout, t.register_layout)
+    sources = register_map(value.layout, layout)
     if sources is not None:
         return e.set(op.result, chosen(e, t, [(value, r) for r in sources]), alias=True)
-    if movement(value.layout, t.register_layout) != "lanes":
+    if movement(value.layout, layout) != "lanes":
         e.fail(
-            f"a conversion from {value.layout} to {t.register_layout} moves elements between warps:"
+            f"a conversion from {value.layout} to {layout} moves elements between warps:"
             " passes must send it through shared memory"
         )
     e.set(op.result, by_shuffles(e, value, t))
 
 
-def by_shuffles(e: Emitter, value: Tile, t) -> Tile:
+def by_shuffles(e: Emitter, value: Tile, t: TileType) -> Tile:
     """For each register of the result: which register of which lane holds it; the few candidates
     are shuffled, one is taken.
     """
-    src, dst, moved = value.layout, t.register_layout, value.bytes
+    src, dst, moved = value.layout, layout_of(t), value.bytes
     if not np.array_equal(src.offsets("warps"), dst.offsets("warps")):
         e.fail(
             f"{src} and {dst} differ in their warps: passes must send the tile through shared"
             " memory"
         )
     owner = _owners(src)
-    wanted = dst.table()[0]  # [lanes, registers, rank]
+    wanted = dst.table()[0].tolist()  # [lanes, registers, rank]
     found = []
     for r in range(dst.num_registers):
-        homes = [owner.get(tuple(int(x) for x in wanted[lane, r])) for lane in range(32)]
-        if None in homes:
-            homes = [h or next(x for x in homes if x) for h in homes]
-        found.append(_fetch(e, moved, homes))
+        places = [owner.get(tuple(wanted[lane][r])) for lane in range(32)]
+        known = [place for place in places if place is not None]
+        found.append(_fetch(e, moved, [place or known[0] for place in places]))
     return Tile.of(t, e.build(TileType(t.shape, moved.element, t.layout), found).registers)
 
 
-def _owners(src: Layout) -> dict[tuple[int, ...], tuple[int, int]]:
+def _owners(src: Layout) -> dict[tuple[int, ...], Place]:
     """Coordinates within the first warp -> (register, lane)."""
     table = src.table()[0]
     return {
@@ -67,55 +71,49 @@ def _owners(src: Layout) -> dict[tuple[int, ...], tuple[int, int]]:
     }
 
 
-def _fetch(e: Emitter, value: Tile, homes: list[tuple[int, int]]) -> Operand:
+def _fetch(e: Emitter, value: Tile, places: list[Place]) -> Operand:
     """Element (register, lane) of each lane's choice: one shuffle for each register that any lane
     wants.
     """
-    kind, answer = compute_class(value.element), None
-    lane = _by_lane(e, [l for _, l in homes])
-    for register in dict.fromkeys(r for r, _ in homes):
+    kind = compute_class(value.element)
+    lane = _by_lane(e, [l for _, l in places])
+
+    def shuffled(register: int) -> tuple[Operand, Operand]:
+        """What the lanes get of a register, and whether this one wants it."""
         x = shuffle(e, e.element(value, register), lane, kind, "idx")
-        mine = _by_mask(e, sum(1 << i for i, (r, _) in enumerate(homes) if r == register))
-        answer = x if answer is None else select(e, value.element, mine, x, answer)
+        return x, _by_mask(e, sum(1 << i for i, (r, _) in enumerate(places) if r == register))
+
+    first, *others = dict.fromkeys(r for r, _ in places)
+    answer, _ = shuffled(first)
+    for register in others:
+        x, wanted = shuffled(register)
+        answer = select(e, value.element, wanted, x, answer)
     return answer
 
 
-def _by_lane(e: Emitter, values: list[int]) -> Operand:
+def _by_lane(e: Emitter, values: list[int]) -> Integer:
     """A function of the lane, computed once."""
 
-    def make() -> Operand:
-        pieces, at = lane_pieces(np.array(values)), values[0]
+    def make() -> Integer:
+        pieces = lane_pieces(np.array(values))
         if pieces is None:
             e.fail(
                 "a conversion between lanes in an order that is no choice of digits: passes must"
                 " send it through shared memory"
             )
-        for shift, width, factor in pieces:
-            at = add(
-                e,
-                at,
-                mul(e, digit(e, e.lane(), 1 << shift, 1 << width, shift + width == 5), factor),
-            )
-        return at
+        return sum_of_pieces(e, values[0], pieces)
 
     return e.w.hoist(("by lane", tuple(values)), make, root=True)
 
 
-def _by_mask(e: Emitter, mask: int) -> Operand:
+def _by_mask(e: Emitter, mask: int) -> str:
     """Whether this lane's bit is set in a constant."""
     w = e.w
-    return w.hoist(
-        ("by mask", mask),
-        lambda: w.op(
-            "setp.ne.b32",
-            "pred",
-            w.op(
-                "and.b32",
-                "b32",
-                w.op("shl.b32", "b32", w.register(1), e.lane()),
-                mask - (mask >> 31 << 32),
-            ),
-            0,
-        ),
-        root=True,
-    )
+
+    def make() -> str:
+        bit = w.op("shl.b32", "b32", w.register(1), e.lane())
+        return w.op(
+            "setp.ne.b32", "pred", w.op("and.b32", "b32", bit, mask - (mask >> 31 << 32)), 0
+        )
+
+    return w.hoist(("by mask", mask), make, root=True)

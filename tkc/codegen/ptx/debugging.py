@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from tkc.codegen.ptx.access import both
+from collections.abc import Sequence
+
+from xdsl.ir import Attribute, SSAValue
+
+from tkc.codegen.ptx.access import bool_bits, both
 from tkc.codegen.ptx.coordinates import coordinate, inside
-from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread, stores_once
 from tkc.codegen.ptx.traps import check as check_site
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir import tile
 from tkc.ir.messages import literals
-from tkc.ir.types import TileType, bits, is_bool, is_float, is_unsigned
+from tkc.ir.types import TileType, bits, i32, is_bool, is_float, is_unsigned
+from tkc.ir.values import tile_type
+
+Printed = tuple[Operand, Attribute]  # a number and its type
 
 
 @emitter(tile.Assert)
@@ -22,12 +29,9 @@ def check(e: Emitter, op: tile.Assert) -> None:
         if condition is True:
             return
         if e.debug:
-            return trap(
-                e,
-                w.op("not.pred", "pred", condition) if isinstance(condition, str) else True,
-                op.text.data,
-            )
-        with w.predicated(None if condition is False else condition, negate=True):
+            wrong = w.op("not.pred", "pred", condition) if isinstance(condition, str) else True
+            return trap(e, wrong, op.text.data)
+        with w.predicated(condition, negate=True):
             w.emit("trap")
         return
     value = e.tile(op.condition)
@@ -35,22 +39,18 @@ def check(e: Emitter, op: tile.Assert) -> None:
         holds, real = e.element(value, r), inside(e, value.layout, r)
         if holds is True or real is False:
             continue
-        wrong = True if holds is False else w.op("not.pred", "pred", holds)
+        wrong = w.op("not.pred", "pred", holds) if isinstance(holds, str) else True
         if isinstance(real, str):
             wrong = real if wrong is True else w.op("and.pred", "pred", wrong, real)
         if e.debug:
-            trap(
-                e,
-                wrong,
-                op.text.data,
-                *(coordinate(e, value.layout, r, a) for a in range(min(t.rank, 2))),
-            )
+            at = [coordinate(e, value.layout, r, a) for a in range(min(t.rank, 2))]
+            trap(e, wrong, op.text.data, *at)
         else:
-            with w.predicated(wrong if isinstance(wrong, str) else None):
+            with w.predicated(wrong):
                 w.emit("trap")
 
 
-def trap(e: Emitter, wrong: Operand, text: str, *at: Operand) -> None:
+def trap(e: Emitter, wrong: Operand, text: str, *at: Integer) -> None:
     """TKC_DEBUG=1: the assertion says which it was, and of which element (its first two
     coordinates).
     """
@@ -61,111 +61,90 @@ def trap(e: Emitter, wrong: Operand, text: str, *at: Operand) -> None:
 
 @emitter(tile.Print)
 def show(e: Emitter, op: tile.Print) -> None:
-    """One line by one thread; where there are tiles, a line for each element of one, with its coordinates, and others as [...].  (A call of the driver's printf: slow, and it keeps
-    wgmma from running asynchronously, so it is for looking at values only.)"""
+    """One line by one thread; where there are tiles, a line for each element of one, with its
+    coordinates, and others as [...].  (A call of the driver's printf: slow, and it keeps wgmma from
+    running asynchronously, so it is for debugging only.)
+    """
     parts = [part.replace("%", "%%") for part in literals(op.text.data, len(op.args))]
     tiles = [v for v in op.args if isinstance(v.type, TileType)]
 
-    def line(held: Operand, shown=None, at: tuple = (), element: Operand = "") -> None:
-        text, values = parts[0], []
-        for v, part in zip(op.args, parts[1:], strict=False):
+    def line(
+        held: Operand, shown: SSAValue | None = None, at: Sequence[Integer] = (), x: Operand = ""
+    ) -> None:
+        text = parts[0]
+        values: list[Printed] = []
+        for v, part in zip(op.args, parts[1:], strict=True):
             if v is shown:
-                text, values = (
-                    f"{text}[{', '.join('%d' for _ in at)}] {_format(v.type.element)}",
-                    [
-                        *values,
-                        *((a, None) for a in at),
-                        (element, v.type.element),
-                    ],
-                )
+                element = tile_type(v).element
+                text += f"[{', '.join('%d' for _ in at)}] {_format(element)}"
+                values += [*((a, i32) for a in at), (x, element)]
             elif v in tiles:
                 text += "[...]"
             else:
-                text, values = f"{text}{_format(v.type)}", [*values, (e.operand(v), v.type)]
+                text += _format(v.type)
+                values.append((e.operand(v), v.type))
             text += part
         _line(e, text, values, held)
 
     if not tiles:
         line(one_thread(e))
     for v in dict.fromkeys(tiles):
-        value, t = e.tile(v), v.type
+        value = e.tile(v)
         once = stores_once(e, value.layout)
         for r in range(value.count):
             held = both(e, inside(e, value.layout, r), once(r))
             if held is False:
                 continue
-            line(
-                held,
-                v,
-                tuple(coordinate(e, value.layout, r, a) for a in range(t.rank)),
-                e.element(value, r),
-            )
+            at = [coordinate(e, value.layout, r, a) for a in range(value.layout.rank)]
+            line(held, v, at, e.element(value, r))
 
 
-def _format(t) -> str:
+def _format(t: Attribute) -> str:
+    """printf's conversion for a type."""
     if is_float(t):
         return "%g"
-    return (
-        ("%llu" if is_unsigned(t) else "%lld")
-        if bits(t) == 64
-        else "%u"
-        if is_unsigned(t)
-        else "%d"
-    )
+    return f"%{'ll' if bits(t) == 64 else ''}{'u' if is_unsigned(t) else 'd'}"
 
 
-def _line(e: Emitter, text: str, args: list[tuple[Operand, object]], held: Operand) -> None:
+def _promoted(e: Emitter, x: Operand, t: Attribute) -> tuple[str, Operand]:
+    """The PTX type and the value that vprintf reads for an argument: a float as a double."""
+    w = e.w
+    if is_float(t):
+        if not isinstance(x, str):
+            return "f64", w.register(float(x), "b64")
+        return "f64", x if bits(t) == 64 else w.op("cvt.f64.f32", "b64", x)
+    if is_bool(t):
+        return "b32", bool_bits(e, x)
+    return f"b{64 if bits(t) == 64 else 32}", x
+
+
+VPRINTF = ".extern .func (.param .b32 printed) vprintf (.param .b64 format, .param .b64 arguments);"
+
+
+def _line(e: Emitter, text: str, args: Sequence[Printed], held: Operand) -> None:
     """One call of vprintf: its arguments lie in local memory, 8 bytes each as far as they need
     them.
     """
-    w, number, declared = (
-        e.w,
-        len(e.globals),
-        ".extern .func (.param .b32 printed) vprintf (.param .b64 format, .param .b64 arguments);",
-    )
+    w, number = e.w, len(e.globals)
     data = [*text.encode(), 10, 0]
     e.globals.append(
         f".global .align 1 .b8 message{number}[{len(data)}] = {{{', '.join(map(str, data))}}};"
     )
-    if declared not in e.globals:
-        e.globals.insert(0, declared)
+    if VPRINTF not in e.globals:
+        e.globals.insert(0, VPRINTF)
     past = w.label("quiet")
     if isinstance(held, str):
-        w.raw(f"\t@!{held} bra {past};")
+        w.branch(past, held, negate=True)
     w.raw(
         f"\t{{\n\t.local .align 8 .b8 line[{max(8 * len(args), 8)}];\n\t.reg .b64 %at,"
         " %to;\n\tmov.u64 %at, line;"
     )
     at = 0
-    for x, t in args:
-        if t is not None and is_float(t):
-            kind, x = (
-                "f64",
-                (
-                    w.register(float(x), "b64")
-                    if not isinstance(x, str)
-                    else x
-                    if bits(t) == 64
-                    else w.op("cvt.f64.f32", "b64", x)
-                ),
-            )
-        elif t is not None and bits(t) == 64:
-            kind = "b64"
-        else:
-            kind, x = (
-                "b32",
-                (
-                    w.op("selp.b32", "b32", 1, 0, x)
-                    if t is not None and is_bool(t) and isinstance(x, str)
-                    else x
-                ),
-            )
+    for argument, t in args:
+        kind, x = _promoted(e, argument, t)
         size = 4 if kind == "b32" else 8
         at = -(-at // size) * size
-        w.raw(
-            f"\tst.local.{kind} [%at+{at}],"
-            f" {w.register(int(x) if isinstance(x, bool) else x, 'b32' if size == 4 else 'b64')};"
-        )
+        w.emit(f"st.local.{kind} [%at+{at}], {w.register(x, f'b{8 * size}')}")
         at += size
     w.raw(
         f"\tcvta.local.u64 %at, %at;\n\tmov.u64 %to, message{number};\n\tcvta.global.u64 %to, %to;"

@@ -3,27 +3,39 @@ element by element.
 
 Runs of consecutive element-wise operations on tiles of one thread-to-register shape go group by
 group through the whole run, so that intermediate values live for a few instructions only, and
-results may overwrite operands that end there.
+results may overwrite operands whose live range ends there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.ptx import mathematics
+from tkc.codegen.ptx.access import either
 from tkc.codegen.ptx.blocks import fast_axis, vector_of_mask
-from tkc.codegen.ptx.conversions import cast, halves, has_fp8, normal
+from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.coordinates import base, beyond, number
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.scalars import add, displaced
-from tkc.codegen.ptx.values import Tile, compute_class, compute_type, packing, wrapped
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.elements import widen_pair
+from tkc.codegen.ptx.emitter import RUNS, Emitter, emitter
+from tkc.codegen.ptx.integers import add, displaced, is_power_of_two
+from tkc.codegen.ptx.values import (
+    Tile,
+    compute_class,
+    compute_type,
+    element_count,
+    layout_of,
+    packing,
+    wrapped,
+)
+from tkc.codegen.ptx.writer import Integer, Operand, as_integer
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Overflow, inverse
 from tkc.ir.types import (
+    PointerType,
     TileType,
     bits,
     element_of,
@@ -35,206 +47,157 @@ from tkc.ir.types import (
     is_bool,
     is_float,
 )
+from tkc.ir.values import defining_op, owner_op, tile_type
 
-FUSABLE = (ew.Elementwise, ew.Select, ew.Cast, ew.PointerAdd)
-GROUP = 4  # elements: the most that share a register
+Fusable = ew.Elementwise | ew.Select | ew.Cast | ew.PointerAdd
+MAX_GROUP_ELEMENTS = 4  # the most that share a register
 
 
 # ---- one element
-# --------------------------------------------------------------------------------------------------
-def compute(e: Emitter, op: Operation, args: Sequence[Operand]) -> Operand:
+def compute(e: Emitter, op: Fusable, args: Sequence[Operand]) -> Operand:
     """One element of an operation's result, widened, not yet rounded to a narrow type."""
     match op:
         case ew.Cast():
             return cast(e, args[0], element_of(op.arg.type), element_of(op.result.type))
         case ew.Select():
             return select(e, element_of(op.result.type), *args)
-        case ew.Elementwise() if (
-            op.fn.name == "div"
-            and _repeats(op.args[1])
-            and all(isinstance(a, str) for a in args)
-            and bits(element_of(op.result.type)) < 64
-        ):
-            shared = op.args[1].owner.operands[
-                0
-            ]  # several operations may divide by it, those of an epilogue in pieces, say
-            return mathematics.quotient(
-                e,
-                args[0],
-                *e.w.memo(("divisor", shared, args[1]), lambda: mathematics.divisor(e, args[1])),
-            )
-        case ew.Elementwise() if (
-            op.fn.name == "div" and not isinstance(args[0], str) and inverse(op)
-        ):
-            return mathematics.inverse(e, args[0], args[1])
         case ew.PointerAdd():
-            return displaced(e, args[0], args[1], 1, bits(element_of(op.pointer.type).element) // 8)
-        case _:
-            return function(e, op.fn.name, element_of(op.operands[0].type), args, value=op.operands)
+            t = element_of(op.pointer.type)
+            assert isinstance(t, PointerType)
+            size = bits(t.element) // 8
+            return displaced(e, as_integer(args[0]), as_integer(args[1]), 1, size)
+    if op.fn.name == "div" and (quotient := _special_quotient(e, op, *args)) is not None:
+        return quotient
+    return function(e, op.fn.name, element_of(op.args[0].type), args, value=op.args)
+
+
+def _special_quotient(e: Emitter, op: ew.Elementwise, a: Operand, b: Operand) -> str | None:
+    """A quotient by way of a reciprocal: of a divisor that many elements share, or of a constant."""
+    if not isinstance(b, str):
+        return None
+    if isinstance(a, str):
+        if not _repeats(op.args[1]) or bits(element_of(op.result.type)) >= 64:
+            return None
+        # several operations may divide by it, those of an epilogue in subtiles, say
+        key = "divisor", owner_op(op.args[1]).operands[0], b
+        return mathematics.quotient(e, a, *e.w.memo(key, lambda: mathematics.divisor(e, b)))
+    return mathematics.inverse(e, a, b) if inverse(op) else None
 
 
 def _repeats(value: SSAValue) -> bool:
     """Whether a tile holds each of its elements many times: a statistic of rows, say."""
-    return isinstance(value.owner, (tile.Broadcast, tile.Splat)) and isinstance(
-        value.type, TileType
-    )
+    is_repeated = isinstance(value.owner, (tile.Broadcast, tile.Splat))
+    return is_repeated and isinstance(value.type, TileType)
 
 
 def select(e: Emitter, t: Attribute, condition: Operand, yes: Operand, no: Operand) -> Operand:
+    """One of two elements of type `t`."""
     if not isinstance(condition, str):
         return yes if condition else no
     if yes == no and type(yes) is type(no):
         return yes
-    w = e.w
     if is_bool(t):
-
-        def otherwise():
-            return w.op("not.pred", "pred", condition)
-
-        if yes is True and no is False:
-            return condition
-        if yes is False and no is True:
-            return otherwise()
-        chosen = (
-            condition
-            if yes is True
-            else False
-            if yes is False
-            else w.op("and.pred", "pred", condition, yes)
-        )
-        spared = (
-            otherwise()
-            if no is True
-            else False
-            if no is False
-            else w.op("and.pred", "pred", otherwise(), no)
-        )
-        return (
-            spared
-            if chosen is False
-            else chosen
-            if spared is False
-            else w.op("or.pred", "pred", chosen, spared)
-        )
+        return _select_truth(e, condition, yes, no)
     kind = compute_type(t)
-    return w.op(
-        f"selp.{kind if kind[0] == 'f' else 'b' + kind[1:]}", compute_class(t), yes, no, condition
-    )
+    name = f"selp.{kind if kind[0] == 'f' else 'b' + kind[1:]}"
+    return e.w.op(name, compute_class(t), yes, no, condition)
 
 
-COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
-_FOLD = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "max": max,
-    "min": min,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "neg": lambda a: -a,
-    "abs": abs,
-    "not": lambda a: ~a,
-}
+def _select_truth(e: Emitter, condition: str, yes: Operand, no: Operand) -> Operand:
+    """condition and yes, or not condition and no."""
+    if yes is True and no is False:
+        return condition
+
+    def conjunction(a: str, b: Operand) -> Operand:
+        if isinstance(b, str):
+            return e.w.op("and.pred", "pred", a, b)
+        return a if b else False
+
+    chosen = conjunction(condition, yes)
+    if no is False:
+        return chosen
+    return either(e, chosen, conjunction(e.w.op("not.pred", "pred", condition), no))
+
+
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def function(
     e: Emitter, name: str, t: Attribute, args: Sequence[Operand], value: Sequence[SSAValue] = ()
 ) -> Operand:
     """A function of FUNCTIONS on one element of type `t`; `value`: the SSA operands, where their
-    ranges may help.
+    ranges may help. Raises CompileError where it has no PTX form.
     """
     if not any(isinstance(a, str) for a in args):
-        if not is_float(t) and name in _FOLD:
-            return _folded(name, t, args)
-        if not is_float(t) and name in ("floordiv", "mod") and args[1]:
-            return wrapped(args[0] // args[1] if name == "floordiv" else args[0] % args[1], t)
-        args = [e.w.register(a, compute_class(t)) if i == 0 else a for i, a in enumerate(args)]
+        numbers = [a for a in args if not isinstance(a, str)]
+        if (folded := _folded(name, t, numbers)) is not None:
+            return folded
+        args = [e.w.register(args[0], compute_class(t)), *args[1:]]
     kind, w = compute_type(t), e.w
     if kind == "pred":
         return _boolean(e, name, args)
     if kind[0] == "f" and name in mathematics.FUNCTIONS:
         return mathematics.FUNCTIONS[name](e, t, *args)
-    if name in COMPARISONS:
+    if name in ew.COMPARISONS:
         relation = "neu" if name == "ne" and kind[0] == "f" else name
         if not isinstance(args[0], str):
-            args, relation = (
-                args[::-1],
-                {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(relation, relation),
-            )
+            args, relation = args[::-1], _SWAPPED.get(relation, relation)
         return w.op(f"setp.{relation}.{kind}", "pred", *args)
     if kind[0] == "f":
         e.fail(f"'{name}' of {t} has no PTX form yet")
-    return integer(e, name, t, args, value)
+    return integer(e, name, t, [as_integer(a) for a in args], value)
 
 
-def _folded(name: str, t: Attribute, args: Sequence[int]) -> Operand:
-    found = _FOLD[name](*args)
+def _folded(name: str, t: Attribute, args: Sequence[float]) -> Operand | None:
+    """A function of constants; None where it is left to the hardware."""
+    if is_float(t) or name in ("floordiv", "mod") and not args[1]:
+        return None
+    found = ew.of_integers(name, *args)
+    if found is None:
+        return None
     if name == "not" and is_bool(t):
         return not args[0]
-    return bool(found) if name in COMPARISONS or is_bool(t) else wrapped(found, t)
+    return bool(found) if name in ew.COMPARISONS or is_bool(t) else wrapped(found, t)
 
 
 def _boolean(e: Emitter, name: str, args: Sequence[Operand]) -> Operand:
+    """A function of truth values, one of which at least is in a predicate."""
     w = e.w
+
+    def negated(x: Operand) -> str:
+        return w.op("not.pred", "pred", x)
+
     if name == "not":
-        return w.op("not.pred", "pred", args[0])
-    a, b = args
-    if not isinstance(a, str):
-        a, b = b, a
+        return negated(args[0])
     if name in ("lt", "gt", "le", "ge"):  # False < True
-        x, y = args if name in ("lt", "le") else args[::-1]
-        x, y = w.register(x, "pred"), w.register(y, "pred")
-        return w.op(
-            "and.pred" if name in ("lt", "gt") else "or.pred",
-            "pred",
-            w.op("not.pred", "pred", x),
-            y,
-        )
+        x, y = (w.register(a, "pred") for a in (args if name in ("lt", "le") else args[::-1]))
+        return w.op("and.pred" if name in ("lt", "gt") else "or.pred", "pred", negated(x), y)
+    a, b = args if isinstance(args[0], str) else args[::-1]
     if not isinstance(b, str):
         if name == "and":
             return a if b else False
         if name == "or":
             return True if b else a
-        return a if bool(b) == (name == "eq") else w.op("not.pred", "pred", a)
+        return a if bool(b) == (name == "eq") else negated(a)
     if name == "eq":
-        return w.op("not.pred", "pred", w.op("xor.pred", "pred", a, b))
+        return negated(w.op("xor.pred", "pred", a, b))
     return w.op(f"{'xor' if name == 'ne' else name}.pred", "pred", a, b)
 
 
 # ---- integers
-# --------------------------------------------------------------------------------------------------
 def integer(
-    e: Emitter, name: str, t: Attribute, args: Sequence[Operand], value: Sequence[SSAValue] = ()
+    e: Emitter, name: str, t: Attribute, args: Sequence[Integer], value: Sequence[SSAValue] = ()
 ) -> Operand:
+    """A function of integers, one of which at least is in a register."""
     w, kind, cls = e.w, compute_type(t), compute_class(t)
     n = kind[1:]
     a, b = (*args, 0)[:2]
     match name:
-        case "add" | "sub" | "mul" if not isinstance(a, str) and name != "sub":
-            a, b = b, a
-    match name:
-        case "add" | "sub" if b == 0:
-            return a
-        case "mul" if not isinstance(b, str) and b in (0, 1):
-            return a if b else 0
-        case "mul" if not isinstance(b, str) and b > 0 and b & b - 1 == 0:
-            return w.op(f"shl.b{n}", cls, a, b.bit_length() - 1, type="u32")
-        case "add" | "sub":
-            return w.op(f"{name}.{kind}", cls, a, b)
-        case "mul":
-            return w.op(f"mul.lo.{kind}", cls, a, b)
+        case "add" | "sub" | "mul":
+            return _sum_or_product(e, name, t, a, b)
+        case "mulhi" if bits(t) < 32:
+            return w.op(f"shr.{kind}", cls, w.op(f"mul.lo.{kind}", cls, a, b), bits(t), type="u32")
         case "mulhi":
-            if bits(t) < 32:
-                return w.op(
-                    f"shr.{kind}", cls, w.op(f"mul.lo.{kind}", cls, a, b), bits(t), type="u32"
-                )
             return w.op(f"mul.hi.{kind}", cls, a, b)
         case "max" | "min":
             return w.op(f"{name}.{kind}", cls, a, b)
@@ -247,56 +210,71 @@ def integer(
         case "and" | "or" | "xor":
             return w.op(f"{name}.b{n}", cls, a, b)
         case "popcount" | "clz":
-            narrow_bits = bits(t) if bits(t) < 32 else 0
-            if narrow_bits and kind[0] == "s":
-                a = w.op("and.b32", "b32", a, (1 << narrow_bits) - 1)
-            found = w.op(f"{'popc' if name == 'popcount' else 'clz'}.b{n}", "b32", a)
-            if name == "clz" and narrow_bits:
-                found = w.op("sub.s32", "b32", found, 32 - narrow_bits)
-            return w.op("cvt.u64.u32", "b64", found) if n == "64" else found
+            return _bit_count(e, name, t, a)
         case "shl" | "shr":  # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
             if isinstance(b, str) and n == "64":
                 b = w.op("cvt.u32.u64", "b32", b)
             return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
         case "floordiv" | "mod":
             return _floor_division(e, name, t, a, b, value)
-    e.fail(f"'{name}' of {t} has no PTX form")
+        case _:
+            e.fail(f"'{name}' of {t} has no PTX form")
+
+
+def _sum_or_product(e: Emitter, name: str, t: Attribute, a: Integer, b: Integer) -> Integer:
+    kind, cls = compute_type(t), compute_class(t)
+    if not isinstance(a, str) and name != "sub":
+        a, b = b, a
+    if name != "mul":
+        return a if b == 0 else e.w.op(f"{name}.{kind}", cls, a, b)
+    if not isinstance(b, str):
+        if b in (0, 1):
+            return a if b else 0
+        if b > 0 and is_power_of_two(b):
+            return e.w.op(f"shl.b{kind[1:]}", cls, a, b.bit_length() - 1, type="u32")
+    return e.w.op(f"mul.lo.{kind}", cls, a, b)
+
+
+def _bit_count(e: Emitter, name: str, t: Attribute, a: Integer) -> str:
+    """Ones, or leading zeros, of an integer, as one of its own type."""
+    w, kind = e.w, compute_type(t)
+    is_narrow = bits(t) < 32
+    if is_narrow and kind[0] == "s":
+        a = w.op("and.b32", "b32", a, (1 << bits(t)) - 1)
+    found = w.op(f"{'popc' if name == 'popcount' else 'clz'}.b{kind[1:]}", "b32", a)
+    if name == "clz" and is_narrow:
+        found = w.op("sub.s32", "b32", found, 32 - bits(t))
+    return w.op("cvt.u64.u32", "b64", found) if kind[1:] == "64" else found
 
 
 def _floor_division(
-    e: Emitter, name: str, t: Attribute, a: Operand, b: Operand, value: Sequence[SSAValue]
+    e: Emitter, name: str, t: Attribute, a: Integer, b: Integer, value: Sequence[SSAValue]
 ) -> Operand:
     """Quotients round down, remainders take the sign of the divisor."""
     w, kind, cls = e.w, compute_type(t), compute_class(t)
     n = kind[1:]
-    if not isinstance(b, str) and b > 0 and b & b - 1 == 0:
-        return (
-            w.op(f"shr.{kind}", cls, a, b.bit_length() - 1, type="u32")
-            if name == "floordiv"
-            else w.op(f"and.b{n}", cls, a, b - 1)
-        )
+    if not isinstance(b, str) and b > 0 and is_power_of_two(b):
+        if name == "mod":
+            return w.op(f"and.b{n}", cls, a, b - 1)
+        return w.op(f"shr.{kind}", cls, a, b.bit_length() - 1, type="u32")
 
-    def positive(i, x):
+    def positive(i: int, x: Integer) -> bool:
         return x > 0 if not isinstance(x, str) else i < len(value) and e.nonnegative(value[i])
 
     if kind[0] == "u" or positive(0, a) and positive(1, b):
-        return _unless_zero(
-            e, t, b, w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b), value
-        )
+        found = w.op(f"{'div' if name == 'floordiv' else 'rem'}.u{n}", cls, a, b)
+        return _unless_zero(e, t, b, found, value)
     quotient = w.op(f"div.{kind}", cls, a, b)
     rest = w.op(f"sub.{kind}", cls, a, w.op(f"mul.lo.{kind}", cls, quotient, b))
     other = w.op(f"setp.lt.{kind}", "pred", w.op(f"xor.b{n}", cls, rest, b), 0)
     off = w.op("and.pred", "pred", w.op(f"setp.ne.{kind}", "pred", rest, 0), other)
-    found = (
-        w.op(f"add.{kind}", cls, quotient, w.op(f"selp.b{n}", cls, -1, 0, off))
-        if name == "floordiv"
-        else w.op(f"add.{kind}", cls, rest, w.op(f"selp.b{n}", cls, b, 0, off))
-    )
+    found, correction = (quotient, -1) if name == "floordiv" else (rest, b)
+    found = w.op(f"add.{kind}", cls, found, w.op(f"selp.b{n}", cls, correction, 0, off))
     return _unless_zero(e, t, b, found, value)
 
 
 def _unless_zero(
-    e: Emitter, t: Attribute, b: Operand, found: str, value: Sequence[SSAValue]
+    e: Emitter, t: Attribute, b: Integer, found: str, value: Sequence[SSAValue]
 ) -> Operand:
     """Division by zero gives 0."""
     if not isinstance(b, str):
@@ -309,45 +287,44 @@ def _unless_zero(
 
 
 # ---- scalars
-# --------------------------------------------------------------------------------------------------
 @emitter(*ew.CLASSES.values(), ew.Select, ew.Cast, ew.PointerAdd)
-def elementwise(e: Emitter, op: Operation) -> None:
+def elementwise(e: Emitter, op: Fusable) -> None:
+    """One operation, of scalars or of tiles."""
     if isinstance(op.result.type, TileType):
         return emit_run(e, [op])
-    t = element_of(op.result.type)
-    e.set(op.result, normal(e, compute(e, op, [e.operand(v) for v in op.operands]), t))
+    found = compute(e, op, [e.operand(v) for v in op.operands])
+    e.set(op.result, normal(e, found, element_of(op.result.type)))
 
 
 # ---- tiles
-# --------------------------------------------------------------------------------------------------
 def shape_of(op: Operation) -> int | None:
     """How many elements a thread has of a fusable tile operation's result; None for others."""
-    if not isinstance(op, FUSABLE) or not isinstance(op.results[0].type, TileType):
+    if not isinstance(op, Fusable) or not isinstance(op.result.type, TileType):
         return None
-    return op.results[0].type.register_layout.num_registers
+    return element_count(op.result.type)
 
 
-def run_length(e: Emitter, ops: list[Operation], start: int) -> int:
+def run_length(e: Emitter, ops: Sequence[Operation], start: int) -> int:
     """How many operations from `start` on may go register by register together."""
     first = shape_of(ops[start])
     if first is None:
         return 0
     seen: dict[str, int] = {}
-    _expose(e, ops[start], seen)
+    _record_reads(e, ops[start], seen)
     n = start + 1
     while (
         n < len(ops)
         and shape_of(ops[n]) == first
-        and not (n > start and _clash(e.home(ops[n].result), seen))
+        and not _overwrites(e.destination(ops[n].results[0]), seen)
     ):
-        _expose(e, ops[n], seen)
+        _record_reads(e, ops[n], seen)
         n += 1
     return n - start
 
 
-def _expose(e: Emitter, op: Operation, seen: dict[str, int]) -> None:
-    """Notes at which place each register is read: −1 if at several."""
-    if not e.home_registers:
+def _record_reads(e: Emitter, op: Operation, seen: dict[str, int]) -> None:
+    """Records at which position each register is read: −1 if at several."""
+    if not e.coalesced:
         return
     for v in op.operands:
         if isinstance(found := e.values.get(v), Tile):
@@ -356,250 +333,242 @@ def _expose(e: Emitter, op: Operation, seen: dict[str, int]) -> None:
                     seen[r] = i if seen.get(r, i) == i else -1
 
 
-def _clash(home: list[str] | None, seen: dict[str, int]) -> bool:
-    """Whether writing a home place by place would change what is read, under another place, later
-    on: a transposed view, say.
+def _overwrites(destination: list[str] | None, seen: dict[str, int]) -> bool:
+    """Whether writing a destination position by position would change what is read, at another
+    position, later on: a transposed view, say.
     """
-    return home is not None and any(seen.get(r, i) != i for i, r in enumerate(home))
+    return destination is not None and any(seen.get(r, i) != i for i, r in enumerate(destination))
 
 
 def emit_run(e: Emitter, ops: Sequence[Operation]) -> None:
-    """A run of element-wise operations, group by group of elements."""
-    count = shape_of(ops[0])
-    results: dict[SSAValue, list[Operand]] = {op.result: [] for op in ops}
-    tiles, seen = {}, {}
-    for op in ops:
-        for v in op.operands:
-            if isinstance(v.type, TileType) and v not in results:
-                tiles[v] = e.tile(v)
-    _expose(e, ops[0], seen)
-    fused = contracted(e, ops)
-    products = {m for m, _ in fused.values()}
-    ops = [op for op in ops if op not in products]
-    step = GROUP if count % GROUP == 0 else count if count < GROUP else 2 if count % 2 == 0 else 1
-    homes = {
-        op: None if op is ops[0] and _clash(e.home(op.result), seen) else e.home(op.result)
-        for op in ops
-    }
-    alike, origins = (
-        {op: _alike(e, op) for op in ops},
-        {op: found for op in ops if (found := _origin(e, op)) is not None},
-    )
-    for start in range(0, count, step):
-        for op in ops:
-            element, home = op.result.type.element, homes[op]
-            if op in origins and home is None:
-                for i in range(start, start + step):
-                    results[op.result].append(
-                        beyond(e, *origins[op], number(op.result.type.register_layout, i, 0))
-                    )
-                continue
-            if alike[op] > 1 and home is None:
-                for i in range(start, start + step):
-                    results[op.result].append(
-                        e.owned(
-                            compute(e, op, [_element(e, v, i, tiles, results) for v in op.operands])
-                        )
-                        if i % alike[op] == 0
-                        else results[op.result][-1]
-                    )
-                continue
-            p = packing(element, count)
-            for first in range(start, start + step, p):
-                since = e.w.count(compute_class(element))
-                if (pair := _float8_pair(e, op, first, p, count, tiles)) is not None:
-                    results[op.result].append(halves(e, *pair, home[first // p] if home else None))
-                    continue
-                if op in fused:
-                    product, other = fused[op]
-                    elements = [
-                        e.w.op(
-                            "fma.rn.f32",
-                            "b32",
-                            *(
-                                _element(e, v, i, tiles, results)
-                                for v in (*product.operands, other)
-                            ),
-                        )
-                        for i in range(first, first + p)
-                    ]
-                else:
-                    near = (
-                        isinstance(op, ew.Elementwise)
-                        and op.fn.name in COMPARISONS
-                        and op.args[0].type.element == i32
-                    )
-                    elements = [
-                        compute(e, op, _apart(e, op, *found) if near else found)
-                        for i in range(first, first + p)
-                        for found in [[_element(e, v, i, tiles, results) for v in op.operands]]
-                    ]
-                if isinstance(op, ew.CLASSES["sub"]) and element == i32:
-                    _note(e, op, first, elements, tiles, results)
-                found = e.packed(elements, element, home[first // p] if home and p > 1 else None)
-                if home and p == 1:
-                    e.w.deliver(home[first], found, since)
-                    found = home[first]
-                results[op.result].append(found if home else e.owned(found))
-    for op in ops:
-        e.set(op.result, Tile.of(op.result.type, results[op.result]))
+    """A run of element-wise tile operations, group by group of elements."""
+    Run(e, [op for op in ops if isinstance(op, Fusable)]).emit()
 
 
-def _origin(e: Emitter, op: Operation) -> tuple[str, bool] | None:
+RUNS.append((run_length, emit_run))
+
+
+class Run:
+    """Element-wise operations on tiles of one thread-to-register shape."""
+
+    def __init__(self, e: Emitter, ops: Sequence[Fusable]):
+        self.e, self.all_ops = e, ops
+        self.count = element_count(tile_type(ops[0].result))
+        self.results: dict[SSAValue, list[Integer]] = {op.result: [] for op in ops}
+        self.tiles = {
+            v: e.tile(v)
+            for op in ops
+            for v in op.operands
+            if isinstance(v.type, TileType) and v not in self.results
+        }
+        self.fused = contracted(e, ops)
+        products = {m for m, _ in self.fused.values()}
+        self.ops = [op for op in ops if op not in products]
+        self.destinations = {op: e.destination(op.result) for op in self.ops}
+        seen: dict[str, int] = {}
+        _record_reads(e, ops[0], seen)
+        if _overwrites(self.destinations[self.ops[0]], seen):
+            self.destinations[self.ops[0]] = None
+        self.alike = {op: _alike(e, op) for op in self.ops}
+        self.origins = {op: f for op in self.ops if (f := _origin(e, op)) is not None}
+
+    def emit(self) -> None:
+        """The whole run; records what its results are."""
+        count = self.count
+        if count < MAX_GROUP_ELEMENTS:
+            step = count
+        else:
+            step = next(n for n in (MAX_GROUP_ELEMENTS, 2, 1) if count % n == 0)
+        for start in range(0, count, step):
+            for op in self.ops:
+                self._emit_group(op, start, step)
+        for op in self.ops:
+            self.e.set(op.result, Tile.of(tile_type(op.result), self.results[op.result]))
+
+    def _emit_group(self, op: Fusable, start: int, step: int) -> None:
+        """`step` elements of one operation."""
+        e, t, found = self.e, tile_type(op.result), self.results[op.result]
+        if self.destinations[op] is None:
+            if op in self.origins:
+                for i in range(start, start + step):
+                    found.append(beyond(e, *self.origins[op], number(layout_of(t), i, 0)))
+                return
+            if (alike := self.alike[op]) > 1:
+                for i in range(start, start + step):
+                    if i % alike == 0:
+                        truth = as_integer(compute(e, op, self._operands(op, i)))
+                        found.append(e.owned(truth))
+                    else:
+                        found.append(found[-1])
+                return
+        p = packing(t.element, self.count)
+        for first in range(start, start + step, p):
+            found.append(self._emit_register(op, first, p))
+
+    def _emit_register(self, op: Fusable, first: int, p: int) -> Integer:
+        """The `p` elements that share a register."""
+        e, element, destination = self.e, tile_type(op.result).element, self.destinations[op]
+        since = e.w.count(compute_class(element))
+        into = destination[first // p] if destination else None
+        if (pair := self._float8_pair(op, first, p)) is not None:
+            return widen_pair(e, *pair, into)
+        elements = [self._compute(op, i) for i in range(first, first + p)]
+        if isinstance(op, ew.Elementwise) and op.fn.name == "sub" and element == i32:
+            self._record_differences(op, first, elements)
+        if into is None:
+            return e.owned(e.packed(elements, element))
+        if p > 1:
+            return e.packed(elements, element, into)
+        e.w.deliver(into, e.packed(elements, element), since)
+        return into
+
+    def _compute(self, op: Fusable, i: int) -> Operand:
+        """One element, widened."""
+        if op in self.fused:
+            product, other = self.fused[op]
+            operands = [self._element(v, i) for v in (*product.operands, other)]
+            return self.e.w.op("fma.rn.f32", "b32", *operands)
+        args = self._operands(op, i)
+        if _is_integer_comparison(op):
+            args = _apart(self.e, op, *args)
+        return compute(self.e, op, args)
+
+    def _operands(self, op: Fusable, i: int) -> list[Operand]:
+        return [self._element(v, i) for v in op.operands]
+
+    def _element(self, v: SSAValue, i: int) -> Operand:
+        if v in self.tiles:
+            return self.e.element(self.tiles[v], i)
+        if v not in self.results:
+            return self.e.operand(v)  # a scalar
+        return self.e.element(Tile.of(tile_type(v), self.results[v]), i)
+
+    def _record_differences(self, op: ew.Elementwise, first: int, found: list[Operand]) -> None:
+        """Differences of sums with constants, where none wraps, are one value for many elements and
+        constants: what compares these may compare that.
+        """
+        e = self.e
+        if "exact" not in op.attributes and e.ranges.overflow(op) is not Overflow.NEVER:
+            return
+        for i, x in enumerate(found, first):
+            sums = _sums(e, *self._operands(op, i))
+            if sums is None or not isinstance(x, str):
+                continue
+            (left, more), (right, less) = sums
+            e.sums[x] = _shared_difference(e, "difference", "sub.s32", left, right), more - less
+
+    def _float8_pair(self, op: Fusable, first: int, p: int) -> tuple[str, Attribute, int] | None:
+        """The register, type and half of it that two elements of a cast from float8 to float16 come
+        from.
+        """
+        if not isinstance(op, ew.Cast) or p != 2 or op.arg not in self.tiles:
+            return None
+        source = tile_type(op.arg).element
+        if tile_type(op.result).element != f16 or source not in (f8e4m3, f8e5m2):
+            return None
+        per_register = packing(source, self.count)
+        if per_register != 4 or not self.e.has_float8():
+            return None
+        raw = self.tiles[op.arg].registers[first // per_register]
+        return (raw, source, first % per_register // 2) if isinstance(raw, str) else None
+
+
+def _origin(e: Emitter, op: Fusable) -> tuple[Integer, bool] | None:
     """Where a thread's part of splat(x) + arange begins (its elements are that and constants), and
     that no sum wraps. Added to x one by one they would be as many values that do not change in a
-    loop over x, which an assembler would keep in registers all the way through, though only a mask
-    at the loop's end needs them.
+    loop over x, which an assembler would keep in registers all through the loop, though only a mask
+    at its end needs them.
     """
-    if not isinstance(op, ew.CLASSES["add"]) or op.result.type.element != i32:
+    if not _is_elementwise(op, "add", i32):
         return None
     for x, index in (op.args, op.args[::-1]):
-        if (
-            isinstance(x.owner, tile.Splat)
-            and isinstance(index.owner, tile.Arange)
-            and isinstance(scalar := e.operand(x.owner.arg), str)
-        ):
-            return (
-                add(
-                    e,
-                    scalar,
-                    add(
-                        e, base(e, op.result.type.register_layout, 0), index.owner.start.value.data
-                    ),
-                ),
-                e.ranges.overflow(op) is Overflow.NEVER,
-            )
+        splat, arange = defining_op(x, tile.Splat), defining_op(index, tile.Arange)
+        if splat is None or arange is None:
+            continue
+        if isinstance(scalar := e.operand(splat.arg), str):
+            first = base(e, layout_of(tile_type(op.result)), 0)
+            begin = add(e, scalar, add(e, first, arange.start.value.data))
+            return begin, e.ranges.overflow(op) is Overflow.NEVER
     return None
 
 
-def _apart(e: Emitter, op: Operation, a: Operand, b: Operand) -> list[Operand]:
-    """What is compared for a comparison of (o + k) with something that many elements share: their
-    difference, which is one value for all of them, with a constant. Saturated, it is on the same
-    side of a small constant as the true one."""
-    if (
-        not any(_repeats(v) for v in op.args)
-        or not isinstance(a, str)
-        or not isinstance(b, str)
-        or a not in e.sums
-        and b not in e.sums
-    ):
-        return [a, b]
-    (left, more), (right, less) = e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
-    return [
-        e.w.memo(("apart", left, right), lambda: e.w.op("sub.sat.s32", "b32", left, right)),
-        less - more,
-    ]
-
-
-def _note(
-    e: Emitter,
-    op: Operation,
-    first: int,
-    elements: list[Operand],
-    tiles: dict[SSAValue, Tile],
-    results: dict,
-) -> None:
-    """Differences of such values, where none wraps, are one value for many elements and constants:
-    what compares these may compare that.
-    """
-    if "exact" not in op.attributes and e.ranges.overflow(op) is not Overflow.NEVER:
-        return
-    for i, found in enumerate(elements, first):
-        a, b = (_element(e, v, i, tiles, results) for v in op.operands)
-        if (
-            not isinstance(found, str)
-            or not isinstance(a, str)
-            or not isinstance(b, str)
-            or a not in e.sums
-            and b not in e.sums
-        ):
-            continue
-        (left, more), (right, less) = e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
-        e.sums[found] = (
-            e.w.memo(
-                ("difference", left, right),
-                lambda left=left, right=right: e.w.op("sub.s32", "b32", left, right),
-            ),
-            more - less,
-        )
-
-
-def _alike(e: Emitter, op: Operation) -> int:
-    """For how many elements that a thread holds one after the other a truth value is the same:
-    whether a vector lies inside an array, say.
-    """
-    t = op.result.type
-    axis = fast_axis(t.register_layout) if is_bool(t.element) else None
+def _is_elementwise(op: Operation, name: str, element: Attribute) -> TypeGuard[ew.Elementwise]:
+    """Whether an operation is that function, of that element type."""
     return (
-        1
-        if axis is None
-        else vector_of_mask(e, op.result, axis, t.register_layout.vector(axis, 16))
+        isinstance(op, ew.Elementwise)
+        and op.fn.name == name
+        and element_of(op.result.type) == element
     )
 
 
-def _float8_pair(
-    e: Emitter, op: Operation, first: int, p: int, count: int, tiles: dict[SSAValue, Tile]
-) -> tuple[str, Attribute, int] | None:
-    """The register, type and half of it that two elements of a cast from float8 to float16 come
-    from.
+def _is_integer_comparison(op: Fusable) -> TypeGuard[ew.Elementwise]:
+    return (
+        isinstance(op, ew.Elementwise)
+        and op.fn.name in ew.COMPARISONS
+        and element_of(op.args[0].type) == i32
+    )
+
+
+Sum = tuple[Integer, int]
+
+
+def _sums(e: Emitter, a: Operand, b: Operand) -> tuple[Sum, Sum] | None:
+    """Two registers as operands plus constants, if one of them at least is known as such."""
+    if not isinstance(a, str) or not isinstance(b, str):
+        return None
+    if a not in e.sums and b not in e.sums:
+        return None
+    return e.sums.get(a, (a, 0)), e.sums.get(b, (b, 0))
+
+
+def _shared_difference(e: Emitter, key: str, name: str, left: Integer, right: Integer) -> str:
+    return e.w.memo((key, left, right), lambda: e.w.op(name, "b32", left, right))
+
+
+def _apart(e: Emitter, op: ew.Elementwise, a: Operand, b: Operand) -> list[Operand]:
+    """What is compared for a comparison of (o + k) with a value that many elements share: their
+    difference, which is one value for all of them, with a constant. Saturated, it is on the same
+    side of a small constant as the true one.
     """
-    if (
-        not isinstance(op, ew.Cast)
-        or p != 2
-        or op.result.type.element != f16
-        or op.arg not in tiles
-    ):
-        return None
-    source = op.arg.type.element
-    each = packing(source, count)
-    if source not in (f8e4m3, f8e5m2) or each != 4 or not has_fp8(e):
-        return None
-    raw = tiles[op.arg].registers[first // each]
-    return (raw, source, first % each // 2) if isinstance(raw, str) else None
+    sums = _sums(e, a, b) if any(_repeats(v) for v in op.args) else None
+    if sums is None:
+        return [a, b]
+    (left, more), (right, less) = sums
+    return [_shared_difference(e, "apart", "sub.sat.s32", left, right), less - more]
 
 
-def contracted(e: Emitter, ops: Sequence[Operation]) -> dict[Operation, tuple[Operation, SSAValue]]:
+def _alike(e: Emitter, op: Fusable) -> int:
+    """For how many elements that a thread holds one after the other a truth value is the same:
+    whether a vector lies inside an array, say.
+    """
+    t = tile_type(op.result)
+    axis = fast_axis(layout_of(t)) if is_bool(t.element) else None
+    if axis is None:
+        return 1
+    return vector_of_mask(e, op.result, axis, layout_of(t).vector(axis, 16))
+
+
+def contracted(e: Emitter, ops: Sequence[Fusable]) -> dict[Operation, tuple[Operation, SSAValue]]:
     """The float32 sums of a run one of whose terms is a product that nothing else uses: fma, said
-    outright. ptxas would contract most of them, but not those beside dots in flight. What is
-    multiplied must still be there: nothing between the two is written to its home.
+    outright. ptxas would contract most of them, but not those beside dots in flight. The operands of
+    the product must still be there: nothing between the two is written to their registers.
     """
     found: dict[Operation, tuple[Operation, SSAValue]] = {}
 
-    def is_a(op, name):
-        return isinstance(op, ew.CLASSES[name]) and element_of(op.result.type) == f32
-
-    def kept(product, at):
-        return not any(
-            e.home(v) is not None and e.home(v) is e.home(other.result)
-            for v in product.operands
-            for other in ops[ops.index(product) + 1 : at]
-        )
+    def kept(product: Fusable, at: int) -> bool:
+        between = ops[ops.index(product) + 1 : at]
+        written = [e.destination(other.result) for other in between]
+        read = [e.destination(v) for v in product.operands]
+        return not any(r is not None and r is w for r in read for w in written)
 
     for at, op in enumerate(ops):
-        if not is_a(op, "add"):
+        if not _is_elementwise(op, "add", f32):
             continue
         for term, other in (op.args, op.args[::-1]):
-            if (
-                term is not other
-                and term.owner in ops
-                and is_a(term.owner, "mul")
-                and term.has_one_use()
-                and kept(term.owner, at)
-            ):
-                found[op] = term.owner, other
+            product = next((o for o in ops if o is term.owner), None)
+            if term is other or product is None or not _is_elementwise(product, "mul", f32):
+                continue
+            if term.has_one_use() and kept(product, at):
+                found[op] = product, other
                 break
     return found
-
-
-def _element(
-    e: Emitter,
-    v: SSAValue,
-    i: int,
-    tiles: dict[SSAValue, Tile],
-    results: dict[SSAValue, list[Operand]],
-) -> Operand:
-    if v in tiles:
-        return e.element(tiles[v], i)
-    if v not in results:
-        return e.operand(v)  # a scalar
-    return e.element(Tile.of(v.type, results[v]), i)

@@ -1,16 +1,18 @@
 """float8 without instructions for it: its bits become a float32's and back by integer arithmetic,
 exactly as cvt does from sm_89 on.
 
-e4m3, 4 bits of exponent     s eeee mmm -> the bits of a float32 whose exponent is 120 too small: times 2^120, which is exact for subnormals too; 0x7f is NaN
+e4m3, 4 bits of exponent     s eeee mmm -> the bits of a float32 whose exponent is 120 too small:
+                             times 2^120, which is exact for subnormals too; 0x7f is NaN
 e5m2, 5 bits                 the upper half of a float16
-back                         |x|, at most the largest; a normal one loses bits to nearest even by an addition that carries into the exponent; below the
-                             smallest normal one x + c does, whose last bit is the smallest float8;
-                             NaN is 0x7f
+back                         |x|, at most the largest; a normal one loses bits to nearest even by an
+                             addition that carries into the exponent; below the smallest normal one
+                             x + c does, whose last bit is the smallest float8; NaN is 0x7f
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import pack, unpack
 
 from xdsl.ir import Attribute
 
@@ -38,7 +40,10 @@ class Form:
         return self.smallest * 2.0**self.dropped
 
 
-FORMS = {f8e4m3: Form(3, 7, 448.0, 2.0**-6), f8e5m2: Form(2, 15, 57344.0, 2.0**-14)}
+FORMS: dict[Attribute, Form] = {
+    f8e4m3: Form(3, 7, 448.0, 2.0**-6),
+    f8e5m2: Form(2, 15, 57344.0, 2.0**-14),
+}
 
 
 def widen(w: Writer, raw: str, element: Attribute, part: int) -> str:
@@ -63,14 +68,10 @@ def narrow(w: Writer, elements: list[str], element: Attribute, into: str | None 
     """One, two or four float32 as the bytes of a register: to nearest even; what is too large
     becomes the largest.
     """
-    found = None
-    for i, x in enumerate(elements):
-        byte = _byte(w, x, FORMS[element])
-        found = (
-            byte
-            if found is None
-            else w.op("or.b32", "b32", found, w.op("shl.b32", "b32", byte, 8 * i))
-        )
+    form, first, *others = FORMS[element], *elements
+    found = _byte(w, first, form)
+    for i, x in enumerate(others, 1):
+        found = w.op("or.b32", "b32", found, w.op("shl.b32", "b32", _byte(w, x, form), 8 * i))
     if into:
         w.move(into, found)
     return into or found
@@ -97,6 +98,4 @@ def _byte(w: Writer, x: str, form: Form) -> str:
 
 
 def _bits(x: float) -> int:
-    from struct import pack, unpack
-
     return unpack("I", pack("f", x))[0]

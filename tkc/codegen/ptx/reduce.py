@@ -21,7 +21,7 @@ from xdsl.ir import Attribute, Region
 from tkc.codegen.ptx.conversions import normal
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.elementwise import function, select
-from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.values import Tile, compute_class, compute_type
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, threads, tile

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.codegen.ptx.emit import Emitter
+from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.values import registers_of
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
@@ -198,8 +198,8 @@ class Ties:
         return True
 
 
-def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
-    """Fills e.homes with a register tuple for each class of tied tiles that a loop carries or a dot
+def coalesce(e: Emitter, kernel: tile.Kernel) -> None:
+    """Fills e.destinations with a register tuple for each class of tied tiles that a loop carries or a dot
     accumulates.
     """
     lives = Lives()
@@ -290,9 +290,9 @@ def assign_homes(e: Emitter, kernel: tile.Kernel) -> None:
         members = ties.of(root)
         kind, count = registers_of(tile_of(root))
         home = e.w.many(kind, count)
-        e.home_registers.update(home)
+        e.coalesced.update(home)
         for v in members:
-            e.homes[v] = home
+            e.destinations[v] = home
 
 
 def _in_turn(dots: list[threads.DotAsync], ties: Ties) -> None:

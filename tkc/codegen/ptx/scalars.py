@@ -1,221 +1,146 @@
-"""Constants, program ids, extents and views of arrays: what gives scalars, and costs little or
-nothing.
-"""
+"""Constants, program ids, extents and views of arrays: scalars that cost few instructions or none."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import BlockArgument
 
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.values import Array, Tile, packing, registers_of, to_bits
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx import traps
+from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.integers import (
+    add,
+    displaced,
+    divide,
+    is_power_of_two,
+    narrowed,
+    remainder,
+    wide,
+)
+from tkc.codegen.ptx.values import Array, Tile, element_count, packing, registers_of, to_bits
+from tkc.codegen.ptx.writer import Integer
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
-from tkc.ir.types import PointerType, TileType, bits, is_bool
-
-
-# ---- integers with folding
-# ------------------------------------------------------------------------------------------
-def add(e: Emitter, a: Operand, b: Operand, type: str = "s32") -> Operand:
-    """a + b; addresses and offsets: no wrapping to think of."""
-    if not isinstance(a, str) and not isinstance(b, str):
-        return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    if not isinstance(a, str):
-        a, b = b, a
-    return e.w.op(f"add.{type}", "b64" if type[1:] == "64" else "b32", a, b)
-
-
-def mul(e: Emitter, a: Operand, b: Operand, type: str = "s32") -> Operand:
-    if not isinstance(a, str) and not isinstance(b, str):
-        return a * b
-    if not isinstance(a, str):
-        a, b = b, a
-    if not isinstance(b, str):
-        if b == 0:
-            return 0
-        if b == 1:
-            return a
-        if b > 0 and b & b - 1 == 0:
-            return e.w.op(
-                f"shl.b{type[1:]}",
-                "b64" if type[1:] == "64" else "b32",
-                a,
-                b.bit_length() - 1,
-                type="u32",
-            )
-    return e.w.op(f"mul.lo.{type}", "b64" if type[1:] == "64" else "b32", a, b)
-
-
-def wide(e: Emitter, x: Operand, unsigned: bool = False) -> Operand:
-    """A 32-bit integer in 64 bits."""
-    return (
-        e.w.op("cvt.u64.u32" if unsigned else "cvt.s64.s32", "b64", x)
-        if isinstance(x, str) and x.startswith("%r")
-        else x
-    )
-
-
-def displaced(
-    e: Emitter, base: Operand, index: Operand, scale: Operand, bytes: int = 1, near: bool = False
-) -> Operand:
-    """base + index * scale * bytes: base 64 bits, index 32 or 64 (signed), scale 64 bits or a
-    number. near: 32 bits hold scale * bytes, or index is 0.
-    """
-    if (
-        near
-        and isinstance(scale, str)
-        and isinstance(base, str)
-        and isinstance(index, str)
-        and index.startswith("%r")
-    ):
-        step = e.w.op("cvt.u32.u64", "b32", scale)
-        return e.w.op(
-            "mad.wide.s32",
-            "b64",
-            index,
-            e.w.op("shl.b32", "b32", step, bytes.bit_length() - 1) if bytes > 1 else step,
-            base,
-        )
-    if not isinstance(index, str) and not isinstance(scale, str):
-        return add(e, base, index * scale * bytes, "s64")
-    if not isinstance(index, str):
-        return add(e, base, mul(e, scale, index * bytes, "s64"), "s64")
-    narrow = index.startswith("%r")
-    if not isinstance(scale, str):
-        step = scale * bytes
-        if step == 0:
-            return base
-        if narrow and abs(step) < 1 << 31 and isinstance(base, str):
-            return e.w.op("mad.wide.s32", "b64", index, step, base)
-        return add(e, base, mul(e, wide(e, index), step, "s64"), "s64")
-    step = mul(e, scale, bytes, "s64")
-    return e.w.op("mad.lo.s64", "b64", wide(e, index), step, base)
+from tkc.ir.types import Fact, PointerType, TileType, bits, is_bool
+from tkc.ir.values import array_type
 
 
 # ---- constants and ids
-# ----------------------------------------------------------------------------------------------
 @emitter(tile.Constant)
 def constant(e: Emitter, op: tile.Constant) -> None:
+    """A number, or a tile of it."""
     t, n = op.result.type, op.number
-    if not isinstance(t, TileType):
-        return e.set(op.result, bool(n) if is_bool(t) else n)
-    e.set(op.result, splat_constant(t, n))
+    if isinstance(t, TileType):
+        return e.set(op.result, splat_constant(t, n))
+    e.set(op.result, bool(n) if is_bool(t) else n)
 
 
 def splat_constant(t: TileType, n: int | float) -> Tile:
+    """A tile each of whose elements is a number."""
     kind, count = registers_of(t)
     if kind == "pred":
         return Tile.of(t, [bool(n)] * count)
-    raw, p = to_bits(n, t.element), packing(t.element, t.register_layout.num_registers)
+    raw, p = to_bits(n, t.element), packing(t.element, element_count(t))
     return Tile.of(t, [sum(raw << i * bits(t.element) for i in range(p))] * count)
 
 
 @emitter(tile.ProgramId)
 def program_id(e: Emitter, op: tile.ProgramId) -> None:
+    """The number of the thread block, or of the cluster where its blocks share a program."""
     if e.persistent:
         e.fail(
             "a persistent kernel has no program id of its own at level 4: its programs are those of"
             " the loop over them"
         )
-    e.set(
-        op.result,
-        e.special(
-            f"%{'cluster' if 'spread' in e.kernel.attributes else 'cta'}id.{'xyz'[op.axis.value.data]}"
-        ),
-    )
+    axis = "xyz"[op.axis.value.data]
+    e.set(op.result, e.special(f"%{'cluster' if shares_programs(e) else 'cta'}id.{axis}"))
+
+
+def shares_programs(e: Emitter) -> bool:
+    """Whether the thread blocks of a cluster compute one program together."""
+    return "spread" in e.kernel.attributes
 
 
 @emitter(tile.NumPrograms)
 def num_programs(e: Emitter, op: tile.NumPrograms) -> None:
+    """The extent of the grid, which is a parameter."""
     e.set(op.result, e.parameter(Parameter("grid", "u32", axis=op.axis.value.data)))
+
+
+# special registers, by what they count; where there is no cluster, a block is one
+_IDENTITIES = {
+    "block": "%ctaid.x",
+    "blocks": "%nctaid.x",
+    "cluster": "%clusterid.x",
+    "clusters": "%nclusterid.x",
+    "cluster_rank": "%cluster_ctarank",
+}
+_OF_BLOCKS = {"cluster": "block", "clusters": "blocks"}
 
 
 @emitter(threads.Identity)
 def identity(e: Emitter, op: threads.Identity) -> None:
-    match op.what.data:
+    """Which thread, warp, block or cluster this is."""
+    what = op.what.data
+    if e.cluster == (1, 1):
+        what = _OF_BLOCKS.get(what, what)
+    match what:
         case "thread":
             e.set(op.result, e.thread())
         case "warp":
             e.set(op.result, e.warp())
-        case "block":
-            e.set(op.result, e.special("%ctaid.x"))
-        case "blocks":
-            e.set(op.result, e.special("%nctaid.x"))
-        case "cluster":
-            e.set(
-                op.result,
-                e.special("%clusterid.x") if e.cluster != (1, 1) else e.special("%ctaid.x"),
-            )
-        case "clusters":
-            e.set(
-                op.result,
-                e.special("%nclusterid.x") if e.cluster != (1, 1) else e.special("%nctaid.x"),
-            )
-        case "cluster_rank":
-            e.set(op.result, e.special("%cluster_ctarank") if e.cluster != (1, 1) else 0)
+        case "cluster_rank" if e.cluster == (1, 1):
+            e.set(op.result, 0)
+        case _:
+            e.set(op.result, e.special(_IDENTITIES[what]))
 
 
+# ---- promises
 @emitter(tile.Multiple)
 def multiple(e: Emitter, op: tile.Multiple) -> None:
+    """The operand itself; TKC_DEBUG=1 checks that it is a multiple."""
     e.set(op.result, e.value(op.arg))
     if e.debug:
-        promised_multiple(e, op)
+        check_multiple(e, op)
 
 
-def promised_multiple(e: Emitter, op: tile.Multiple) -> None:
-    from tkc.codegen.ptx.traps import check
-
+def check_multiple(e: Emitter, op: tile.Multiple) -> None:
+    """Traps where a scalar is not the multiple that was promised."""
     n, t = op.divisor.value.data, op.arg.type
     if isinstance(t, (TileType, PointerType)):
         return  # their accesses are checked
-    x = e.operand(op.arg)
+    x = e.integer(op.arg)
     if isinstance(x, str):
-        check(
+        type = "s64" if bits(t) == 64 else "s32"
+        traps.check(
             e,
-            e.w.op(
-                f"setp.ne.s{bits(t)}" if bits(t) == 64 else "setp.ne.s32",
-                "pred",
-                remainder(e, x, n, bits(t) == 64),
-                0,
-            ),
+            e.w.op(f"setp.ne.{type}", "pred", remainder(e, x, n, type), 0),
             f"expected a multiple of {n}, as tkc.multiple_of or the arguments it was compiled for"
             " promised, got {0}",
             x,
         )
 
 
-def remainder(e: Emitter, x: str, n: int, long: bool) -> str:
-    if long:
-        return (
-            e.w.op("and.b64", "b64", x, n - 1) if n & n - 1 == 0 else e.w.op("rem.s64", "b64", x, n)
-        )
-    return e.w.op("and.b32", "b32", x, n - 1) if n & n - 1 == 0 else e.w.op("rem.s32", "b32", x, n)
-
-
 @emitter(tile.Assume)
 def assume(e: Emitter, op: tile.Assume) -> None:
-    """A promise is no code; TKC_DEBUG=1 looks whether it is kept."""
+    """A promise is no code; TKC_DEBUG=1 checks whether it is kept."""
     if not e.debug:
         return
-    from tkc.codegen.ptx.traps import check
-
     held = e.operand(op.condition)
-    check(
-        e,
-        e.w.op("not.pred", "pred", held) if isinstance(held, str) else not held,
-        "what tkc.assume promised does not hold",
-    )
+    wrong = e.w.op("not.pred", "pred", held) if isinstance(held, str) else not held
+    traps.check(e, wrong, "what tkc.assume promised does not hold")
 
 
 @emitter(tile.Return)
 def finish(e: Emitter, op: tile.Return) -> None:
+    """The end of the kernel."""
     e.w.emit("ret")
 
 
-def _fewer(op: threads.RingNext, steps: str | int, stages: int) -> bool:
-    """Whether a ring goes on by fewer steps than it has stages, so that it wraps once at most: a
+# ---- rings
+def _wraps_once(op: threads.RingNext, steps: Integer, stages: int) -> bool:
+    """Whether a ring advances by fewer steps than it has stages, so that it wraps once at most: a
     number, or which of so many instances of a role this is.
     """
     if not isinstance(steps, str):
@@ -230,172 +155,156 @@ def ring_next(e: Emitter, op: threads.RingNext) -> None:
     ptxas keeps it uniform.
     """
     w, n = e.w, op.stages.value.data
-    stage, parity, steps = (
-        e.operand(op.stage),
-        e.operand(op.parity),
-        1 if op.steps is None else e.operand(op.steps),
-    )
+    stage, parity = e.integer(op.stage), e.integer(op.parity)
+    steps = 1 if op.steps is None else e.integer(op.steps)
 
-    def flip(by):
-        return (
-            parity ^ by
-            if not isinstance(parity, str) and not isinstance(by, str)
-            else w.op(
-                "xor.b32", "b32", parity if isinstance(parity, str) else w.register(parity), by
-            )
-        )
+    def flipped(by: Integer) -> Integer:
+        if not isinstance(parity, str) and not isinstance(by, str):
+            return parity ^ by
+        return w.op("xor.b32", "b32", w.register(parity), by)
+
+    def after(wraps: int, next_stage: Integer) -> None:
+        e.set(op.next_stage, next_stage)
+        e.set(op.next_parity, flipped(1) if wraps & 1 else parity)
 
     if not isinstance(steps, str) and steps % n == 0:
-        e.set(op.next_stage, stage)
-        return e.set(op.next_parity, flip(1) if steps // n & 1 else parity)
+        return after(steps // n, stage)
     total = add(e, stage, steps)
     if not isinstance(total, str):
-        wraps, rest = divmod(total, n)
-        e.set(op.next_stage, rest)
-        return e.set(op.next_parity, flip(1) if wraps & 1 else parity)
-    if n & n - 1 and _fewer(op, steps, n):
-        wrap = (
-            w.op("setp.eq.s32", "pred", total, n)
-            if steps == 1
-            else w.op("setp.ge.s32", "pred", total, n)
-        )
-        e.set(
-            op.next_stage,
-            w.op(
-                "selp.b32",
-                "b32",
-                0 if steps == 1 else w.op("sub.s32", "b32", total, n),
-                total,
-                wrap,
-            ),
-        )
-        return e.set(op.next_parity, flip(w.op("selp.b32", "b32", 1, 0, wrap)))
-    if n & n - 1 == 0:
-        wraps, rest = (
-            w.op("shr.u32", "b32", total, n.bit_length() - 1),
-            w.op("and.b32", "b32", total, n - 1),
-        )
+        return after(*divmod(total, n))
+    if not is_power_of_two(n) and _wraps_once(op, steps, n):
+        wrap = w.op(f"setp.{'eq' if steps == 1 else 'ge'}.s32", "pred", total, n)
+        wrapped = 0 if steps == 1 else w.op("sub.s32", "b32", total, n)
+        e.set(op.next_stage, w.op("selp.b32", "b32", wrapped, total, wrap))
+        return e.set(op.next_parity, flipped(w.op("selp.b32", "b32", 1, 0, wrap)))
+    wraps = divide(e, total, n)
+    if is_power_of_two(n):
+        rest = w.op("and.b32", "b32", total, n - 1)
     else:
-        wraps = w.op("div.u32", "b32", total, n)
         rest = w.op("sub.s32", "b32", total, w.op("mul.lo.s32", "b32", wraps, n))
     e.set(op.next_stage, rest)
     e.set(op.next_parity, w.op("and.b32", "b32", w.op("xor.b32", "b32", wraps, parity), 1))
 
 
 # ---- arrays
-# --------------------------------------------------------------------------------------------------
 @emitter(tile.Dim)
 def dim(e: Emitter, op: tile.Dim) -> None:
-    a, axis = e.value(op.arg), op.axis.value.data
-    e.set(
-        op.result,
-        (
-            a.extent(axis)
-            if bits(op.result.type) < 64
-            else a.long(axis)
-            if a.long
-            else wide(e, a.extent(axis))
-        ),
-    )
+    """An extent, in 32 or 64 bits."""
+    a, axis = e.array(op.arg), op.axis.value.data
+    if bits(op.result.type) < 64:
+        e.set(op.result, a.extent(axis))
+    else:
+        e.set(op.result, a.long(axis) if a.long else wide(e, a.extent(axis)))
 
 
 @emitter(tile.Stride)
 def stride(e: Emitter, op: tile.Stride) -> None:
-    n = e.value(op.arg).stride(op.axis.value.data)
-    e.set(
-        op.result,
-        e.w.op("cvt.u32.u64", "b32", n) if isinstance(n, str) and bits(op.result.type) == 32 else n,
-    )
+    """A stride in elements, in 32 or 64 bits."""
+    n = e.array(op.arg).stride(op.axis.value.data)
+    e.set(op.result, narrowed(e, n) if bits(op.result.type) == 32 else n)
 
 
 @emitter(tile.Pointer)
 def pointer(e: Emitter, op: tile.Pointer) -> None:
-    e.set(op.result, e.value(op.arg).pointer())
+    """The address of an array's first element."""
+    e.set(op.result, e.array(op.arg).pointer())
 
 
 @emitter(tile.View)
 def view(e: Emitter, op: tile.View) -> None:
     """Offsets are added where the view is used: one never used costs no parameter."""
-    a, offsets, key = e.value(op.array), list(op.offsets), op.result
-    starts, axes, extents, longs = (
-        [],
-        [],
-        [],
-        [],
-    )  # (axis, operand); axes that stay; their extents; those of wide arrays in 64 bits
-    for axis, kind in enumerate(k.data for k in op.kinds):
-        if kind == "index":
-            starts.append((axis, e.operand(offsets.pop(0))))
-            continue
-        axes.append(axis)
-        if kind == "slice":
-            first, stop = e.operand(offsets.pop(0)), e.operand(offsets.pop(0))
-            starts.append((axis, first))
-            longs.append(
-                lambda axis=axis, first=first, stop=stop: _long_part(e, a.long(axis), first, stop)
-            )
-            if a.long:
-                extents.append(
-                    lambda i=len(longs) - 1: _clamped(e, e.w.memo((key, i, "long"), longs[i]))
-                )
-            else:
-                extents.append(
-                    lambda axis=axis, first=first, stop=stop: _part(e, a.extent(axis), first, stop)
-                )
-        else:
-            extents.append(lambda axis=axis: a.extent(axis))
-            longs.append(lambda axis=axis: a.long(axis))
+    View(e, op).set()
 
-    def base() -> Operand:
+
+class View:
+    """An array seen through indices and slices."""
+
+    def __init__(self, e: Emitter, op: tile.View):
+        self.e, self.op, self.array = e, op, e.array(op.array)
+        offsets = [e.integer(v) for v in op.offsets]
+        self.starts: list[tuple[int, Integer]] = []  # (axis of the array, first element)
+        # axes of the array that stay, with the first and the last element of those that are sliced
+        self.axes: list[tuple[int, tuple[Integer, Integer] | None]] = []
+        for axis, kind in enumerate(k.data for k in op.kinds if isinstance(k, StringAttr)):
+            if kind == "index":
+                self.starts.append((axis, offsets.pop(0)))
+            elif kind == "slice":
+                first, stop = offsets.pop(0), offsets.pop(0)
+                self.starts.append((axis, first))
+                self.axes.append((axis, (first, stop)))
+            else:
+                self.axes.append((axis, None))
+
+    def set(self) -> None:
+        """Records the view as what the operation's result is."""
+        a, memo = self.array, self.e.w.memo
+        view = Array(
+            a.element,
+            array_type(self.op.result).facts,
+            lambda: memo((self.op.result, "pointer"), self._pointer),
+            lambda i: memo((self.op.result, i), lambda: self._extent(i)),
+            lambda i: a.stride(self.axes[i][0]),
+            long=self._long if a.long else None,
+            near=a.near,
+        )
+        self.e.set(self.op.result, view)
+
+    def _pointer(self) -> Integer:
+        a = self.array
         p = a.pointer()
-        for axis, first in starts:
-            p = displaced(e, p, first, a.stride(axis), a.itemsize, a.near)
+        for axis, first in self.starts:
+            p = displaced(self.e, p, first, a.stride(axis), a.itemsize, a.near)
         return p
 
-    e.set(
-        op.result,
-        Array(
-            a.element,
-            op.result.type.facts,
-            lambda: e.w.memo((key, "pointer"), base),
-            lambda i: e.w.memo((key, i), extents[i]),
-            lambda i: a.stride(axes[i]),
-            long=(lambda i: e.w.memo((key, i, "long"), longs[i])) if a.long else None,
-            near=a.near,
-        ),
-    )
+    def _extent(self, i: int) -> Integer:
+        axis, part = self.axes[i]
+        if part is None:
+            return self.array.extent(axis)
+        if self.array.long:
+            return _clamped(self.e, self._long(i))
+        return _part(self.e, self.array.extent(axis), *part)
+
+    def _long(self, i: int) -> Integer:
+        """An extent in 64 bits."""
+        axis, part = self.axes[i]
+        long = self.array.long
+        assert long is not None
+
+        def make() -> Integer:
+            return long(axis) if part is None else _long_part(self.e, long(axis), *part)
+
+        return self.e.w.memo((self.op.result, i, "long"), make)
 
 
-def _long_part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:
+def _long_part(e: Emitter, extent: Integer, first: Integer, stop: Integer) -> Integer:
     """max(0, min(stop, extent) - first) in 64 bits."""
-    if not any(isinstance(x, str) for x in (extent, first, stop)):
+    if isinstance(extent, int) and isinstance(first, int) and isinstance(stop, int):
         return max(0, min(stop, extent) - first)
-    first, stop, extent = (e.w.register(wide(e, x), "b64") for x in (first, stop, extent))
-    return e.w.op(
-        "max.s64", "b64", e.w.op("sub.s64", "b64", e.w.op("min.s64", "b64", stop, extent), first), 0
-    )
+    w = e.w
+    first, stop, extent = (w.register(wide(e, x), "b64") for x in (first, stop, extent))
+    last = w.op("min.s64", "b64", stop, extent)
+    return w.op("max.s64", "b64", w.op("sub.s64", "b64", last, first), 0)
 
 
-def _clamped(e: Emitter, x: Operand) -> Operand:
+def _clamped(e: Emitter, x: Integer) -> Integer:
     """An extent of 64 bits in 32, at most 2^31 - 1."""
-    return (
-        e.w.op("cvt.u32.u64", "b32", e.w.op("min.s64", "b64", x, 2**31 - 1))
-        if isinstance(x, str)
-        else min(x, 2**31 - 1)
-    )
+    largest = 2**31 - 1
+    if not isinstance(x, str):
+        return min(x, largest)
+    return e.w.op("cvt.u32.u64", "b32", e.w.op("min.s64", "b64", x, largest))
 
 
-def _part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand:
+def _part(e: Emitter, extent: Integer, first: Integer, stop: Integer) -> Integer:
     """max(0, min(stop, extent) - first)."""
     w = e.w
     if isinstance(stop, str) and stop.startswith("%d"):
         stop = w.op("cvt.u32.u64", "b32", w.op("min.s64", "b64", stop, wide(e, extent)))
-    elif not isinstance(stop, str) and not isinstance(extent, str):
-        stop = min(stop, extent)
+    elif isinstance(stop, str):
+        stop = w.op("min.s32", "b32", stop, extent)
+    elif isinstance(extent, str):
+        stop = w.op("min.s32", "b32", extent, stop)
     else:
-        stop = w.op(
-            "min.s32", "b32", *((stop, extent) if isinstance(stop, str) else (extent, stop))
-        )
+        stop = min(stop, extent)
     first = narrowed(e, first)
     if first == 0:
         return stop
@@ -404,31 +313,25 @@ def _part(e: Emitter, extent: Operand, first: Operand, stop: Operand) -> Operand
     return w.op("max.s32", "b32", w.op("sub.s32", "b32", stop, first), 0)
 
 
-def narrowed(e: Emitter, x: Operand) -> Operand:
-    """A 64-bit integer that is known to fit as 32 bits."""
-    return e.w.op("cvt.u32.u64", "b32", x) if isinstance(x, str) and x.startswith("%d") else x
-
-
 @emitter(tile.MakeArray)
 def make_array(e: Emitter, op: tile.MakeArray) -> None:
-    facts = op.result.type.facts
+    """An array from a pointer, extents and strides."""
+    t = array_type(op.result)
 
-    def known(fact, value):
-        return fact.exact if fact.exact is not None else value
+    def known(facts: tuple[Fact, ...], values: list[Integer]) -> Callable[[int], Integer]:
+        given = [
+            value if fact.exact is None else fact.exact
+            for fact, value in zip(facts, values, strict=True)
+        ]
+        return given.__getitem__
 
-    shape = [
-        known(f, narrowed(e, e.operand(s))) for f, s in zip(facts.shape, op.shape, strict=False)
-    ]
-    strides = [
-        known(f, wide(e, e.operand(s))) for f, s in zip(facts.strides, op.strides, strict=False)
-    ]
+    shape = known(t.facts.shape, [narrowed(e, e.integer(v)) for v in op.shape])
+    strides = known(t.facts.strides, [wide(e, e.integer(v)) for v in op.strides])
     base = e.register(op.pointer)
-    e.set(
-        op.result,
-        Array(op.result.type.element, facts, lambda: base, shape.__getitem__, strides.__getitem__),
-    )
+    e.set(op.result, Array(t.element, t.facts, lambda: base, shape, strides))
 
 
 @emitter(shared.NoToken, shared.JoinTokens)
-def no_token(e: Emitter, op) -> None:
+def no_token(e: Emitter, op: shared.NoToken | shared.JoinTokens) -> None:
+    """Tokens order operations; they are no code."""
     e.set(op.results[0], None)

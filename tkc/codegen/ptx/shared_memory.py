@@ -1,35 +1,47 @@
 """tile.read and tile.write: ldmatrix and stmatrix where the layouts allow them, else vector
 accesses.
 
-Every address is split into a base of the thread, computed in the prologue, and a constant.  In a swizzled buffer the XOR keeps
-constants from simply adding; but what is a multiple of the swizzle's period adds, and the rest XORs
-with the thread's own part:
+Every address is split into a base of the thread, computed in the prologue, and a constant.  In a
+swizzled buffer the XOR keeps constants from simply adding; but what is a multiple of the swizzle's
+period adds, and the rest XORs with the thread's own part:
 
-    offset(thread, register) = (offset(thread, first register) ^ flip) + step        flip, step constants of the register
+    offset(thread, register) = (offset(thread, first register) ^ flip) + step
 
-`split` finds flip and step by asking SharedLayout for all threads at once, so an address is right
-because it was compared, not because the algebra was; a register that fits no base so far gets a
-base of its own.
+with `flip` and `step` constants of the register.  `split` finds them by evaluating SharedLayout for
+all threads at once, so an address is right because it was compared, not because the algebra was; a
+register that fits no base so far gets a base of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from xdsl.ir import Attribute
 
-from tkc.codegen.ptx.access import WIDEST, Group, both, load_tile, store_tile
-from tkc.codegen.ptx.coordinates import digit, inside, is_first_copy, thread_offset
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.scalars import add, mul
-from tkc.codegen.ptx.values import SharedView, Tile, registers_of
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.access import MAX_ACCESS_BYTES, Group, both, load_tile, store_tile
+from tkc.codegen.ptx.coordinates import (
+    along,
+    check_warps,
+    digit,
+    inside,
+    is_first_copy,
+    thread_offset,
+)
+from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.integers import add, divide, is_power_of_two, mul
+from tkc.codegen.ptx.values import SharedView, Tile, layout_of, registers_of
+from tkc.codegen.ptx.writer import Integer, Operand, braced
 from tkc.ir import shared
 from tkc.ir.fragments import MatrixPlan, matrix_access
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import bits, is_bool
+from tkc.ir.values import tile_type
+
+LanePieces = list[tuple[int, int, int]]  # shift, bits, weight
 
 
 @dataclass(frozen=True)
@@ -45,53 +57,49 @@ def split(offsets: np.ndarray, atom: int) -> list[Place]:
     """offsets [threads, accesses] -> how each access follows from one before it.  `flip` stays
     below `atom`.
     """
-    bases, places = [], []
+    bases: list[int] = []
+    places: list[Place] = []
     for i, column in enumerate(offsets.T):
-        for b in bases:
-            first = offsets[:, b]
-            if (step := _constant(column - first)) is not None:
-                places.append(Place(b, 0, step))
-                break
-            plain = int((column - first)[0] // atom * atom)
-            found = next(
-                (
-                    Place(b, f, s)
-                    for s in (plain, plain + atom)
-                    if (f := _constant((column - s) ^ first)) is not None and 0 <= f < atom
-                ),
-                None,
-            )
-            if found:
-                places.append(found)
-                break
-        else:
+        candidates = (_follows(column, offsets[:, b], b, atom) for b in bases)
+        found = next((place for place in candidates if place is not None), None)
+        if found is None:
             bases.append(i)
-            places.append(Place(i, 0, 0))
+            found = Place(i, 0, 0)
+        places.append(found)
     return places
+
+
+def _follows(column: np.ndarray, first: np.ndarray, base: int, atom: int) -> Place | None:
+    """How the offsets `column` follow from the offsets `first` of a base; None if they do not."""
+    if (step := _constant(column - first)) is not None:
+        return Place(base, 0, step)
+    plain = int((column - first)[0] // atom * atom)
+    for step in (plain, plain + atom):
+        flip = _constant((column - step) ^ first)
+        if flip is not None and 0 <= flip < atom:
+            return Place(base, flip, step)
+    return None
 
 
 def _constant(column: np.ndarray) -> int | None:
     return int(column[0]) if (column == column[0]).all() else None
 
 
-def swizzled_offset(e: Emitter, memory: SharedLayout, coords: list[Operand]) -> Operand:
+def swizzled_offset(e: Emitter, memory: SharedLayout, coords: list[Integer]) -> Integer:
     """SharedLayout.offset at run time: columns to panels, rows by their strides, then the XOR."""
     w, fast = e.w, memory.fast
-    at: Operand = 0
+    at: Integer = 0
     for axis, c in enumerate(coords):
         if axis != fast:
             at = add(e, at, mul(e, c, memory.strides[axis]))
     column, panel = coords[fast], memory.panel
     if memory.num_panels > 1:
+        index = divide(e, column, panel)
         if not isinstance(column, str):
-            index, column = divmod(column, panel)
-        elif panel & panel - 1 == 0:
-            index, column = (
-                w.op("shr.u32", "b32", column, panel.bit_length() - 1),
-                w.op("and.b32", "b32", column, panel - 1),
-            )
+            column %= panel
+        elif is_power_of_two(panel):
+            column = w.op("and.b32", "b32", column, panel - 1)
         else:
-            index = w.op("div.u32", "b32", column, panel)
             column = w.op("sub.s32", "b32", column, mul(e, index, panel))
         at = add(e, at, mul(e, index, memory.panel_stride))
     at = add(e, at, mul(e, column, memory.itemsize))
@@ -105,7 +113,7 @@ def swizzled_offset(e: Emitter, memory: SharedLayout, coords: list[Operand]) -> 
 
 
 class Addresses:
-    """The addresses of a tile's accesses in a buffer; `coords(i)` gives the run-time coordinates of
+    """The addresses of a tile's accesses in a buffer; `coords(i)` returns the run-time coordinates of
     access i.
     """
 
@@ -113,9 +121,9 @@ class Addresses:
         self,
         e: Emitter,
         view: SharedView,
-        key,
+        key: Hashable,
         offsets: np.ndarray,
-        coords: Callable[[int], list[Operand]],
+        coords: Callable[[int], list[Integer]],
     ):
         self.e, self.view, self.key, self.coords = e, view, key, coords
         self.places = split(offsets, max(view.memory.atom, 16))
@@ -130,37 +138,35 @@ class Addresses:
         so the XOR may come last.
         """
         if (base, flip) not in self.found:
-            e = self.e
             if flip:
-                self.found[base, flip] = e.w.op("xor.b32", "b32", self._base(base, 0), flip)
+                at = self.e.w.op("xor.b32", "b32", self._base(base, 0), flip)
             else:
-                own = e.w.hoist(
-                    (self.key, self.view.memory, base, e.instance),
-                    lambda: swizzled_offset(e, self.view.memory, self.coords(base)),
-                )
-                if self.view.base == e.shared_base():
-                    at = e.w.hoist(
-                        (self.key, self.view.memory, base, e.instance, "at"),
-                        lambda: e.w.register(add(e, self.view.base, own)),
-                    )
-                else:
-                    at = e.w.memo(
-                        (self.key, self.view.memory, base, e.instance, self.view.base),
-                        lambda: e.w.register(add(e, self.view.base, own)),
-                    )
-                self.found[base, flip] = at
+                at = self._unflipped(base)
+            self.found[base, flip] = at
         return self.found[base, flip]
+
+    def _unflipped(self, base: int) -> str:
+        e, view = self.e, self.view
+        key = self.key, view.memory, base, e.instance
+        own = e.w.hoist(key, lambda: swizzled_offset(e, view.memory, self.coords(base)))
+
+        def make() -> str:
+            return e.w.register(add(e, view.base, own))
+
+        if view.base == e.shared_base():
+            return e.w.hoist((*key, "at"), make)
+        return e.w.memo((*key, view.base), make)
 
 
 # ---- plain vectors
 # --------------------------------------------------------------------------------------------------
 def vector_width(
-    layout: Layout, memory: SharedLayout, offsets: np.ndarray, align: int = WIDEST
+    layout: Layout, memory: SharedLayout, offsets: np.ndarray, align: int = MAX_ACCESS_BYTES
 ) -> int:
     """Elements that one access may move: consecutive registers at consecutive, aligned addresses in
     every thread, in a buffer that begins at a multiple of `align` bytes.
     """
-    v = layout.vector(memory.fast, WIDEST // memory.itemsize)
+    v = layout.vector(memory.fast, MAX_ACCESS_BYTES // memory.itemsize)
     while v > 1 and v * memory.itemsize > align:
         v //= 2
     while v > 1:
@@ -180,12 +186,10 @@ def plain_groups(
     memory = view.memory
     offsets = memory.offsets(layout.table()).reshape(-1, layout.num_registers)
     v = vector_width(layout, memory, offsets, view.align)
-    constants, here = (
-        layout.offsets("registers"),
-        (layout if memory.spread == 1 else layout.within_block(memory.fast)),
-    )
+    constants = layout.offsets("registers")
+    here = layout if memory.spread == 1 else layout.within_block(memory.fast)
 
-    def coords(i: int) -> list[Operand]:
+    def coords(i: int) -> list[Integer]:
         return [
             add(e, thread_offset(e, here, {a: 1}), int(constants[i * v, a]))
             for a in range(layout.rank)
@@ -202,28 +206,32 @@ def plain_groups(
 
 # ---- ldmatrix, stmatrix
 # -----------------------------------------------------------------------------------------------
-def lane_pieces(values: np.ndarray) -> list[tuple[int, int, int]] | None:
-    """A function of the lane as a sum of (lane >> shift & mask) * factor: [(shift, bits, factor)],
+def lane_pieces(values: np.ndarray) -> LanePieces | None:
+    """A function of the lane as a sum of (lane >> shift & mask) * weight: [(shift, bits, weight)],
     None if it is none.
     """
     single = [int(values[1 << b] - values[0]) for b in range(5)]
-    if any(
-        values[lane] - values[0] != sum(s for b, s in enumerate(single) if lane >> b & 1)
-        for lane in range(32)
-    ):
-        return None
-    pieces: list[tuple[int, int, int]] = []
+    for lane in range(32):
+        if values[lane] - values[0] != sum(s for b, s in enumerate(single) if lane >> b & 1):
+            return None
+    pieces: LanePieces = []
     for b, s in enumerate(single):
-        if (
-            s
-            and pieces
-            and pieces[-1][0] + pieces[-1][1] == b
-            and pieces[-1][2] << pieces[-1][1] == s
-        ):
-            pieces[-1] = (pieces[-1][0], pieces[-1][1] + 1, pieces[-1][2])
-        elif s:
+        if not s:
+            continue
+        shift, width, weight = pieces[-1] if pieces else (0, 0, 0)
+        if width and shift + width == b and weight << width == s:
+            pieces[-1] = shift, width + 1, weight
+        else:
             pieces.append((b, 1, s))
     return pieces
+
+
+def sum_of_pieces(e: Emitter, start: Integer, pieces: LanePieces) -> Integer:
+    """start + the sum of (lane >> shift & mask) * weight over the pieces."""
+    for shift, width, weight in pieces:
+        value = digit(e, e.lane(), 1 << shift, 1 << width, shift + width == 5)
+        start = add(e, start, mul(e, value, weight))
+    return start
 
 
 def matrix_addresses(
@@ -233,48 +241,41 @@ def matrix_addresses(
     of it.
     """
     layout, rows = plan.layout, plan.rows  # [warps, instructions, lanes, rank]
-    pieces = [
-        [lane_pieces(rows[0, i, :, a]) for a in range(layout.rank)] for i in range(rows.shape[1])
-    ]
-    if any(p is None for line in pieces for p in line):
-        return None
+    count, axes = rows.shape[1], range(layout.rank)
+    pieces: list[list[LanePieces]] = []
+    for i in range(count):
+        found = [lane_pieces(rows[0, i, :, a]) for a in axes]
+        pieces.append([p for p in found if p is not None])
+        if len(pieces[-1]) < len(found):
+            return None
 
-    def coords(i: int) -> list[Operand]:
-        found = []
-        for a in range(layout.rank):
-            at: Operand = int(rows[0, i, 0, a])
-            for shift, width, factor in pieces[i][a]:
-                at = add(
-                    e,
-                    at,
-                    mul(e, digit(e, e.lane(), 1 << shift, 1 << width, shift + width == 5), factor),
-                )
-            warps = Layout(layout.shape, layout.registers, layout.lanes, layout.warps)
-            from tkc.codegen.ptx.coordinates import along
+    def coords(i: int) -> list[Integer]:
+        def coordinate(a: int) -> Integer:
+            in_warp = sum_of_pieces(e, int(rows[0, i, 0, a]), pieces[i][a])
+            return add(e, in_warp, along(e, e.warp(), layout.warps, {a: 1}))
 
-            found.append(add(e, at, along(e, e.warp(), warps.warps, {a: 1})))
-        return found
+        return [coordinate(a) for a in axes]
 
-    offsets = plan.addresses().swapaxes(1, 2).reshape(-1, rows.shape[1])
+    offsets = plan.addresses().swapaxes(1, 2).reshape(-1, count)
     return Addresses(e, view, ("matrix", layout, plan.trans), offsets, coords)
 
 
 def matrix_plan(
-    e: Emitter, layout: Layout, view: SharedView, element, store: bool
-) -> MatrixPlan | None:
-    if (
-        layout.is_padded
-        or layout.num_blocks > 1
-        or store
-        and not e.target.stmatrix
-        or is_bool(element)
-        or view.align < WIDEST
-    ):
-        return None  # truth values are predicates
-    if layout.num_warps != e.instance.warps:
-        e.fail(f"the layout {layout} is of {layout.num_warps} warps, but {e.instance.warps} run it")
+    e: Emitter, layout: Layout, view: SharedView, element: Attribute, store: bool
+) -> tuple[MatrixPlan, Callable[[int], tuple[str, int]]] | None:
+    """How matrix instructions move a tile, and the address that this lane names for instruction i;
+    None where they cannot. Truth values are predicates.
+    """
+    if layout.is_padded or layout.num_blocks > 1 or is_bool(element):
+        return None
+    if store and not e.target.stmatrix or view.align < MAX_ACCESS_BYTES:
+        return None
+    check_warps(e, layout)
     plan = matrix_access(layout, view.memory, bits(element), store)
-    return plan if plan is not None and registers_of_plan(plan) else None
+    if plan is None or not registers_of_plan(plan):
+        return None
+    address = matrix_addresses(e, plan, view)
+    return None if address is None else (plan, address)
 
 
 def registers_of_plan(plan: MatrixPlan) -> bool:
@@ -287,100 +288,96 @@ def registers_of_plan(plan: MatrixPlan) -> bool:
 
 
 # ---- the operations
-# --------------------------------------------------------------------------------------------------
 @emitter(shared.Read)
 def read(e: Emitter, op: shared.Read) -> None:
-    t, view, home = op.result.type, e.value(op.buffer), e.home(op.result)
-    layout = t.register_layout
-    plan = matrix_plan(e, layout, view, t.element, store=False)
-    address = matrix_addresses(e, plan, view) if plan else None
-    if address is None:
-        v, groups = plain_groups(e, layout, view)
-        return e.set(op.result, load_tile(e, t, v, groups, None, "shared", into=home))
-    kind, count = registers_of(t)
-    registers, p = home or e.w.many(kind, count), 32 // bits(t.element)
+    """A tile from a buffer."""
+    t, view, into = tile_type(op.result), e.view(op.buffer), e.destination(op.result)
+    matrix = matrix_plan(e, layout_of(t), view, t.element, store=False)
+    if matrix is None:
+        v, groups = plain_groups(e, layout_of(t), view)
+        return e.set(op.result, load_tile(e, t, v, groups, None, "shared", into=into))
+    plan, address = matrix
+    registers, p = into or e.w.many(*registers_of(t)), 32 // bits(t.element)
     for i, words in enumerate(plan.words):
-        base, offset = address(i)
-        into = [registers[word[0] // p] for word in words]
+        place = Group(*address(i)).text
+        targets = braced(registers[word[0] // p] for word in words)
         e.w.emit(
             f"ldmatrix.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16"
-            f" {{{', '.join(into)}}}, {Group(base, offset).text}"
+            f" {targets}, {place}"
         )
     e.set(op.result, Tile.of(t, registers))
 
 
 @emitter(shared.Write)
 def write(e: Emitter, op: shared.Write) -> None:
-    value, view = e.tile(op.value), e.value(op.buffer)
+    """A tile to a buffer, perhaps that of every block of the cluster."""
+    value, view = e.tile(op.value), e.view(op.buffer)
     if op.everywhere is not None:
-        return _write_everywhere(e, value, view, op.lone is not None)
-    plan = matrix_plan(e, value.layout, view, value.element, store=True)
-    address = matrix_addresses(e, plan, view) if plan else None
-    if address is None:
+        for _, v, there in everywhere(e, value.layout, view, op.lone is not None):
+            store_tile(e, value, v, there, "shared::cluster")
+        return
+    matrix = matrix_plan(e, value.layout, view, value.element, store=True)
+    if matrix is None:
         v, groups = plain_groups(e, value.layout, view)
         return store_tile(e, value, v, groups, "shared")
-    p = 32 // bits(value.element)
+    plan, address = matrix
+    p, w, exchanged = 32 // bits(value.element), e.w, plan.exchanged
     e.need("7.8")
 
-    def held(i):
-        return [e.w.register(value.registers[word[0] // p]) for word in plan.words[i]]
+    def held(i: int) -> list[str]:
+        return [w.register(value.registers[word[0] // p]) for word in plan.words[i]]
 
-    if plan.exchanged:
-        upper = e.w.hoist(
-            "upper lanes", lambda: e.w.op("setp.ge.u32", "pred", e.lane(), 16), root=True
-        )
+    def upper() -> str:
+        return w.op("setp.ge.u32", "pred", e.lane(), 16)
+
+    if exchanged:
+        is_upper = w.hoist("upper lanes", upper, root=True)
     for i in range(len(plan.words)):
-        base, offset = address(i)
-        source = (
-            held(i)
-            if not plan.exchanged
-            else [
-                e.w.op("selp.b32", "b32", theirs, mine, upper)
-                for mine, theirs in zip(held(i), held(plan.exchanged[i]), strict=False)
+        place, source = Group(*address(i)).text, held(i)
+        if exchanged:
+            source = [
+                w.op("selp.b32", "b32", theirs, own, is_upper)
+                for own, theirs in zip(source, held(exchanged[i]), strict=True)
             ]
-        )
-        e.w.emit(
+        w.emit(
             f"stmatrix.sync.aligned.m8n8.x{plan.count}{'.trans' if plan.trans else ''}.shared.b16"
-            f" {Group(base, offset).text}, {{{', '.join(source)}}}"
+            f" {place}, {braced(source)}"
         )
 
 
-def _write_everywhere(e: Emitter, value: Tile, view: SharedView, lone: bool) -> None:
-    for _, v, there in everywhere(e, value.layout, view, lone):
-        store_tile(e, value, v, there, "shared::cluster")
+def _one_block_a_lane(layout: Layout, blocks: int) -> bool:
+    """Whether the lanes of a warp hold copies, one at least for each block of the cluster."""
+    if blocks > 32 or any(d.axis >= 0 for d in layout.lanes):
+        return False
+    return not any(d.axis < 0 for d in (*layout.warps, *layout.blocks))
 
 
 def everywhere(
     e: Emitter, layout: Layout, view: SharedView, lone: bool = False
-) -> Iterator[tuple[Operand, int, Callable[[int], Group]]]:
+) -> Iterator[tuple[Integer, int, Callable[[int], Group]]]:
     """(block, vector, place of the group that starts with a register) for every block of the
     cluster that a thread writes a tile to. Where the lanes of a warp hold copies, each writes to
     one block.
     """
     w, size = e.w, e.cluster[0] * e.cluster[1]
     v, groups = plain_groups(e, layout, view)
-    if (
-        alike := not lone
-        and all(d.axis < 0 for d in layout.lanes)
-        and size <= 32
-        and not any(d.axis < 0 for d in (*layout.warps, *layout.blocks))
-    ):
+    peers: list[Integer] = list(range(size))
+    own: Operand
+    if not lone and _one_block_a_lane(layout, size):
         own = w.hoist(
             ("lanes below", size), lambda: w.op("setp.lt.u32", "pred", e.lane(), size), root=True
         )
+        peers = [e.lane()]
     else:
         own = is_first_copy(e, layout)
-    for peer in [e.lane()] if alike else range(size):
 
-        def there(r: int, peer=peer) -> Group:
-            at = groups(r)
-            return Group(
-                w.memo(
-                    ("far", at.address, peer),
-                    lambda: w.op("mapa.shared::cluster.u32", "b32", at.address, peer),
-                ),
-                at.offset,
-                both(e, at.held, own),
-            )
+    def there(peer: Integer, r: int) -> Group:
+        at = groups(r)
+        address = w.memo(
+            ("far", at.address, peer),
+            lambda: w.op("mapa.shared::cluster.u32", "b32", at.address, peer),
+        )
+        return Group(address, at.offset, both(e, at.held, own))
 
-        yield peer, v, there
+    for peer in peers:
+        yield peer, v, partial(there, peer)

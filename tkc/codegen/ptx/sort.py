@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from tkc.codegen.ptx.access import Group, both, load_tile
 from tkc.codegen.ptx.barriers import meet
 from tkc.codegen.ptx.coordinates import coordinate, inside
-from tkc.codegen.ptx.emit import Emitter, emitter
+from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import mask_of, stores_once
+from tkc.codegen.ptx.integers import add, mul
 from tkc.codegen.ptx.reduce import lanes_along, lines, shuffle
-from tkc.codegen.ptx.scalars import add, mul
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, tile
 from tkc.ir.types import bits, is_bool, is_float, is_unsigned

@@ -4,44 +4,40 @@ instance.
 A map's dimensions run innermost first and may split the last axis in panels
 (interface.map_dimensions says how); coordinates follow:
 
-    box [batch, row, head, column] of a panelled map     ->  {column % panel, row, column / panel, head, batch}
+    box [batch, row, head, column] of a panelled map  ->  {column % panel, row, column / panel, head, batch}
 
-A box wider than the swizzle on a map without panels takes one copy a panel.  The single thread of a producer issues its copies
-outright; elsewhere they are predicated on the instance's first thread, not branched to, so that
-ptxas sees no divergence.
+A box wider than the swizzle on a map without panels takes one copy a panel.  The single thread of a
+producer issues its copies outright; elsewhere they are predicated on the instance's first thread,
+not branched to, so that ptxas sees no divergence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
-from tkc.codegen.ptx.barriers import WARPGROUP, by_warpgroups, warpgroup
-from tkc.codegen.ptx.emit import Emitter, emitter
-from tkc.codegen.ptx.mbarrier import by, maker, of, only
-from tkc.codegen.ptx.scalars import add, mul, narrowed
-from tkc.codegen.ptx.values import SharedView
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.barriers import WARPS_PER_WARPGROUP, by_warpgroups, warpgroup
+from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.global_memory import one_thread
+from tkc.codegen.ptx.integers import add, mul, narrowed
+from tkc.codegen.ptx.mbarrier import address_of, maker
+from tkc.codegen.ptx.values import SharedView, TensorMap
+from tkc.codegen.ptx.writer import Integer
 from tkc.ir import threads
 from tkc.ir.interface import Parameter, map_dimensions
 from tkc.ir.types import MapType, bits, is_float
+from tkc.ir.values import type_of
 
 POLICIES = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
 
 
-@dataclass(frozen=True)
-class Map:
-    """A tensor map: its generic address and its type."""
-
-    address: str
-    type: MapType
-
-
 @emitter(threads.TensorMap)
 def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
-    t, array = op.result.type, e.value(op.arg)
+    """The map of a whole array argument, which the host makes, fetched ahead."""
+    t, array = type_of(op.result, MapType), e.array(op.arg)
     if array.argument < 0:
         e.fail("a tensor map is of a whole array argument: a view has none")
     p = Parameter(
@@ -52,83 +48,78 @@ def tensor_map(e: Emitter, op: threads.TensorMap) -> None:
         box=t.extents,
         swizzle=t.swizzle,
         panelled=t.panelled,
-        order=tuple(op.order.get_values()) if op.order is not None else (),
+        order=tuple(map(int, op.order.get_values())) if op.order is not None else (),
         fetch=op.fetch.value.data if op.fetch is not None else 0,
     )
     address = e.parameter(p)
-    e.values[op.result] = Map(address, t)
-    with by(e, maker(e)):
+    e.values[op.result] = TensorMap(address, t)
+    with e.w.predicated(maker(e)):
         e.w.emit(f"prefetch.tensormap [{address}]")
 
 
 def boxes(
     e: Emitter,
-    m: Map,
+    t: MapType,
     offsets: Sequence[SSAValue],
     view: SharedView,
-    further: tuple[int, Operand] = (0, 0),
+    shift: tuple[int, Integer] = (0, 0),
 ) -> Iterator[tuple[str, str, int]]:
-    """Coordinates, place in shared memory and number of dimensions of each copy. further: along an
-    axis, by so much.
+    """Coordinates, place in shared memory and number of dimensions of each copy. shift: further
+    along an axis, by so many elements.
     """
-    t = m.type
-    dims, panel, last = (
-        map_dimensions(t.extents, bits(t.element), t.swizzle, t.panelled),
-        t.panel,
-        t.rank - 1,
-    )
+    dims, panel, last = _dimensions(t), t.panel, t.rank - 1
     split = any(part == "panel" for _, part in dims)
     if split and ((found := e.ranges.of(offsets[last])) is None or found.divisor % panel):
         e.fail(
             f"a box of a map with panels starts at a multiple of {panel} columns, which its offset"
             " is not known to be: use a map without panels"
         )
-    at_axis = [
-        narrowed(e, e.operand(o)) for o in offsets
-    ]  # a coordinate has 32 bits, however large the array is
-    at_axis[further[0]] = add(e, at_axis[further[0]], further[1])
+    # a coordinate has 32 bits, however large the array is
+    start = [narrowed(e, e.integer(o)) for o in offsets]
+    axis, distance = shift
+    start[axis] = add(e, start[axis], distance)
+
+    def coordinate(axis: int, part: str, n: int) -> Integer:
+        """One coordinate of copy number n."""
+        at = start[axis]
+        if part == "within":
+            return 0  # boxes start at a panel's edge
+        if part == "panel":
+            if not isinstance(at, str):
+                return at // panel
+            return e.w.op("shr.s32", "b32", at, panel.bit_length() - 1, type="u32")
+        return add(e, at, n * panel) if axis == last else at
+
     for n in range(1 if split else -(-t.extents[last] // panel)):
-        coords = []
-        for axis, part in dims:
-            at = at_axis[axis]
-            match part:
-                case "within":
-                    at = 0  # boxes start at a panel's edge
-                case "panel":
-                    at = (
-                        at // panel
-                        if not isinstance(at, str)
-                        else e.w.op("shr.s32", "b32", at, panel.bit_length() - 1, type="u32")
-                    )
-                case _ if axis == last:
-                    at = add(e, at, n * panel)
-            coords.append(str(at))
-        yield (
-            f"{{{', '.join(coords)}}}",
-            f"[{view.base}+{view.offset + n * view.memory.panel_stride}]",
-            len(dims),
-        )
+        coordinates = ", ".join(str(coordinate(axis, part, n)) for axis, part in dims)
+        place = f"[{view.base}+{view.offset + n * view.memory.panel_stride}]"
+        yield f"{{{coordinates}}}", place, len(dims)
+
+
+def _dimensions(t: MapType) -> list[tuple[int, str]]:
+    return list(map_dimensions(t.extents, bits(t.element), t.swizzle, t.panelled))
 
 
 @emitter(threads.TmaLoad)
 def load(e: Emitter, op: threads.TmaLoad) -> None:
-    w, m, view = e.w, e.value(op.map), e.value(op.buffer)
-    many = op.to is not None and e.cluster != (1, 1)
-    mask = e.operand(op.to) if many else None
+    """Copies a box to shared memory, perhaps that of several blocks; an mbarrier counts its bytes."""
+    w, m, view = e.w, e.map(op.map), e.view(op.buffer)
     suffix = extra = ""
-    if many:
+    if op.to is not None and e.cluster != (1, 1):
         suffix = ".multicast::cluster"
-        half = (
-            w.memo(("mask", mask), lambda: w.op("cvt.u16.u32", "b16", mask))
-            if isinstance(mask, str)
-            else w.hoist(("mask", mask), lambda: w.op("mov.b16", "b16", mask))
-        )
+        mask = e.integer(op.to)
+        if isinstance(mask, str):
+            half = w.memo(("mask", mask), lambda: w.op("cvt.u16.u32", "b16", mask))
+        else:
+            half = w.hoist(("mask", mask), lambda: w.op("mov.b16", "b16", mask))
         extra = f", {half}"
     if op.hint is not None:
+        policy = op.hint.data
         suffix += ".L2::cache_hint"
-        extra += f", {w.hoist(('policy', op.hint.data), lambda: w.op('mov.b64', 'b64', POLICIES[op.hint.data]))}"
-    barrier, copies = of(e, op), list(boxes(e, m, op.offsets, view))
-    with only(e):
+        number = w.hoist(("policy", policy), lambda: w.op("mov.b64", "b64", POLICIES[policy]))
+        extra += f", {number}"
+    barrier, copies = address_of(e, op), list(boxes(e, m.type, op.offsets, view))
+    with w.predicated(one_thread(e)):
         for coords, at, n in copies:
             w.emit(
                 f"cp.async.bulk.tensor.{n}d.shared::cluster.global.mbarrier::complete_tx::bytes{suffix}"
@@ -138,63 +129,55 @@ def load(e: Emitter, op: threads.TmaLoad) -> None:
 
 @emitter(threads.TmaStore)
 def store(e: Emitter, op: threads.TmaStore) -> None:
-    m, view = e.value(op.map), e.value(op.buffer)
-    if (
-        op.reduce is not None
-        and op.reduce.data != "add"
-        and is_float(t := m.type.element)
-        and bits(t) != 16
-    ):
-        e.fail(
-            f"the tensor memory accelerator has a {op.reduce.data} of integers and of 16-bit"
-            f" floats, not of {t}: use tkc.atomic_{op.reduce.data}"
-        )
-    name = (
-        f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{op.reduce.data}.bulk_group"
-        if op.reduce is not None
-        else "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
-    )
-    further: tuple[int, Operand] = (0, 0)
+    """Copies or adds a box of shared memory to the array."""
+    m, view = e.map(op.map), e.view(op.buffer)
+    name = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
+    if op.reduce is not None:
+        kind, t = op.reduce.data, m.type.element
+        if kind != "add" and is_float(t) and bits(t) != 16:
+            e.fail(
+                f"the tensor memory accelerator has a {kind} of integers and of 16-bit"
+                f" floats, not of {t}: use tkc.atomic_{kind}"
+            )
+        name = f"cp.reduce.async.bulk.tensor.{{}}d.global.shared::cta.{kind}.bulk_group"
+    shift: tuple[int, Integer] = (0, 0)
     if by_warpgroups(e, op):
+        assert op.axis is not None
         axis = op.axis.value.data
-        rows = m.type.extents[axis]
-        _, share = view.memory.slice(
-            [rows, *[0] * (len(view.memory.shape) - 1)], [rows, *view.memory.shape[1:]]
-        )
-        view, further = (
-            replace(view, base=add(e, view.base, mul(e, warpgroup(e), share))),
-            (
-                axis,
-                mul(e, warpgroup(e), rows),
-            ),
-        )
-    copies = list(boxes(e, m, op.offsets, view, further))
+        rows, memory = m.type.extents[axis], view.memory
+        others = [0] * (len(memory.shape) - 1)
+        _, share = memory.slice([rows, *others], [rows, *memory.shape[1:]])
+        view = replace(view, base=add(e, view.base, mul(e, warpgroup(e), share)))
+        shift = axis, mul(e, warpgroup(e), rows)
+    copies = list(boxes(e, m.type, op.offsets, view, shift))
     with acting(e, op):
         for coords, at, n in copies:
             e.w.emit(f"{name.format(n)} [{m.address}, {coords}], {at}")
 
 
-def acting(e: Emitter, op):
+def acting(
+    e: Emitter, op: threads.TmaStore | threads.BulkCommit | threads.BulkWait
+) -> AbstractContextManager[None]:
     """One thread of the instance, or of each of its warpgroups."""
     if not by_warpgroups(e, op):
-        return only(e)
-    return e.w.predicated(
-        e.w.hoist(
-            ("first of its warpgroup", e.instance),
-            lambda: e.w.op(
-                "setp.eq.s32", "pred", e.w.op("and.b32", "b32", e.thread(), 32 * WARPGROUP - 1), 0
-            ),
-        )
-    )
+        return e.w.predicated(one_thread(e))
+
+    def first() -> str:
+        number = e.w.op("and.b32", "b32", e.thread(), 32 * WARPS_PER_WARPGROUP - 1)
+        return e.w.op("setp.eq.s32", "pred", number, 0)
+
+    return e.w.predicated(e.w.hoist(("first of its warpgroup", e.instance), first))
 
 
 @emitter(threads.BulkCommit)
 def commit(e: Emitter, op: threads.BulkCommit) -> None:
+    """Ends a group of copies to the array."""
     with acting(e, op):
         e.w.emit("cp.async.bulk.commit_group")
 
 
 @emitter(threads.BulkWait)
 def wait(e: Emitter, op: threads.BulkWait) -> None:
+    """Waits until few enough groups are pending."""
     with acting(e, op):
         e.w.emit(f"cp.async.bulk.wait_group{'.read' if op.read else ''} {op.pending.value.data}")

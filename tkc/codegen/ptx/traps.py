@@ -3,8 +3,9 @@ thread finds wrong goes to a record in host memory; then it traps.
 
     @!%p7 bra fine12;                       %p7: the address is outside its array
     mov.b32 %r90, 3; mov.b64 %d40, …; mov.b64 %d41, …; bra trap;         site 3, its two numbers
-    fine12: … ret trap: the first of all threads that come here writes the record (RECORD says how),
-    waits until the host can see it, and traps; the others wait for that
+    fine12: … ret
+    trap: the first of all threads that come here writes the record (RECORD says how), waits until
+          the host can see it, and traps; the others wait for that
 
 A trap ends the context; host memory outlives it, so that the runtime can say what happened
 (tkc.runtime.driver).
@@ -16,10 +17,11 @@ from collections.abc import Callable
 
 from xdsl.ir import SSAValue
 
-from tkc.codegen.ptx.access import Group, both
-from tkc.codegen.ptx.emit import Emitter
-from tkc.codegen.ptx.scalars import add, displaced, wide
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.access import Group, both, either
+from tkc.codegen.ptx.emitter import Emitter
+from tkc.codegen.ptx.integers import add, displaced, wide
+from tkc.codegen.ptx.values import Array
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir.interface import RECORD, Parameter, Site
 from tkc.ir.origin import origin
 from tkc.ir.text import location_of
@@ -28,7 +30,7 @@ CLAIMED = ".global .align 4 .u32 claimed;"
 LABEL = "$trap"
 
 
-def check(e: Emitter, wrong: Operand, text: str, *numbers: Operand) -> None:
+def check(e: Emitter, wrong: Operand, text: str, *numbers: Integer) -> None:
     """Traps where `wrong` holds. text: a sentence, `{0}` and `{1}` for the numbers (64-bit, or
     32-bit and signed).
     """
@@ -41,11 +43,12 @@ def check(e: Emitter, wrong: Operand, text: str, *numbers: Operand) -> None:
     e.parameter(Parameter("trap", "u64"))
     fine = w.label("fine")
     if isinstance(wrong, str):
-        w.raw(f"\t@!{wrong} bra {fine};")
-    w.move(registers(e)[0], e.sites.index(site))
-    for into, x in zip(registers(e)[1:], numbers, strict=False):
+        w.branch(fine, wrong, negate=True)
+    number, *values = registers(e)
+    w.move(number, e.sites.index(site))
+    for into, x in zip(values, numbers, strict=False):
         w.move(into, wide(e, x))
-    w.raw(f"\tbra {LABEL};")
+    w.branch(LABEL)
     w.place(fine)
 
 
@@ -57,17 +60,14 @@ def registers(e: Emitter) -> list[str]:
 def handler(e: Emitter) -> str:
     """The end of a kernel that has checks."""
     w, (site, *numbers), record = e.w, registers(e), e.parameter(Parameter("trap", "u64"))
-    word, late, where = (
-        w.new("b32"),
-        w.new("pred"),
-        {name: w.new("b32") for name in ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%tid.x")},
-    )
+    word, late = w.new("b32"), w.new("pred")
+    where = {name: w.new("b32") for name in ("%ctaid.x", "%ctaid.y", "%ctaid.z", "%tid.x")}
     lines = [
         f"atom.relaxed.gpu.global.cas.b32 {word}, [claimed], 0, 1",
         f"setp.ne.b32 {late}, {word}, 0",
-        f"@{late} bra {LABEL}_late",  # somebody was here before
+        f"@{late} bra {LABEL}_late",  # another thread was here before
         f"setp.eq.b64 {late}, {record}, 0",
-        f"@{late} bra {LABEL}_now",  # no host that listens
+        f"@{late} bra {LABEL}_now",  # no host reads the record
         *(f"mov.u32 {r}, {name}" for name, r in where.items()),
         f"st.global.b32 [{record}+{RECORD['site']}], {site}",
         *(
@@ -83,13 +83,22 @@ def handler(e: Emitter) -> str:
         "fence.acq_rel.sys",
         f"ld.relaxed.sys.global.b32 {word}, [{record}]",
     ]
-    text = "".join(f"\t{line};\n" for line in lines)
-    return (
-        f"{LABEL}:\n{text}{LABEL}_now:\n\tfence.acq_rel.gpu;\n\tmov.b32 {word},"
-        " 2;\n\tst.release.gpu.global.b32 [claimed],"
-        f" {word};\n\ttrap;\n{LABEL}_late:\n\tld.relaxed.gpu.global.b32 {word},"
-        f" [claimed];\n\tsetp.ne.b32 {late}, {word}, 2;\n\t@{late} bra"
-        f" {LABEL}_late;\n\ttrap;\n\tret;"
+    now = [
+        "fence.acq_rel.gpu",
+        f"mov.b32 {word}, 2",
+        f"st.release.gpu.global.b32 [claimed], {word}",
+        "trap",
+    ]
+    waiting = [
+        f"ld.relaxed.gpu.global.b32 {word}, [claimed]",
+        f"setp.ne.b32 {late}, {word}, 2",
+        f"@{late} bra {LABEL}_late",
+        "trap",
+        "ret",
+    ]
+    parts = {LABEL: lines, f"{LABEL}_now": now, f"{LABEL}_late": waiting}
+    return "\n".join(
+        line for label, body in parts.items() for line in (f"{label}:", *(f"\t{x};" for x in body))
     )
 
 
@@ -103,11 +112,7 @@ def guarded(
     """
     if not e.debug:
         return group
-    bounds = (
-        span(e, argument.index)
-        if source is not None and (argument := origin(source)) is not None
-        else None
-    )
+    bounds = span_of(e, source)
 
     def checked(r: int) -> Group:
         found = group(r)
@@ -121,14 +126,13 @@ def guarded(
 def access(
     e: Emitter, at: Group, size: int, verb: str, bounds: tuple[str, str, str] | None = None
 ) -> None:
+    """Checks one access of `size` bytes: inside `bounds` (`span_of`), and aligned."""
     w = e.w
     address = add(e, at.address, at.offset, "s64")
     if bounds is not None:
         name, low, high = bounds
-        before, after = (
-            w.op("setp.lt.u64", "pred", address, low),
-            w.op("setp.gt.u64", "pred", w.op("add.s64", "b64", address, size), high),
-        )
+        before = w.op("setp.lt.u64", "pred", address, low)
+        after = w.op("setp.gt.u64", "pred", w.op("add.s64", "b64", address, size), high)
         wrong = both(e, w.op("or.pred", "pred", before, after), at.held)
         check(
             e,
@@ -139,9 +143,8 @@ def access(
             w.op("sub.s64", "b64", high, low),
         )
     if size > 1:
-        wrong = both(
-            e, w.op("setp.ne.b64", "pred", w.op("and.b64", "b64", address, size - 1), 0), at.held
-        )
+        rest = w.op("and.b64", "b64", address, size - 1)
+        wrong = both(e, w.op("setp.ne.b64", "pred", rest, 0), at.held)
         check(
             e,
             wrong,
@@ -150,49 +153,43 @@ def access(
         )
 
 
+def span_of(e: Emitter, source: SSAValue | None) -> tuple[str, str, str] | None:
+    """Name, first byte and end of the array argument that a pointer or array is made from; None
+    where there is none.
+    """
+    argument = origin(source) if source is not None else None
+    return None if argument is None else span(e, argument.index)
+
+
 def span(e: Emitter, number: int) -> tuple[str, str, str]:
     """Name, first byte and end of an array argument."""
     argument = e.kernel.arguments[number]
-    array, w = e.values[argument], e.w
-
-    def ends() -> tuple[str, str]:
-        low = high = w.register(array.pointer(), "b64")
-        empty: Operand = False
-        for axis, (_n, _s) in enumerate(zip(array.facts.shape, array.facts.strides, strict=False)):
-            extent, stride = array.extent(axis), array.stride(axis)
-            last = add(e, wide(e, extent), -1, "s64")
-            reach = displaced(e, 0, w.register(last, "b64"), stride, array.itemsize)
-            if not isinstance(reach, str):
-                reach = w.register(reach, "b64")
-            low, high = (
-                w.op("add.s64", "b64", low, w.op("min.s64", "b64", reach, 0)),
-                w.op("add.s64", "b64", high, w.op("max.s64", "b64", reach, 0)),
-            )
-            none = (
-                w.op("setp.eq.s32", "pred", extent, 0) if isinstance(extent, str) else extent == 0
-            )
-            empty = (
-                none
-                if empty is False
-                else empty
-                if none is False
-                else w.op("or.pred", "pred", empty, none)
-            )
-        high = w.op("add.s64", "b64", high, array.itemsize)
-        return low, (
-            w.op("selp.b64", "b64", low, high, empty)
-            if isinstance(empty, str)
-            else low
-            if empty
-            else high
-        )
-
-    return argument.name_hint or str(number), *w.hoist(("span", number), ends, root=True)
+    name = argument.name_hint or str(number)
+    return name, *e.w.hoist(("span", number), lambda: _ends(e, e.array(argument)), root=True)
 
 
-def inside(e: Emitter, start: Operand, extent: Operand, n: int, axis: int) -> None:
-    """What facts say must lie inside an array along an axis does: a promise that was not kept shows
-    here.
+def _ends(e: Emitter, array: Array) -> tuple[str, str]:
+    """The addresses of an array's first byte and of the one behind its last; equal if it is empty."""
+    w = e.w
+    low = high = w.register(array.pointer(), "b64")
+    empty: Operand = False
+    for axis in range(array.rank):
+        extent, stride = array.extent(axis), array.stride(axis)
+        last = w.register(add(e, wide(e, extent), -1, "s64"), "b64")
+        reach = w.register(displaced(e, 0, last, stride, array.itemsize), "b64")
+        low = w.op("add.s64", "b64", low, w.op("min.s64", "b64", reach, 0))
+        high = w.op("add.s64", "b64", high, w.op("max.s64", "b64", reach, 0))
+        none = w.op("setp.eq.s32", "pred", extent, 0) if isinstance(extent, str) else extent == 0
+        empty = either(e, empty, none)
+    high = w.op("add.s64", "b64", high, array.itemsize)
+    if isinstance(empty, str):
+        return low, w.op("selp.b64", "b64", low, high, empty)
+    return low, low if empty else high
+
+
+def inside(e: Emitter, start: Integer, extent: Integer, n: int, axis: int) -> None:
+    """Checks that a block which facts prove to lie inside an array along an axis does: a promise that
+    was not kept shows here.
     """
     if not isinstance(start, str) and not isinstance(extent, str):
         return

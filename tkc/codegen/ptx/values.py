@@ -1,32 +1,36 @@
 """What an SSA value is while PTX is written.
 
-scalar          an operand: a register's name or a Python number.  Numbers narrower than 32 bits are held wide: an i8 is extended to
-                32 bits, a bf16, f16 or f8 is the float32 of the same value, a truth value is a
-                predicate.
-tile            Tile: registers of each thread as its layout counts them.  32- and 64-bit elements take a register each, 16-bit ones
-                share one in pairs (elements 2i and 2i + 1), 8-bit ones by four, where the layout
-                has that many; else each has a
-                32-bit register alone, in the low bits.  Truth values are predicates.
-array           Array: pointer, extents, strides, asked for when needed: a kernel takes as parameters only what it uses.
+scalar          an operand: a register's name or a Python number.  Numbers narrower than 32 bits are
+                held wide: an i8 is extended to 32 bits, a bf16, f16 or f8 is the float32 of the same
+                value, a truth value is a predicate.
+tile            Tile: registers of each thread as its layout counts them.  32- and 64-bit elements
+                take a register each, 16-bit ones share one in pairs (elements 2i and 2i + 1), 8-bit
+                ones by four, where the layout has that many; else each has a 32-bit register alone,
+                in the low bits.  Truth values are predicates.
+array           Array: pointer, extents and strides, loaded when they are first read: a kernel takes
+                as parameters only what it uses.
 buffer          SharedView: a 32-bit base register, a constant byte offset, a SharedLayout.
 mbarriers       BarriersView: likewise.
+tensor map      TensorMap: its generic address.
 pending         the Tile in whose registers the dot arrives;  token: None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from xdsl.ir import Attribute
 
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir.layout import Layout
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import (
     ArrayFacts,
+    MapType,
     TileType,
     bf16,
     bits,
@@ -42,7 +46,7 @@ from tkc.ir.types import (
     ui16,
 )
 
-_NUMPY = {
+_NUMPY: dict[Attribute, Any] = {
     f16: np.float16,
     bf16: ml_dtypes.bfloat16,
     f8e4m3: ml_dtypes.float8_e4m3fn,
@@ -50,6 +54,7 @@ _NUMPY = {
     f32: np.float32,
     f64: np.float64,
 }
+_UNSIGNED: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def compute_class(element: Attribute) -> str:
@@ -63,11 +68,9 @@ def compute_type(element: Attribute) -> str:
         return "pred"
     if is_float(element):
         return "f64" if bits(element) == 64 else "f32"
-    return (
-        "u"
-        if is_unsigned(element) or bits(element) == 64 and not hasattr(element, "width")
-        else "s"
-    ) + ("64" if bits(element) == 64 else "32")
+    is_pointer = bits(element) == 64 and not hasattr(element, "width")
+    sign = "u" if is_unsigned(element) or is_pointer else "s"
+    return sign + ("64" if bits(element) == 64 else "32")
 
 
 def packing(element: Attribute, registers: int) -> int:
@@ -91,18 +94,14 @@ def to_bits(value: int | float | bool, element: Attribute) -> int:
         return int(value) & (1 << bits(element)) - 1
     with np.errstate(over="ignore"):
         n = np.array(value).astype(_NUMPY[element])
-    return int(n.view({8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]))
+    return int(n.view(_UNSIGNED[bits(element)]))
 
 
 def from_bits(n: int, element: Attribute) -> int | float:
     """The constant of those bits."""
     if not is_float(element):
         return wrapped(n, element)
-    return float(
-        np.array(n, {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits(element)]).view(
-            _NUMPY[element]
-        )
-    )
+    return float(np.array(n, _UNSIGNED[bits(element)]).view(_NUMPY[element]))
 
 
 def rounded(value: float, element: Attribute) -> float:
@@ -111,8 +110,8 @@ def rounded(value: float, element: Attribute) -> float:
 
 
 def carrier(element: Attribute) -> Attribute:
-    """The type an element is moved as: narrow floats as integers, for a conversion to float32 and
-    back takes instructions, saturates infinities of float8 and quietens NaNs.
+    """The type an element is moved as: narrow floats as integers, because a conversion to float32
+    and back takes instructions, saturates infinities of float8 and quietens NaNs.
     """
     return {8: ui8, 16: ui16}.get(bits(element), element) if is_float(element) else element
 
@@ -123,20 +122,22 @@ class Tile:
     constant (predicates: a bool).
     """
 
-    registers: list[Operand]
+    registers: Sequence[Integer]
     element: Attribute
     layout: Layout
 
     @property
     def count(self) -> int:
+        """Elements of one thread."""
         return self.layout.num_registers
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.pack = packing(self.element, self.layout.num_registers)  # elements in a register
 
     @staticmethod
-    def of(t: TileType, registers: list[Operand]) -> Tile:
-        return Tile(registers, t.element, t.register_layout)
+    def of(t: TileType, registers: Sequence[Integer]) -> Tile:
+        """A tile of this type in these registers."""
+        return Tile(registers, t.element, layout_of(t))
 
     @property
     def bytes(self) -> Tile:
@@ -144,9 +145,21 @@ class Tile:
         return Tile(self.registers, carrier(self.element), self.layout)
 
 
+def layout_of(t: TileType) -> Layout:
+    """How the registers of a tile are distributed. Raises TypeError for a type without that."""
+    if t.register_layout is None:
+        raise TypeError(f"{t} has no register layout")
+    return t.register_layout
+
+
+def element_count(t: TileType) -> int:
+    """Elements of one thread."""
+    return layout_of(t).num_registers
+
+
 def registers_of(t: TileType) -> tuple[str, int]:
     """Class and number of the registers of a tile type."""
-    n = t.register_layout.num_registers
+    n = element_count(t)
     if is_bool(t.element):
         return "pred", n
     return ("b64" if bits(t.element) == 64 else "b32"), n // packing(t.element, n)
@@ -154,7 +167,7 @@ def registers_of(t: TileType) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Array:
-    """An array: `pointer()`, `extent(axis)`, `stride(axis)` give operands (64, 32 and 64 bits;
+    """An array: `pointer()`, `extent(axis)`, `stride(axis)` return operands (64, 32 and 64 bits;
     extents i32, strides in elements). `argument` is its index among the kernel's arguments if it is
     one whole. `long(axis)`: the extents of a wide array in 64 bits; None where 32 hold them. near:
     it ends less than 2^31 bytes from where it begins, so that 32 bits hold a stride in bytes along
@@ -163,11 +176,11 @@ class Array:
 
     element: Attribute
     facts: ArrayFacts
-    pointer: Callable[[], Operand]
-    extent: Callable[[int], Operand]
-    stride: Callable[[int], Operand]
+    pointer: Callable[[], Integer]
+    extent: Callable[[int], Integer]
+    stride: Callable[[int], Integer]
     argument: int = -1
-    long: Callable[[int], Operand] | None = None
+    long: Callable[[int], Integer] | None = None
     near: bool = False
 
     @property
@@ -181,20 +194,22 @@ class Array:
 
 @dataclass(frozen=True)
 class SharedView:
-    """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes over `terms`, where they are known: a
-    matrix descriptor adds them in its own units.  align: what its first byte's address is known to be a multiple of, 16 at most.
+    """A buffer (or a ring of them) at base + offset.  base is root + the sum of register * bytes over
+    `terms`, where they are known: a matrix descriptor adds them in its own units.  align: what its
+    first byte's address is known to be a multiple of, 16 at most.
     """
 
-    base: Operand
+    base: Integer
     offset: int
     memory: SharedLayout
     stages: int = 1
     stage_bytes: int = 0
-    root: Operand = ""
+    root: Integer = ""
     terms: tuple[tuple[str, int], ...] = ()
     align: int = 16
 
     def moved(self, by: int, memory: SharedLayout | None = None) -> SharedView:
+        """The view that many bytes on, perhaps of another layout."""
         return replace(self, offset=self.offset + by, memory=memory or self.memory)
 
 
@@ -202,6 +217,17 @@ class SharedView:
 class BarriersView:
     """The mbarriers of a ring: 8 bytes each at base + offset."""
 
-    base: Operand
+    base: Integer
     offset: int
     stages: int
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor map: its generic address and its type."""
+
+    address: str
+    type: MapType
+
+
+Value = Operand | Tile | Array | SharedView | BarriersView | TensorMap | None
