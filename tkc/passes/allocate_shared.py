@@ -1,20 +1,22 @@
 """allocate-shared: every buffer gets its place in shared memory; buffers that are never live
 together share bytes.
 
-    %b = tile.alloc : !tile.shared<3, 128x64xbf16, …>     ->     %b = tile.alloc 0 : !tile.shared<3, 128x64xbf16, …>
+    %b = tile.alloc : !tile.shared<3, 128x64xbf16, …>
+  becomes
+    %b = tile.alloc 0 : !tile.shared<3, 128x64xbf16, …>
 
-A buffer is live from its first to its last use in program order, a small one always; one that lives
-outside a loop and is used inside is live all
-through the loop.  Places are given first-fit, largest buffers first, at multiples of the swizzle's atom.  mbarriers come last.
-The kernel records the sum as `shared_bytes`; more than the target has is an error that names the
-buffers, and the excess, so that the kernel can be planned anew with so much less room
-(tkc.passes.pipeline.with_room).
+A buffer is live from its first to its last use in program order, a small one always; one that is
+defined outside a loop and used inside is live all through the loop. Places are given first-fit,
+largest buffers first, at multiples of the swizzle's atom. mbarriers come last. The kernel records
+the sum as `shared_bytes`; more than the target has is an error that names the buffers, and the
+excess, so that the kernel can be planned again with so much less (tkc.passes.pipeline.with_room).
 
 This runs before insert-synchronization, which must know which buffers share bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
@@ -23,14 +25,20 @@ from xdsl.ir import Operation, SSAValue
 from tkc.errors import RoomError
 from tkc.ir import shared, threads, tile
 from tkc.ir.text import location_of
+from tkc.ir.values import block_of, shared_type
 from tkc.passes import PassContext
+from tkc.passes.analysis.memory import ancestor
 
-SMALL = 1024  # bytes of a buffer that has them for itself
+# Buffers of at most so many bytes share them with no other: that would cost barriers between their
+# users.
+MAX_UNSHARED_BYTES = 1024
+MIN_ALIGNMENT = 128  # bytes, of a buffer
+MBARRIER_BYTES = 8
 
 
 @dataclass
 class Buffer:
-    """A buffer with its life in program order and its place."""
+    """A buffer with its live range in program order and its place."""
 
     op: Operation
     bytes: int
@@ -40,11 +48,14 @@ class Buffer:
     offset: int = -1
 
     def meets(self, other: Buffer) -> bool:
+        """Whether both are live at once."""
         return self.start <= other.end and other.start <= self.end
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Gives every buffer of each kernel its offset. Raises RoomError where they do not fit."""
     for kernel in module.body.block.ops:
+        assert isinstance(kernel, tile.Kernel)
         buffers = lifetimes(kernel)
         placed: list[Buffer] = []
         for b in sorted(
@@ -68,74 +79,75 @@ def lifetimes(kernel: tile.Kernel) -> list[Buffer]:
     """Buffers of a kernel and from which to which operation (in program order) each is in use."""
     position = {op: i for i, op in enumerate(kernel.walk())}
     last = {op: max(position[inner] for inner in op.walk()) for op in position if op.regions}
+    always = 0, len(position)
+    # roles run at the same time
+    has_roles = any(isinstance(op, threads.Roles) for op in kernel.body.block.ops)
     found = []
     for op in position:
-        if not isinstance(op, (shared.Alloc, threads.Barriers)):
-            continue
-        uses = list(_uses(op.results[0]))
-        places = [_span(user, op, position, last) for user in uses] or [
-            (position[op], position[op])
-        ]
         if isinstance(op, threads.Barriers):
-            size, alignment, span = 8 * op.result.type.stages, 8, (0, len(position))
-        else:
-            size, alignment, span = (
-                op.result.type.bytes,
-                max(128, op.result.type.memory.alignment),
-                (min(p[0] for p in places), max(p[1] for p in places)),
-            )
-        if any(isinstance(op, threads.Roles) for op in kernel.body.block.ops):
-            span = 0, len(position)  # roles run side by side
-        if any(
-            isinstance(user, threads.Send)
-            or isinstance(user, shared.Write)
-            and user.everywhere is not None
-            for user in uses
-        ):
-            span = 0, len(position)  # other blocks are elsewhere in the program
-        if any(isinstance(user, threads.CpAsync) for user in uses):
-            span = span[0], _landed(span[1], position)
-        if size <= SMALL:
-            span = 0, len(position)  # to share bytes would cost barriers between their users
-        found.append(Buffer(op, size, alignment, *span))
+            size = MBARRIER_BYTES * op.result.type.stages
+            found.append(Buffer(op, size, MBARRIER_BYTES, *always))
+        elif isinstance(op, shared.Alloc):
+            t = shared_type(op.result)
+            is_always = has_roles or t.bytes <= MAX_UNSHARED_BYTES
+            span = always if is_always else _live_range(op, position, last)
+            alignment = max(MIN_ALIGNMENT, t.memory.alignment)
+            found.append(Buffer(op, t.bytes, alignment, *span))
     return found
+
+
+def _live_range(
+    op: shared.Alloc, position: dict[Operation, int], last: dict[Operation, int]
+) -> tuple[int, int]:
+    """From which to which operation a buffer is in use."""
+    uses = list(_uses(op.result))
+    if any(map(_is_from_other_blocks, uses)):
+        return 0, len(position)  # other blocks are elsewhere in the program
+    spans = [_span(user, op, position, last) for user in uses] or [(position[op], position[op])]
+    start, end = min(s for s, _ in spans), max(e for _, e in spans)
+    if any(isinstance(user, threads.CpAsync) for user in uses):
+        end = _landed(end, position)
+    return start, end
+
+
+def _is_from_other_blocks(user: Operation) -> bool:
+    """Whether an operation writes to a buffer of other blocks of the cluster."""
+    return isinstance(user, threads.Send) or (
+        isinstance(user, shared.Write) and user.everywhere is not None
+    )
 
 
 def _landed(end: int, position: dict[Operation, int]) -> int:
     """Copies write until they are waited for: the first wait for all of them after the last use."""
-    return min(
-        (
-            i
-            for op, i in position.items()
-            if i >= end and isinstance(op, threads.CpWait) and op.pending.value.data == 0
-        ),
-        default=len(position),
+    waits = (
+        i
+        for op, i in position.items()
+        if i >= end and isinstance(op, threads.CpWait) and op.pending.value.data == 0
     )
+    return min(waits, default=len(position))
 
 
-def _uses(value: SSAValue):
+def _uses(value: SSAValue) -> Iterator[Operation]:
     """Operations that use a buffer, through its views too."""
+    views = (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
     for use in value.uses:
-        op = use.operation
-        if isinstance(
-            op, (shared.Stage, shared.SharedSlice, shared.SharedTranspose, shared.SharedReshape)
-        ):
-            yield from _uses(op.results[0])
-        yield op
+        if isinstance(use.operation, views):
+            yield from _uses(use.operation.results[0])
+        yield use.operation
 
 
-def _span(user: Operation, alloc: Operation, position, last) -> tuple[int, int]:
+def _span(
+    user: Operation,
+    alloc: Operation,
+    position: dict[Operation, int],
+    last: dict[Operation, int],
+) -> tuple[int, int]:
     """The stretch of the program a use keeps the buffer alive: the user's, or that of the outermost
     region operation round it (short of the one the buffer itself is in), since a loop comes back.
     """
-    op = user
-    while op.parent is not alloc.parent:
-        op = op.parent_op()
-    return (
-        (position[op], last.get(op, position[op]))
-        if op is not user
-        else (position[op], position[op])
-    )
+    op = ancestor(user, block_of(alloc))
+    assert op is not None
+    return position[op], position[op] if op is user else last.get(op, position[op])
 
 
 def _first_fit(b: Buffer, placed: list[Buffer]) -> int:

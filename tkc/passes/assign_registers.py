@@ -1,43 +1,41 @@
 """assign-registers: what each thread holds at once, tile by tile; a report.
 
-    // kernel attribute after:  registers = 187 : i64        at most so many 32-bit registers of tiles live at once
+    tile.kernel @matmul(…) {…, registers = 187 : i64}
 
-A value lives from its definition to its last use; a loop keeps alive what is defined outside and
-used inside, and a carried value shares the registers of its initial value, block argument and
-result (the emitter ties them to one tuple). Every tile is counted as whole before the next one
-begins; ptxas computes element-wise chains register by register and gets by with fewer (attention
-with D = 128: 298 counted, 168 taken, none spilled), so that what spills is known from
-`Compiled.resources` alone.
+That many 32-bit registers of tiles are live at once, at most. A value is live from its definition
+to its last use; a loop keeps alive what is defined outside and used inside, and a carried value
+shares the registers of its initial value, block argument and result (the emitter ties them to one
+tuple). Every tile is counted as whole before the next one begins; ptxas computes element-wise
+chains register by register and needs fewer, so that what spills is known from `Compiled.resources`
+alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.ir import shared, tile
 from tkc.ir.layout import movement
 from tkc.ir.text import location_of
-from tkc.ir.types import PendingType, TileType, bits, is_bool
+from tkc.ir.types import PendingType, TileType, bits, element_of, is_bool
+from tkc.ir.values import defining_op, layout_of
 from tkc.passes import PassContext
+from tkc.passes.analysis.values import LEAVES, VIEWS
 
-LIMIT = 255  # 32-bit registers a thread can have
+MAX_REGISTERS_PER_THREAD = 255  # of 32 bits
 
-
-SELECTIONS = (
-    tile.Constant,
-    tile.Splat,
-    tile.Broadcast,
-    tile.Reshape,
-    tile.Transpose,
-    tile.Slice,
-    tile.Arange,
-)  # registers of their operand, or none
+# Their results are registers of their operand, or none.
+SELECTIONS = (*LEAVES, *VIEWS, tile.Slice)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Records each kernel's register pressure."""
     for kernel in module.body.block.ops:
+        assert isinstance(kernel, tile.Kernel)
         peak, where = pressure(kernel.body.block)
         kernel.set_integer("registers", peak)
         place = location_of(where) if where is not None else None
@@ -45,10 +43,10 @@ def run(module: ModuleOp, context: PassContext) -> None:
             f"assign-registers: tiles take at most {peak} registers a thread"
             + (f", at {place}" if place else "")
         )
-        if peak > LIMIT:
+        if peak > MAX_REGISTERS_PER_THREAD:
             context.decisions.append(
-                f"assign-registers: that is more than {LIMIT}: it fits if ptxas takes tiles in"
-                " parts (report() says whether it spills); if not, use smaller tiles or more warps"
+                f"assign-registers: that is more than {MAX_REGISTERS_PER_THREAD}: it fits if ptxas"
+                " takes tiles in parts (report() says whether it spills); if not, use smaller tiles or more warps"
             )
 
 
@@ -66,45 +64,55 @@ def size(value: SSAValue) -> int:
 
 
 def _source(value: SSAValue) -> SSAValue:
-    """What a value is but a choice of the registers of."""
-    while (
-        isinstance(op := value.owner, shared.Convert)
-        and bits(op.arg.type.element) >= 32
-        and movement(op.arg.type.register_layout, op.result.type.register_layout) == "registers"
-    ):
+    """The value of whose registers a value is only a choice."""
+    while (op := defining_op(value, shared.Convert)) is not None:
+        if bits(element_of(op.arg.type)) < 32:
+            break
+        if movement(layout_of(op.arg), layout_of(op.result)) != "registers":
+            break
         value = op.arg
     return value
 
 
 def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int, Operation | None]:
-    """The most registers live at once in a block, given what lives through it, and at which
+    """The most registers live at once in a block, given what is live all through it, and at which
     operation.
     """
-    last: dict[SSAValue, Operation] = {}
-    for op in block.ops:
-        for inner in op.walk():
-            for operand in inner.operands:
-                last[_source(operand)] = op
+    last = {_source(operand): op for op in block.ops for operand in _operands_inside(op)}
     now = set(live) | {a for a in block.args if size(a)}
     peak, where = sum(map(size, now)), None
     for op in block.ops:
-        dying = {v for v in now if last.get(v) is op and v not in live}
-        if op.regions:
-            # become the carried values inside
-            tied = set(op.operands) & dying if isinstance(op, (scf.ForOp, scf.WhileOp)) else set()
-            for region in op.regions:
-                spared = (
-                    dying - {v for inner in region.walk() for v in inner.operands}
-                    if isinstance(op, scf.IfOp)
-                    else set()
-                )  # only the other side needs them
-                for inner in region.blocks:
-                    found, at = pressure(inner, frozenset(now - tied - spared))
-                    if found > peak:
-                        peak, where = found, at or op
-        now -= dying
+        ending = {v for v in now if last.get(v) is op and v not in live}
+        for found, at in _pressures_inside(op, now, ending):
+            if found > peak:
+                peak, where = found, at or op
+        now -= ending
         now |= {r for r in op.results if size(r) and r in last}
         total = sum(map(size, now)) + sum(size(r) for r in op.results if r not in now)
         if total > peak:
             peak, where = total, op
     return peak, where
+
+
+def _pressures_inside(
+    op: Operation, now: set[SSAValue], ending: set[SSAValue]
+) -> Iterator[tuple[int, Operation | None]]:
+    for region in op.regions:
+        through = frozenset(now - _freed_inside(op, region, ending))
+        for block in region.blocks:
+            yield pressure(block, through)
+
+
+def _operands_inside(op: Operation | Region) -> Iterator[SSAValue]:
+    """What an operation, or a region, and all inside read."""
+    return (v for inner in op.walk() for v in inner.operands)
+
+
+def _freed_inside(op: Operation, region: Region, ending: set[SSAValue]) -> set[SSAValue]:
+    """Which values, whose last use is an operation with regions, are not live all through one of
+    them: what a loop carries becomes its block arguments, and of a branch only the other side needs
+    what this one does not read.
+    """
+    if isinstance(op, (scf.ForOp, scf.WhileOp)):
+        return set(op.operands) & ending
+    return ending.difference(_operands_inside(region)) if isinstance(op, scf.IfOp) else set()

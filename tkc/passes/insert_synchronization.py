@@ -5,14 +5,15 @@ derived from what may touch the same bytes.
     %y = tile.read %b                       ->          tile.block_barrier
                                                         %y = tile.read %b
 
-A forward data-flow analysis carries the accesses to memory since the last barrier.  An access that conflicts with one of them
-(same bytes, at least one writes) gets a barrier before it; a barrier clears them.  A cp.async write counts until it was waited
-for *and* a barrier followed, since a thread's wait says nothing of the other threads' copies.
+A forward data-flow analysis carries the accesses to memory since the last barrier. An access that
+conflicts with one of them (same bytes, at least one writes) gets a barrier before it; a barrier
+clears them. A cp.async write counts until it was waited for *and* a barrier followed, since a
+thread's wait says nothing of the other threads' copies.
 
 Stages of a ring are told apart by arithmetic: a stage is a base value plus a step modulo the number
-of stages (`ring_next`),
-and going round the loop re-expresses the accesses of the iteration before by what the base became.  So a ring of n stages
-costs one barrier an iteration, found rather than put there.
+of stages (`ring_next`), and the back edge of a loop re-expresses the accesses of the iteration
+before by what the base became. So a ring of n stages costs one barrier an iteration, found rather
+than put there.
 
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the
 cluster's barrier alone, before the first write too: a block may be written to once it has begun.
@@ -31,7 +32,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
@@ -41,21 +42,33 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
+from tkc.ir.values import block_of, defining_op, owner_op, shared_type, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import is_of_programs
+from tkc.passes.analysis.memory import ancestor
 from tkc.passes.analysis.own import own_layout, private
 
-OLDEST = 64  # ages of cp.async groups saturate here
+MAX_GROUP_AGE = 64  # ages of cp.async groups saturate here
+
+Loop = scf.ForOp | scf.WhileOp
 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes that an access touches. `space` is an alloc (shared) or the root of an array (global;
-    None: any array). stage: base value (None: a constant) and step; no stage: all of them."""
+    """Bytes that an access touches: of a buffer in shared memory, or (buffer None) of an array in
+    global memory.
+    """
 
-    space: Operation | SSAValue | None
-    is_global: bool = False
+    buffer: shared.Alloc | None = None
+    # The root of an array; None: any array.
+    array: SSAValue | None = None
+    # Base value (None: a constant) and step; no stage: all of them.
     stage: tuple[SSAValue | None, int] | None = None
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it is in global memory."""
+        return self.buffer is None
 
 
 @dataclass(frozen=True)
@@ -66,13 +79,20 @@ class Access:
     writes: bool
     age: int | None = None  # cp.async: groups committed since its own (-1: not yet committed)
     waited: bool = False
-    own: tuple | None = None  # what identifies the thread's own bytes
+    own: tuple[object, ...] | None = None  # what identifies the thread's own bytes
     start: bool = False  # of other blocks, before they have begun
     stored: bool = False  # global: an ordinary store
 
+    @property
+    def is_flying(self) -> bool:
+        """Whether it is a cp.async that was not waited for."""
+        return self.age is not None and not self.waited
+
 
 class _Conflict(Exception):
-    """far: with what another block of the cluster does."""
+    """An operation that needs a barrier before it. far: for what another block of the cluster does;
+    start: before it has begun.
+    """
 
     def __init__(self, op: Operation, far: bool, start: bool):
         self.op, self.far, self.start = op, far, start
@@ -82,53 +102,63 @@ State = frozenset[Access]
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Puts barriers into each kernel, in place."""
     for kernel in module.body.block.ops:
+        assert isinstance(kernel, tile.Kernel)
         roles = [
             op.body.block
             for op in kernel.walk()
             if isinstance(op, threads.Role) and op.single is None
         ]
-        barriers = [barrier for block in roles or [kernel.body.block] for barrier in _placed(block)]
-        far = sum(isinstance(op, threads.ClusterWait) for op in kernel.walk()) if not roles else 0
+        blocks = roles or [kernel.body.block]
+        barriers = sum(len(_with_barriers(block)) for block in blocks)
+        far = 0 if roles else sum(isinstance(op, threads.ClusterWait) for op in kernel.walk())
         if barriers or far:
-            context.decisions.append(
-                f"insert-synchronization: {len(barriers)} barriers"
-                + (f", {far} of the cluster" if far else "")
-            )
+            of_cluster = f", {far} of the cluster" if far else ""
+            context.decisions.append(f"insert-synchronization: {barriers} barriers{of_cluster}")
 
 
-def _placed(block: Block) -> list[Operation]:
-    """The barriers that the threads of a block of code need among themselves: a kernel's, or those
-    of an instance of a role.
+def _with_barriers(block: Block) -> list[Operation]:
+    """Puts in the barriers that the threads of a block of code need among themselves: a kernel's,
+    or those of an instance of a role. Returns those of the thread block.
     """
     barriers: list[Operation] = []
     while (conflict := _conflict(block)) is not None:
-        if not conflict.far:
+        if conflict.far:
+            _put_cluster_barrier(block, conflict)
+        else:
             barriers.append(before(conflict.op, threads.BlockBarrier()))
-            continue
-        at = conflict.op
-        while conflict.start and at.parent is not block:
-            at = at.parent_op()
-        before(
-            block.first_op if conflict.start else at, threads.ClusterArrive()
-        )  # whether all blocks have begun is asked at once and answered as late as can be
-        before(at, threads.ClusterWait())
-    for barrier in list(
-        barriers
-    ):  # one found later, earlier in a loop, may have made this one needless
+    # one found later, earlier in a loop, may have made another one needless
+    for barrier in list(barriers):
         following = barrier.next_op
+        assert following is not None
         barrier.detach()
         if _conflict(block) is None:
             barriers.remove(barrier)
         else:
-            following.parent.insert_op_before(barrier, following)
+            block_of(following).insert_op_before(barrier, following)
     return barriers
+
+
+def _put_cluster_barrier(block: Block, conflict: _Conflict) -> None:
+    """A barrier of the cluster. For whether all blocks have begun, the arrival is first in the
+    block and the wait as late as can be.
+    """
+    at = conflict.op
+    if conflict.start:
+        around = ancestor(at, block)
+        assert around is not None and block.first_op is not None
+        at = around
+        before(block.first_op, threads.ClusterArrive())
+    else:
+        before(at, threads.ClusterArrive())
+    before(at, threads.ClusterWait())
 
 
 def _conflict(block: Block) -> _Conflict | None:
     """The first operation that needs a barrier before it."""
     begun = frozenset(
-        Access(Place(_buffer(op.buffer).space), True, start=True)
+        Access(Place(_buffer(op.buffer).buffer), True, start=True)
         for op in block.walk()
         if isinstance(op, shared.Write) and op.everywhere is not None
     )
@@ -150,36 +180,16 @@ def _flow(block: Block, state: State) -> State:
             case scf.WhileOp():
                 state = _while(op, state)
             case scf.IfOp():
-                state = _flow(op.true_region.block, state) | (
-                    _flow(op.false_region.block, state) if op.false_region.blocks else state
-                )
-            case threads.BlockBarrier():
-                state = frozenset(
-                    a for a in state if a.age is not None and not a.waited or _is_far(a.place)
-                )
-            case threads.ClusterWait():
-                state = frozenset(
-                    a
-                    for a in state
-                    if a.age is not None
-                    and not a.waited
-                    or not a.start
-                    and not isinstance(op.prev_op, threads.ClusterArrive)
-                )
-            case threads.CpCommit():
-                state = frozenset(
-                    replace(a, age=min(a.age + 1, OLDEST)) if a.age is not None else a
-                    for a in state
-                )
-            case threads.CpWait():
-                state = frozenset(
-                    (
-                        replace(a, waited=True)
-                        if a.age is not None and a.age >= op.pending.value.data
-                        else a
-                    )
-                    for a in state
-                )
+                yes = _flow(op.true_region.block, state)
+                no = _flow(op.false_region.block, state) if op.false_region.blocks else state
+                state = yes | no
+            case (
+                threads.BlockBarrier()
+                | threads.ClusterWait()
+                | threads.CpCommit()
+                | threads.CpWait()
+            ):
+                state = _synchronized(op, state)
             case tile.Atomic() if _publishes(op) and any(a.stored for a in state):
                 raise _Conflict(op, False, False)
             case _:
@@ -191,6 +201,28 @@ def _flow(block: Block, state: State) -> State:
     return state
 
 
+def _synchronized(
+    op: threads.BlockBarrier | threads.ClusterWait | threads.CpCommit | threads.CpWait,
+    state: State,
+) -> State:
+    """The accesses in flight after a barrier, or a commit or wait of copies."""
+    match op:
+        case threads.BlockBarrier():
+            return frozenset(a for a in state if a.is_flying or _is_far(a.place))
+        case threads.ClusterWait():
+            arrived_here = isinstance(op.prev_op, threads.ClusterArrive)
+            return frozenset(a for a in state if a.is_flying or not a.start and not arrived_here)
+    copies = frozenset(a for a in state if a.age is not None)
+    return (state - copies) | frozenset(_aged(op, a, a.age) for a in copies if a.age is not None)
+
+
+def _aged(op: threads.CpCommit | threads.CpWait, copy: Access, age: int) -> Access:
+    """A copy after a commit, or a wait."""
+    if isinstance(op, threads.CpCommit):
+        return replace(copy, age=min(age + 1, MAX_GROUP_AGE))
+    return replace(copy, waited=True) if age >= op.pending.value.data else copy
+
+
 def _publishes(op: tile.Atomic) -> bool:
     """Whether an update says that what the block stored before is there: one thread says so for all
     of them.
@@ -199,9 +231,10 @@ def _publishes(op: tile.Atomic) -> bool:
 
 
 def _check(op: Operation, new: Access, old: Access) -> None:
+    """Raises _Conflict where two accesses need a barrier between them."""
     if not (new.writes or old.writes) or not _overlap(new.place, old.place):
         return
-    if old.age is not None and not old.waited:
+    if old.is_flying:
         raise VerifyError(
             f"{location_of(op) or ''}: '{op.name}' touches bytes that a copy in flight still writes"
         )
@@ -214,86 +247,86 @@ def _is_far(place: Place) -> bool:
     """Whether other blocks of the cluster write there: nothing but the cluster's barrier orders
     that.
     """
-    return isinstance(place.space, shared.Alloc) and any(
+    return place.buffer is not None and any(
         isinstance(use.operation, shared.Write) and use.operation.everywhere is not None
-        for use in place.space.result.uses
+        for use in place.buffer.result.uses
     )
 
 
 def _overlap(a: Place, b: Place) -> bool:
-    if a.is_global or b.is_global:
-        return (
-            a.is_global
-            and b.is_global
-            and (a.space is b.space or a.space is None or b.space is None)
-        )
-    if a.space is not b.space:
-        return _bytes_meet(a.space, b.space)
+    if a.buffer is None or b.buffer is None:
+        return a.is_global and b.is_global and (a.array is b.array or None in (a.array, b.array))
+    if a.buffer is not b.buffer:
+        return _share_bytes(a.buffer, b.buffer)
     if a.stage is None or b.stage is None or a.stage[0] is not b.stage[0]:
         return True
-    return (a.stage[1] - b.stage[1]) % a.space.result.type.stages == 0
+    return (a.stage[1] - b.stage[1]) % _stages(a.buffer) == 0
 
 
-def _bytes_meet(a: shared.Alloc, b: shared.Alloc) -> bool:
+def _stages(buffer: shared.Alloc) -> int:
+    return shared_type(buffer.result).stages
+
+
+def _share_bytes(a: shared.Alloc, b: shared.Alloc) -> bool:
     """Whether two buffers share bytes (they may, where they are never live together)."""
     if a.offset is None or b.offset is None:
         return True
     x, y = a.offset.value.data, b.offset.value.data
-    return x < y + b.result.type.bytes and y < x + a.result.type.bytes
+    return x < y + shared_type(b.result).bytes and y < x + shared_type(a.result).bytes
 
 
 def _loop(loop: scf.ForOp, state: State) -> State:
-    """To the fixed point: accesses on entry and those that come round the back edge."""
+    """To the fixed point: accesses on entry and those of the back edge."""
     into, programs = frozenset(_enter(a, loop) for a in state), is_of_programs(loop)
     while True:
         out = _flow(loop.body.block, into)
-        around = frozenset(
-            _again(a, loop)
-            for a in out
-            if not (programs and a.place.is_global and isinstance(a.place.space, BlockArgument))
-        )
+        around = _around(out, loop, programs)
         if around <= into:
-            break
+            return state | frozenset(_leave(a, loop) for a in out)
         into |= around
-    return state | frozenset(_leave(a, loop) for a in out)
 
 
-def _carried(loop: scf.ForOp | scf.WhileOp) -> list[tuple[BlockArgument, SSAValue, SSAValue]]:
+def _around(out: State, loop: Loop, programs: bool) -> State:
+    """The accesses of an iteration as the next one sees them: where iterations are programs, not
+    those of the user's arrays.
+    """
+    return frozenset(
+        _again(a, loop)
+        for a in out
+        if not (programs and a.place.is_global and isinstance(a.place.array, BlockArgument))
+    )
+
+
+def _carried(loop: Loop) -> list[tuple[BlockArgument, SSAValue, SSAValue]]:
     """What a loop carries: its name in the body, what it is at first, and what the next iteration's
     is.
     """
-    body, counted = body_of(loop), isinstance(loop, scf.ForOp)
-    if not counted and list(loop.before_region.block.last_op.operands[1:]) != list(
-        loop.before_region.block.args
-    ):
+    body = body_of(loop)
+    if isinstance(loop, scf.ForOp):
+        return list(zip(body.args[1:], loop.iter_args, yielded_by(body), strict=True))
+    test = loop.before_region.block
+    if list(yielded_by(test)[1:]) != list(test.args):
         return []  # its test passes on something else
-    return list(
-        zip(
-            body.args[1:] if counted else body.args,
-            loop.iter_args if counted else loop.arguments,
-            body.last_op.operands,
-            strict=False,
-        )
-    )
+    return list(zip(body.args, loop.arguments, yielded_by(body), strict=True))
 
 
-def _enter(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
+def _enter(access: Access, loop: Loop) -> Access:
     """An access from before a loop, its constant stage re-expressed by the carried value that the
     loop's stages start from.
     """
-    stage = access.place.stage
-    if access.place.is_global or stage is None:
+    buffer, stage = access.place.buffer, access.place.stage
+    if buffer is None or stage is None:
         return access
     for argument, value, _ in _carried(loop):
         base, step = _stage_of(value)
-        if base is stage[0] and _is_base(argument, access.place.space):
+        if base is stage[0] and _is_base(argument, buffer):
             return replace(access, place=replace(access.place, stage=(argument, stage[1] - step)))
-    return (
-        access if stage[0] is not None else replace(access, place=replace(access.place, stage=None))
-    )
+    if stage[0] is None:
+        return replace(access, place=replace(access.place, stage=None))
+    return access
 
 
-def _is_base(argument: BlockArgument, alloc: Operation) -> bool:
+def _is_base(argument: BlockArgument, alloc: shared.Alloc) -> bool:
     """Whether the stages of a ring are counted from this carried value in the loop."""
     return any(
         isinstance(use.operation, shared.Stage) and _stage_of(use.operation.index[0])[0] is argument
@@ -301,36 +334,26 @@ def _is_base(argument: BlockArgument, alloc: Operation) -> bool:
     )
 
 
-def _again(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
+def _again(access: Access, loop: Loop) -> Access:
     """An access as the next iteration sees it."""
-    left, stage = _leave(access, loop), access.place.stage
-    following = (
-        None
-        if stage is None
-        else next((value for argument, _, value in _carried(loop) if argument is stage[0]), None)
-    )
-    if following is None:
+    left, buffer, stage = _leave(access, loop), access.place.buffer, access.place.stage
+    if buffer is None or stage is None:
         return left
-    base, step = _stage_of(following)
-    if base is not stage[0]:
-        return left
-    return replace(
-        left,
-        place=replace(
-            access.place, stage=(base, (stage[1] - step) % access.place.space.result.type.stages)
-        ),
-    )
+    for argument, _, following in _carried(loop):
+        if argument is stage[0]:
+            base, step = _stage_of(following)
+            if base is stage[0]:
+                place = replace(access.place, stage=(base, (stage[1] - step) % _stages(buffer)))
+                return replace(left, place=place)
+            break
+    return left
 
 
-def _leave(access: Access, loop: scf.ForOp | scf.WhileOp) -> Access:
+def _leave(access: Access, loop: Loop) -> Access:
     """An access as what follows the loop sees it."""
-    own = (
-        access.own
-        if access.own is None
-        or not any(isinstance(v, SSAValue) and is_inside(v, loop) for v in access.own)
-        else None
-    )
-    stage = access.place.stage
+    own, stage = access.own, access.place.stage
+    if own is not None and any(isinstance(v, SSAValue) and is_inside(v, loop) for v in own):
+        own = None
     if stage is not None and stage[0] is not None and is_inside(stage[0], loop):
         stage = None
     return replace(access, own=own, place=replace(access.place, stage=stage))
@@ -340,11 +363,7 @@ def _while(loop: scf.WhileOp, state: State) -> State:
     into, programs = frozenset(_enter(a, loop) for a in state), is_of_programs(loop)
     while True:
         out = _flow(loop.before_region.block, into)
-        around = frozenset(
-            _again(a, loop)
-            for a in _flow(loop.after_region.block, out)
-            if not (programs and a.place.is_global and isinstance(a.place.space, BlockArgument))
-        )
+        around = _around(_flow(loop.after_region.block, out), loop, programs)
         if around <= into:
             return state | frozenset(_leave(a, loop) for a in out)
         into |= around
@@ -355,21 +374,24 @@ def _stage_of(value: SSAValue) -> tuple[SSAValue | None, int]:
     owner = value.owner
     if isinstance(owner, tile.Constant) and value.type == i32:
         return None, int(owner.number)
-    if isinstance(owner, threads.RingNext) and value is owner.next_stage:
-        base, step = _stage_of(owner.stage), 1
-        if owner.steps is not None:
-            if not isinstance(owner.steps.owner, tile.Constant):
-                return value, 0
-            step = int(owner.steps.owner.number)
-        return base[0], (base[1] + step) % owner.stages.value.data
-    return value, 0
+    if not isinstance(owner, threads.RingNext) or value is not owner.next_stage:
+        return value, 0
+    by = 1
+    if owner.steps is not None:
+        constant = defining_op(owner.steps, tile.Constant)
+        if constant is None:
+            return value, 0
+        by = int(constant.number)
+    base, step = _stage_of(owner.stage)
+    return base, (step + by) % owner.stages.value.data
 
 
 def _accesses(op: Operation) -> Iterator[Access]:
+    """What an operation touches, in shared memory and in global memory."""
     match op:
         case shared.Read():
             place = _buffer(op.buffer)
-            yield Access(place, False, own=_filled(place.space))
+            yield Access(place, False, own=_filled(place))
         case shared.Write() if "number" in op.attributes:
             return  # a stage of a ring: mbarriers say when it is free
         case shared.Write():
@@ -380,69 +402,71 @@ def _accesses(op: Operation) -> Iterator[Access]:
             yield Access(_buffer(op.box), False)
         case threads.CpAsync():
             place = _buffer(op.buffer)
-            yield Access(place, True, age=-1, own=_filled(place.space))
-            yield Access(Place(_root(op.array), True), False)
+            yield Access(place, True, age=-1, own=_filled(place))
+            yield Access(_array(op.array), False)
         case tile.Load():
-            yield Access(Place(_root(op.array), True), False, own=_own(op, op.result.type))
+            yield Access(_array(op.array), False, own=_own(op, op.result.type))
         case tile.Store():
-            yield Access(
-                Place(_root(op.array), True), True, own=_own(op, op.value.type), stored=True
-            )
+            yield Access(_array(op.array), True, own=_own(op, op.value.type), stored=True)
         case tile.AtomicBlock():
-            yield Access(Place(_root(op.array), True), True)
+            yield Access(_array(op.array), True)
         case tile.LoadPointers():
-            yield Access(Place(_root(op.pointers), True), False, own=_own_pointers(op.pointers))
+            yield Access(_array(op.pointers), False, own=_own_pointers(op.pointers))
         case tile.StorePointers():
-            yield Access(
-                Place(_root(op.pointers), True), True, own=_own_pointers(op.pointers), stored=True
-            )
+            yield Access(_array(op.pointers), True, own=_own_pointers(op.pointers), stored=True)
         case tile.Atomic():
-            yield Access(Place(_root(op.pointers), True), True, own=(op.pointers, op.kind.data))
+            yield Access(_array(op.pointers), True, own=(op.pointers, op.kind.data))
 
 
-def _filled(alloc: shared.Alloc) -> tuple | None:
-    """Of a buffer that each thread fills and reads for itself."""
-    return None if (layout := own_layout(alloc)) is None else (alloc, layout)
+def _filled(place: Place) -> tuple[object, ...] | None:
+    """What identifies the bytes of a buffer that each thread fills and reads for itself."""
+    layout = None if place.buffer is None else own_layout(place.buffer)
+    return None if layout is None else (place.buffer, layout)
 
 
-def _own(op: tile.Load | tile.Store, t) -> tuple | None:
-    return (op.array, *op.offsets, getattr(t, "layout", None)) if _private(t) else None
+def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
+    if not isinstance(t, TileType) or not _is_private(t):
+        return None
+    return (op.array, *op.offsets, t.layout)
 
 
-def _own_pointers(pointers: SSAValue) -> tuple | None:
-    """Pointers that repeat lead one thread to what another one stored: they must be seen to differ."""
+def _own_pointers(pointers: SSAValue) -> tuple[object, ...] | None:
+    """Pointers that repeat lead one thread to what another one stored: they must be known to
+    differ.
+    """
     t = pointers.type
-    if not isinstance(t, TileType):
+    if not isinstance(t, TileType) or not _is_private(t):
         return None
     along = [axis for axis, extent in enumerate(t.extents) if extent > 1]
-    return (
-        (pointers,)
-        if _private(t)
-        and (
-            not along
-            or len(along) == 1
-            and contiguity(pointers, along[0], Ranges()).run == t.extents[along[0]]
-        )
-        else None
-    )
+    if len(along) > 1:
+        return None
+    for axis in along:
+        if contiguity(pointers, axis, Ranges()).run != t.extents[axis]:
+            return None
+    return (pointers,)
 
 
-def _private(t) -> bool:
+def _is_private(t: TileType) -> bool:
     """Whether each element is one thread's alone. Of an element that several hold, and of a scalar,
     one stores and all load.
     """
-    return isinstance(t, TileType) and (layout := t.register_layout) is not None and private(layout)
+    layout = t.register_layout
+    return layout is not None and private(layout)
 
 
 def _buffer(value: SSAValue) -> Place:
-    stage = (None, 0)
-    while not isinstance(op := value.owner, shared.Alloc):
-        match op:
-            case shared.Stage():
-                stage, value = _stage_of(op.index[0]), op.ring
-            case _:
-                value = op.operands[0]
+    """The bytes of a buffer, or of a stage of a ring, or of a view of either."""
+    stage: tuple[SSAValue | None, int] = (None, 0)
+    while not isinstance(op := owner_op(value), shared.Alloc):
+        if isinstance(op, shared.Stage):
+            stage, value = _stage_of(op.index[0]), op.ring
+        else:
+            value = op.operands[0]
     return Place(op, stage=stage)
+
+
+def _array(value: SSAValue) -> Place:
+    return Place(array=_root(value))
 
 
 def _root(value: SSAValue) -> SSAValue | None:
