@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Block, Region, SSAValue
 
 from tkc.ir import elementwise
+from tkc.ir.ranges import Ranges
 from tkc.language import operations, values
 from tkc.language.arrays import integer
 from tkc.language.dtypes import bool_
@@ -273,6 +274,32 @@ class Loop(Construct):
         self._bind(self.picture, after | dict.fromkeys(reasons, UNBOUND), reasons)
 
 
+def _as_counted(r: Range, index: Scalar) -> Any:
+    """The loop's variable where the loop counts as the range does."""
+    return index
+
+
+def _backwards(r: Range, index: Scalar) -> Any:
+    """The loop's variable where a constant step is negative and the loop counts up from 0."""
+    return r.start - index
+
+
+def _by_steps(r: Range, index: Scalar) -> Any:
+    """The loop's variable where the sign of the step is not known and the loop counts its trips."""
+    return r.start + index * r.step
+
+
+def _trip_count(r: Range) -> Scalar:
+    """How often a loop runs whose step may be of either sign: as Python's range, and never where the
+    step is 0, which TKC_DEBUG traps.
+    """
+    where, maximum = operations.where, operations.maximum
+    operations.device_assert(r.step != 0, "the step of a range is 0")
+    span = where(r.step > 0, r.stop - r.start, r.start - r.stop)
+    size = maximum(where(r.step > 0, r.step, 0 - r.step), 1)
+    return where(r.step == 0, 0, maximum(span + size - 1, 0) // size)
+
+
 class ForLoop(Loop):
     """`for target in iterable: body`, as an iterator whose one iteration (or few) is traced."""
 
@@ -295,9 +322,11 @@ class ForLoop(Loop):
             yield from self.iterable
             return
         t, r = tracer(), self.iterable
-        start, stop, step, backwards = r.start, r.stop, r.step, False
+        start, stop, step, place = r.start, r.stop, r.step, _as_counted
         if isinstance(step, int) and step < 0:
-            backwards, start, stop, step = True, 0, r.start - r.stop, -step
+            start, stop, step, place = 0, r.start - r.stop, -step, _backwards
+        elif isinstance(step, Scalar) and Ranges().of(step.use()).lo <= 0:
+            start, stop, step, place = 0, _trip_count(r), 1, _by_steps
         bounds = [integer(b, "a bound") for b in (start, stop, step)]
         width = i64 if any(b.type == i64 for b in bounds) else i32
         bounds = [
@@ -310,7 +339,7 @@ class ForLoop(Loop):
             index = values.wrap(body.args[0])
             if self.targets:
                 body.args[0].name_hint = self.targets[0]
-            yield r.start - index if backwards else index
+            yield place(r, index)
             stable, result = self.settled
             if not stable:
                 del t.blocks[-2:]
