@@ -1,8 +1,10 @@
 """Compile errors: the user's line, a caret, the call chain, expected and got, and one way out."""
 
 import inspect
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tkc
@@ -135,6 +137,36 @@ def test_unknown_attribute(n):
 @wrong(["use tkc.sum(tile)"])
 def test_method_that_is_a_function(n):
     tkc.arange(4).sum()
+
+
+@wrong(["a dtype of tkc, got 'float32'", "write tkc.float32"])
+def test_a_dtype_by_name(x):
+    tkc.zeros((4,), "float32")
+
+
+@wrong(["a dtype of tkc", "numpy.int8", "write tkc.int8"])
+def test_a_dtype_of_numpy(x):
+    tkc.arange(4).to(np.int8)
+
+
+@wrong(["a dtype of tkc", "there are bool_, int8"])
+def test_a_dtype_of_nobody(x):
+    tkc.full((4,), 1, "quad")
+
+
+@wrong(["tkc.sqrt"])
+def test_python_s_mathematics(x):
+    math.sqrt(tkc.load(x, (0, 0), (None, None)))
+
+
+@wrong(["rank-1 tile at 2 offsets", "tile[:, None]", "tile[None, :]"])
+def test_a_row_or_a_column(x):
+    tkc.store(x, (0, 0), tkc.zeros((4,)))
+
+
+@wrong(["x == a or x == b"])
+def test_membership(n):
+    return n in (1, 2)
 
 
 @wrong(["rank 2", "2 offsets", "got 1"])
@@ -455,7 +487,7 @@ SAYINGS = {
     ),
     "a cast to no dtype": (
         lambda x, v, n, s: tile().to("float16"),
-        ["a dtype such as tkc.float32", "'float16'"],
+        ["write tkc.float16", "'float16'"],
     ),
     "a bitcast of another width": (
         lambda x, v, n, s: tile().to(tkc.int16, bitcast=True),

@@ -83,7 +83,7 @@ def test_wide_arrays_have_wide_extents():
 def test_dropped_axes_and_scalars():
     def kernel(x, out):
         column = tkc.load(x, (0, 2), (4, None))
-        tkc.store(out, (1, 0), column)
+        tkc.store(out, (1, 0), column[None, :])
         tkc.store(out, (0, 3), 5)
         tkc.store(out, (2, 0), tkc.load(x, (1, 1), (None, None)))
 

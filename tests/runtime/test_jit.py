@@ -572,3 +572,20 @@ def test_launches_are_handed_to_who_asked():
     assert (out == 2).all()
     put[1](out, 9.0, N=4)
     assert (out == 9).all()
+
+
+@pytest.mark.parametrize("value", [np.int32(7), np.float32(-0.0), np.int64(3), np.bool_(True)])
+def test_a_numpy_scalar_is_a_number_in_every_launch(value):
+    @tkc.jit
+    def fill(x, n):
+        tkc.store(x.ptr + tkc.arange(4), n)
+
+    x = np.zeros(4, type(value))
+    for n in (value, value, type(value)(1), value):
+        x[:] = 0
+        fill[1](x, n)
+        assert (
+            (x == n).all() and (np.signbit(x) == np.signbit(n)).all()
+            if x.dtype.kind == "f"
+            else (x == n).all()
+        )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType
+from typing import NoReturn
 
 from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -237,7 +238,7 @@ def _source(file: str, line: int, column: int):
     return source(Location(file, line, column))
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Raises a CompileError at the user's line."""
     raise CompileError(message, here())
 

@@ -18,6 +18,7 @@ import math
 import operator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 from xdsl.ir import Attribute, SSAValue
@@ -25,7 +26,7 @@ from xdsl.ir import Attribute, SSAValue
 from tkc.ir import elementwise, tile
 from tkc.ir.types import PointerType, TileType, element_of, like
 from tkc.language import dtypes
-from tkc.language.dtypes import BY_IR, DType, bool_, float32, int32, int64
+from tkc.language.dtypes import BY_IR, BY_NAME, DType, bool_, float32, int32, int64
 from tkc.language.tracer import fail, frames, tracer
 
 Number = (bool, int, float)
@@ -190,8 +191,19 @@ def spread(x: Value, shape: tuple[int, ...]) -> Value:
     )
 
 
+def known_dtype(dtype: Any) -> DType | Pointer:
+    """A dtype of tkc. Fails for another library's, naming ours."""
+    if isinstance(dtype, (DType, Pointer)):
+        return dtype
+    name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[2]
+    name = {"bool": "bool_", "float8_e4m3fn": "float8_e4m3"}.get(name, name)
+    hint = f"write tkc.{name}" if name in BY_NAME else f"there are {', '.join(BY_NAME)}"
+    fail(f"expected a dtype of tkc, got {dtype!r}; {hint}")
+
+
 def number(value, dtype: DType, shape: tuple[int, ...] = ()) -> Value:
     """A Python number as a traced value of a dtype; one that does not fit is an error."""
+    dtype = known_dtype(dtype)
     if isinstance(dtype, Pointer):
         fail(f"expected a pointer, got the number {value!r}")
     if dtype.is_int:
@@ -221,6 +233,7 @@ def lift(x, dtype: DType | None = None, shape: tuple[int, ...] | None = None) ->
 
 
 def cast(x: Value, dtype: DType) -> Value:
+    dtype = known_dtype(dtype)
     if x.dtype == dtype:
         return x
     if isinstance(x.dtype, Pointer) or isinstance(dtype, Pointer):
@@ -487,8 +500,7 @@ class Value:
 
     def to(self, dtype: DType | Pointer, bitcast: bool = False) -> Value:
         """The value in another dtype (by value; by bits with `bitcast`, of the same width)."""
-        if not isinstance(dtype, (DType, Pointer)):
-            fail(f".to() takes a dtype such as tkc.float32, got {dtype!r:.60}")
+        dtype = known_dtype(dtype)
         if not bitcast or dtype == self.dtype:
             return cast(self, dtype)
 
@@ -520,7 +532,8 @@ class Value:
             )
         fail(
             f"the truth of a traced {self.dtype.name} is not known at compile time: comprehensions,"
-            " assert and match need a Python value; use `if`, tkc.where or tkc.device_assert"
+            " assert, match and `x in (a, b)` need a Python value; use `if x == a or x == b`,"
+            " tkc.where or tkc.device_assert"
         )
 
     def _concrete(self, what: str):
@@ -536,7 +549,10 @@ class Value:
         fail("int() of a traced value; use .to(tkc.int32)")
 
     def __float__(self):
-        fail("float() of a traced value; use .to(tkc.float32)")
+        fail(
+            "a traced value is no Python number for float() or Python's math; write tkc.sqrt, tkc.exp,"
+            " tkc.sin ... for math.sqrt, math.exp, math.sin ..., and .to(tkc.float32) for float()"
+        )
 
     def __iter__(self):
         fail(f"{describe(self)} cannot be iterated or unpacked; index it with constants, e.g. t[0]")

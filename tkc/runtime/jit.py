@@ -686,6 +686,8 @@ def _key_parts(
             ]
         elif hasattr(v, "__cuda_array_interface__"):
             parts += [f"tuple({x}.__cuda_array_interface__.items())"]
+        elif hasattr(v, "__array_interface__") and not hasattr(v, "ctypes"):  # a NumPy scalar
+            parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
         elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
             parts += [
                 f"{x}.ctypes.data{place}",
