@@ -1,4 +1,4 @@
-"""The passes in their order, from level 0 to level 4."""
+"""The pass pipeline: which passes run, in which order, from level 0 to level 4."""
 
 from __future__ import annotations
 

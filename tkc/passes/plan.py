@@ -1,24 +1,28 @@
-"""plan: the only pass that chooses. It looks at the block program and returns one frozen `Plan`;
-the IR stays as it is.
+"""plan: chooses everything the compiler chooses about a kernel, as one frozen `Plan`. No other pass
+chooses, and this one leaves the program as it is: it only writes the plan and numbers on it.
 
-    dot 128x32xbf16 · 32x128xbf16 in a loop          Plan(warps=4, stages=4, raster=8,
-    of unknown length, two loads of 8 KiB     ->          dots=(DotPlan("mma", warps=(2, 2)),),
-                                                          loads=(LoadPlan("async", 16),
-                                                          LoadPlan("async", 16)))
+    tile.kernel @product {…}                  tile.kernel @product {warps = 4, plan = "{'stages': 4, …}"}
+      %a = tile.load …                  ->      %a = tile.load … {number = 0}
+      %d = tile.dot %a, %b, %acc                %d = tile.dot %a, %b, %acc {number = 0}
 
-`legal` says what a plan breaks (registers, shared memory), `candidates` yields the alternatives
-that tuning may measure; the
-user's options narrow both.  Why each choice was made, and what was rejected, is in `Plan.decisions`.
+`legal` says what a plan breaks (registers, shared memory), `candidates` yields alternatives for
+tuning to measure; the user's options narrow both. `Plan.decisions` says why each choice was made
+and what was rejected.
 
-Rules of this pass (one role, mma.sync):
-  instruction   the tensor core's where one takes the element types and k is a multiple of its own; else multiply-adds
-  warps         the fewest of 4, 8, 16 that leave a thread at most 128 registers of accumulators (160 with loads that cannot be copied asynchronously; 48 where multiply-adds
-                compute extents that are no powers of two); without dots, 8 to 16 elements a thread
-  split         the warps' share of m and n that reads least shared memory; all along m where rows are reduced or feed another dot,
-                so that a row stays in one warp and an accumulator becomes an operand where it is
-  loads         what only feeds dots goes through shared memory, in a loop ahead of time, if at least 4 bytes at a time move
-  stages        as many as half of shared memory holds (all of it where the block is big), 4 at most
-  raster        8 neighbours along axis 0 before axis 1 moves on, so that blocks in flight share rows and columns in the L2 cache
+Rules for plans of one role (mma.sync; planning/hopper.py has those for wgmma):
+
+  instruction   of the tensor cores where one takes the element types and divides K; otherwise
+                multiply-adds
+  warps         the fewest of 4, 8, 16 that keep a thread's accumulators within
+                MAX_ACCUMULATOR_REGISTERS (with loads that pass through registers:
+                MAX_STAGED_REGISTERS); programs without dots: planning/streaming.py
+  split         the warps' shares of M and N that read least shared memory; all along M where rows
+                are reduced or feed another dot, so that a row stays in one warp
+  loads         what only feeds dots goes through shared memory, in a loop ahead of its use if at
+                least 4 bytes move at a time
+  stages        as many as half of the shared memory holds (all of it for large stages), 4 at most
+  raster        8 neighbours along axis 0 before axis 1 moves on, so that blocks in flight share
+                rows and columns in the L2 cache
 """
 
 from __future__ import annotations

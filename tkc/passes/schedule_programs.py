@@ -1,14 +1,17 @@
-"""schedule-programs: the order in which programs run.
+"""schedule-programs: maps blocks to programs: rasterization, persistent loops, clusters,
+co-resident programs, split-K and stream-K.
 
-The kernel's own ids are those of the logical grid. They become those of the program whose turn it
-is: which program has which number, programs/order.py says. By a raster of 2, in a grid of 4 x 3:
+The program ids of the kernel become those of the program whose turn it is (programs/order.py). With
+a raster of 2:
 
-    %m = tile.program_id 0           %m = (id / (2·3))·2 + id mod (2·3) mod 2      (the last group may be narrower)
-    %n = tile.program_id 1    ->     %n = id mod (2·3) / 2                         with id = program_id 0 + program_id 1 · num_programs 0
+    %m = tile.program_id 0        %m = (id / (2·N))·2 + id mod (2·N) mod 2
+    %n = tile.program_id 1   ->   %n = id mod (2·N) / 2
+                                  where id = program_id 0 + program_id 1 · num_programs 0
 
 A persistent plan makes the programs of a block an ordinary outer loop, so that copies of the next
-program overlap the end of this one; a cluster's blocks take neighbours of axis 0, or of both axes,
-and where the grid ends between them, a ghost computes and stores nothing (programs/tile_groups.py):
+program overlap the end of this one. The blocks of a cluster take neighbours along axis 0, or along
+both axes; where the grid ends inside a cluster, a padding tile computes and stores nothing
+(programs/tile_groups.py):
 
     %t0 = tile.identity cluster
     scf.for %t = %t0 to %clusters_of_programs step (tile.identity clusters) {
@@ -16,10 +19,9 @@ and where the grid ends between them, a ghost computes and stores nothing (progr
       body;  stores under scf.if %m < num_programs 0
     }
 
-Where programs differ in length or stream through blocks, blocks claim them one by one (`dynamic_schedule`,
-programs/claims.py). With `split_k` parts, so many programs in turn share a block of the output
-(programs/split_k.py). With `stream_k`, all blocks share the programs of the last wave
-(programs/stream_k.py).
+With `dynamic_schedule`, blocks claim programs one by one (programs/dynamic_tile_scheduler.py). With
+`split_k`, so many consecutive programs share an output tile (programs/split_k.py). With `stream_k`,
+all blocks share the programs of the last wave (programs/stream_k.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""schedule-warpgroups: level 3 to level 4. Data flow becomes threads: tokens become what the
-hardware counts.
+"""schedule-warpgroups: level 3 to level 4. Tokens, which are data flow, become what the hardware
+counts.
 
 With one role, all warps of the block do everything; a token is a commit group of cp.async, a wait
 for tokens is a wait for all but the newest groups, and loops no longer carry tokens:
@@ -9,9 +9,9 @@ for tokens is a wait for all but the newest groups, and loops no longer carry to
     %r = tile.wait_copies [%u] {pending = 1}          tile.cp_wait 1
     %x = tile.read %s after(%r)                       %x = tile.read %s
 
-What the blocks of a cluster tell one another goes by mbarriers (warpgroups/exchange.py). Other
-barriers of one role are not this pass's: insert-synchronization derives them. With a producer and
-consumers, warpgroups/roles.py splits the program in two and makes the rings' tokens mbarriers.
+The blocks of a cluster exchange data by mbarriers (warpgroups/exchange.py). Other barriers of one
+role are inserted by insert-synchronization. With a producer and consumers, warpgroups/roles.py
+splits the program in roles and makes the rings' tokens mbarriers.
 """
 
 from __future__ import annotations

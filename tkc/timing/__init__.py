@@ -1,3 +1,1 @@
-"""Level 4 in time: what operations ask of the engines, when each warpgroup uses which, and how long
-a launch takes.
-"""
+"""Level 4 in time: what operations ask of the engines, a timeline, and how long a launch takes."""

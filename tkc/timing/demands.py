@@ -1,6 +1,4 @@
-"""What an operation of level 4 asks of a multiprocessor's engines: vector work as
-tkc/passes/planning/demands.py counts it, dots and copies here.
-"""
+"""What dots and copies of level 4 ask of the engines; vector work: tkc/passes/planning/demands.py."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""How long a launch will take: the timeline of a multiprocessor's first programs, stretched to all
-programs of the grid.
+"""How long a launch will take: the timeline of a multiprocessor's first programs, extrapolated to
+all programs of the grid.
 
-    program      clocks = what every program costs + the iterations of each of its loops, as the timeline has them
-    block        takes programs in the plan's order: dealt out, or claimed by whoever is free first
+    program      clocks = fixed clocks + the iterations of each of its loops, from the timeline
+    block        takes programs in the plan's order: assigned statically, or claimed
     launch       the last block's end, and what stands before the first operation and after the last
-    clock        what power allows: it falls as the tensor cores' share of the time grows (Engines.heat)
-    memory       bytes that the launch must move at the memory's rate (tkc/passes/planning/cost.py); what is shorter of both overlaps the rest but for 0.15 of it
+    clock        what power allows: it falls as the tensor cores' share of the time grows
+                 (Engines.heat)
+    memory       bytes that the launch must move at the memory's rate (tkc/passes/planning/cost.py);
+                 the shorter of the two overlaps the longer but for a part of it
 
-Which programs run how many iterations is computed for all programs at once, from the bounds of the
-loops as level 4 has them.
+The iterations of all programs are computed at once, from the bounds of the loops in level 4.
 """
 
 from __future__ import annotations

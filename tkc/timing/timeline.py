@@ -1,26 +1,29 @@
-"""When each warpgroup of a compiled program uses which engine: level 4 run in time, not in values.
+"""When each warpgroup of a compiled program uses which engine: level 4 executed in time, not in
+values.
 
     warpgroup 0    |turn|dots ========|wait|exp2 sum ----------|vote|turn|dots …
     warpgroup 1    exp2 sum -----|vote|    |turn|dots =========|wait|exp2 …
 
-Each warpgroup of a role is an agent and walks the role's operations in order; the producer's thread
-is one too. Scalars that steer (stages, parities, bounds, trips) are computed; tiles are not. What
-takes time:
+Each warpgroup of a role is an agent that walks the role's operations in order; the producer's
+thread is one too. Scalars that steer (stages, parities, bounds, trip counts) are computed; tiles
+are not. What takes time:
 
-  vector work   operations on tiles between two synchronisations, as demands.py counts them. Agents in vector work share every pipe of the multiprocessor: each goes on at
-                the rate at which no pipe has more to do than there is time; `crowding` times slower
-                while the tensor cores run
-  dots          the tensor cores take them in the order in which they were issued, whoever issued them. A warpgroup issues on until `lead` clocks of its own are left
-  copies        one after the other at the rate of the L2 cache, and `copy` clocks later they arrive: mbarriers count bytes and arrivals as the hardware does
-  waits         full and empty stages, turns, barriers, copies out
+  vector work   operations on tiles between two synchronizations, as demands.py counts them. Agents
+                share every pipe of the multiprocessor: each proceeds at the rate at which no pipe
+                has more to do than there is time; `crowding` times slower while the tensor cores run
+  dots          the tensor cores execute them in the order of issue, over all agents. A warpgroup
+                issues on until `lead` clocks of its own are left
+  copies        one after the other at the rate of the L2 cache; they arrive `copy` clocks later:
+                mbarriers count bytes and arrivals as the hardware does
+  waits         full and empty stages, turns, barriers, epilogue stores
 
 Two things the assembler does are done here too: a product that is only added is a multiply-add, and
-a wait for dots moves up over the straight arithmetic before it.
+a wait for dots moves up over the straight-line arithmetic before it.
 
 A loop of many iterations is run for a few: so many fewer that every ring ends in the stage and
-parity in which it would have. `Timeline.periods` has the clocks of an iteration. Programs side by
-side have loops of different lengths: all leave out as many iterations as the producer's loop for
-the tile_group.
+parity in which it would have. `Timeline.periods` has the clocks of an iteration. Co-resident
+programs have loops of different trip counts: all leave out as many iterations as the producer's
+loop for the tile group.
 """
 
 from __future__ import annotations

@@ -1,3 +1,1 @@
-"""What `plan` weighs: which engines a data flow allows, how its factors reach them, and what a
-choice costs.
-"""
+"""Parts of `plan`: what a data flow permits, how operands reach the engines, what a choice costs."""

@@ -1,11 +1,11 @@
-"""A loop's body as a graph of dots and the vector work between them, with clocks: what the search
-for stages (stages.py) looks at, and what rotate-loops clones.
+"""A loop's body as a graph of dots and the vector work between them, with clocks: the input of the
+search for stages (stages.py), and what rotate-loops clones.
 
-Vector work is grouped by the dots that it depends on (of its iteration, or by what the loop carries
-of the one before) and those that depend on it. What follows from the loop's counter alone
-(addresses, indices, loads of what the loop does not change, views of these) belongs to no group:
-whoever needs it makes it, for its own iteration. Operations with effects, and loads of what the
-loop changes, stay where they are.
+Vector work is grouped by the dots that it depends on (of its iteration, or of the one before by a
+loop-carried value) and those that depend on it. What follows from the induction variable alone
+(addresses, indices, loads of what the loop does not change, views of these) belongs to no group: it
+is rematerialised for each use. Operations with effects, and loads of what the loop changes, stay
+where they are.
 """
 
 from __future__ import annotations

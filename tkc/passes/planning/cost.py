@@ -1,23 +1,23 @@
-"""What a plan would cost: an estimate in seconds, for ranking plans of one program and blocks of
-one kernel; it promises no figure.
+"""A closed-form cost model: an estimate in seconds, for ranking plans of one program and
+configurations of one kernel. It is not a prediction (tkc/timing has one).
 
-    Work.of(kernel, sizes)        what the programs do: loops with their trips, dots, bytes loaded and stored
-    cost(work, plan, target)      a Cost: seconds, and of what they are made
+    Work.of(kernel, sizes)        what programs do: loops with trip counts, dots, bytes moved
+    cost(work, plan, target)      a Cost: seconds, and what they are made of
 
 A step of a loop takes a multiprocessor as long as the slowest of
-    tensor     dots at the rate of the planned instruction; wgmma reads shared memory itself, 2 KiB and 32 n bytes for each 64 x n x 16, and shares it with the copies
-    l2         bytes that its loads bring from the cache (those that a cluster shares count once for all its blocks)
-    copies     by tensor maps of rows that start between sectors of 32 bytes (3000 x 5000 x 7000 bfloat16 ran at 0.53 of what its parts allow)
-    latency    of a copy, divided by the stages that run ahead of the one in use
-    units      copies that go through registers: a warp moves 32 x `vector` bytes an instruction
-    a factor laid anew     of 8 bits, by a role of its own, which reads shared memory in two passes and writes it in one
-and a program adds what nothing overlaps: its results on their way out and the restart of the
-pipeline, unless another program of the block multiplies meanwhile. Programs come in waves of as
-many as the device runs at once: the last one costs like a full one. The whole cannot be faster than
-the memory: bytes that no wave shares, and what is stored. Power is the limit of long products, and
-a byte moved costs energy that operations cannot spend
 
-Without sizes there are many waves, and loops of unknown length take 64 steps.
+    tensor        dots at the rate of the planned instruction; wgmma reads shared memory itself,
+                  2 KiB and 32 N bytes for each 64 x N x 16, and shares it with the copies
+    l2            bytes that its loads bring from the L2 cache (shared copies of a cluster once)
+    cut sectors   tensor-map copies of rows that begin between sectors of 32 bytes
+    latency       of a copy, divided by the stages that run ahead of the one in use
+    units         copies that pass through registers
+    relayout      of 8-bit operands: a role of its own reads and writes shared memory again
+
+A program adds what nothing overlaps: its epilogue and the restart of the pipeline, unless another
+program of the block multiplies meanwhile. Programs come in waves; the last one costs like a full
+one. The whole is not faster than memory. Without sizes there are many waves, and loops of unknown
+trip count take ASSUMED_TRIPS steps.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What vector work asks of a multiprocessor's engines, in clocks of one quarter (which has a warp
+"""What vector work asks of a multiprocessor's pipes, in clocks of one quarter (which has one warp
 of each warpgroup).
 
-    tile.exp2 of 64 registers a thread          mufu 525, issue 64
-    tile.cast of 64 to bfloat16                 alu 64 (pairs), issue 32
-    tile.mul whose only use is an add           nothing: the assembler makes one multiply-add of the two
+    tile.exp2 of 64 registers a thread          mufu and issue
+    tile.cast of 64 to bfloat16                 alu (in pairs), issue
+    tile.mul whose only use is an add           nothing: the assembler fuses the two
 
-Rates are those of `Engines` (tkc/ir/target.py). An operation of a loop that does not depend on the
-loop is counted where it stands. A tile without a layout, as a plan sees it, is dealt out evenly;
-then four lanes share a row, as in the results of dots.
+Rates are those of `Engines` (tkc/ir/target.py). An operation that does not depend on the loop
+around it is counted where it stands. A tile without a layout, as a plan sees it, is distributed
+evenly, four lanes to a row, as in the results of dots.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""Plans for Hopper's engines: warp roles, tensor maps and wgmma, where a program's data flow lets
-them be used.
+"""Plans for Hopper's engines: warp roles, tensor maps and wgmma, where a program's data flow
+permits.
 
-A producer warp copies, by tensor maps, what the dots read; warpgroups of consumers multiply
-straight from shared memory. `roles(program, context, plan)` returns the plan, or says why this
-program does not take one:
+A producer warp copies, by tensor maps, what the dots read; consumer warpgroups multiply straight
+from shared memory. `roles(program, context, plan)` returns the plan, or says why there is none:
 
-  every dot     of element types that wgmma takes (factors.py), in a loop; its sum goes round the loop, as do those of the others (a gate and what it lets through), or
-                there are several that wait for one another, of which some are better late
-                (stages.py); m a multiple of 64 that one to four warpgroups share, n a multiple of 8
-                up to 256, k of 32 bytes. The right factor is loaded in the dot's loop (transposed
-                or not); the left one too, or before the loop, or it is computed: then it stays in
-                registers
-  every load    of a factor: a block of an array argument, or of a view that fixes some of its axes, whose rows (or columns) are dense and
-                start at multiples of 16 bytes, no mask
-  programs      none waits for another: they may run in any order
+  every dot     has element types that wgmma takes (operands.py) and is in a loop. Its accumulator
+                is loop-carried, as are those of the other dots, or there are several dots of which
+                some may run one iteration late (stages.py). M is a multiple of 64 that one to four
+                warpgroups share, N a multiple of 8 up to 256, K 32 bytes. The right operand is
+                loaded in the dot's loop (transposed or not); the left one too, or before the loop,
+                or it is computed and stays in registers
+  every load    of an operand is a block of an array argument, or of a view that fixes some of its
+                axes, without a mask, whose rows (or columns) are dense and begin at multiples of
+                16 bytes
+  programs      may run in any order: none waits for another
 
-Factors of 8 bits that wgmma cannot read as they lie are laid anew by a role of its own
-(layouts/relayout.py): one ring for what is copied, one for what that role makes of it. Loads of one
-dot in one loop fill a ring together, and those of all dots that add up in it; a factor loaded
-outside its loop has a ring of its own. With them comes what is small and stands beside such dots, a
-scale of each row, where a map can copy it; a number is loaded by the producer and posted beside
-their stage (warpgroups/posts.py).
+8-bit operands that wgmma cannot read as they lie are relaid by a role of its own
+(layouts/relayout.py), with a ring for what is copied and one for what the role writes. Loads of one
+dot in one loop fill a ring together, as do those of all dots that add to one accumulator; an
+operand loaded outside its loop has a ring of its own. Small tiles beside such dots, like the scales
+of rows, come with them where a map can copy them; scalars are loaded by the producer and broadcast
+(warpgroups/broadcasts.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """What a program without dots holds in registers, before anything has a layout: over all threads,
 in words of 32 bits.
 
-pressure      of all tiles that are live together, each whole from where it is made, but for what a loop reads that was made before it: what limits in plans were measured with
-demand        of those that must wait for something: what one element-by-element operation, reduction or store takes at once is made as it goes along. A plan in which that
-              fills the registers makes ptxas spill (`fits`)
+pressure      of all tiles that are live together, each whole from where it is made (but for what a
+              loop reads that was made before it); the limits of plans are in these units
+demand        of those that must wait for something: what one element-wise operation, reduction or
+              store takes at once is computed as it is consumed. A plan in which demand fills the
+              registers spills (`fits`)
 """
 
 from __future__ import annotations

@@ -1,29 +1,28 @@
 """Which operations of a loop run one iteration late, and in what order: the schedule of least
 predicted clocks, found by search.
 
-A loop's body is a graph of groups: dots, which the tensor cores work through in the order of their
-issue, and vector work, which a warpgroup does itself. An edge says that one group needs another, of
-the same iteration (distance 0) or of the one before (1). Each group has a stage: 0, or 1 for one
-iteration late. In an iteration of the rotated loop stand stage 0 of iteration n and stage 1 of
-iteration n − 1:
+A loop's body is a graph of groups: dots, which the tensor cores execute in order of issue, and
+vector work, which a warpgroup does itself. An edge says that one group needs another, of the same
+iteration (distance 0) or of the one before (1). Each group has a stage: 0, or 1 for one iteration
+late. An iteration of the rotated loop has stage 0 of iteration n and stage 1 of iteration n - 1:
 
-    s = q·k;  p = f(s);  o += p·v          stages 0 0 0:    s ─ f ─ o          tensor cores wait for f
-                                           stages 0 0 1:    s ─ f              o, of the iteration before, runs under f
-                                                            └ o ┘
+    s = q·k;  p = f(s);  o += p·v
 
-An edge whose ends have the same stage, or that leads from a late group to an early one of the next
-iteration, must hold inside a rotated iteration; one from stage 0 to stage 1 is a value that is
-carried; none leads back. A warpgroup goes through its groups in one order: it waits for what a
-group needs, issues a dot and goes on, or does vector work. All dots have ended when the next
-iteration begins.
+    stages 0 0 0:    s ─ f ─ o          tensor cores wait for f
+    stages 0 0 1:    s ─ f              o, of the iteration before, runs under f
+                     └ o ┘
 
-Vector work is late where it needs a late dot, and only there: what crosses is then what late dots
-read, or add to, which has registers of its own anyway. Any other value would be moved, register by
-register, while the next one is made. Vector work of one stage keeps its order; the assembler has
-the rest.
+An edge within one stage, or from a late group to an early one of the next iteration, must hold
+inside a rotated iteration; one from stage 0 to stage 1 is a loop-carried value; none leads back. A
+warpgroup goes through its groups in one order: it waits for what a group needs, then issues a dot
+and goes on, or does vector work. All dots have ended when the next iteration begins.
 
-`search` is exhaustive: over stages, and over orders by branch and bound. Least clocks win;
-differences below `ALIKE` are none, and then fewer carried registers, then fewer late groups.
+Vector work is late where it needs a late dot, and only there: what is carried is then what late
+dots read or add to, which has registers of its own anyway. Vector work of one stage keeps its
+order; the assembler schedules the rest.
+
+`search` is exhaustive: over stages, and over orders by branch and bound. Least clocks win; within
+CLOCKS_TOLERANCE fewer carried registers, then fewer late groups.
 """
 
 from __future__ import annotations

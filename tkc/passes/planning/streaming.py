@@ -1,29 +1,23 @@
 """Plans of programs without dots, whose time is that of moving bytes: how many warps, and whether a
 cluster shares a program.
 
-    registers a thread = 32-bit registers of all tiles that are live together / threads          (at level 0, where every tile is whole)
+    registers a thread = 32-bit registers of all tiles that are live together / threads
 
-The fewest warps with which that stays below HELD: a thread then has several vectors on their way at
-once, a barrier waits for few, and several blocks fit a multiprocessor: while one waits for memory
-another computes. Measured on an H200: 4 warps for a row of 4096, 8 for 8192. Where a program would
-fill a multiprocessor, nobody computes while it waits: a block of 16 warps then takes one program
-after the other, and asks for the next row as soon as it has this one in registers (a ring in shared
-memory, see `ahead`). Blocks claim their programs one by one, as far ahead as the ring is deep:
-multiprocessors are not equally quick. Measured on an H200, rows of 32768 bfloat16 from 168 to 135
-us (softmax; dealt out 146) and 174 to 136 (layer norm; 143), where a copy takes 130; rows of
-131072, 16 warps in each of four blocks, from 376 to 262 and 437 to 264, where a copy takes 257. Of
-shorter rows, or of programs that read two such rows at once, it was slower (dealt out; 8192: 75
-against 69 us). `persistent=True` or False at the launch decides otherwise. Of loops that carry sums
-(a norm's backward pass) threads meet in every iteration: 8 warps at most, a cluster of such blocks
-where the row is longer, and as many blocks on a multiprocessor as their registers allow, which
-ptxas is told; loops then read ahead only as far as that leaves two. Measured on an H200, layer norm
-backward of 32768 x 4096 from 286 us (16 warps alone on a multiprocessor) to 216, of 8192 x 8192
-from 183 to 134, of 8191 x 4099 from 151 (read ahead, alone) to 101; copies take 194, 100 and 56. A
-row too long for one block is dealt out among the blocks of a cluster, if it is a plain row program:
-its tiles are loads, stores, element-wise operations and reductions. Each block reads its part once,
-and a reduction adds up the parts through distributed shared memory:
+The fewest warps that keep this within MAX_TILE_REGISTERS: a thread then has several vectors in
+flight, a barrier waits for few warps, and several blocks fit a multiprocessor, so that one computes
+while another waits for memory. Where a program would fill a multiprocessor, programs *stream*: a
+block of 16 warps takes one after the other, and issues the copies of the next row as soon as it has
+this one in registers (a ring in shared memory, `ahead`). Its programs come from the dynamic tile
+scheduler, since multiprocessors that wait for memory are not equally quick. `persistent=True` or
+False decides otherwise.
 
-    row of 131072 bfloat16, softmax        a thread holds 64 elements from the load to the store
+In loops with loop-carried sums (a norm's backward pass) threads meet at a barrier in every
+iteration: 8 warps at most, a cluster of such blocks for longer rows, and as many blocks on a
+multiprocessor as their registers allow. Loops then read ahead only as far as that leaves two.
+
+A row too long for one block is split over the blocks of a cluster, if the program has loads,
+stores, element-wise operations and reductions alone. Each block reads its part once, and a
+reduction combines the parts through distributed shared memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """A block's place in a cluster, whose blocks have neighbouring programs along the first two axes
-and share what they copy.
+and share copies.
 
-cluster 2 x 2      axis 0: 0  1       block 1 shares with 0 what does not depend on axis 0, and with 3 what does not depend on axis 1:
-axis 1: 0                  0  1       its consumers give a stage back to 0, 1 and 3, which write there
-        1                  2  3
+    cluster 2 x 2      axis 0: 0  1
+    axis 1: 0                  0  1
+            1                  2  3
+
+Block 1 shares with block 0 what does not depend on axis 0, and with block 3 what does not depend on
+axis 1: its consumers release a stage to blocks 0, 1 and 3, which write there.
 """
 
 from __future__ import annotations

@@ -1,25 +1,24 @@
-"""Programs side by side: a block runs neighbours of axis 0, a warpgroup each, which share what does
-not depend on axis 0. What of it schedule-programs does.
+"""Co-resident programs: a block runs neighbours along axis 0, a warpgroup each, which share what
+does not depend on axis 0. The part of schedule-programs.
 
-    three programs co-resident                              %member = tile.identity member                    0, 1 or 2; from level 4 on the warpgroup's own number
-    %m = tile.program_id 0                      ->      %m = team·3 + %member
-    for %n = %first to %last: …                         %real = %m < num_programs 0
-    store                                               for %n = %first to (%real ? %last : %first): …    a ghost outside of the grid does nothing
-                                                        if %real: store
+    %m = tile.program_id 0        %member = tile.identity member       0, 1 or 2, by warpgroup
+    for %n = %first to %last:     %m = group·3 + %member
+      …                      ->   %real = %m < num_programs 0
+    store                         for %n = %first to (%real ? %last : %first): …
+                                  if %real: store
 
-A team takes as long as its longest program, however many it has. So where programs grow along axis
-0 (or slide, shorter ones first), teams end where the axis does, and ghosts stand before it, beside
-the shortest: of 256 programs in teams of three the last one would be alone otherwise, a team of the
-longest kind for a third of its work. Of a place below zero nothing is computed: a ghost has the one
-behind the last, whose blocks are nobody's (at the first program's it would read what that one may
-be about to replace).
+Such a tile group takes as long as its longest program. So where programs grow along axis 0 (or
+slide, shorter ones first), groups are aligned to the end of the axis, and padding tiles stand
+before its beginning, beside the shortest programs:
 
-    teams of three, eight programs      0 1 2   3 4 5   6 7 -
-    where they grow                     - 0 1   2 3 4   5 6 7          %t = team·3 - 1 + %member;  %real = %t >= 0;  %m = %real ? %t : num_programs 0
+    groups of three, eight programs     0 1 2   3 4 5   6 7 -
+    where they grow                     - 0 1   2 3 4   5 6 7
 
-Each program walks over what it needs itself: of a causal mask 64 rows see fewer blocks than the 192
-that the three have together, and only its own last block is masked. What they share is loaded once
-for all (warpgroups/co_resident.py).
+    %t = group·3 - 1 + %member;  %real = %t >= 0;  %m = %real ? %t : num_programs 0
+
+A padding tile before the first program has the id behind the last one, whose blocks no program
+reads or writes. Each program runs the iterations that it needs itself; what they share is loaded
+once for all of them (warpgroups/co_resident.py).
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
-"""Programs claimed one by one: the loop over a block's programs, where none knows how many it will
-have. The part of schedule-programs for plans with a `dynamic_schedule`.
+"""The dynamic tile scheduler: blocks claim their programs one by one from a counter. The part of
+schedule-programs for plans with `dynamic_schedule`.
 
     scf.while (%t = tile.identity cluster) while %t < %programs {
       …
       yield tile.next_program %programs
     }
 
-Where programs differ in length, who had a long one takes fewer. Where a loop's end is loaded (a
-table of ragged groups), programs are claimed one by one too, in the order of the raster.
+Where programs differ in length, a block that had a long one takes fewer. Where a loop's end is
+loaded (a table of ragged groups), programs are claimed in the order of the raster.
 
-So are programs without dots that stream through blocks: multiprocessors are not equally quick where
-all wait for memory. The loop carries as many numbers as there are stages in the ring beside its
-own, so that the copies of the next ones can be issued; a block begins with that many which it need
-not claim:
+So are programs without dots that stream through blocks. Their loop carries as many program numbers
+as the ring has stages beside its own, so that the copies of the next ones can be issued; a block
+begins with that many programs which it need not claim:
 
     scf.while (%t, %u = tile.identity cluster, %t + tile.identity clusters) while %t < %programs {
-      %v = tile.next_program %programs                    asked for at once, answered by the end
+      %v = tile.next_program %programs                    issued at once, needed at the end
       …
       yield %u, %v + tile.identity clusters
     }
 
-What a program looks up by its place alone (where its rows begin, how long its loop is) goes with
-its number: who claims it looks it up, and nobody else waits for memory.
+What a program loads by its ids alone (where its rows begin, its trip count) is carried with its
+number: the warp that claims the program loads it, and the others do not wait for memory.
 """
 
 from __future__ import annotations

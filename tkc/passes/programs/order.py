@@ -1,13 +1,13 @@
-"""Which program has which number: the orders in which the programs of a launch run.
-schedule-programs gives blocks numbers one after the other, an order says whose they are.
+"""Program order: which program has which number. schedule-programs assigns numbers to blocks in
+sequence; an order maps a number to program ids.
 
     Raster              rows (axis 0) in groups, column by column (axis 1)
     LongestFirst        where programs grow along axis 0 (a causal mask)
-    SlidingWindow       where they slide along it, so that the first of them are shorter than the others
+    SlidingWindow       where they slide along it, and the first of them are shorter
 
-Each is what all programs know, written before they begin, and `place`, which writes a program's ids
-after its number: row, column and, of a grid with an axis 2, layer. Where programs run side by side
-(tile_groups.py), all of them have one place, and rows and columns are counted in tile_groups.
+Each has values that are computed once before the programs begin, and `place`, which writes the ids
+that belong to a number: row, column and, in a grid with an axis 2, layer. Tile groups
+(tile_groups.py) have one place for all their programs; rows and columns then count groups.
 """
 
 from __future__ import annotations

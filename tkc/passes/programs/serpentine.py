@@ -1,13 +1,13 @@
-"""Serpentine: every second program of a block walks its loop backwards. The part of
+"""Serpentine order: every second program of a block walks its loop backwards. The part of
 schedule-programs for plans with `serpentine`.
 
-    for %k = %lo to %hi step %s: %sum += dot             for %k = …: %i = select(turn of %program is odd, %last − (%k − %lo), %k);  %sum += dot of what lies at %i
+    for %k = %lo to %hi step %s:        for %k = %lo to %hi step %s:
+      %acc += dot of block %k     ->      %i = select(%program is odd, %last - (%k - %lo), %k)
+                                          %acc += dot of block %i
 
-Blocks walk k side by side. What a program's blocks share with the next one's, their rows or, where
-a raster ends, their columns, they read last: half of what the cache holds is still there when the
-next program begins where this one ended, and all that is there would be gone if it began at the
-other end. A sum may be taken in any order; which one it is depends on the launch's size alone, so
-the bits are the same every time.
+Blocks of a wave walk K together, so what they read last is still in the L2 cache when their next
+programs begin, which share rows or columns with them: those begin at that end. The order of a sum
+depends on the launch's size alone, so results are the same bits every time.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Split-K: several programs share one block of the output, each with a part of its loop; who comes
-last adds the parts up, in their order, and goes on. The part of schedule-programs for plans with
-`split_k` > 1.
+"""Split-K: several programs share one output tile, each with a part of its loop; the last one to
+finish adds the parts up, in order, and runs the epilogue. The part of schedule-programs for plans
+with `split_k` > 1.
 
-    for %k = %lo to %hi: %sum += dot             for %k in part %s of %lo … %hi: %sum += dot
-    tile.store %c, f(%sum)                ->     tile.store %parts[%program · S + %s], %sum
-                                                 %n = tile.atomic add %count[%program], 1
-                                                 scf.if %n == S − 1 {
-                                                   %all = %parts[… + 0];  for %i = 1 to S: %all += %parts[… + %i]
-                                                   tile.store %c, f(%all)
-                                                 } scf.if %n == S − 1 { tile.atomic exchange
-                                                 %count[%program], 0 }
+    for %k = %lo to %hi: %acc += dot      for %k in part %s of %lo … %hi: %acc += dot
+    tile.store %c, f(%acc)          ->    tile.store %parts[%program·S + %s], %acc
+                                          %n = tile.atomic add %count[%program], 1
+                                          scf.if %n == S - 1 {
+                                            %all = %parts[… + 0];  for %i = 1 to S: %all += %parts[… + %i]
+                                            tile.store %c, f(%all)
+                                            tile.atomic exchange %count[%program], 0
+                                          }
 
-The result does not depend on who comes last: the same bits every time. Counters and parts lie in a
-workspace of the launch; a counter is zero again when its block is done.
+The result does not depend on which program finishes last: the same bits every time. Counters and
+parts lie in a workspace of the launch; a counter is zero again when its tile is done.
 """
 
 from __future__ import annotations

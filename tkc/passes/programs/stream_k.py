@@ -1,11 +1,11 @@
-"""Stream-K: the last wave's programs are too few for all blocks, so their steps are shared by all
-of them. The part of schedule-programs for plans with `stream_k` (after Osama, Merrill, Cecka,
-Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-matrix
-multiplication on the GPU", PPoPP 2023, its hybrid form).
+"""Stream-K: the programs of the last wave are too few for all blocks, so all blocks share their
+steps. The part of schedule-programs for plans with `stream_k` (the hybrid form of Osama, Merrill,
+Cecka, Garland, Owens, "Stream-K: work-centric parallel decomposition for dense matrix-matrix
+multiplication on the GPU", PPoPP 2023).
 
     10 programs of 4 steps, 4 blocks: two waves of whole programs, then programs 8 and 9 in two
-    parts of 2 steps 11 programs of 4 steps, 4 blocks: two waves, then programs 8, 9 and 10, of
-    which blocks 0 to 2 take all but the last step; block 3 takes those of all, in as many *turns*
+    parts of 2 steps.  11 programs: two waves, then programs 8, 9 and 10, of which blocks 0 to 2
+    take all but the last step; block 3 takes the last steps of all three, in as many *turns*
 
     block 0   0 0 0 0   4 4 4 4   8 8             0 0 0 0   4 4 4 4   8 8 8
     block 1   1 1 1 1   5 5 5 5   9 9             1 1 1 1   5 5 5 5   9 9 9
@@ -13,22 +13,21 @@ multiplication on the GPU", PPoPP 2023, its hybrid form).
     block 3   3 3 3 3   7 7 7 7       9 9         3 3 3 3   7 7 7 7         8 9 10
 
     for %turn = block to whole + turns·blocks step blocks {
-      number of the program, its steps from … to …, which part that is for %k in those steps: %sum
-      += dot if in parts: store the part where it is kept; count; the last one to come adds up all
-      of them, in their order if whole, or last of its parts: the rest of the program
+      number of the program, its steps from … to …, which part that is
+      for %k in those steps: %acc += dot
+      if in parts: store the part; count; the last one to finish adds up all parts, in order
+      if whole, or last of its parts: the epilogue
     }
 
-All programs are cut at the same steps, so that blocks side by side still walk the same k and read
-the same rows and columns: dealt out one after the other, as in the paper, every block would stand
-at another k, and what they read would come from memory (measured on an H200, 8192 x 4096 x 14336 in
-blocks of 128 x 256: 1765 MB, not 1026, and 7 % more time than whole programs). The result depends
-on the number of blocks (of the device), not on who comes last: the same bits every time. Nobody
-waits for another. Parts are added up a few columns at a time, so that a sum need leave no room for
-another.
+All programs are cut at the same steps, so that the blocks of a wave still walk the same K and read
+the same rows and columns from the L2 cache; assigned in sequence, as in the paper, every block
+would be at another K. The result depends on the number of blocks (of the device), not on which
+finishes last: the same bits every time. No block waits for another. Parts are added up a few
+columns at a time, so that an accumulator need leave no room for another.
 
-Clusters take the place of blocks where `cluster` is asked for too: a cluster has the same turn and
-the same steps of neighbouring programs, so that its blocks share copies there as everywhere; each
-block counts the parts of its own program, and adds them up where it is the last.
+With `cluster`, clusters take the place of blocks: the blocks of a cluster have the same turn and
+the same steps of neighbouring programs, so that they share copies; each counts and adds up the
+parts of its own program.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Programs that run side by side: the blocks of a cluster take neighbours of axis 0, or of both
-axes, and a block that has several co-resident (co_resident.py) takes neighbours of axis 0. Such a team has
-one place in the order of programs (order.py), of which each of its programs has its own:
+"""Tile groups: the blocks of a cluster take neighbours along axis 0, or along both axes, and a
+block with co-resident programs (co_resident.py) takes neighbours along axis 0. A tile group has one
+place in the order of programs (order.py), from which each of its programs derives its own:
 
-    cluster 2 x 1, place 3, 5                 cluster 2 x 2, place 3, 5                              three programs co_resident, place 3, 5; a ghost ahead of the first
-    %m = 3·2 + cluster_rank                   %m = 3·2 + cluster_rank mod 2                          %m = 3·3 − 1, where the team begins (its members: co_resident.py)
-    %n = 5                                    %n = 5·2 + cluster_rank / 2                            %n = 5
+    cluster 2 x 1, place 3, 5             %m = 3·2 + cluster_rank          %n = 5
+    cluster 2 x 2, place 3, 5             %m = 3·2 + cluster_rank mod 2    %n = 5·2 + cluster_rank / 2
+    three co-resident, place 3, 5,        %m = 3·3 - 1                     %n = 5
+    a padding tile before the first       where the group begins; its members: co_resident.py
 
-The launch is flat, and so are its clusters: one of 2 x 2 has four blocks in a row, and its rank
-says which place is a block's (clusters.py). A cluster that shares each program (`spread`) counts as
-one block. Where the grid ends inside of a team, a ghost computes and stores nothing.
+The launch is one-dimensional, and so are its clusters: one of 2 x 2 has four blocks in a row
+(clusters.py). A cluster that splits each program (`cluster_split`) counts as one block. Where the
+grid ends inside a group, a padding tile computes and stores nothing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The parts of schedule-warpgroups for plans with roles."""
+"""Parts of schedule-warpgroups: how a program becomes a producer, consumers and a relayout role."""

@@ -1,5 +1,5 @@
-"""A stage and its parity, threaded through the whole program: each place that uses them leaves
-those of the next to whatever comes after it, round every loop and through every branch.
+"""A stage and its parity, threaded through the whole program: each place that uses them hands those
+of the next stage to whatever comes after it, around every loop and through every branch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""Programs side by side (programs/co_resident.py): one producer for all of them. A step of roles.py.
+"""One producer for co-resident programs (programs/co_resident.py). A step of roles.py.
 
-    producer, for each team of three:                      consumers, three of one warpgroup each:
-      Q of each, one behind the other                        wait for its own Q, stage + %who
-      for %n from the first one's first block                for each of the team's blocks before its own: wait, give back
-              to the last one's last:                            for %n from its first block to its last one:
-        wait until K's stage is free                           wait, dots, give back
-        K of %n                                              results leave;  for each of the team's blocks behind its own: wait, give back
+    producer, for each tile group of three        consumers, one warpgroup and program each
+
+      Q of each, one after the other                wait for its own Q, stage + %who
+      for %n from the first program's begin         for each block of the group before its own:
+             to the last one's end:                   wait, release
+        wait until K's stage is free                for %n from its own begin to its own end:
+        K of %n                                       wait, dots, release
+                                                    epilogue
+                                                    for each block of the group behind its own:
+                                                      wait, release
 
 What is loaded outside of loops each program has in stages of its own; a stage of what they share is
-free when all have given it back. So a program takes part in what it does not need: a stage's parity
-tells one phase from the next alone, and who did not wait for one would be lapped.
+free when all have released it. A program takes part in the phases it does not need, too: a parity
+tells a phase from the next one only, and a program that skipped one would be lapped.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""Fused boundaries of programs side by side: a program's first dot is under way when the results of
-the one before it leave. Behind roles.py, where the plan has `cross_tile_prologue` and programs stand co_resident.
+"""Cross-tile prologue of co-resident programs: a program's first dot is in flight during the
+epilogue of the one before it. Runs behind roles.py, for plans with `cross_tile_prologue`.
 
-    consumer, for each program:                           for each program; %s its first scores where %ahead says that they are there:
-      wait Q;  pass the blocks before its own               wait Q unless %ahead;  pass the blocks before its own, if not %ahead
-      if it has any:                                        if it has any:
-        wait K;  S = q·k[0];  wait for S                      S = if %ahead: %s  else: wait K;  q·k[0];  wait for S
-        softmax, loop, last dot                               softmax, loop, last dot
-        wait for it                                           pass the blocks behind its own;  claim
-                                                ->            if the next program has blocks of its own:
-                                                                wait Q of the next;  pass the blocks before its own;  wait K;  S' = q·k[0]
-                                                                wait for the last dot alone;  results leave while S' is computed;  wait for S'
-                                                              else: wait for the last dot
-      results leave                                         results leave, unless they have
-      pass the blocks behind its own;  claim                yield S', whether it is there
+    consumer, for each program:                for each program; %s: its first scores, if %ahead
+      wait Q                                     wait Q and pass earlier blocks, unless %ahead
+      pass the blocks before its own             if it has any blocks:
+      if it has any blocks:                        S = if %ahead: %s  else: wait K; q·k[0]; wait
+        wait K;  S = q·k[0];  wait for S           softmax, loop, last dot
+        softmax, loop, last dot            ->      pass the blocks behind its own;  claim
+        wait for it                                if the next program has blocks of its own:
+      epilogue                                       wait its Q;  pass blocks;  wait K;  S' = q·k[0]
+      pass the blocks behind its own;  claim         wait for the last dot alone
+                                                     epilogue while S' is computed;  wait for S'
+                                                   else: wait for the last dot
+                                                 epilogue, unless done
+                                                 yield S', whether it is there
 
-boundaries.py does so for programs that a block takes one by one, whoever is next; here who is next
-may be a ghost, and blocks that others need are passed over in between. So results are written in
-both ways: a dot that is on its way where two ways join, and was issued in one of them alone, ptxas
-waits for at once (C7517), and it keeps the registers' old contents for the other (C7512, spills).
+cross_tile_prologue.py does this for programs that a block takes one by one, whatever comes next;
+here the next one may be a padding tile, and blocks that other programs need are passed in between.
+So the epilogue is written in both branches: ptxas waits at once for a dot that is in flight where
+two paths join if only one of them issued it (C7517), and keeps the old registers for the other
+(C7512).
 
-The stage of the last dot's factor is given back behind that dot, so nothing may be waited for that
-the producer loads only then: blocks behind a program's own and before the next one's must all fit
-the ring beside it. Where they do not, the program ends as it did: the last dot first.
+The stage of the last dot's operand is released behind that dot, so nothing may be waited for that
+the producer loads only then: the blocks behind a program's own and before the next one's must all
+fit the ring beside it. Where they do not, the program ends with its last dot as before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What consumers do of a program: they wait for stages, issue dots and give stages back when these
-are over. A step of roles.py.
+"""The consumers' part of a program: they wait for stages, issue dots and release the stages when
+these are over. A step of roles.py.
 
     tile.wait_copies [%t]                            mbarrier_wait %full[%s] %p
     %d = tile.dot %ring[%s], …, %acc          ->     fence dot;  %d = dot_async …;  dot_commit
     … %d …                                           dot_wait 0;  mbarrier_arrive %empty[%s];  … %d …
 
-A dot runs on until something needs it (`_overlap`); the sums of a loop run one group deep, so that
-a stage is given back when the next group is under way (`_dots`).
+A dot runs until something needs it (`_overlap`); the accumulators of a loop run one group deep, so
+that a stage is released when the next group is in flight (`_dots`).
 """
 
 from __future__ import annotations

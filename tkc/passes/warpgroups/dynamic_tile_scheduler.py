@@ -1,36 +1,37 @@
-"""Programs claimed one by one: by the producer, for all roles. A step of roles.py.
+"""The dynamic tile scheduler for roles: the producer claims programs for all of them. A step of
+roles.py.
 
-The producer claims, and posts the next program's number and place to the consumers through a ring
-of its own:
+The producer claims, and broadcasts the next program's number and ids to the consumers through a
+ring of its own:
 
-    last copy of %n                      producer:  behind the loop of %n  next_program;  mbarrier_wait %empty;  post …;  mbarrier_arrive %full;  then mbarrier_wait … last copy
-    %next = tile.next_program %n
-    yield %next, %m, %n                  consumer:  behind its dots  mbarrier_wait %full;  fetch …;  mbarrier_arrive %empty
+    last copy of %n                   producer, behind the loop of %n:
+    %next = tile.next_program %n        next_program;  mbarrier_wait %empty;  broadcast_store …
+    yield %next, %m, %n         ->      mbarrier_arrive %full;  mbarrier_wait …;  last copy
+                                      consumer, behind its dots:
+                                        mbarrier_wait %full;  broadcast_load …;  mbarrier_arrive %empty
 
-How long a claim takes, and the divisions that make a place of it, is hidden by the wait for the
-last stage, and the next program's first copies follow at once (measured on an H200: behind that
-wait they cost causal attention of 2048 rows 1 % of its clocks). Claimed as a program begins, the
-next one would be a whole program old when its turn comes, and blocks with long ones would have
-claimed as many as the others (causal attention of 4096 rows, the last block ended 9 % behind the
-average).
+The latency of a claim, and of the divisions that turn a number into ids, is hidden by the wait for
+the last stage, and the next program's first copies follow at once. A claim at a program's begin
+would be a whole program old when it is used, and blocks with long programs would claim too many.
 
-Of programs side by side whose loops begin where each stands, the first has done with a team while
-the others are at its last blocks: the producer claims as many iterations before the loop's end as
-rings hold stages (`claim_ahead`), so that the next team's first blocks are there by then. (A claim
-takes a producer some 3300 clocks, in which it copies nothing. On an H200 a window of 1024 takes 0.9
-% fewer clocks so, 330.8 and 333.8 thousand; where all begin at one block, 0.3 to 0.6 % more.)
+Of co-resident programs whose loops begin at different places, the first ends its part of a tile
+group while the others are at its last blocks: the producer claims as many iterations before the
+loop's end as rings have stages (`claim_ahead`), so that the next group's first blocks are there:
 
-    for %k = %first to %last { copies of %k }                for %k = %first to %some { copies of %k }
-    claim, post                                       ->     claim, post
-    last copy                                                for %k = %some to %last { copies of %k };  last copy
+    for %k = %first to %last { copies of %k }      for %k = %first to %some { copies of %k }
+    claim, broadcast                         ->    claim, broadcast
+    last copy                                      for %k = %some to %last { copies of %k };  last copy
 
-Where a team begins and ends takes some sixty operations (the least and the greatest of its
-programs' bounds), in which a producer with free stages copied nothing, and each consumer gave the
-tensor cores none. What takes many operations, follows from a claim's numbers alone and is waited
-for by a loop or a copy is carried round the loop as these are (`foresee`), before the roles part:
-so it follows from the claim, and is posted with them.
+The bounds of a tile group (minimum and maximum over its programs) are many operations, in which a
+producer copies nothing and a consumer issues no dots. What is long, follows from a claimed number
+alone and is needed by a loop or a copy is carried around the loop over programs
+(`precompute_next_tile`), before the roles part: the producer computes and broadcasts it.
 
-    while (%n = …) { %low, %high = bounds of %n;  … }       ->      %low, %high = bounds of the first;  while (%n = …, %low, %high) { …;  yield %next, bounds of %next }
+    while (%n = …) {                        %low, %high = bounds of the first
+      %low, %high = bounds of %n      ->    while (%n = …, %low, %high) {
+      …                                       …
+    }                                         yield %next, bounds of %next
+                                            }
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""Results leave: buffers that consumers have written go to global memory by tensor maps. A step of
-roles.py.
+"""Epilogue stores: results that consumers have written to shared memory are stored by tensor maps.
+A step of roles.py.
 
-    tile.write %subtile, %y;  tile.copy_out %c[%m, %n] %subtile      bulk_wait read;  barrier;  tile.write %subtile, %y
-                                                      ->       fence async_shared;  barrier;  tma_store %map[%m, %n] %subtile;  bulk_commit
+    tile.write %subtile, %y                     bulk_wait read;  barrier;  tile.write %subtile, %y
+    tile.copy_out %c[%m, %n] %subtile     ->    fence async_shared;  barrier
+                                                tma_store %map[%m, %n] %subtile;  bulk_commit
 
-Copies leave by one thread: a buffer is free when its copy before has been read (`bulk_wait`), and
-is sent after a fence of the asynchronous proxy and a barrier of those who wrote it. What two copies
-of a program write nothing orders: where they may meet, the later one waits until the first has
-written (`bulk_wait`, not `read`). Through a stage of a ring, whose load the program has read for
-the last time, results leave without a buffer of their own. The producer gets it back when they have
-been read:
+One thread issues the copies. A buffer is free when its previous copy has been read (`bulk_wait`),
+and is copied after a fence of the asynchronous proxy and a barrier of the threads that wrote it.
+Two copies of a program to the same place are not ordered: where they may meet, the later one waits
+until the first has written (`bulk_wait` without `read`). A result may be stored through a stage of
+a ring which the program has read for the last time (`Plan.reuse_operand_stages`); the stage is
+released when the copy has read it:
 
-    tile.write %ring[%s] …, %y                           barrier;  tile.write %ring[%s] …, %y;  fence async_shared;  barrier;  tma_store …;  bulk_commit
-    tile.copy_out %c[%m, %n] %ring[%s]          ->       in the next program, before its loop:  bulk_wait 0 read;  mbarrier_arrive %empty[%s]
+    tile.write %ring[%s] …, %y                  barrier;  tile.write %ring[%s] …, %y
+    tile.copy_out %c[%m, %n] %ring[%s]    ->    fence async_shared;  barrier;  tma_store …;  bulk_commit
+                                                in the next program, before its loop:
+                                                bulk_wait 0 read;  mbarrier_arrive %empty[%s]
 
-That is late enough for nobody to wait until it has been read, and early enough for the program
-behind that one, whose stage it is.
+That is late enough that the wait is short, and early enough for the program after the next, whose
+stage it is.
 """
 
 from __future__ import annotations

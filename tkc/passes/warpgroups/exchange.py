@@ -1,21 +1,21 @@
-"""What the blocks of a cluster tell one another, by mbarriers: nobody waits but for the bytes he
-reads.
+"""Exchange between the blocks of a cluster by mbarriers: a block waits for the bytes it reads, and
+for nothing else.
 
-    %b = tile.alloc : !tile.shared<1, 1x64xf32>        %b = tile.alloc : !tile.shared<2, 1x64xf32> ; %full = tile.mbarriers 2     before everything, then initialised, and the cluster meets once
-    tile.write %b, %p {everywhere}             ->      tile.mbarrier_expect %full[%s] {bytes = 256}
-    %q = tile.read %b                                  tile.send %b[%s] %p %full[%s]
+    %b = tile.alloc : !tile.shared<1, 1x64xf32>        %b = tile.alloc : !tile.shared<2, 1x64xf32>
+    tile.write %b, %p {everywhere}                     %full = tile.mbarriers 2
+    %q = tile.read %b                            ->    tile.mbarrier_expect %full[%s] {bytes = 256}
+                                                       tile.send %b[%s] %p %full[%s]
                                                        tile.mbarrier_wait %full[%s] %parity
                                                        %q = tile.read %b[%s]
 
-The barrier of the cluster orders all that a thread has done before, stores and loads to global
-memory too (`MEMBAR.ALL.GPU`): whoever arrives waits for the next row that it has just asked for,
-and for the last one to be stored. `tile.send` (st.async) orders its own bytes alone. (As in QuACK's
-reductions, Dao et al. 2025.)
+A barrier of the cluster would order everything a thread has done before, global loads and stores
+too (`MEMBAR.ALL.GPU`): an arriving thread would wait for the loads it has just issued. `tile.send`
+(st.async) orders its own bytes alone (as in QuACK's reductions, Dao et al. 2025).
 
 Why nothing is overwritten early: stages alternate, so a block sends into a stage of another again
-only when it has got what that one's warps sent into the other stage in between, and each of them
-did so behind its reading of this one. Outside of loops one stage does. A block ends when it has got
-all that is sent to it.
+only when it has received what that one's warps sent into the other stage in between, and each of
+them did so behind its reading of this one. Outside of loops one stage does. A block ends when it
+has received all that is sent to it.
 """
 
 from __future__ import annotations

@@ -1,25 +1,22 @@
-"""Looking ahead: a consumer asks whether its loop's next stage is there while it still has
-something else to do. A step of roles.py.
+"""Early test of the next stage: a consumer tests whether its loop's next stage is full while it
+still has other work. A step of roles.py.
 
-    for … iter_args(%s, %p):                            for … iter_args(%s, %p, %there):
-      mbarrier_wait %full[%s] %p                          mbarrier_wait %full[%s] %p unless %there
-      dots of %ring[%s]                                   dots of %ring[%s]
-      %s1, %p1 = ring_next %s, %p                ->       %s1, %p1 = ring_next %s, %p
-      dot_wait                                            dot_wait
-                                                          %next = mbarrier_test %full[%s1] %p1
-      vector work                                         vector work
-      yield %s1, %p1                                      yield %s1, %p1, %next
+    for … iter_args(%s, %p):                    for … iter_args(%s, %p, %there):
+      mbarrier_wait %full[%s] %p                  mbarrier_wait %full[%s] %p unless %there
+      dots of %ring[%s]                           dots of %ring[%s]
+      %s1, %p1 = ring_next %s, %p           ->    %s1, %p1 = ring_next %s, %p
+      dot_wait                                    dot_wait
+                                                  %next = mbarrier_test %full[%s1] %p1
+      vector work                                 vector work
+      yield %s1, %p1                              yield %s1, %p1, %next
 
-Between an iteration's last result and the next one's first dot stand a stage's address, its parity
-and a wait: some fifty clocks in which this warpgroup gives the tensor cores nothing. Asked early
-they cost nothing; a stage that has not come by then is waited for as before. Measured by
-hand-written attention on an H200: 1 % of its time with the address alone, 2 % with the test.
-
-So is the loop's counter, which the attribute `ahead` asks of the emitter: the next one, and whether
-there is one, are known before the dots end.
+Between the last result of an iteration and the first dot of the next one stand a stage's address,
+its parity and a wait, in which this warpgroup issues no dots. Done early they overlap the dots; a
+stage that is not full by then is waited for as before. The attribute `ahead` asks the emitter for
+the same for the induction variable: its next value, and the loop's condition, before the dots end.
 
 Only where the loop's own dots are over before the vector work: where dots run on into the next
-iteration, tensor cores have work and the wait is hidden.
+iteration, the tensor cores are busy and the wait is hidden.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The tensor maps of a kernel with roles: what its producer copies by, and what its results leave
-by.
+"""The tensor maps of a kernel with roles: for the copies of its producer and for its epilogue
+stores.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Ping-pong: two consumers of one warpgroup each, which take a block's programs in turn. The last
-step of roles.py for plans with two programs.
+"""Ping-pong: two consumers of one warpgroup each take a block's programs in turn. The last step of
+roles.py for plans with two programs.
 
     role consumer {warps = 4, copies = 2}: ^(%who)
-      second arrives at the first one's turn                              hardware barriers 1 and 2
+      the second arrives at the first one's turn              hardware barriers 1 and 2
       for %program = first + who·blocks to … step 2·blocks, from the stage who·n further on:
         barrier my turn
-        for k: …dots…                                                     one issues dots, alone with the tensor cores,
+        for k: …dots…                                         one issues dots, alone,
         barrier_arrive the other's turn
-        wait for the sum; results leave                                   while the other one's results leave
-        stage and parity go n steps on: those are the other's             n: the stages that its program uses
+        wait for the accumulator; epilogue                    while the other is in its epilogue
+        stage and parity go n steps on                        n: the stages that its program uses
 
-Where the number of steps depends on the program, n is worked out for the other's: the one that
-comes after this one. Buffers that a consumer writes exist twice, a stage for each. The producer is
-as for one consumer: it fills stages in the order of programs.
+Where the trip count depends on the program, n is computed for the other's: the one that comes after
+this one. Buffers that a consumer writes have a stage for each consumer. The producer is as for one
+consumer: it fills stages in the order of programs.
 """
 
 from __future__ import annotations

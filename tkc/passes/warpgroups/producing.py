@@ -1,12 +1,12 @@
-"""What a producer does of a program, and a converter: the copies, and what lays factors anew. A
-step of roles.py.
+"""The parts of a program that copy: the producer's copies, and the relayout role, which writes
+operands again in another layout. A step of roles.py.
 
-    %t = tile.copy_async %a[…] %ring[%s]  …          mbarrier_wait %empty[%s] %p ^ 1;  mbarrier_expect %full[%s] {bytes}
-    tile.wait_copies [%t]                     ->     tma_load %map[…] %ring[%s], %full[%s]
-    %d = tile.dot …
+    %t = tile.copy_async %a[…] %ring[%s]  …      mbarrier_wait %empty[%s] %p ^ 1
+    tile.wait_copies [%t]                  ->    mbarrier_expect %full[%s] {bytes}
+    %d = tile.dot …                              tma_load %map[…] %ring[%s], %full[%s]
 
-Everything that only consumers need is left out: a dot gives what it would add to, and what that
-leaves without a use is swept away.
+Everything that only consumers need is removed: a dot is replaced by the accumulator it would add
+to, and what then has no use is swept away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rings with their mbarriers: what the roles of roles.py say of stages, and ask of what fills them."""
+"""Rings and their mbarriers: which stage an operation fills, reads or releases."""
 
 from __future__ import annotations
 

@@ -1,34 +1,36 @@
-"""Producer and consumers out of one program: the half of schedule-warpgroups for plans with roles.
+"""Producer and consumers out of one program: the part of schedule-warpgroups for plans with roles.
 
-The program's loops are written twice. The producer's copy keeps what its copies need: the loops,
-their bounds, addresses, the ring's stage and parity. The consumers keep the rest. A ring's tokens
-become two mbarriers a stage:
+The program's loops are cloned. The producer's copy keeps what its copies need: the loops, their
+bounds, addresses, the ring's stage and parity. The consumers keep the rest. A ring's tokens become
+two mbarriers a stage:
 
-    %t = tile.copy_async %a[…] %ring[%s] …       producer:  mbarrier_wait %empty[%s] %p ^ 1;  mbarrier_expect %full[%s] {bytes}
-    tile.wait_copies [%t]                                   tma_load %map[…] %ring[%s], %full[%s]
-    %d = tile.dot %ring[%s], …, %acc             consumer:  mbarrier_wait %full[%s] %p
-                                                            fence dot;  %d = dot_async …;  dot_commit
-                                                            dot_wait 1;  mbarrier_arrive %empty[stage before]
+    %t = tile.copy_async %a[…] %ring[%s] …      producer:  mbarrier_wait %empty[%s] %p ^ 1
+    tile.wait_copies [%t]                                  mbarrier_expect %full[%s] {bytes}
+    %d = tile.dot %ring[%s], …, %acc                       tma_load %map[…] %ring[%s], %full[%s]
+                                          ->    consumer:  mbarrier_wait %full[%s] %p
+                                                           fence dot;  %d = dot_async …;  dot_commit
+                                                           dot_wait 1
+                                                           mbarrier_arrive %empty[stage before]
 
-Dots run one group deep: a stage is given back when the dot after its own has been issued and its
-own has ended, by one arrival of each warp, so that no warp speaks for another. In a cluster that
-shares copies each block loads a part for those that share one, and a stage is given back to every
-block that writes there (programs/clusters.py). The sum starts in the registers as they are (`keep`
-is false in a loop's first iteration); where a loop may not run at all, its result is the initial
-value.
+Dots run one group deep: a stage is released when the dot after its own has been issued and its own
+has ended, by one arrival of each warp. In a cluster that shares copies each block loads a part for
+those that share it, and a stage is released to every block that writes there
+(programs/clusters.py). The accumulator starts in undefined registers (`keep` is false in a loop's
+first iteration); where a loop may have no iterations, its result is the initial value.
 
-Where programs are claimed one by one, the producer claims them for all (claims.py). A factor that
-is laid anew (layouts/relayout.py) has two rings: the producer fills one, a third role, the
-converter, the other. Its copy of the loops keeps the reads, what lies between, and the writes:
+With the dynamic tile scheduler the producer claims programs for all roles
+(dynamic_tile_scheduler.py). An operand that is relaid (layouts/relayout.py) has two rings: the
+producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads,
+what lies between, and the writes:
 
-    %x = tile.read %ring[%s]             converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
-    …                                                mbarrier_wait %empty2[%t] %q ^ 1;  tile.write %ring2[%t], %y
-    tile.write %ring2[%t], %y                        fence async_shared;  mbarrier_arrive %full2[%t], %empty[%s], one of each warp
-                                         consumer:   mbarrier_wait %full2[%t] %q, and the stage is given back as any other
+    %x = tile.read %ring[%s]         converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
+    …                                            mbarrier_wait %empty2[%t] %q ^ 1
+    tile.write %ring2[%t], %y  ->                tile.write %ring2[%t], %y;  fence async_shared
+                                                 mbarrier_arrive %full2[%t], %empty[%s], each warp one
+                                     consumer:   mbarrier_wait %full2[%t] %q;  releases it as any stage
 
-What each role then does stands in producing.py and consuming.py. Numbers that the producer loads
-for the consumers it posts beside a stage (broadcasts.py). Results leave by copies of their own
-(leaving.py).
+The roles' parts are in producing.py and consuming.py. Numbers that the producer loads for the
+consumers are broadcast beside a stage (broadcasts.py). Results are stored by epilogue_stores.py.
 """
 
 from __future__ import annotations

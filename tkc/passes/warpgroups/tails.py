@@ -1,20 +1,21 @@
-"""Straight tails: where a branch runs under dots, an iteration is written once for each way, from
-the last dots before it on. The last step of roles.py.
+"""Straight-line tails: where a branch runs under dots, the rest of the iteration, from the last
+dots before it on, is cloned into both sides. The last step of roles.py.
 
-    dots of s                                          dots of s
-    dots of o                                          … = scf.if %full {
-    dot_wait 1                                             dots of o;  dot_wait 1;  p = exp2(%s …);  dot_wait 0;  …;  yield p, …
-    %t = scf.if %full { yield %s }               ->      } else {
-         else { masked s }                                 dots of o;  dot_wait 1;  %t = masked s;  p = exp2(%t …);  dot_wait 0;  …;  yield p, …
-    p = exp2(%t …);  dot_wait 0;  …                      }
-    yield p, …                                         yield …
+    dots of s                              dots of s
+    dots of o                              … = scf.if %full {
+    dot_wait 1                               dots of o;  dot_wait 1;  p = exp2(%s …);  dot_wait 0
+    %t = scf.if %full { yield %s }           …;  yield p, …
+         else { masked s }           ->    } else {
+    p = exp2(%t …);  dot_wait 0;  …          dots of o;  dot_wait 1;  %t = masked s;  p = exp2(%t …)
+    yield p, …                               dot_wait 0;  …;  yield p, …
+                                           }
+                                           yield …
 
-An assembler moves a wait for dots up within its block of straight code, as far as the arithmetic
-around it lets it. In one block with the dots, a quarter of the exponentials run before it, under
-the dots; behind a branch all of them wait (measured on an H200, causal attention: 18 % of the
-samples at that wait against 9 % without a branch, 6 % of a step). Neither the wait before alone nor
-the branch's rest alone does it: the assembler counts from the dots. The other way is seldom taken,
-and its copy of the code costs nothing else.
+The assembler moves a wait for dots up within its block of straight-line code, as far as the
+arithmetic around it lets it. In one block with the dots, a part of the exponentials runs before the
+wait, under the dots; behind a branch all of them wait. Cloning only the wait before, or only the
+rest behind the branch, does not help: the assembler counts from the dots. The other side is seldom
+taken.
 """
 
 from __future__ import annotations
