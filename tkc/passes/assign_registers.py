@@ -46,7 +46,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
         if peak > MAX_REGISTERS_PER_THREAD:
             context.decisions.append(
                 f"assign-registers: that is more than {MAX_REGISTERS_PER_THREAD}: it fits if ptxas"
-                " takes tiles in parts (report() says whether it spills); if not, use smaller tiles or more warps"
+                " takes tiles in parts (report() says whether it spills); if not, use smaller"
+                " tiles or more warps"
             )
 
 
@@ -78,7 +79,7 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
     """The most registers live at once in a block, given what is live all through it, and at which
     operation.
     """
-    last = {_source(operand): op for op in block.ops for operand in _operands_inside(op)}
+    last = _last_uses(block)
     now = set(live) | {a for a in block.args if size(a)}
     peak, where = sum(map(size, now)), None
     for op in block.ops:
@@ -87,11 +88,16 @@ def pressure(block: Block, live: frozenset[SSAValue] = frozenset()) -> tuple[int
             if found > peak:
                 peak, where = found, at or op
         now -= ending
-        now |= {r for r in op.results if size(r) and r in last}
-        total = sum(map(size, now)) + sum(size(r) for r in op.results if r not in now)
+        now.update(r for r in op.results if size(r) and r in last)
+        total = sum(map(size, now | set(op.results)))
         if total > peak:
             peak, where = total, op
     return peak, where
+
+
+def _last_uses(block: Block) -> dict[SSAValue, Operation]:
+    """The last operation of a block that reads a value, or inside which one does."""
+    return {_source(operand): op for op in block.ops for operand in _operands_inside(op)}
 
 
 def _pressures_inside(

@@ -177,7 +177,7 @@ def is_running_maximum(loop: scf.ForOp, argument: BlockArgument) -> ew.Binary | 
     return op if argument in op.operands and op.lhs is not op.rhs else None
 
 
-def _depends(op: Operation, values: Container[SSAValue]) -> bool:
+def depends(op: Operation, values: Container[SSAValue]) -> bool:
     """Whether an operation, or one inside it, reads any of some values."""
     return any(v in values for inner in op.walk() for v in inner.operands)
 
@@ -296,7 +296,7 @@ class Forms:
         while True:
             reached = set(touched)
             for op in body.ops:
-                if _depends(op, reached):
+                if depends(op, reached):
                     reached |= set(op.results)
             more = {a for a, v in zip(body.args[1:], yielded_by(body), strict=True) if v in reached}
             if more <= touched:
@@ -364,7 +364,7 @@ class Forms:
                     self.block(block)
             self._branch(op)
         elif op.regions:
-            if _depends(op, self.of):
+            if depends(op, self.of):
                 fails("", op)
         elif not any(forms):
             for r in op.results:
@@ -379,7 +379,7 @@ class Forms:
             fails(" as a bound", op)
         if any(forms):
             self.loop(op)
-        elif _depends(op, self.of):
+        elif depends(op, self.of):
             self.block(op.body.block)
             if any(v in self.of for v in yielded_by(op.body.block)):
                 raise Unproved("another loop carries what depends on it")
