@@ -33,7 +33,7 @@ from tkc.ir import threads, tile
 from tkc.ir.types import ArrayFacts, Fact, PendingType
 from tkc.language.signature import ArrayArgument
 from tkc.passes import plan as planning
-from tkc.passes.warpgroups.roles import ROOMY
+from tkc.passes.warpgroups.roles import MIN_LOOKAHEAD_REGISTERS
 from tkc.sim.mutants import mutants
 
 NUMPY, HALF_ULP = (
@@ -280,7 +280,9 @@ def test_three_and_four_warpgroups(form):
     producer, consumer = (role(module, name) for name in ("producer", "consumer"))
     assert given.plan.warps == consumer.warps.value.data == 4 * groups and count(
         consumer, threads.Turn
-    ) == (4 if given.plan.registers[1] >= ROOMY else 3)  # start, begin, and the end of each way
+    ) == (
+        4 if given.plan.registers[1] >= MIN_LOOKAHEAD_REGISTERS else 3
+    )  # start, begin, and the end of each way
     left = (
         (groups + 1) * given.target.at_entry(128 * (groups + 1))
         - groups * consumer.registers.value.data

@@ -25,7 +25,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.ir import tile
 from tkc.ir.target import target
 from tkc.passes.pipeline import PIPELINE
-from tkc.passes.programs.stream_k import MOST
+from tkc.passes.programs.stream_k import MAX_BLOCKS
 from tkc.runtime.launch import workspaces
 from tkc.sim import level4
 from tkc.sim.mutants import mutants
@@ -186,8 +186,8 @@ def test_the_workspace(form):
     )
     assert interface.split == dict(form.options)["stream_k"] and sorted(
         (p.bytes, p.each) for p in interface.parameters if p.kind == "workspace"
-    ) == [(4 * MOST, 0), (8 * BM * BN * MOST, 0)]
-    assert workspaces(interface, 1000)[1] == 768 + 8 * BM * BN * MOST
+    ) == [(4 * MAX_BLOCKS, 0), (8 * BM * BN * MAX_BLOCKS, 0)]
+    assert workspaces(interface, 1000)[1] == 768 + 8 * BM * BN * MAX_BLOCKS
     assert [
         op.kind.data for op in role(kernel, "consumer").walk() if isinstance(op, tile.Atomic)
     ] == ["add", "exchange"] and not count(role(kernel, "producer"), (tile.Atomic, tile.Store))

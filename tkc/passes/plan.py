@@ -60,15 +60,18 @@ from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles, small
 from tkc.passes.planning.pressure import demand, fits
 
-MOST_REGISTERS, ACCUMULATORS, HELD, STAGED, KEPT, BESIDE, RESERVED = (
-    255,
-    128,
-    144,
-    160,
-    64,
-    32,
-    2048,
-)
+# registers of a thread
+MAX_REGISTERS_PER_THREAD = 255
+MAX_ACCUMULATOR_REGISTERS = 128
+# accumulators and left operands that a loop does not change, or that it carries when rotated
+MAX_OPERAND_AND_ACCUMULATOR_REGISTERS = 144
+# accumulators, and loads on their way to shared memory
+MAX_STAGED_REGISTERS = 160
+# accumulators beside which relaxed maxima have room for scores
+MAX_REGISTERS_TO_RELAX = 64
+MIN_REGISTERS_BESIDE_ACCUMULATORS = 32
+# shared memory that passes behind the plan may need
+RESERVED_SHARED_BYTES = 2048
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
@@ -111,7 +114,7 @@ def plan(module: ModuleOp, context: PassContext) -> Plan:
     program = Program.of(kernel_of(module))
     made = _legally(program, context)
     if made.roles in ("one", "co_resident") or not (
-        others := _narrowed(made, context.options, SCHEDULES)
+        others := _narrowed(made, context.options, ROLE_CHOICES)
     ):
         return made
     ranked = _ranked(
@@ -148,9 +151,9 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
     if sizes is not None:
         further["split_k"] = (1, *_parts(work, context.target))
     if sizes is not None and any(map(cut, program.loads)):
-        further["cluster"] = CLUSTERS
+        further["cluster"] = CUT_SECTOR_CLUSTERS
     if _several(program):
-        further["programs"] = CO_RESIDENT
+        further["programs"] = CO_RESIDENT_PROGRAMS
     found = [
         p
         for _, p in _ranked(
@@ -160,7 +163,7 @@ def candidates(module: ModuleOp, context: PassContext, sizes: Sizes | None = Non
                     first,
                     program,
                     context,
-                    _narrowed(first, options, SCHEDULES | further),
+                    _narrowed(first, options, ROLE_CHOICES | further),
                     sizes is not None,
                 ),
             ],
@@ -190,23 +193,18 @@ def _legally(program: Program, context: PassContext) -> Plan:
 
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules
 # choose where they are free.
-SCHEDULES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
-CLUSTERS = (
-    *SCHEDULES["cluster"],
-    (2, 2),
-    (4, 1),
-    (4, 2),
-    # where rows are known to cut sectors: the cache is slow to serve them, and one that is shared
-    # it
-    # serves once
-)
-CO_RESIDENT = (*SCHEDULES["programs"], 3, 4)  # side by side, where loops have several dots
-ORDINARY = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
-STREAMING = {
+ROLE_CHOICES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
+# where rows are known to cut sectors: the L2 cache serves such copies slowly, a shared one only once
+CUT_SECTOR_CLUSTERS = (*ROLE_CHOICES["cluster"], (2, 2), (4, 1), (4, 2))
+# where loops have several dots
+CO_RESIDENT_PROGRAMS = (*ROLE_CHOICES["programs"], 3, 4)
+ONE_ROLE_CHOICES = {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5), "raster": (1, 8)}
+# of programs without dots, where it makes a difference
+NO_DOT_CHOICES = {
     "num_warps": (2, 4, 8, 16),
     "persistent": (False, True),
     "register_transpose": (False, True),
-}  # of programs without dots, where it makes a difference
+}
 
 
 def _ordinary(program: Program) -> dict[str, tuple]:
@@ -214,13 +212,13 @@ def _ordinary(program: Program) -> dict[str, tuple]:
     something may read ahead of it, and those that turn a tile may turn it elsewhere.
     """
     if program.dots:
-        return ORDINARY
+        return ONE_ROLE_CHOICES
     differ = {
         "num_warps": True,
         "persistent": streaming.waits(program.kernel),
         "register_transpose": streaming.turns(program.kernel),
     }
-    return {name: values for name, values in STREAMING.items() if differ[name]}
+    return {name: values for name, values in NO_DOT_CHOICES.items() if differ[name]}
 
 
 def _several(program: Program) -> bool:
@@ -334,16 +332,16 @@ def forcing(plan: Plan) -> dict:
     said = keywords(plan)
     names = (
         (
-            *SCHEDULES,
+            *ROLE_CHOICES,
             *(["roles"] if plan.roles == "co_resident" else []),
             *(["split_k"] if plan.split_k > 1 else []),
             *(["stream_k"] if plan.stream_k else []),
         )
         if plan.roles != "one"
         else (
-            (*ORDINARY, *(["rotate"] if plan.rotate else []), "roles")
+            (*ONE_ROLE_CHOICES, *(["rotate"] if plan.rotate else []), "roles")
             if plan.dots
-            else (*STREAMING, "roles")
+            else (*NO_DOT_CHOICES, "roles")
         )
     )
     return {name: said[name] for name in names if name != "num_stages" or plan.stages > 1}
@@ -545,7 +543,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
                 special, decisions=(*special.decisions, *_unused(special, context.options))
             )
         say(f"one role with mma.sync: {reason}")
-    if asked is None and ordinary.relax and each > KEPT and program.maxima:
+    if asked is None and ordinary.relax and each > MAX_REGISTERS_TO_RELAX and program.maxima:
         say(
             f"running maxima stay exact: beside {each} registers of accumulators there is no room"
             " to keep scores until they are known to fit"
@@ -574,7 +572,7 @@ def _late(program: Program, plan: Plan, each: int, context: PassContext, say) ->
         if stages is None:
             continue
         say(f"stages: {stages.said()}")
-        if each + stages.schedules[0].carried <= HELD:
+        if each + stages.schedules[0].carried <= MAX_OPERAND_AND_ACCUMULATOR_REGISTERS:
             found += [i for i in numbers if program.dots[i] in stages.late]
     return tuple(found)
 
@@ -674,9 +672,9 @@ def _of_dots(plan: Plan) -> dict[str, str]:
 
 def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, say) -> int:
     narrow = (
-        dict.fromkeys((4, 8), 3 * ACCUMULATORS // 8)
+        dict.fromkeys((4, 8), 3 * MAX_ACCUMULATOR_REGISTERS // 8)
         if _ragged(program, context)
-        else {4: ACCUMULATORS // 2}
+        else {4: MAX_ACCUMULATOR_REGISTERS // 2}
         if _widened(program, context)
         else {}
     )
@@ -687,7 +685,9 @@ def _warps(program: Program, loads: tuple[LoadPlan, ...], context: PassContext, 
             for op, load in zip(program.loads, loads, strict=False)
             if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None
         ) // (4 * 32 * warps)
-        if each <= narrow.get(warps, ACCUMULATORS) and (each + staged <= STAGED or warps == 8):
+        if each <= narrow.get(warps, MAX_ACCUMULATOR_REGISTERS) and (
+            each + staged <= MAX_STAGED_REGISTERS or warps == 8
+        ):
             break  # 16 warps have 128 registers a thread
     say(
         f"{warps} warps: {each} registers of accumulators a thread"
@@ -727,16 +727,17 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
     """Dots of one role whose results leave no registers to compute with, the largest first."""
     program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
     most = min(
-        MOST_REGISTERS,
+        MAX_REGISTERS_PER_THREAD,
         context.target.registers // (32 * warps),
-        context.options.maxnreg or MOST_REGISTERS,
+        context.options.maxnreg or MAX_REGISTERS_PER_THREAD,
     )
     ragged = _ragged(program, context) or any(
         n % 16 for d in program.dots for n in tile_type(d.acc).extents[-2:]
     )
-    limit = min(ACCUMULATORS, most // 2 if _added(program, context).dots else most - BESIDE) // (
-        2 if ragged else 1
-    )
+    limit = min(
+        MAX_ACCUMULATOR_REGISTERS,
+        most // 2 if _added(program, context).dots else most - MIN_REGISTERS_BESIDE_ACCUMULATORS,
+    ) // (2 if ragged else 1)
 
     def together(dot):
         return replace(program, dots=tuple(d for d in program.dots if loop_of(d) is loop_of(dot)))
@@ -866,7 +867,11 @@ def _source(
     if not _copied(value.owner, _load(value.owner, Ranges())):
         return "registers"
     held = tile_type(value).bytes // (4 * 32 * parts)
-    return "shared" if accumulators + held > HELD or asked == "shared" else "registers"
+    return (
+        "shared"
+        if accumulators + held > MAX_OPERAND_AND_ACCUMULATOR_REGISTERS or asked == "shared"
+        else "registers"
+    )
 
 
 def _split(warps: int, m: int, n: int, least_m: int, least_n: int) -> tuple[int, int]:
@@ -949,8 +954,8 @@ def _stages(
         return 1
     if asked:
         return asked
-    room = context.room() - others - RESERVED
-    half = min(room, context.target.shared_bytes // 2 - others - RESERVED)
+    room = context.room() - others - RESERVED_SHARED_BYTES
+    half = min(room, context.target.shared_bytes // 2 - others - RESERVED_SHARED_BYTES)
     chosen = next((s for s in (4, 3) if s * stage <= half), None) or next(
         (s for s in (4, 3, 2) if s * stage <= room), 1
     )
@@ -1018,9 +1023,9 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
             f" {max(0, (context.target.shared_bytes - others) // max(stage, 1))} stages do"
         )
     most = min(
-        MOST_REGISTERS,
+        MAX_REGISTERS_PER_THREAD,
         context.target.registers // (32 * max(plan.warps, 1)),
-        context.options.maxnreg or MOST_REGISTERS,
+        context.options.maxnreg or MAX_REGISTERS_PER_THREAD,
     )
     if not found and (each := _accumulators(program, plan.warps)) > most:
         found.append(

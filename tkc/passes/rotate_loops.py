@@ -39,7 +39,7 @@ from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
 from tkc.passes import PassContext
 from tkc.passes.planning.bodies import Anatomy, WarpCosts, shape
-from tkc.passes.planning.stages import EFFORT, ordered
+from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
 from tkc.passes.programs.co_resident import BEGUN
 
 
@@ -58,7 +58,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 continue
             anatomy = Anatomy(loop, context.overlaps)
             late = anatomy.late(dots)
-            order, _ = ordered(anatomy.body(machine), late, [EFFORT])
+            order, _ = ordered(anatomy.body(machine), late, [MAX_SEARCH_STEPS])
             Rotation(
                 anatomy,
                 late,

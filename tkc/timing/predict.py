@@ -28,7 +28,14 @@ from tkc.ir.plan import Plan, written_on
 from tkc.ir.target import Target
 from tkc.ir.values import owner_op, tile_type
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import ASSUMED_TRIPS, JOIN, Numbers, Sizes, Work, memory_of
+from tkc.passes.planning.cost import (
+    ASSUMED_TRIPS,
+    CLUSTER_LAUNCH_CLOCKS,
+    Numbers,
+    Sizes,
+    Work,
+    memory_of,
+)
 from tkc.timing import demands
 from tkc.timing.timeline import MultiprocessorSimulation, Timeline
 
@@ -109,7 +116,7 @@ def predict(module: ModuleOp, work: Work, target: Target, sizes: Sizes | None = 
     begin = (
         _filling(timeline, fixed) * persistent
         + target.engines.kernel
-        + (JOIN if simulation.cluster > 1 else 0)
+        + (CLUSTER_LAUNCH_CLOCKS if simulation.cluster > 1 else 0)
     )
     if plan.stream_k:
         busiest = float(each.sum()) / simulation.blocks

@@ -46,7 +46,7 @@ from tkc.ir.target import Target
 from tkc.ir.types import BarriersType, SharedType, TileType, bits
 from tkc.ir.values import index_of, shared_type, tile_type, type_of, yielded_by
 from tkc.passes.analysis.scalars import computed
-from tkc.passes.planning.cost import RAGGED, Numbers, Sizes, slowed
+from tkc.passes.planning.cost import PARTIAL_SWIZZLE_PENALTY, Numbers, Sizes, slowed
 from tkc.timing import demands
 
 MIN_ITERATIONS_RUN = 10  # of a long loop
@@ -61,7 +61,7 @@ BarrierOp = (
     | threads.Send
     | threads.TmaLoad
 )
-STEER = (
+SYNCHRONIZATION = (
     threads.MbarrierWait,
     threads.MbarrierArrive,
     threads.MbarrierExpect,
@@ -368,7 +368,7 @@ class MultiprocessorSimulation:
             elif (
                 op.regions
                 and not isinstance(op, (tile.Reduce, tile.Scan))
-                or isinstance(op, _TIMED)
+                or isinstance(op, TIMED_OPERATIONS)
             ):
                 flush()
                 steps.append(("op", op))
@@ -559,7 +559,7 @@ class MultiprocessorSimulation:
                     and n * bits(shared_type(op.b).element) % 1024
                     and shared_type(op.b).memory.fast == 1
                 ):
-                    clocks *= 1 + RAGGED / n**2
+                    clocks *= 1 + PARTIAL_SWIZZLE_PENALTY / n**2
                 yield from self._dot(
                     a,
                     clocks * slowed(reads / clocks),
@@ -907,7 +907,7 @@ class Shared:
         self.left_out: dict[int, int] = {}  # of each program's loops, by the producer: iterations
 
 
-_TIMED = (
+TIMED_OPERATIONS = (
     threads.MbarrierWait,
     threads.MbarrierArrive,
     threads.MbarrierExpect,
@@ -943,7 +943,7 @@ def _steering(kernel: tile.Kernel) -> set[SSAValue]:
     work = [
         v
         for op in kernel.walk()
-        if isinstance(op, STEER)
+        if isinstance(op, SYNCHRONIZATION)
         for v in op.operands
         if not isinstance(v.type, (TileType, SharedType))
     ]

@@ -23,7 +23,7 @@ from tkc.ir.values import index_of, owner_op, tile_type, yielded_by
 from tkc.passes.analysis.access import unchanged
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS
 from tkc.passes.planning import demands
-from tkc.passes.planning.cost import MMA
+from tkc.passes.planning.cost import MMA_SYNC_RATE
 from tkc.passes.planning.stages import Body, Crossing, Group, Schedule, search
 
 
@@ -42,7 +42,7 @@ class WarpCosts:
             self.target.tensor
             * 16
             / max(8, bits(tile_type(dot.a).element))
-            * (1 if self.wgmma or not self.target.wgmma else MMA)
+            * (1 if self.wgmma or not self.target.wgmma else MMA_SYNC_RATE)
         )
         return (
             2

@@ -41,62 +41,38 @@ from tkc.passes.analysis.scalars import computed
 from tkc.passes.analysis.values import LOADS, dots_fed
 
 ASSUMED_TRIPS = 64  # of a loop whose trip count is not known
-LATENCY = 1000  # clocks from asking for a stage to having it
-BEGIN, OUTSIDE = (
-    6000,
-    1.5e-6,
-)  # clocks before the first step and after the last store; seconds round the kernel
-RESTART = 600  # clocks of a program that nothing overlaps, and for each element of its results:
-OUT = {"tma": 0.040, "one subtile": 0.055, "shared": 0.055, "direct": 0.4}
-NARROW, COLUMNS = 3.2, 1.5  # times that for rows that start at odd elements, and for columns
-MEET, PART = (
-    (2800, 0.5),
-    (
-        50,
-        0.11,
-        # clocks in which programs that share a block store their parts and the last one learns that
-        # it is,
-        # and of each part that it adds up; the second for each element
-    ),
-)
-JOIN = 400  # clocks until the blocks of a cluster know each other
-EASY, CROWDED = (
-    128,
-    185,
-    # bytes a clock into and out of shared memory: wgmma slows by 0.12 % for each beyond the first,
-    # and
-    # with the square of what is beyond the second
-)
-# a right factor whose rows are no whole swizzles slows wgmma so, by the square of its columns
-RAGGED = 0.45 * 96**2
-MMA, OLDER = (
-    0.62,
-    1.2,
-    # mma.sync's part of wgmma's rate; a plan of one role takes so much longer than this says, where
-    # there is wgmma
-)
-# bytes that earlier kernels left in the cache and that must be written back as others come in
-DIRTY = 18e6
-UNITS = 7  # clocks of an instruction by which a warp loads what it then writes to shared memory
-WHOLE, CUT = (
-    1.6,
-    4.2,
-    # clocks in which a tensor map copies 128 bytes of a row; the same where rows start in the
-    # middle of
-    # 32 bytes,
-)
-BUSY, FEW = (
-    0.91,
-    0.8,
-    # while so much of the device does: it is the cache that all share; and more with few stages,
-    # behind
-    # the one in use
-)
-ANEW = (
-    740,
-    0.023,
-)  # clocks in which a role lays factors of 8 bits anew: of a step, and of each byte
-OUTSIDE_ARRAY = 3  # a byte that a tensor map fills with zero costs as much as so many
+COPY_LATENCY = 1000  # clocks from issuing a copy to its arrival
+LAUNCH_CLOCKS = 6000  # before the first step and after the last store
+LAUNCH_SECONDS = 1.5e-6  # around the kernel
+RESTART_CLOCKS = 600  # of a program, which nothing overlaps
+# of a program's results, by how they are stored
+STORE_CLOCKS_PER_ELEMENT = {"tma": 0.040, "one subtile": 0.055, "shared": 0.055, "direct": 0.4}
+ODD_ROWS_FACTOR = 3.2  # how much longer direct stores take of rows that start at odd elements
+COLUMN_STORE_FACTOR = 1.5  # and of dense columns
+# (clocks, clocks an element): storing parts and learning which program is the last
+SPLIT_K_CLOCKS = 2800, 0.5
+# likewise, of each part that the last program adds up
+SPLIT_K_PART_CLOCKS = 50, 0.11
+CLUSTER_LAUNCH_CLOCKS = 400  # until the blocks of a cluster know each other
+# into and out of shared memory: beyond the first wgmma slows a little with each byte, beyond the
+# second with the square
+FREE_SHARED_BYTES_PER_CLOCK, MAX_SHARED_BYTES_PER_CLOCK = 128, 185
+# how much wgmma slows, over the square of its columns, where rows of its right operand are no whole
+# swizzles
+PARTIAL_SWIZZLE_PENALTY = 0.45 * 96**2
+MMA_SYNC_RATE = 0.62  # of wgmma's, where there is wgmma
+ONE_ROLE_FACTOR = 1.2  # how much longer a plan of one role takes than this model says, likewise
+# of earlier kernels, which are written back to memory as others come in
+DIRTY_CACHE_BYTES = 18e6
+STAGED_LOAD_CLOCKS = 7  # of an instruction by which a warp loads what goes to shared memory
+# in which a tensor map copies 128 bytes of a row; where rows begin in the middle of 32 bytes
+MAP_LINE_CLOCKS, MAP_CUT_LINE_CLOCKS = 1.6, 4.2
+# of the device, for which those clocks hold: all blocks share the L2 cache
+USUAL_BUSY_SHARE = 0.91
+SHALLOW_RING_PENALTY = 0.8  # with few stages behind the one in use
+# in which a role relays 8-bit operands: of a step, and of each byte
+RELAYOUT_CLOCKS = 740, 0.023
+FILLED_BYTE_WEIGHT = 3  # cost of a byte that a tensor map fills with zero, in copied bytes
 STORES = (tile.Store, tile.StorePointers, tile.Atomic, tile.AtomicBlock)
 
 
@@ -232,10 +208,10 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     )
     per_block = max(1, plan.programs)
     memory, programs, resident, places = memory_of(work, plan, target)
-    memory += min(memory, DIRTY / (target.memory * 1e9))
+    memory += min(memory, DIRTY_CACHE_BYTES / (target.memory * 1e9))
     parallel = programs * plan.split_k
     busy = (
-        parallel / ceil(parallel / places) / (places * BUSY)
+        parallel / ceil(parallel / places) / (places * USUAL_BUSY_SHARE)
         if work.grid and not plan.stream_k
         else 1.0
     )
@@ -249,15 +225,17 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
         if trips * step > longest and part.dots:
             longest, limit = trips * step, why
         if plan.roles == "one" and part.dots and trips > 1:
-            exposed += LATENCY + step  # its first copies wait for nobody, and nothing for them
+            exposed += COPY_LATENCY + step  # its first copies wait for nobody, and nothing for them
     waves = (
         parallel / (places * per_block)
         if work.grid is None or plan.stream_k
         else ceil(parallel / places) / per_block
     )
     out = (
-        RESTART
-        + OUT["one subtile" if plan.epilogue == "tma" and plan.subtiles == 1 else plan.epilogue]
+        RESTART_CLOCKS
+        + STORE_CLOCKS_PER_ELEMENT[
+            "one subtile" if plan.epilogue == "tma" and plan.subtiles == 1 else plan.epilogue
+        ]
         * (work.apart if plan.epilogue == "direct" else work.results)
         if work.parts and any(p.dots for p in work.parts)
         else 0
@@ -266,23 +244,25 @@ def cost(work: Work, plan: Plan, target: Target) -> Cost:
     # two programs at once hide what the other multiplies over
     each = clocks + exposed if per_block == 1 else max(clocks, (clocks + exposed) / per_block)
     met = (
-        MEET[0] + MEET[1] * work.results + plan.split_k * (PART[0] + PART[1] * work.results)
+        SPLIT_K_CLOCKS[0]
+        + SPLIT_K_CLOCKS[1] * work.results
+        + plan.split_k * (SPLIT_K_PART_CLOCKS[0] + SPLIT_K_PART_CLOCKS[1] * work.results)
         if plan.split_k > 1
         else 0
     )
     total = (
         waves * per_block * each
         + (exposed if per_block > 1 else 0)
-        + (BEGIN + JOIN * (cluster > 1) if work.grid else 0)
+        + (LAUNCH_CLOCKS + CLUSTER_LAUNCH_CLOCKS * (cluster > 1) if work.grid else 0)
     )
     seconds = (
         max(total / (target.clock * 1e9), memory)
         + 0.15 * min(total / (target.clock * 1e9), memory)
         + met / (target.clock * 1e9)
-        + OUTSIDE
+        + LAUNCH_SECONDS
     )
     if target.wgmma and plan.roles == "one":
-        seconds *= OLDER
+        seconds *= ONE_ROLE_FACTOR
     scale = 1 / (target.clock * 1e9)
     return Cost(
         seconds,
@@ -355,12 +335,14 @@ def _step(
                 * n
                 * k
                 / rate
-                * (1 + RAGGED / n**2 if n > 64 and n % (1024 // d.bits) else 1)
+                * (1 + PARTIAL_SWIZZLE_PENALTY / n**2 if n > 64 and n % (1024 // d.bits) else 1)
             )
             reads += rows / 64 * k * d.bits / 256 * ((2048 if chosen.a == "shared" else 0) + 32 * n)
             anew += d.bits // 8 * k * (m * (chosen.a == "relaid") + n * (chosen.b == "relaid"))
         else:
-            tensor += 2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA if target.wgmma else 1))
+            tensor += (
+                2 * _up(m, 16) * _up(n, 8) * k / (rate * (MMA_SYNC_RATE if target.wgmma else 1))
+            )
     for x in part.moved:
         load = plan.loads[x.number] if 0 <= x.number < len(plan.loads) else None
         filled = x.bytes - x.inside if load is not None and load.path == "tma" else 0
@@ -369,18 +351,24 @@ def _step(
             if load is not None and load.multicast >= 0
             else 1
         )
-        fabric += (x.inside + OUTSIDE_ARRAY * filled) / target.fabric / sharing
+        fabric += (x.inside + FILLED_BYTE_WEIGHT * filled) / target.fabric / sharing
         if load is not None and load.path == "tma" and sectors:
             copies += (
                 x.bytes
                 / 128
-                * (CUT * busy * (1 + FEW / max(1, plan.stages - 1) ** 2) if x.cut else WHOLE)
+                * (
+                    MAP_CUT_LINE_CLOCKS
+                    * busy
+                    * (1 + SHALLOW_RING_PENALTY / max(1, plan.stages - 1) ** 2)
+                    if x.cut
+                    else MAP_LINE_CLOCKS
+                )
                 / sharing
             )
         if load is None or load.path == "tma":
             continue
         vector = max(1, load.vector)
-        units += x.bytes / (32 * vector) * (8 if load.path == "async" else UNITS)
+        units += x.bytes / (32 * vector) * (8 if load.path == "async" else STAGED_LOAD_CLOCKS)
     if reads:
         each = (reads + sum(x.bytes for x in part.moved if x.fed) + 3 * anew) / tensor
         tensor *= slowed(each)
@@ -389,9 +377,9 @@ def _step(
     latency = (
         0.0
         if not copied or not part.dots
-        else (LATENCY + tensor) / max(1, stages - 1)
+        else (COPY_LATENCY + tensor) / max(1, stages - 1)
         if stages > 1
-        else LATENCY + tensor + fabric
+        else COPY_LATENCY + tensor + fabric
     )
     times = {
         "tensor": tensor * resident,
@@ -399,7 +387,7 @@ def _step(
         "latency": latency,
         "units": units * resident,
         "cut sectors": copies * resident,
-        "a factor laid anew": ANEW[0] + ANEW[1] * anew if anew else 0.0,
+        "a factor laid anew": RELAYOUT_CLOCKS[0] + RELAYOUT_CLOCKS[1] * anew if anew else 0.0,
     }
     why = max(times, key=lambda part: times[part])
     return times[why], why
@@ -408,7 +396,9 @@ def _step(
 def slowed(each: float) -> float:
     """How much longer wgmma takes where so many bytes a clock go into and out of shared memory."""
     return min(
-        (1 + 0.0012 * max(0, each - EASY)) * max(1, each / CROWDED) ** 2, max(1, each / EASY)
+        (1 + 0.0012 * max(0, each - FREE_SHARED_BYTES_PER_CLOCK))
+        * max(1, each / MAX_SHARED_BYTES_PER_CLOCK) ** 2,
+        max(1, each / FREE_SHARED_BYTES_PER_CLOCK),
     )
 
 
@@ -518,11 +508,11 @@ def scattered(op: Operation) -> float:
         return 1.0
     if strides[1].exact == 1:
         return (
-            NARROW
+            ODD_ROWS_FACTOR
             if (strides[0].exact if strides[0].exact is not None else strides[0].divisor) % 2
             else 1.0
         )
-    return COLUMNS
+    return COLUMN_STORE_FACTOR
 
 
 def cut(op: Operation) -> bool:

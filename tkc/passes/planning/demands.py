@@ -26,8 +26,8 @@ from tkc.ir.types import TileType, bits, element_of, is_float
 from tkc.ir.values import tile_type
 
 PIPES = "fma", "alu", "mufu", "lsu", "shared"
-SIMPLE = {"add", "sub", "mul", "fma", "neg"}  # of floats: the multiply-add pipe
-SPECIAL = {
+FMA_FUNCTIONS = {"add", "sub", "mul", "fma", "neg"}  # of floats
+MUFU_FUNCTIONS = {
     "exp2": (1, 0),
     "log2": (1, 2),
     "exp": (1, 1),
@@ -39,9 +39,9 @@ SPECIAL = {
     "sin": (1, 1),
     "cos": (1, 1),
 }  # mufu, fma
-LANES = 2  # steps of a butterfly between the threads of a row, where there is no layout yet
-OTHER = 2, 16  # of what is a polynomial or a library's function
-FREE = (
+ASSUMED_BUTTERFLY_STEPS = 2  # between the threads of a row, where there is no layout yet
+LIBRARY_FUNCTION = 2, 16  # mufu, fma: of a polynomial or a function of a library
+FREE_OPERATIONS = (
     tile.Splat,
     tile.Broadcast,
     tile.Reshape,
@@ -57,13 +57,8 @@ FREE = (
     shared.SharedTranspose,
     shared.SharedReshape,
 )
-LATENCY = {
-    "fma": 4.0,
-    "alu": 5.0,
-    "mufu": 20.0,
-    "lsu": 25.0,
-    "shared": 30.0,
-}  # clocks until another instruction can use a result
+# clocks until another instruction can use a result
+PIPE_LATENCY = {"fma": 4.0, "alu": 5.0, "mufu": 20.0, "lsu": 25.0, "shared": 30.0}
 
 
 @dataclass
@@ -114,7 +109,7 @@ def of(ops: list[Operation], engines: Engines, warps: int) -> Demand:
             else 1
         )
         longest = max((depth.get(v, 0.0) for v in op.operands), default=0.0) + (
-            LATENCY[grown] * steps if grown else 0.0
+            PIPE_LATENCY[grown] * steps if grown else 0.0
         )
         for r in op.results:
             depth[r] = longest
@@ -138,7 +133,11 @@ def registers(t: Attribute, warps: int) -> int:
 def _count(op: Operation, e: Engines, warps: int, total: Demand) -> None:
     name = op.name.removeprefix("tile.")
     result = op.results[0].type if op.results else None
-    if isinstance(op, FREE) or isinstance(op, ew.Elementwise) and not isinstance(result, TileType):
+    if (
+        isinstance(op, FREE_OPERATIONS)
+        or isinstance(op, ew.Elementwise)
+        and not isinstance(result, TileType)
+    ):
         return
     match op:
         case ew.Cast():
@@ -205,7 +204,7 @@ def _elementwise(op: ew.Elementwise, name: str, e: Engines, warps: int, total: D
         return  # part of the comparison after it
     if name == "mul" and floats and _fuses(op.results[0]):
         return
-    if floats and name in SIMPLE:
+    if floats and name in FMA_FUNCTIONS:
         total.add("fma", n, n * e.fma, name)
     elif floats and name in ("div", "div_rn"):
         if name == "div" and inverse(op):
@@ -221,10 +220,10 @@ def _elementwise(op: ew.Elementwise, name: str, e: Engines, warps: int, total: D
         total.add("fma", 3 * n, 3 * n * e.fma, name)
         total.add("alu", 2 * n, 2 * n * e.alu)
     elif floats and (
-        name in SPECIAL
+        name in MUFU_FUNCTIONS
         or name not in ("max", "min", "abs", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
     ):
-        special, around = SPECIAL.get(name, OTHER)
+        special, around = MUFU_FUNCTIONS.get(name, LIBRARY_FUNCTION)
         total.add("mufu", special * n, special * n * e.mufu, name)
         if around:
             total.add("fma", around * n, around * n * e.fma)
@@ -259,7 +258,7 @@ def _reduce(op: tile.Reduce, e: Engines, warps: int, total: Demand) -> None:
     lanes = (
         len(arg.register_layout.butterfly(op.axis.value.data))
         if arg.register_layout is not None
-        else LANES
+        else ASSUMED_BUTTERFLY_STEPS
     )
     if lanes:
         total.add("lsu", lanes * left, lanes * left * e.lsu, "shuffle")

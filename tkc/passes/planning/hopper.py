@@ -73,54 +73,34 @@ from tkc.passes.planning.factors import (
 from tkc.passes.programs.split_k import undivided
 from tkc.passes.programs.stream_k import piece_of
 
-REGISTERS = {
-    1: (40, 232),
-    2: (40, 232),
-    3: (32, 160),
-    4: (24, 112),
-    # of a thread of the producer and of a consumer, by warpgroups of consumers: at most what a
-    # block of
-    # so many threads begins with
-}
-# registers of a consumer's thread: with fewer, attention in blocks of 256 rows has none for what is
-# known ahead (ptxas spilled one)
-ROOMY = 160
-LARGE, LARGE_SUM = 176, (24, 240)  # where a thread of up to two holds a sum of more than so many
-# registers by which scores kept beside sums and left factors may exceed a consumer's: they are not
-# all alive at once (172 of 160 assemble without a spill, 176 do not)
-SLACK = 12
-ACCUMULATORS = {1: 208, 2: 208, 3: 128, 4: 80}  # of those, at most for sums and left factors
-BESIDE = {
+# of a thread of the producer and of a consumer, by consumer warpgroups
+ROLE_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
+# of a consumer's thread: with fewer there are none for what is computed ahead, and ptxas spills
+MIN_LOOKAHEAD_REGISTERS = 160
+# accumulators of more registers a thread take the second, of producer and consumer
+LARGE_ACCUMULATOR_REGISTERS, LARGE_ROLE_REGISTERS = 176, (24, 240)
+# by which scores, accumulators and left operands may exceed a consumer's registers: they are not all
+# live at once
+SCORE_REGISTER_SLACK = 12
+# of a consumer's thread, for accumulators and left operands
+MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
+# of producer, consumer and relayout role, by consumer warpgroups; the second where a thread of the
+# relayout role holds more than RELAYOUT_SMALL_REGISTERS of an operand
+RELAYOUT_ROLE_REGISTERS = {
     1: ((24, 240, 72), (24, 240, 88)),
     2: ((24, 208, 72), (24, 200, 88)),
-}  # and of a role that lays factors anew, beside so many warpgroups of consumers; where a thread of
-HALF = 32  # it holds more than so many registers of a factor the second
-UNIFIED, CARVED = (
-    1 << 18,
-    195 << 10,
-    # bytes of shared memory and the L1 cache together, and of shared memory where the cache is to
-    # hold
-    # more than what all of it leaves
-)
-SMALL, NUMBERS = (
-    1024,
-    8,
-    # bytes of a block that comes with factors without being one, and how many numbers are posted
-    # with
-    # them
-)
-AHEAD = 4  # stages of the rings of a loop that programs side by side share
-PORTABLE = 8  # blocks of a cluster that every device with clusters has room for
-BARRIERS, STAGES = (
-    (
-        1024,
-        1280,
-        # bytes for barriers and what a queue hands on: of a loop with one dot, and with more, whose
-        # rings a
-        # queue tells of
-    ),
-    16,
-)
+}
+RELAYOUT_SMALL_REGISTERS = 32
+# of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than all
+# of it leaves
+L1_AND_SHARED_BYTES, REDUCED_SHARED_BYTES = 1 << 18, 195 << 10
+MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
+MAX_BROADCASTS = 8  # numbers that are broadcast with them
+MIN_CO_RESIDENT_STAGES = 4  # of the rings that co-resident programs share
+MAX_PORTABLE_CLUSTER = 8  # blocks; every device with clusters has room for it
+# for mbarriers and the scheduler's ring: of a loop with one dot, and with several
+BARRIER_BYTES = 1024, 1280
+MAX_STAGES = 16
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
@@ -253,7 +233,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
                 " wgmma reads 8 bits K-major only"
             ),
         )
-    if relaid and groups not in BESIDE:
+    if relaid and groups not in RELAYOUT_ROLE_REGISTERS:
         return (
             None,
             (
@@ -268,11 +248,13 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     )
     late = found.late if found else ()
     aside = (
-        BESIDE[groups][any(tile_type(load.result).size > 512 * HALF for load in relaid)]
+        RELAYOUT_ROLE_REGISTERS[groups][
+            any(tile_type(load.result).size > 512 * RELAYOUT_SMALL_REGISTERS for load in relaid)
+        ]
         if relaid
         else None
     )
-    most = ACCUMULATORS[in_all] - (LARGE_SUM[1] - aside[1] if aside else 0)
+    most = MAX_OPERAND_REGISTERS[in_all] - (LARGE_ROLE_REGISTERS[1] - aside[1] if aside else 0)
     parts = [
         (
             parts_of(d, groups, most)
@@ -290,7 +272,14 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         ),
         default=0,
     )
-    if late and kept and (each > LARGE or each + _scores(dots, late, groups) > LARGE_SUM[1]):
+    if (
+        late
+        and kept
+        and (
+            each > LARGE_ACCUMULATOR_REGISTERS
+            or each + _scores(dots, late, groups) > LARGE_ROLE_REGISTERS[1]
+        )
+    ):
         return (
             None,
             f"sums and left factors of {each} registers a thread leave none to compute a step in",
@@ -300,7 +289,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             None,
             (
                 f"sums and left factors of {each} registers a thread do not fit"
-                f" {aside[1] if aside else max(LARGE_SUM[1] if in_all < 3 else 0, REGISTERS[in_all][1])}"
+                f" {aside[1] if aside else max(LARGE_ROLE_REGISTERS[1] if in_all < 3 else 0, ROLE_REGISTERS[in_all][1])}"
             ),
         )
     if len(dots) > 1 and not late and not summed(dots[0]):
@@ -317,7 +306,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and relax
         and in_all > 2
         and program.maxima
-        and each + _scores(dots, late, groups) > REGISTERS[in_all][1] + SLACK
+        and each + _scores(dots, late, groups) > ROLE_REGISTERS[in_all][1] + SCORE_REGISTER_SLACK
     ):
         relax = False
     rings = _rings(dots, relaid, late, options)
@@ -333,7 +322,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         else ((1, 1), {}, "")
     )
     registers: tuple[int, ...] = aside or (
-        LARGE_SUM if each > LARGE else REGISTERS[in_all if alone else 2]
+        LARGE_ROLE_REGISTERS
+        if each > LARGE_ACCUMULATOR_REGISTERS
+        else ROLE_REGISTERS[in_all if alone else 2]
     )
     copies = members if members > 1 else 1 if alone else 2  # of what a program has in shared memory
     leaving = (
@@ -349,11 +340,11 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         ]
     )
     kind = "co_resident" if members > 1 else "cooperative" if alone else "pingpong"
-    narrowed = again > UNIFIED - context.target.shared_bytes - 1024
+    narrowed = again > L1_AND_SHARED_BYTES - context.target.shared_bytes - 1024
     largest = (
-        context.room(kind) - BARRIERS[len(dots) > 1] - copies * crossing(program, dots, groups)
+        context.room(kind) - BARRIER_BYTES[len(dots) > 1] - copies * crossing(program, dots, groups)
     )
-    room = largest - max(0, context.room(kind) - CARVED) * narrowed
+    room = largest - max(0, context.room(kind) - REDUCED_SHARED_BYTES) * narrowed
     columns, narrower = _columns(
         leaving, results(program.kernel, m, groups), each * min(2, parts_of_k), in_all, options
     )
@@ -416,7 +407,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     pays = (
         in_all == 2
         if members == 1
-        else registers[1] >= ROOMY and 0 not in program_axes([loops[0].lb])
+        else registers[1] >= MIN_LOOKAHEAD_REGISTERS and 0 not in program_axes([loops[0].lb])
     )
     fuse = (
         (
@@ -428,7 +419,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         and bool(late)
         and queue
         and not relaid
-        and (not kept or each + kept <= LARGE)
+        and (not kept or each + kept <= LARGE_ACCUMULATOR_REGISTERS)
         and not from_memory([v for ring in rings for load in ring for v in load.operands])
         and min(stages) > 1
     )
@@ -509,7 +500,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     if narrowed:
         said.append(
             f"plan: {again} bytes of lines that the loop reads again stay in the L1 cache, which"
-            f" {CARVED} bytes of shared memory leave it"
+            f" {REDUCED_SHARED_BYTES} bytes of shared memory leave it"
         )
     copied = len(which) - len(_loads(dots, options))
     if posted or copied:
@@ -692,14 +683,14 @@ def _co_resident(
     most = max(
         (
             n
-            for n in REGISTERS
+            for n in ROLE_REGISTERS
             if 1 < n <= (asked or n)
-            and each <= ACCUMULATORS[n]
-            and each + scores <= REGISTERS[n][1] + SLACK
+            and each <= MAX_OPERAND_REGISTERS[n]
+            and each + scores <= ROLE_REGISTERS[n][1] + SCORE_REGISTER_SLACK
         ),
         default=1,
     )
-    held_by = min(asked or 2, max(REGISTERS))
+    held_by = min(asked or 2, max(ROLE_REGISTERS))
     return most, (
         ""
         if most == (asked or most) > 1
@@ -708,7 +699,7 @@ def _co_resident(
             if (asked or 0) > held_by
             else (
                 f"sums and left factors of {each} registers a thread do not fit"
-                f" {REGISTERS[held_by][1]}"
+                f" {ROLE_REGISTERS[held_by][1]}"
             )
         )
     )
@@ -737,7 +728,7 @@ def _split(program, dots, m: int, options) -> tuple[int, str]:
     reason = undivided(program.kernel, dots)
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]):
         reason = "the number of steps differs between programs"
-    if not reason and 2 * each > ACCUMULATORS[1]:
+    if not reason and 2 * each > MAX_OPERAND_REGISTERS[1]:
         reason = f"a sum of {each} registers a thread leaves no room for a part of another"
     return (1, reason) if reason else (asked, "")
 
@@ -767,7 +758,7 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
         program_axes(bounds := [loop.lb, loop.ub, loop.step]) or from_memory(bounds)
     ):
         reason = "the number of steps differs between programs"
-    if not reason and each + piece > ACCUMULATORS[1]:
+    if not reason and each + piece > MAX_OPERAND_REGISTERS[1]:
         reason = f"a sum of {each} registers a thread leaves no room for {piece} of another"
     return (0, reason) if reason else (asked, "")
 
@@ -795,7 +786,7 @@ def _together(program, dots, options) -> str:
     shown = filter(None, map(source, (dots[0].a, dots[0].b)))
     if any(load.parent_op() is not loop for load in shown):
         return "a factor is loaded before the loop"
-    if each > ACCUMULATORS[1]:
+    if each > MAX_OPERAND_REGISTERS[1]:
         return f"a sum of {each} registers a thread does not fit one warpgroup"
     if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (
         options.roles != "pingpong" or from_memory(bounds)
@@ -808,7 +799,7 @@ def _together(program, dots, options) -> str:
         if isinstance(op, tile.Reduce) and op.parent_op() is not loop
         for v in op.args
     } - {*loop.results}
-    if epilogue_registers(stores, each * (1 + bool(whole))) > REGISTERS[1][1]:
+    if epilogue_registers(stores, each * (1 + bool(whole))) > ROLE_REGISTERS[1][1]:
         return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
     return ""
 
@@ -826,7 +817,8 @@ def _columns(
     room = (
         EPILOGUE_REGISTERS_PER_THREAD
         if warpgroups < 3
-        else REGISTERS[warpgroups][1] - (LARGE_SUM[1] - EPILOGUE_REGISTERS_PER_THREAD)
+        else ROLE_REGISTERS[warpgroups][1]
+        - (LARGE_ROLE_REGISTERS[1] - EPILOGUE_REGISTERS_PER_THREAD)
     )
     most, asked = (
         (
@@ -958,7 +950,7 @@ def _beside(
         op
         for op in loads
         if isinstance(op.result.type, TileType)
-        and op.result.type.bytes <= SMALL
+        and op.result.type.bytes <= MAX_BESIDE_BYTES
         and not unmapped(op)
     ]
     numbers = [
@@ -966,7 +958,7 @@ def _beside(
         for op in loads
         if not isinstance(op.result.type, TileType) and bits(op.result.type) == 32
     ]
-    return dict.fromkeys(numbers[:NUMBERS], number)
+    return dict.fromkeys(numbers[:MAX_BROADCASTS], number)
 
 
 def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
@@ -1054,8 +1046,8 @@ def _stages(
     if asked == 1:
         return (), "num_stages = 1: a ring has two stages or more"
     inner = [isinstance(ring[0].parent_op(), scf.ForOp) for ring in rings]
-    for outer, least in ((2, 2 if members == 1 else AHEAD), (1, 2)):
-        for count in range(min(STAGES, asked or STAGES), least - 1, -1):
+    for outer, least in ((2, 2 if members == 1 else MIN_CO_RESIDENT_STAGES), (1, 2)):
+        for count in range(min(MAX_STAGES, asked or MAX_STAGES), least - 1, -1):
             chosen = tuple(count if i else outer * members for i in inner)
             if sum(n * _bytes(ring) for n, ring in zip(chosen, rings, strict=False)) <= room:
                 return chosen, ""
@@ -1075,7 +1067,7 @@ def _cluster(
     the work, the boxes in which a share arrives, and the cluster's axes along which those are that
     share it; why one that could be shared is not."""
     asked = context.options.cluster
-    shape = (2, 1) if asked is None else asked if prod(asked) <= PORTABLE else (1, 1)
+    shape = (2, 1) if asked is None else asked if prod(asked) <= MAX_PORTABLE_CLUSTER else (1, 1)
     if shape == (1, 1) or len(dots) > 1 and not summed(dots[0]) or asked is None and small(dots):
         return (1, 1), {}, ""
     cut: dict[tile.Load, tuple[int, int, tuple[int, ...]]] = {}

@@ -21,15 +21,10 @@ from tkc.ir.values import only_user, owner_op
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import POINTWISE, VIEWS, Kinds
 
-LIMIT = 255  # 32-bit registers of a thread
-ROOM = (
-    3 / 4
-    # of them that tiles may take (64 registers a thread: 48 assemble without a spill; 128: 96 do,
-    # but
-    # not all),
-)
-MEETINGS = tile.Reduce, tile.Scan, tile.Sort
-CARRIED = 8  # less what a loop carries beside
+MAX_REGISTERS_PER_THREAD = 255
+TILE_REGISTER_SHARE = 3 / 4  # of a thread's registers; with more, ptxas spills
+COLLECTIVES = tile.Reduce, tile.Scan, tile.Sort
+CARRIED_REGISTERS = 8  # of a loop's other loop-carried values
 
 
 def pressure(kernel: tile.Kernel) -> int:
@@ -56,10 +51,14 @@ def room(warps: int, looped: bool, context: PassContext) -> int:
     """Registers of a thread of so many warps that tiles may take."""
     return (
         int(
-            ROOM
-            * min(LIMIT, context.target.registers // (32 * warps), context.options.maxnreg or LIMIT)
+            TILE_REGISTER_SHARE
+            * min(
+                MAX_REGISTERS_PER_THREAD,
+                context.target.registers // (32 * warps),
+                context.options.maxnreg or MAX_REGISTERS_PER_THREAD,
+            )
         )
-        - CARRIED * looped
+        - CARRIED_REGISTERS * looped
     )
 
 
@@ -99,7 +98,7 @@ def _passing(value: SSAValue) -> bool:
         return False
     between = op.next_op
     while between is not user:
-        if between is None or between.regions or isinstance(between, MEETINGS):
+        if between is None or between.regions or isinstance(between, COLLECTIVES):
             return False
         between = between.next_op
     return True

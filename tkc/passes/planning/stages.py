@@ -32,11 +32,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-ALIKE = 0.01  # of the clocks of an iteration: this model cannot tell less
-LATE = 6  # dots that may be late, of a loop: more are left as they are
-# steps of the search for orders, for all stages of a loop together: what it has found so far is
-# then the answer
-EFFORT = 1200
+CLOCKS_TOLERANCE = 0.01  # of an iteration's clocks: the model cannot tell less apart
+MAX_LATE_DOTS = 6  # candidates of a loop; with more dots none is late
+# for orders, over all choices of stages of a loop; the best order so far is then the answer
+MAX_SEARCH_STEPS = 1200
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Schedule:
 
     def rank(self, best: float) -> tuple:
         return (
-            self.clocks > best * (1 + ALIKE),
+            self.clocks > best * (1 + CLOCKS_TOLERANCE),
             self.carried,
             len(self.late),
             self.clocks,
@@ -127,13 +126,13 @@ def search(body: Body) -> list[Schedule]:
     """For each legal choice of late groups that may be the best its schedule; the best first, the
     loop as it is always among them.
     """
-    found, best, effort = [], float("inf"), [EFFORT]
+    found, best, effort = [], float("inf"), [MAX_SEARCH_STEPS]
     bounds = sorted(
         ((least(body, late), late) for late in choices(body)),
         key=lambda pair: (bool(pair[1]), pair[0], len(pair[1]), sorted(pair[1])),
     )
     for bound, late in bounds:
-        if late and bound > best * (1 + ALIKE):
+        if late and bound > best * (1 + CLOCKS_TOLERANCE):
             continue
         order, clocks = ordered(body, late, effort)
         clocks = max(clocks, body.copies(late))
@@ -147,7 +146,7 @@ def choices(body: Body) -> Iterator[frozenset[int]]:
     iteration.
     """
     dots = [i for i, g in enumerate(body.groups) if g.tensor and not g.fixed]
-    if len(dots) > LATE:
+    if len(dots) > MAX_LATE_DOTS:
         dots = []
     needs = [{a for a, b, d in body.edges if b == i and d == 0} for i in range(len(body.groups))]
     seen = set()

@@ -41,38 +41,29 @@ from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, POINTWISE, VIEWS
 from tkc.passes.layouts.movers import crosses
-from tkc.passes.planning.pressure import LIMIT, ROOM, demand, fits, pressure, room
+from tkc.passes.planning.pressure import (
+    MAX_REGISTERS_PER_THREAD,
+    TILE_REGISTER_SHARE,
+    demand,
+    fits,
+    pressure,
+    room,
+)
 
-WARPS, BLOCKS = (
-    (4, 8, 16, 32),
-    (
-        2,
-        4,
-        8,
-    ),
-)  # of a cluster (16 by keyword alone: not every device has room for one)
-STREAMERS, MULTIPROCESSOR = (
-    16,
-    65536,
-    # warps of a block through which programs stream; the most bytes of a program that a
-    # multiprocessor
-    # then has on their way
-)
-ELEMENTS, HELD, LOOPED, CRAMPED, SPREAD, FULL = (
-    32,
-    72,
-    100,
-    104,
-    128,
-    144,
-    # of the largest tile a thread (half without reductions, twice with a sort, which compares what
-    # a
-    # thread holds for least, or a transpose, a vector by a vector); registers of tiles a thread: at
-    # most, in a loop, in one that no block is large enough for, of a block of a cluster, with what
-    # is
-    # read ahead
-)
-PLAIN = (
+WARP_COUNTS = 4, 8, 16, 32  # of a block
+CLUSTER_SIZES = 2, 4, 8  # 16 by keyword alone: not every device has room for one
+STREAMING_WARPS = 16  # of a block through which programs stream
+MAX_BYTES_IN_FLIGHT = 65536  # of a program, that a multiprocessor then has
+# of the largest tile, a thread: half without reductions; twice with a sort, which compares least what
+# a thread holds, or with a register transpose
+MAX_TILE_ELEMENTS = 32
+# registers of tiles, a thread
+MAX_TILE_REGISTERS = 72
+MAX_LOOP_REGISTERS = 100  # in a loop
+MAX_CRAMPED_REGISTERS = 104  # in a loop for which no block is large enough
+MAX_CLUSTER_REGISTERS = 128  # of a block of a cluster
+MAX_READ_AHEAD_REGISTERS = 144  # with what is read ahead
+ROW_OPERATIONS = (
     tile.Load,
     tile.Store,
     tile.Reduce,
@@ -90,13 +81,14 @@ PLAIN = (
     *VIEWS,
     *POINTWISE,
 )
-SCALARS, ADDRESS = 8, 2  # registers of addresses, masks, counters; of an address
-LEAST = 64  # registers of a thread that blocks leave one another
-WIDEST = 16  # elements of the longest vector, of bytes
-RESERVED = 2048  # bytes of shared memory for what threads tell one another
-FETCH = 256  # bytes that the L2 cache asks memory for at once, at most
-LATENCY = 1000  # ns from asking memory to having it, where all ask
-SIMPLE = ("sum", "prod", "max", "min", "any", "all", "xor")
+SCALAR_REGISTERS = 8  # of addresses, masks, counters
+ADDRESS_REGISTERS = 2
+MIN_REGISTERS = 64  # of a thread, as blocks share a multiprocessor's
+MAX_VECTOR_ELEMENTS = 16  # of bytes
+RESERVED_SHARED_BYTES = 2048  # for reductions
+L2_FETCH_BYTES = 256  # that the L2 cache requests from memory at once, at most
+MEMORY_LATENCY_NS = 1000  # under load
+CLUSTER_REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
 
 
 def choose(
@@ -114,22 +106,26 @@ def choose(
     def each(warps, blocks=1):
         return -(-words // (32 * warps * blocks))
 
-    most = LOOPED if any(isinstance(op, scf.ForOp) for op in kernel.walk()) else HELD
+    most = (
+        MAX_LOOP_REGISTERS
+        if any(isinstance(op, scf.ForOp) for op in kernel.walk())
+        else MAX_TILE_REGISTERS
+    )
     elements = (
-        2 * ELEMENTS
+        2 * MAX_TILE_ELEMENTS
         if context.options.register_transpose is not False
         and turns(kernel)
         or any(isinstance(op, tile.Sort) for op in kernel.walk())
         else (
-            ELEMENTS
+            MAX_TILE_ELEMENTS
             if any(isinstance(op, (tile.Reduce, tile.Scan)) for op in kernel.walk())
-            else ELEMENTS // 2
+            else MAX_TILE_ELEMENTS // 2
         )
     )
     fit = next(
         (
             w
-            for w in (WARPS[:-1] if most is LOOPED else WARPS)
+            for w in (WARP_COUNTS[:-1] if most is MAX_LOOP_REGISTERS else WARP_COUNTS)
             if each(w) <= most and largest <= 32 * w * elements
         ),
         None,
@@ -137,21 +133,21 @@ def choose(
     if (
         asked is None
         and ctas == 1
-        and most is HELD
-        and fit in (None, WARPS[-1])
+        and most is MAX_TILE_REGISTERS
+        and fit in (None, WARP_COUNTS[-1])
         and context.options.persistent is not False
         and context.target.clusters
         and (extent := row_of(kernel))
     ):
-        for blocks in BLOCKS if fit is None else (1,):
+        for blocks in CLUSTER_SIZES if fit is None else (1,):
             if (
-                each(STREAMERS, blocks) > SPREAD
-                or extent % (blocks * 32 * STREAMERS * WIDEST)
-                or not (found := Shares.of(kernel, loads, STREAMERS, blocks)).streams
+                each(STREAMING_WARPS, blocks) > MAX_CLUSTER_REGISTERS
+                or extent % (blocks * 32 * STREAMING_WARPS * MAX_VECTOR_ELEMENTS)
+                or not (found := Shares.of(kernel, loads, STREAMING_WARPS, blocks)).streams
             ):
                 continue
             say(
-                f"{STREAMERS} warps"
+                f"{STREAMING_WARPS} warps"
                 + (
                     f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}"
                     if blocks > 1
@@ -160,31 +156,46 @@ def choose(
                 + f", through which programs stream: {found.stage} bytes of each fill a"
                 " multiprocessor"
             )
-            return STREAMERS, (blocks, extent) if blocks > 1 else (1, 0), True
+            return STREAMING_WARPS, (blocks, extent) if blocks > 1 else (1, 0), True
     if fit and not fits(kernel, fit, 1, context):
         fit = None
     if (
         (
             asked is None
-            and (fit is None or most is LOOPED and fit > WARPS[1])
+            and (fit is None or most is MAX_LOOP_REGISTERS and fit > WARP_COUNTS[1])
             or ctas > 1
             or asked
-            and each(asked) > SPREAD
+            and each(asked) > MAX_CLUSTER_REGISTERS
         )
         and context.target.clusters
         and (extent := row_of(kernel))
     ):
-        limit = most if most is LOOPED else SPREAD // 2 if piecemeal(loads) else SPREAD
+        limit = (
+            most
+            if most is MAX_LOOP_REGISTERS
+            else MAX_CLUSTER_REGISTERS // 2
+            if piecemeal(loads)
+            else MAX_CLUSTER_REGISTERS
+        )
         possible = [
             (w, b)
-            for w in ((asked,) if asked else WARPS[:-1] if most is LOOPED else WARPS[1:])
-            for b in ((ctas,) if ctas > 1 else BLOCKS)
+            for w in (
+                (asked,)
+                if asked
+                else WARP_COUNTS[:-1]
+                if most is MAX_LOOP_REGISTERS
+                else WARP_COUNTS[1:]
+            )
+            for b in ((ctas,) if ctas > 1 else CLUSTER_SIZES)
             if extent % (b * 32 * w * 8) == 0
         ]
         good = [(w, b) for w, b in possible if each(w, b) <= limit] or possible[-1:]
         if good:
             warps, blocks = min(
-                good, key=(lambda x: (x[0] > WARPS[1], x[::-1])) if most is LOOPED else None
+                good,
+                key=(lambda x: (x[0] > WARP_COUNTS[1], x[::-1]))
+                if most is MAX_LOOP_REGISTERS
+                else None,
             )
             say(
                 f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of"
@@ -193,7 +204,13 @@ def choose(
             )
             return warps, (blocks, extent), False
     warps = (
-        asked or fit or (WARPS[-2] if most is LOOPED and each(WARPS[-2]) <= CRAMPED else WARPS[-1])
+        asked
+        or fit
+        or (
+            WARP_COUNTS[-2]
+            if most is MAX_LOOP_REGISTERS and each(WARP_COUNTS[-2]) <= MAX_CRAMPED_REGISTERS
+            else WARP_COUNTS[-1]
+        )
     )
     say(f"{warps} warps{', as asked' if asked else ''}: {each(warps)} registers of tiles a thread")
     return warps, (1, 0), False
@@ -205,12 +222,18 @@ def part_of(kernel: tile.Kernel, extent: int, context: PassContext) -> int:
     multiprocessor several blocks."""
     words, asked = pressure(kernel), context.options.num_warps
     clusters = context.target.clusters and asked is None and row_of(kernel) == extent
-    warps, blocks = (STREAMERS, BLOCKS[-1]) if clusters else (asked or WARPS[1], 1)
-    most = room(warps, True, context) if clusters else min(HELD, room(warps, True, context) // 2)
+    warps, blocks = (
+        (STREAMING_WARPS, CLUSTER_SIZES[-1]) if clusters else (asked or WARP_COUNTS[1], 1)
+    )
+    most = (
+        room(warps, True, context)
+        if clusters
+        else min(MAX_TILE_REGISTERS, room(warps, True, context) // 2)
+    )
     size = 1 << (extent - 1).bit_length() - 1
-    while size > WIDEST and (
+    while size > MAX_VECTOR_ELEMENTS and (
         words * size > 32 * warps * blocks * most * extent
-        or size > 32 * warps * blocks * ELEMENTS
+        or size > 32 * warps * blocks * MAX_TILE_ELEMENTS
         or clusters
         and extent % size
     ):
@@ -274,7 +297,7 @@ class Shares:
         """Whether all long rows of a program can be copied, and are few enough bytes that a block
         waits for them while it has nothing else.
         """
-        return 0 < self.stage <= MULTIPROCESSOR and all(
+        return 0 < self.stage <= MAX_BYTES_IN_FLIGHT and all(
             op in self.copied or tile_type(op.result).size < 1024 for op in self.own
         )
 
@@ -370,7 +393,7 @@ def leave_in_rows(
 
     stores, size = _transposing(kernel), turned_bytes(kernel)
     if (
-        2 * (size + RESERVED) > context.room()
+        2 * (size + RESERVED_SHARED_BYTES) > context.room()
         or not all(map(whole, stores))
         or any(plan.path != "registers" or plan.vector != 16 for plan in loads)
     ):
@@ -397,11 +420,12 @@ def fetched(
     ]
     if any(wide):
         say(
-            f"what is read along one axis and written along another comes from memory {FETCH} bytes"
+            f"what is read along one axis and written along another comes from memory {L2_FETCH_BYTES} bytes"
             " at a time"
         )
     return tuple(
-        replace(plan, fetch=FETCH) if w else plan for w, plan in zip(wide, loads, strict=False)
+        replace(plan, fetch=L2_FETCH_BYTES) if w else plan
+        for w, plan in zip(wide, loads, strict=False)
     )
 
 
@@ -440,7 +464,7 @@ def ahead(
         op for op, _ in loads if isinstance(op, tile.Load) and isinstance(op.result.type, TileType)
     ]
     shares = Shares.of(kernel, loads if persistent else (), warps, blocks)
-    shared, stage = max(0, context.room() - RESERVED), shares.stage
+    shared, stage = max(0, context.room() - RESERVED_SHARED_BYTES), shares.stage
     stages = (
         min(
             context.options.num_stages or int(streams) * (1 + (blocks > 1 and not shares.alike)),
@@ -470,11 +494,14 @@ def ahead(
         if isinstance(op.parent_op(), scf.ForOp) or op in shares.own and op not in own
     ]
     most = min(
-        FULL, 1600 // warps if warps < 32 else 48, int(ROOM * (context.options.maxnreg or LIMIT))
+        MAX_READ_AHEAD_REGISTERS,
+        1600 // warps if warps < 32 else 48,
+        int(TILE_REGISTER_SHARE * (context.options.maxnreg or MAX_REGISTERS_PER_THREAD)),
     )  # 16 warps have 128 registers a thread, 32 have 64
     left, peak = (
         most - each(pressure(kernel)),
-        (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks) + ADDRESS * len(early),
+        (demand(kernel) + sum(map(apart, early))) // (32 * warps * blocks)
+        + ADDRESS_REGISTERS * len(early),
     )
     more, kept = size(early), size(shares.alike)
     prefetch, keep = (
@@ -491,7 +518,9 @@ def ahead(
 
     def resident(more):
         return context.target.registers // (
-            32 * warps * max(LEAST, -(-(each(pressure(kernel)) + more + SCALARS) // 8) * 8)
+            32
+            * warps
+            * max(MIN_REGISTERS, -(-(each(pressure(kernel)) + more + SCALAR_REGISTERS) // 8) * 8)
         )
 
     looped, arriving = (
@@ -559,11 +588,11 @@ def _in_flight(each: int, target: Target) -> str:
     """By Little's law: the bytes that a multiprocessor must have asked for at any time are latency
     x bandwidth / multiprocessors.
     """
-    needed = LATENCY * target.memory / 2 / target.multiprocessors
+    needed = MEMORY_LATENCY_NS * target.memory / 2 / target.multiprocessors
     return (
         f"{each} bytes of the next program are asked for while one computes:"
         f" {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way,"
-        f" half of the memory's rate for {LATENCY} ns"
+        f" half of the memory's rate for {MEMORY_LATENCY_NS} ns"
     )
 
 
@@ -575,7 +604,9 @@ def row_of(kernel: tile.Kernel) -> int:
     """
     ops = list(kernel.walk())
     if not all(
-        isinstance(op, PLAIN) or isinstance(op, tile.Extract) and tile_type(op.arg).size == 1
+        isinstance(op, ROW_OPERATIONS)
+        or isinstance(op, tile.Extract)
+        and tile_type(op.arg).size == 1
         for op in ops
     ):
         return 0
@@ -595,11 +626,11 @@ def row_of(kernel: tile.Kernel) -> int:
             t.extents.count(extent) > 1 or extent not in t.extents and t.size >= 1024 for t in tiles
         ):
             return 0
-        if isinstance(op, tile.Reduce) and op.kind.data not in SIMPLE:
+        if isinstance(op, tile.Reduce) and op.kind.data not in CLUSTER_REDUCTIONS:
             return 0
         if isinstance(op, tile.Reshape) and (
             (extent in tile_type(op.arg).extents) != (extent in tile_type(op.result).extents)
-            or crosses(op, WARPS[0])
+            or crosses(op, WARP_COUNTS[0])
         ):
             return 0
         if isinstance(op, (tile.Load, tile.Store)) and any(

@@ -47,20 +47,12 @@ from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import terminator_of, tile_type
 from tkc.passes.programs.split_k import after_loop, atomic
 
-MOST = 144  # blocks that may share programs: multiprocessors of the largest device with roles
-SPARE = (
-    4,
-    5,
-    # of the blocks, at most so many may have a program of their own in the last wave: else sharing
-    # gains less than it costs
-)
-BESIDE = (
-    (128, 64),
-    (
-        1 << 16,
-        16,
-    ),
-)  # registers of a thread for a piece of a part, beside a sum of at most so many
+MAX_BLOCKS = 144  # that share programs: multiprocessors of the largest device with roles
+# numerator and denominator of the blocks: with more programs in the last wave, sharing gains less
+# than it costs
+MAX_SHARED_PROGRAMS = 4, 5
+# (registers of an accumulator, at most; registers of a thread for a piece of a part beside it)
+PIECE_REGISTERS = ((128, 64), (1 << 16, 16))
 
 
 class Counts(Builder):
@@ -118,7 +110,8 @@ class Deal:
         worth = n.and_(
             n.and_(n.gt(rest, 0), n.gt(steps, n.max(each, most))),
             n.and_(
-                n.le(blocks, MOST // size), n.le(n.mul(rest, SPARE[1]), n.mul(blocks, SPARE[0]))
+                n.le(blocks, MAX_BLOCKS // size),
+                n.le(n.mul(rest, MAX_SHARED_PROGRAMS[1]), n.mul(blocks, MAX_SHARED_PROGRAMS[0])),
             ),
         )
         shared = n.select(worth, rest, 0)
@@ -197,7 +190,7 @@ def share(
     _narrow(loop, turn)
     sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))
-    pointer = n(Workspace(f32, 4 * m * width * 2 * MOST, whole=True))
+    pointer = n(Workspace(f32, 4 * m * width * 2 * MAX_BLOCKS, whole=True))
     kept = n(
         tile.MakeArray(
             pointer,
@@ -216,7 +209,7 @@ def share(
             tile_group if rank is None else n.add(n.mul(tile_group, size), rank)
         )  # of what a cluster has of each kind, this block's
 
-    counter = n(PointerAdd(n(Workspace(i32, 4 * MOST, whole=True)), own(n, turn.place)))
+    counter = n(PointerAdd(n(Workspace(i32, 4 * MAX_BLOCKS, whole=True)), own(n, turn.place)))
 
     stores, other = (
         Block(),
@@ -269,7 +262,7 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
     has several, else half of the columns; beside a large sum fewer.
     """
     rows, columns = (64 * groups, n) if m > 64 * groups else (m, n // 2 if n % 16 == 0 else n)
-    most = next(limit for sum_, limit in BESIDE if m * n <= 128 * groups * sum_)
+    most = next(limit for sum_, limit in PIECE_REGISTERS if m * n <= 128 * groups * sum_)
     return rows, next(
         (
             columns // p

@@ -67,14 +67,11 @@ from tkc.ir.values import (
 )
 from tkc.passes.warpgroups.rings import ring_of, slots
 
-STEPS = 8  # so many operations take longer than a post and a fetch
-# numbers foreseen, which a producer has in registers until it may post them: of sixteen beside 32
-# registers ptxas spilled one, which it did not before
-MOST = 8
-SLOT, BARRIERS = (
-    128,
-    16,
-)  # bytes of shared memory that a posted number takes, and the barriers of a ring's stage
+MIN_PRECOMPUTED_OPERATIONS = 8  # so many take longer than a broadcast
+# the producer holds them in registers until it may broadcast them: with more, ptxas spills
+MAX_PRECOMPUTED_NUMBERS = 8
+BROADCAST_BYTES = 128  # of shared memory, of a number
+STAGE_BARRIER_BYTES = 16  # of a ring's stage
 
 
 def share(producer: threads.Role, others: list[threads.Role], members: int) -> None:
@@ -131,7 +128,7 @@ def share(producer: threads.Role, others: list[threads.Role], members: int) -> N
         end.operands = [*carried, *before(end, threads.RingNext(stage, parity, 2)).results]
 
 
-def foresee(
+def precompute_next_tile(
     programs: scf.WhileOp, asked: Sequence[SSAValue], room: int
 ) -> dict[SSAValue, SSAValue]:
     """What takes many steps and follows from a claimed program's numbers alone goes round the loop
@@ -153,10 +150,10 @@ def foresee(
         if v in known
         and v.type == i32
         and (v in asked or any(_waits(use.operation, body) for use in v.uses))
-        and effort(v) >= STEPS
+        and effort(v) >= MIN_PRECOMPUTED_OPERATIONS
     ]
     chosen = sorted(found, key=lambda v: (v not in asked, -effort(v)))[
-        : max(0, min(MOST, room // SLOT - len(numbers)))
+        : max(0, min(MAX_PRECOMPUTED_NUMBERS, room // BROADCAST_BYTES - len(numbers)))
     ]
     worked = [v for v in found if v in chosen]
     if not worked:
@@ -181,10 +178,13 @@ def room_left(kernel: tile.Kernel, instances: int, available: int) -> int:
     """Bytes of shared memory that a kernel's buffers and barriers leave. Of what is no ring each
     instance of the consumers will have its own.
     """
-    taken = 2 * BARRIERS  # of the claims' own ring
+    taken = 2 * STAGE_BARRIER_BYTES  # of the claims' own ring
     for t in (op.result.type for op in kernel.walk() if isinstance(op, shared.Alloc)):
-        size, unit = t.bytes * (instances if t.stages == 1 else 1), max(SLOT, t.memory.alignment)
-        taken += -(-size // unit) * unit + BARRIERS * t.stages
+        size, unit = (
+            t.bytes * (instances if t.stages == 1 else 1),
+            max(BROADCAST_BYTES, t.memory.alignment),
+        )
+        taken += -(-size // unit) * unit + STAGE_BARRIER_BYTES * t.stages
     return available - taken
 
 

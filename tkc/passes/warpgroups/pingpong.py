@@ -29,7 +29,7 @@ from tkc.ir.types import SharedType
 from tkc.ir.values import block_of, first_of, index_of, parent_of, terminator_of, yielded_by
 from tkc.passes.analysis.values import LOADS
 
-THREADS = 256  # of both consumers
+CONSUMER_THREADS = 256  # of both consumers
 
 
 def alternate(role: threads.Role) -> None:
@@ -42,7 +42,7 @@ def alternate(role: threads.Role) -> None:
     mine, other = build.add(role.who, one), build.sub(two, role.who)
     waits = Block()
     branch = before(loop, scf.IfOp(build.eq(role.who, one), [], [waits]))
-    waits.add_ops([threads.BarrierArrive(other, THREADS), scf.YieldOp()])
+    waits.add_ops([threads.BarrierArrive(other, CONSUMER_THREADS), scf.YieldOp()])
     stamp(branch, loop)
     _take_turns(loop, mine, other)
     body, updates = loop.body.block, []
@@ -80,8 +80,8 @@ def _take_turns(loop: scf.ForOp, mine: SSAValue, other: SSAValue) -> None:
         for op in loop.body.block.ops
         if any(isinstance(inner, threads.DotAsync) for inner in op.walk())
     ]
-    before(dots[0], threads.Barrier(mine, THREADS))
-    after(dots[-1], threads.BarrierArrive(other, THREADS))
+    before(dots[0], threads.Barrier(mine, CONSUMER_THREADS))
+    after(dots[-1], threads.BarrierArrive(other, CONSUMER_THREADS))
 
 
 def own_buffers(role: threads.Role) -> None:

@@ -35,7 +35,7 @@ from tkc.passes.warpgroups.rings import (
     state_of,
 )
 
-OWN = (
+PRODUCER_OPERATIONS = (
     threads.BroadcastStore,
     threads.MbarrierArrive,
     threads.MbarrierWait,
@@ -72,7 +72,7 @@ def produce(
 
 def _strip(block: Block) -> None:
     """Leaves a role what it does itself."""
-    for op in [op for op in block.walk() if not isinstance(op, OWN)]:
+    for op in [op for op in block.walk() if not isinstance(op, PRODUCER_OPERATIONS)]:
         match op:
             case tile.Dot():
                 replace(op, [op.acc])

@@ -47,14 +47,19 @@ from tkc.ir.types import TileType
 from tkc.ir.values import parent_of, shared_type
 from tkc.passes import PassContext
 from tkc.passes.layouts.relayout import RELAYOUT_WARPS
-from tkc.passes.planning.hopper import ROOMY
+from tkc.passes.planning.hopper import MIN_LOOKAHEAD_REGISTERS
 from tkc.passes.programs.clusters import Multicast
 from tkc.passes.simplify import sweep
 from tkc.passes.warpgroups import broadcasts, co_resident_prologue
 from tkc.passes.warpgroups.co_resident import Consumer, Producer, spans
 from tkc.passes.warpgroups.consuming import consume
 from tkc.passes.warpgroups.cross_tile_prologue import fuse
-from tkc.passes.warpgroups.dynamic_tile_scheduler import claim_ahead, foresee, room_left, share
+from tkc.passes.warpgroups.dynamic_tile_scheduler import (
+    claim_ahead,
+    precompute_next_tile,
+    room_left,
+    share,
+)
 from tkc.passes.warpgroups.lookahead import look_ahead
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.pingpong import alternate, own_buffers
@@ -80,15 +85,15 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     common = spans(_programs(block), members) if members > 1 else {}
     posted = broadcasts.post(kernel, plan)
     if plan.dynamic_schedule:
-        foreseen = foresee(
+        precomputed = precompute_next_tile(
             _programs(block),
             [v for span in common.values() for v in (span.first, span.last)],
             room_left(kernel, plan.programs, context.target.shared_bytes),
         )
         for span in dict.fromkeys(common.values()):
             span.first, span.last = (
-                foreseen.get(span.first, span.first),
-                foreseen.get(span.last, span.last),
+                precomputed.get(span.first, span.first),
+                precomputed.get(span.last, span.last),
             )
     moved = _suffix(block)
     first = next(op for op in moved if op.regions or not is_side_effect_free(op))
@@ -166,7 +171,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
             {ring: barriers.full for ring, barriers in rings.items()}
         )
     consume(consumer.body.block, rings, maps, peers, bool(plan.rotate) and plan.warps >= 8)
-    roomy = registers[1] >= ROOMY
+    roomy = registers[1] >= MIN_LOOKAHEAD_REGISTERS
     if roomy:
         look_ahead(consumer)
     while plan.programs > 1 and sweep(kernel):
