@@ -80,7 +80,7 @@ def test_products(turned, m, k, n, dtype, name):
             machine.run(module, data, (1, 1, 1))
         np.testing.assert_array_equal(data[2], want)
     assert (
-        any(line.startswith("fit-dots: factors of") for line in found.decisions)
+        any(line.startswith("fit-dots: operands of") for line in found.decisions)
         or (a.size + b.size) * a.itemsize <= target(name).shared_bytes
     )
     if ptxas.find("ptxas") is None:

@@ -15,7 +15,7 @@ from tkc.codegen.ptx.emit import emit
 from tkc.errors import CompileError
 from tkc.ir import tile
 from tkc.ir.target import target
-from tkc.passes.fit_results import parted
+from tkc.passes.fit_results import part_extents
 from tkc.passes.pipeline import PIPELINE
 from tkc.sim import level0, level4
 
@@ -239,9 +239,9 @@ def test_what_a_loop_carries_and_follows_from_itself(causal):
 
 def test_parts():
     assert (
-        parted((1024, 4096), 16384) == (128, 128)
-        and parted((96, 1000), 4096) == (48, 40)
-        and parted((96, 999), 16384) == (96, 128)
-        and parted((16, 1000), 16384) == (16, 1000)
-        and parted((7, 512, 512), 16384) == (1, 128, 128)
+        part_extents((1024, 4096), 16384) == (128, 128)
+        and part_extents((96, 1000), 4096) == (48, 40)
+        and part_extents((96, 999), 16384) == (96, 128)
+        and part_extents((16, 1000), 16384) == (16, 1000)
+        and part_extents((7, 512, 512), 16384) == (1, 128, 128)
     )

@@ -1,127 +1,130 @@
-"""fit-dots: a dot whose factors no shared memory holds, or no registers on their way there, walks
-along k, a part of the factors at a time.
+"""fit-dots: a dot whose operands no shared memory holds, or no registers on their way there, walks
+along k, a part of the operands at a time.
 
-    %a = tile.load %x[%m, %c0] : tile<100x1000xf32>                    for %k = 0 to 992 step 32, %sum = %c:
-    %b = tile.load %y[%c0, %n] : tile<1000x7xf32>              ->        %p = tile.load %x[%m, %c0 + %k] : tile<100x32xf32>
-    %d = tile.dot %a, %b, %c                                             %q = tile.load %y[%c0 + %k, %n] : tile<32x7xf32>
-                                                                         yield tile.dot %p, %q, %sum
-                                                                       and the 8 that are left, in
-                                                                       one dot more
+Before, for k = 1000:
 
-Factors are made of loads, perhaps masked, and of what is computed of them without looking along k
-(`tkc/passes/cuts`). Parts are as large as leaves room for four of them, a multiple of 16 where that
-is possible.
+    %a = tile.load %x[%m, %c0] : tile<100x1000xf32>
+    %b = tile.load %y[%c0, %n] : tile<1000x7xf32>
+    %d = tile.dot %a, %b, %c
+
+After, and the 8 that are left in one dot more behind the loop:
+
+    for %k = 0 to 992 step 32, %acc = %c:
+      %p = tile.load %x[%m, %c0 + %k] : tile<100x32xf32>
+      %q = tile.load %y[%c0 + %k, %n] : tile<32x7xf32>
+      yield tile.dot %p, %q, %acc
+
+Operands are made of loads, perhaps masked, and of what is computed from them without combining
+elements along k (`tkc/passes/cuts`). Parts are as large as leaves room for four of them, a multiple
+of 16 where that is possible.
 """
 
 from __future__ import annotations
 
-from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i32
-from xdsl.ir import Block, Operation, Region, SSAValue
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.rewrite import before, erase_dead, loop_of, replace
 from tkc.ir.shared import scratch
+from tkc.ir.values import tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.memory import unseen
 from tkc.passes.cuts.axes import NotCut
-from tkc.passes.cuts.cut import Cut, Part, factors
+from tkc.passes.cuts.cut import Cut, operands_along_k
+from tkc.passes.cuts.parts import Part, loop_over_parts
 from tkc.passes.plan import instruction_of
 
-PARTS = 4  # of k that shared memory has room for at once: a ring runs ahead
-PASSING = 32 << 10  # bytes: of four warps, 64 registers a thread
+PARTS_IN_SHARED = 4  # parts of k that shared memory has room for at once: a ring runs ahead
+MAX_REGISTER_BYTES = 32 << 10  # of an operand that passes through registers: 64 in each of 4 warps
+MAX_PART = 64  # of k, where operands are copied to shared memory
+MAX_COMPUTED_PART = 16  # of k, where threads compute operands, and hold them
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Cuts every dot whose operands do not fit, where they can be cut along k."""
     for kernel in module.body.block.ops:
-        room, parts = (
-            context.room() - sum(map(scratch, kernel.walk())),
-            (1 if "one" in context.lack else PARTS),
-        )  # a kernel that did not fit has no room to run ahead
+        room = context.room() - sum(map(scratch, kernel.walk()))
         for dot in [op for op in kernel.walk() if isinstance(op, tile.Dot)]:
-            k, whole = dot.a.type.extents[-1], dot.a.type.bytes + dot.b.type.bytes
-            if (whole <= room or room <= 0) and not _passes(dot, context):
+            bytes_, fits = sum(_bytes(dot)), room <= 0 or sum(_bytes(dot)) <= room
+            if fits and not _fills_registers(dot, context):
                 continue
             try:
-                cut = Cut.of_needs(factors(dot))
+                cut = Cut.of_needs(operands_along_k(dot))
             except NotCut:
                 continue
             if not all(unseen(load, dot, context.overlaps) for load in cut.loads):
                 continue
-            size = max(
-                1,
-                min(
-                    room * k // (parts * whole),
-                    (
-                        PASSING * k // max(dot.a.type.bytes, dot.b.type.bytes)
-                        if loop_of(dot) is None
-                        else k
-                    ),
-                ),
-            )
-            size = (
-                min(64 if all(map(_plain, (dot.a, dot.b))) else 16, size - size % 16)
-                if size >= 16
-                else size
-            )
-            _walk(cut, dot, k, size)
+            k, size = _k(dot), _part_size(dot, room, context)
+            _loop_along_k(cut, dot, size)
             erase_dead(kernel.body.block)
             context.decisions.append(
-                f"fit-dots: factors of {whole} bytes, and {context.target.name} has {room} of"
-                f" shared memory{' for them' * (room < context.target.shared_bytes)}: k = {k} in"
-                f" parts of {size}"
-                if whole > room
-                else (
-                    f"fit-dots: factors of {whole} bytes pass through registers: k = {k} in parts"
-                    f" of {size}"
-                )
+                f"fit-dots: {_reason(bytes_, room, context)}: k = {k} in parts of {size}"
             )
 
 
-def _passes(dot: tile.Dot, context: PassContext) -> bool:
-    """Whether a factor of multiply-adds would pass through registers, all of it at once, and fill
+def _k(dot: tile.Dot) -> int:
+    return tile_type(dot.a).extents[-1]
+
+
+def _bytes(dot: tile.Dot) -> tuple[int, int]:
+    """Bytes of the left and of the right operand."""
+    return tile_type(dot.a).bytes, tile_type(dot.b).bytes
+
+
+def _reason(bytes_: int, room: int, context: PassContext) -> str:
+    """Why operands of so many bytes are cut."""
+    if bytes_ <= room:
+        return f"operands of {bytes_} bytes pass through registers"
+    left = " for them" if room < context.target.shared_bytes else ""
+    return (
+        f"operands of {bytes_} bytes, and {context.target.name} has {room} of shared memory{left}"
+    )
+
+
+def _part_size(dot: tile.Dot, room: int, context: PassContext) -> int:
+    """How much of k a part has."""
+    # a kernel that did not fit has no room to run ahead
+    parts = 1 if "one" in context.lack else PARTS_IN_SHARED
+    k = _k(dot)
+    size = room * k // (parts * sum(_bytes(dot)))
+    size = min(size, MAX_REGISTER_BYTES * k // max(_bytes(dot)) if loop_of(dot) is None else k)
+    if size < 16:
+        return max(1, size)
+    most = MAX_PART if all(map(_is_copied, (dot.a, dot.b))) else MAX_COMPUTED_PART
+    return min(most, size - size % 16)
+
+
+def _fills_registers(dot: tile.Dot, context: PassContext) -> bool:
+    """Whether an operand of multiply-adds would pass through registers, all of it at once, and fill
     them.
     """
     return (
         loop_of(dot) is None
         and instruction_of(dot, context.target.capability)[0] is None
-        and max(dot.a.type.bytes, dot.b.type.bytes) > PASSING
-        and dot.a.type.extents[-1] > 64
+        and max(_bytes(dot)) > MAX_REGISTER_BYTES
+        and _k(dot) > 64
     )
 
 
-def _plain(factor: SSAValue) -> bool:
-    """Whether a factor goes through no registers: what is computed is held by threads, so its parts
-    are small.
-    """
-    while isinstance(factor.owner, (tile.Transpose, Cast)):
-        factor = factor.owner.arg
-    return isinstance(factor.owner, tile.Load) and factor.owner.mask is None
+def _is_copied(operand: SSAValue) -> bool:
+    """Whether an operand goes to shared memory as it is loaded, not through registers."""
+    while isinstance(op := operand.owner, (tile.Transpose, Cast)):
+        operand = op.arg
+    return isinstance(op, tile.Load) and op.mask is None
 
 
-def _walk(cut: Cut, dot: tile.Dot, k: int, size: int) -> None:
-    def constant(n):
-        return before(dot, tile.Constant(n, i32)).result
+def _loop_along_k(cut: Cut, dot: tile.Dot, size: int) -> None:
+    """Puts a loop over parts of k in place of a dot."""
 
-    total, whole = dot.acc, k - k % size
-    body = Block(arg_types=[i32, total.type])
-    loop = before(
-        dot, scf.ForOp(constant(0), constant(whole), constant(size), [total], Region(body))
-    )
-    end = scf.YieldOp()
-    body.add_op(end)
-    end.operands = [_part(cut, dot, body.args[0], size, body.args[1], end)]
-    total = loop.results[0]
-    if k % size:
-        total = _part(cut, dot, constant(whole), k % size, total, dot)
-    replace(dot, [total])
+    def write(
+        start: SSAValue, n: int, totals: Sequence[SSAValue], anchor: Operation
+    ) -> list[SSAValue]:
+        part = Part(cut, start, n)
+        a, b = (part.of(operand, axis, anchor) for operand, axis in operands_along_k(dot))
+        return [before(anchor, tile.Dot(a, b, totals[0], dot.precision.data)).result]
 
-
-def _part(
-    cut: Cut, dot: tile.Dot, start: SSAValue, size: int, total: SSAValue, anchor: Operation
-) -> SSAValue:
-    """A dot of `size` of k."""
-    part = Part(cut, start, size)
-    a, b = (part.of(factor, axis, anchor) for factor, axis in factors(dot))
-    return before(anchor, tile.Dot(a, b, total, dot.precision.data)).result
+    replace(dot, loop_over_parts(dot, _k(dot), size, [dot.acc], write))

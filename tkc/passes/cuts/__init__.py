@@ -1,3 +1,5 @@
-"""Cutting a program along one axis of a tile, so that what does not fit is computed in parts
-(fit-results, fit-dots, fit-rows).
+"""Tiling a program along one axis of its tiles, so that what does not fit is computed in parts.
+
+`axes.py` follows an axis through one operation, `cut.py` finds what has to be cut, and `parts.py`
+writes the parts. fit-results, fit-dots and fit-rows loop over parts; split-sums writes all of them.
 """

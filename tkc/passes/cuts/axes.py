@@ -1,5 +1,5 @@
 """One axis of a tile through one operation: which axis of each operand is cut where the operation
-is.
+is cut along an axis.
 
 An operation's frame is the axis of its result; of a reduction, of what it reduces; of a store, of
 what it stores.
@@ -11,10 +11,13 @@ from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.types import TileType
+from tkc.ir.values import tile_type
 from tkc.passes.analysis.values import POINTWISE
 
-ALONG = (tile.Reduce, tile.Scan, tile.Flip, tile.Concat)  # operations that look along one axis
-THROUGH = (
+# Operations that combine elements along their attribute `axis`, and are independent along others.
+ALONG_AXIS = (tile.Reduce, tile.Scan, tile.Flip, tile.Concat)
+# Operations of which every part can be computed from parts of the operands.
+DIVISIBLE = (
     *POINTWISE,
     tile.Constant,
     tile.Splat,
@@ -31,78 +34,88 @@ THROUGH = (
 
 
 class NotCut(Exception):
-    """An operation does not let a cut through."""
+    """The program cannot be cut: an operation in the way is not divisible along the axis."""
 
 
 def kept(op: tile.Load | tile.Store) -> list[int]:
+    """The axes of the array that a block has, in order: those that it does not drop."""
     return [a for a, n in enumerate(op.extents.get_values()) if n >= 0]
 
 
-def _block_offsets(op: Operation) -> range:
-    return range(1, 1 + len(op.offsets)) if isinstance(op, (tile.Load, tile.Store)) else range(0)
+def _block_offsets(op: tile.Load | tile.Store) -> range:
+    """Which operands of a load or store are offsets."""
+    return range(1, 1 + len(op.offsets))
 
 
 def needed(op: Operation, index: int, frame: int) -> int | None:
-    """The axis along which an operand is cut where the operation is along its frame; None where it
-    is whole.
+    """The axis along which an operand is cut where the operation is cut along its frame.
+
+    None where the operand stays whole.
     """
     value = op.operands[index]
     if not isinstance(value.type, TileType):
         return None
-    if index in _block_offsets(op):
+    if isinstance(op, (tile.Load, tile.Store)) and index in _block_offsets(op):
         return 0 if kept(op).index(index - 1) == frame else None
     match op:
         case tile.Dot():
-            last = op.result.type.rank - 1
-            return None if frame == last - (index == 1) and index < 2 else frame
+            return None if frame == _k_axis(op, index) else frame
         case tile.Broadcast():
             return None if value.type.extents[frame] == 1 else frame
         case tile.Transpose():
             return op.permutation.get_values()[frame]
         case tile.Reshape():
-            return _other(op.result.type.extents, value.type.extents, frame)
+            return _axis_through_reshape(tile_type(op.result).extents, value.type.extents, frame)
     return frame
 
 
 def frame_of(op: Operation, index: int, axis: int) -> int:
-    """The frame of an operation one of whose operands is cut along an axis."""
-    if index in _block_offsets(op):
+    """The frame of an operation one of whose operands is cut along an axis. Raises NotCut."""
+    if isinstance(op, (tile.Load, tile.Store)) and index in _block_offsets(op):
         return kept(op).index(index - 1)
     match op:
         case tile.Dot():
-            last = op.result.type.rank - 1
-            if index < 2 and axis == last - (index == 1):
+            if axis == _k_axis(op, index):
                 raise NotCut  # along k
             return axis
         case tile.Transpose():
             return list(op.permutation.get_values()).index(axis)
         case tile.Reshape():
-            return _other(op.arg.type.extents, op.result.type.extents, axis)
-    _lets_through(op, axis)
+            return _axis_through_reshape(
+                tile_type(op.arg).extents, tile_type(op.result).extents, axis
+            )
+    _check_divisible(op, axis)
     return axis
 
 
 def frame_back(op: Operation, axis: int) -> int:
-    """The frame of an operation whose result is cut along an axis."""
+    """The frame of an operation whose result is cut along an axis. Raises NotCut."""
     frame = axis + (axis >= op.axis.value.data) if isinstance(op, tile.Reduce) else axis
-    _lets_through(op, frame)
+    _check_divisible(op, frame)
     return frame
 
 
-def _lets_through(op: Operation, frame: int) -> None:
-    if (
-        isinstance(op, THROUGH)
-        or isinstance(op, ALONG)
-        and op.axis.value.data != frame
-        or isinstance(op, tile.Sort)
-        and frame != op.arg.type.rank - 1
-    ):
+def _k_axis(dot: tile.Dot, index: int) -> int | None:
+    """The axis of k of a dot's operand, which is also the axis of the result that it lacks.
+
+    The last axis of the left operand, the last but one of the right; None of the accumulator.
+    """
+    last = tile_type(dot.result).rank - 1
+    return {0: last, 1: last - 1}.get(index)
+
+
+def _check_divisible(op: Operation, frame: int) -> None:
+    if isinstance(op, DIVISIBLE):
+        return
+    if isinstance(op, ALONG_AXIS) and op.axis.value.data != frame:
+        return
+    if isinstance(op, tile.Sort) and frame != tile_type(op.arg).rank - 1:
         return
     raise NotCut
 
 
 def given(op: Operation, frame: int) -> int:
-    """The axis of an operation's results."""
+    """The axis along which an operation's results are cut. Raises NotCut."""
     if not isinstance(op, tile.Reduce):
         return frame
     if op.axis.value.data == frame:
@@ -110,9 +123,15 @@ def given(op: Operation, frame: int) -> int:
     return frame - (frame > op.axis.value.data)
 
 
-def _other(have: tuple[int, ...], give: tuple[int, ...], axis: int) -> int:
+def _axis_through_reshape(source: tuple[int, ...], target: tuple[int, ...], axis: int) -> int:
     """An axis through a reshape that only inserts and drops extents of 1."""
-    wide, wider = ([a for a, n in enumerate(extents) if n > 1] for extents in (have, give))
-    if have[axis] == 1 or [have[a] for a in wide] != [give[a] for a in wider]:
+    from_axes = [a for a, n in enumerate(source) if n > 1]
+    to_axes = [a for a, n in enumerate(target) if n > 1]
+    if source[axis] == 1 or [source[a] for a in from_axes] != [target[a] for a in to_axes]:
         raise NotCut
-    return wider[wide.index(axis)]
+    return to_axes[from_axes.index(axis)]
+
+
+def with_extent(t: TileType, axis: int, n: int) -> TileType:
+    """The type of a tile with another extent along one axis, and no layout."""
+    return TileType([n if a == axis else extent for a, extent in enumerate(t.extents)], t.element)
