@@ -1,15 +1,22 @@
 """split-masked-loops: a loop's masks are computed only in the iterations whose blocks they cut.
 
 A mask made of comparisons of affine indices holds everywhere in most blocks of a loop: below a
-causal diagonal, inside a window, before the end of a row. Whether it does is a scalar question
-about the ends of the indices' ranges, asked once an iteration:
+causal diagonal, inside a window, before the end of a row. Whether it does is a scalar condition on
+the ends of the indices' ranges, computed once an iteration:
 
-    for %n = … {                                            for %n = … {
-      %cols = splat(%n) + arange(128)                         %all = %m >= %n + 127                            first row >= last column
-      %keep = ge(broadcast(%rows), broadcast(%cols))          %t = scf.if %all { yield %s }
-      %t = select(%keep, %s, -inf)                 ->         else { %cols = …;  %keep = …;  yield select(%keep, %s, -inf) }
-      …                                                       …
-    }                                                       }
+    for %n = … {
+      %cols = splat(%n) + arange(128)
+      %keep = ge(broadcast(%rows), broadcast(%cols))
+      %t = select(%keep, %s, -inf)
+      …
+    }
+  becomes
+    for %n = … {
+      %all = %m >= %n + 127                              first row >= last column
+      %t = scf.if %all { yield %s }
+      else { %cols = …;  %keep = …;  yield select(%keep, %s, -inf) }
+      …
+    }
 
 The ends follow from the mask's own operations: and, or, not; comparisons; sums, differences,
 products with known signs, minima and maxima of splats, aranges and constants. A mask of loaded
@@ -23,10 +30,11 @@ Only tiles large enough to be worth a branch are treated: 32 elements a thread o
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import elementwise as ew
@@ -34,46 +42,55 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, is_inside, stamp
-from tkc.ir.types import TileType, element_of, is_integer, is_unsigned
+from tkc.ir.types import TileType, bits, element_of, is_integer, is_unsigned
+from tkc.ir.values import block_of, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LOADS
 
-WORTH = 32  # elements of a thread
-ALIKE = tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Flip, tile.Multiple
+MIN_ELEMENTS_PER_THREAD = 32
+# Operations whose results have elements of their operand only.
+VIEWS = (tile.Broadcast, tile.Reshape, tile.Transpose, tile.Slice, tile.Flip, tile.Multiple)
+# Functions of integers whose ends follow from those of their operands.
+MONOTONIC = ("add", "sub", "mul", "neg", "min", "max")
 NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Moves the masks of every kernel's loops into branches."""
     for kernel in module.body.block.ops:
-        threads = 32 * kernel.warps
+        assert isinstance(kernel, tile.Kernel)
+        least = MIN_ELEMENTS_PER_THREAD * 32 * kernel.warps
         loops = [op for op in kernel.walk() if isinstance(op, (scf.ForOp, scf.WhileOp))]
         for loop in loops:
             for region in loop.regions:
-                for op in [op for op in region.block.ops if isinstance(op, ew.Select)]:
-                    if (
-                        isinstance(op.result.type, TileType)
-                        and op.result.type.size >= WORTH * threads
-                        and isinstance(op.condition.type, TileType)
-                    ):
+                for op in list(region.block.ops):
+                    if isinstance(op, ew.Select) and _is_masked_tile(op, least):
                         _split(op, context)
 
 
+def _is_masked_tile(op: ew.Select, least: int) -> bool:
+    """Whether a select masks a tile of at least so many elements."""
+    t = op.result.type
+    return isinstance(t, TileType) and t.size >= least and isinstance(op.condition.type, TileType)
+
+
 def _split(op: ew.Select, context: PassContext) -> None:
-    question = Question(op).all(op.condition)
-    shape = "x".join(map(str, op.result.type.extents))
-    if question is None:
+    holds = Question(op).all(op.condition)
+    t = tile_type(op.result)
+    shape = "x".join(map(str, t.extents))
+    if holds is None:
         context.decisions.append(
             f"split-masked-loops: the mask of a {shape} select is computed in every iteration: its"
             " ends are not known"
         )
         return
     yes, no = Block([stamp(scf.YieldOp(op.if_true), op)]), Block()
-    branch = before(op, scf.IfOp(question(), [op.result.type], Region(yes), Region(no)))
+    branch = before(op, scf.IfOp(holds(), [t], Region(yes), Region(no)))
     branch.results[0].name_hint = op.result.name_hint
     op.result.replace_all_uses_with(branch.results[0])
     op.detach()
     no.add_ops([op, stamp(scf.YieldOp(op.result), op)])
-    _sink(branch.parent, no)
+    _sink(block_of(branch), no)
     context.decisions.append(
         f"split-masked-loops: the mask of a {shape} select is computed only where it is not full"
     )
@@ -82,16 +99,18 @@ def _split(op: ew.Select, context: PassContext) -> None:
 def _sink(outer: Block, inner: Block) -> None:
     """Moves into the inner block what only it needs of the outer one."""
     for op in reversed([op for op in outer.ops if not op.regions]):
-        uses = [use for r in op.results for use in r.uses]
-        if not uses or not is_side_effect_free(op) or isinstance(op, (*LOADS, tile.Dot)):
+        users = [use.operation for r in op.results for use in r.uses]
+        if not users or any(user.parent is not inner for user in users):
             continue
-        if any(use.operation.parent is not inner for use in uses):
-            continue
-        op.detach()
-        inner.insert_op_before(op, inner.first_op)
+        if is_side_effect_free(op) and not isinstance(op, (*LOADS, tile.Dot)):
+            op.detach()
+            assert inner.first_op is not None
+            inner.insert_op_before(op, inner.first_op)
 
 
-Make = Callable[[], SSAValue]  # writes the operations of a scalar, once it is known to be wanted
+# Writes the operations of a scalar, once it is known to be used.
+Make = Callable[[], SSAValue]
+Ends = tuple[Make, Make]  # the least and the greatest element
 
 
 class Question:
@@ -103,11 +122,11 @@ class Question:
         self.anchor, self.ranges = anchor, Ranges()
 
     def all(self, mask: SSAValue, wanted: bool = True) -> Make | None:
-        """The scalar that says whether every element is `wanted`; it may say no too often. None if
-        there is none.
+        """The scalar that says whether every element is `wanted`; it may be false too often. None
+        if there is none.
         """
         op = mask.owner
-        if isinstance(op, ALIKE):
+        if isinstance(op, VIEWS):
             return self.all(op.arg, wanted)
         if isinstance(op, tile.Splat) or not isinstance(mask.type, TileType):
             scalar = op.arg if isinstance(op, tile.Splat) else mask
@@ -118,85 +137,78 @@ class Question:
         if name == "not":
             return self.all(op.args[0], not wanted)
         if name in ("and", "or"):
-            found = [made for v in op.args if (made := self.all(v, wanted)) is not None]
-            if (name == "and") is wanted:
-                return self._both("and", found) if len(found) == 2 else None
-            return self._both("or", found) if len(found) == 2 else found[0] if found else None
+            return self._combination((name == "and") is wanted, op, wanted)
         if name not in NEGATED or not is_integer(element_of(op.args[0].type)):
             return None
+        return self._comparison(name if wanted else NEGATED[name], op)
+
+    def _combination(self, both: bool, op: ew.Elementwise, wanted: bool) -> Make | None:
+        """Whether both operands are `wanted` everywhere; or whether one is, as far as is known."""
+        found = [made for v in op.args if (made := self.all(v, wanted)) is not None]
+        if len(found) == 2:
+            return self._both("and" if both else "or", found)
+        return found[0] if found and not both else None
+
+    def _comparison(self, name: str, op: ew.Elementwise) -> Make | None:
+        """The scalar that says whether a comparison of two tiles of integers holds everywhere."""
         a, b = (self.ends(v) for v in op.args)
         if a is None or b is None:
             return None
         (a_lo, a_hi), (b_lo, b_hi) = a, b
+        if name in ("lt", "le"):
+            return self._both(name, [a_hi, b_lo])
+        if name in ("gt", "ge"):
+            return self._both(name, [a_lo, b_hi])
+        if name == "ne":
+            return self._both(
+                "or", [self._both("lt", [a_hi, b_lo]), self._both("gt", [a_lo, b_hi])]
+            )
+        return None  # equal everywhere: two tiles of one value, which folding has seen
 
-        def compare(name, x, y):
-            return lambda: self._make(CLASSES[name], x(), y())
-
-        match name if wanted else NEGATED[name]:
-            case "lt":
-                return compare("lt", a_hi, b_lo)
-            case "le":
-                return compare("le", a_hi, b_lo)
-            case "gt":
-                return compare("gt", a_lo, b_hi)
-            case "ge":
-                return compare("ge", a_lo, b_hi)
-            case "ne":
-                return self._both("or", [compare("lt", a_hi, b_lo), compare("gt", a_lo, b_hi)])
-            case _:
-                return None  # equal everywhere: two tiles of one value, which folding has seen
-
-    def ends(self, value: SSAValue) -> tuple[Make, Make] | None:
+    def ends(self, value: SSAValue) -> Ends | None:
         """The least and the greatest element of an integer tile, or what bounds them."""
         op, t = value.owner, element_of(value.type)
 
-        def constant(n):
+        def constant(n: int | float) -> Make:
             return lambda: self._make(tile.Constant, n, t)
 
+        def same(end: Make) -> Ends:
+            return end, end
+
         if not isinstance(value.type, TileType):
-            return (lambda: value,) * 2
+            return same(lambda: value)
         match op:
             case tile.Splat():
-                return (lambda: op.arg,) * 2
+                return same(lambda: op.arg)
             case tile.Constant() if op.number is not None:
-                return (constant(op.number),) * 2
+                return same(constant(op.number))
             case tile.Arange():
-                return constant(op.start.value.data), constant(
-                    op.start.value.data + value.type.extents[0] - 1
-                )
-            case _ if isinstance(op, ALIKE):
+                start = op.start.value.data
+                return constant(start), constant(start + value.type.extents[0] - 1)
+            case _ if isinstance(op, VIEWS):
                 return self.ends(op.arg)
-            case ew.Cast() if (
-                is_integer(element_of(op.arg.type))
-                and not is_unsigned(element_of(op.arg.type))
-                and t.width.data >= element_of(op.arg.type).width.data
-                and not is_unsigned(t)
-            ):
+            case ew.Cast() if _is_widening(element_of(op.arg.type), t):
                 found = self.ends(op.arg)
-                return found and tuple(
-                    lambda end=end: self._make(ew.Cast, end(), t) for end in found
-                )
-            case ew.Elementwise() if op.fn.name in (
-                "add",
-                "sub",
-                "mul",
-                "neg",
-                "min",
-                "max",
-            ) and not is_unsigned(t):
+                if found is not None:
+                    lo, hi = found
+                    return (
+                        lambda: self._make(ew.Cast, lo(), t),
+                        lambda: self._make(ew.Cast, hi(), t),
+                    )
+            case ew.Elementwise() if op.fn.name in MONOTONIC and not is_unsigned(t):
                 return self._function(op)
         return None
 
-    def _function(self, op: ew.Elementwise) -> tuple[Make, Make] | None:
+    def _function(self, op: ew.Elementwise) -> Ends | None:
         if self.ranges.overflow(op):
             return None
         # later nothing is known of where a program's place came from
         op.attributes["exact"] = UnitAttr()
-        ends = [self.ends(v) for v in op.args]
-        if None in ends:
+        ends = [found for v in op.args if (found := self.ends(v)) is not None]
+        if len(ends) < len(op.args):
             return None
 
-        def make(name, *args):
+        def make(name: str, *args: Make) -> Make:
             return lambda: self._make(CLASSES[name], *(a() for a in args))
 
         (a_lo, a_hi), (b_lo, b_hi) = ends[0], ends[-1]
@@ -207,30 +219,31 @@ class Question:
                 return make("sub", a_lo, b_hi), make("sub", a_hi, b_lo)
             case "neg":
                 return make("neg", a_hi), make("neg", a_lo)
-            case _:  # a product with something of a known sign
-                for (lo, hi), other, (x, y) in (
-                    (ends[0], op.args[1], ends[1]),
-                    (ends[1], op.args[0], ends[0]),
-                ):
-                    sign = self.ranges.of(other)
-                    if x is not y:
-                        continue
-                    if sign.lo >= 0:
-                        return make("mul", lo, x), make("mul", hi, x)
-                    if sign.hi <= 0:
-                        return make("mul", hi, x), make("mul", lo, x)
-                return None
+        # a product with something of a known sign
+        for (lo, hi), other, (x, y) in zip(ends, op.args[::-1], ends[::-1], strict=True):
+            sign = self.ranges.of(other)
+            if x is y and sign is not None:
+                if sign.lo >= 0:
+                    return make("mul", lo, x), make("mul", hi, x)
+                if sign.hi <= 0:
+                    return make("mul", hi, x), make("mul", lo, x)
+        return None
 
     def _both(self, name: str, made: list[Make]) -> Make:
         return lambda: self._make(CLASSES[name], *(m() for m in made))
 
-    def _make(self, kind, *args) -> SSAValue:
+    def _make(self, kind: Callable[..., Operation], *args: Any) -> SSAValue:
         """An operation, before the outermost loop that does not change its operands."""
         op, place = kind(*args), self.anchor
-        while (
-            (loop := place.parent_op()) is not None
-            and isinstance(loop, (scf.ForOp, scf.WhileOp))
-            and not any(is_inside(v, loop) for v in op.operands)
-        ):
+        while isinstance(loop := place.parent_op(), (scf.ForOp, scf.WhileOp)):
+            if any(is_inside(v, loop) for v in op.operands):
+                break
             place = loop
         return before(place, op).results[0]
+
+
+def _is_widening(source: Attribute, t: Attribute) -> bool:
+    """Whether a cast of signed integers keeps every value."""
+    if not is_integer(source) or is_unsigned(source) or is_unsigned(t):
+        return False
+    return bits(t) >= bits(source)
