@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from xdsl.dialects.builtin import StringAttr, i1
@@ -146,6 +147,10 @@ def of_integers(name: str, *args):
 class Elementwise(TileOperation):
     """Base of the generated classes: `fn` is the row of FUNCTIONS; operands `args`, one result."""
 
+    if TYPE_CHECKING:
+        # set by _define: definitions of xDSL admit no other class attribute
+        fn: Function
+
     traits = traits_def(Pure())
     result = result_def()
 
@@ -210,7 +215,7 @@ class Ternary(Elementwise):
 def _define(fn: Function) -> type[Elementwise]:
     base = {1: Unary, 2: Binary, 3: Ternary}[fn.arity]
     title = "".join(part.capitalize() for part in fn.name.split("_"))
-    cls = irdl_op_definition(
+    cls: type[Elementwise] = irdl_op_definition(
         type(
             title,
             (base,),

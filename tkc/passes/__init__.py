@@ -6,51 +6,18 @@ once it is made, and the list in which every pass writes what it decided and why
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
 
 
+@dataclass(frozen=True, match_args=False)
 class LaunchOptions(Protocol):
     """What the user may narrow a plan with; None leaves it to the plan.
     (`tkc.language.signature.Options` is one.)
     """
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # for dataclasses.replace
-    num_warps: int | None
-    num_stages: int | None
-    num_ctas: int
-    cluster: tuple[int, int] | None
-    maxnreg: int | None
-    roles: str | None
-    programs: int | None
-    raster: int | None
-    serpentine: bool | None
-    retain: bool | None
-    split_k: int | None
-    stream_k: int | None
-    sum_parts: int | None
-    persistent: bool | None
-    register_transpose: bool | None
-    relax: bool | None
-    cross_tile_prologue: bool | None
-    rotate: bool | None
-    left_operand: str | None
-    swap_dots: bool | None
-    epilogue: str | None
-    store_columns: int | None
-    subtiles: int | None
-    split_warps: tuple[int, int] | None
-    dynamic_schedule: bool | None
-    prefetch: bool | None
-    debug: int
-
-
-@dataclass(frozen=True)
-class Free:
-    """Options of a user who asks for nothing."""
 
     num_warps: int | None = None
     num_stages: int | None = None
@@ -79,6 +46,11 @@ class Free:
     dynamic_schedule: bool | None = None
     prefetch: bool | None = None
     debug: int = 0
+
+
+@dataclass(frozen=True)
+class Free(LaunchOptions):
+    """Options of a user who asks for nothing."""
 
 
 @dataclass
