@@ -18,7 +18,7 @@ _WHERE = {
         " VerifyError"
     ),
     "tkc.runtime.jit": "handed jit target_of",
-    "tkc.runtime.native": "repeated teller",
+    "tkc.runtime.native": "repeated launch_key",
     "tkc.ir.target": "target",
     "tkc.runtime.autotune": "autotune Config",
     "tkc.runtime.export": "export",

@@ -37,7 +37,7 @@ def forget() -> None:
         for v in list(vars(module).values())
         if isinstance(v, JitFunction)
     ]:
-        kernel._ready.clear()
+        kernel._launches.clear()
         kernel._launcher.__call__ = Launcher.__call__
 
 

@@ -36,10 +36,10 @@ def test_the_same_call_again_follows_its_arrays():
         x[:] = round
         k[grid](x, x, out, 100)
         assert (out == 2 * round).all()
-    assert len(k._compiled) == 1 and sum(len(ready) for _, ready in k._ready.values()) == 1
+    assert len(k._compiled) == 1 and sum(len(found) for _, found in k._launches.values()) == 1
 
 
-def test_a_call_like_the_one_before_goes_through_the_first_door(monkeypatch):
+def test_a_call_like_the_one_before_is_found_in_the_launch_cache(monkeypatch):
     """It neither binds nor asks what the arguments are; calls by name and with options of the
     kernel too.
     """

@@ -314,7 +314,7 @@ def changes():
 
 
 def test_every_change_reaches_the_driver(machine):
-    """Random calls, each also made by a kernel without doors: the driver cannot tell them apart.
+    """Random calls, each also made by a kernel without launch caches: the driver cannot tell them apart.
     Every fact of a specialization is among what changes.
     """
     random_, calls, grids, seen = random.Random(6), changes(), (1, (4,), (2, 2)), set()
@@ -396,7 +396,7 @@ def test_options_and_constants(machine, general):
         k[4](*three(), 256, num_warps=warps)
     assert [m[1][3] for m in machine.launched] == [32, 64, 32, 64] and len(
         general
-    ) == 3  # the second of each is known, the first of all was before there was a door
+    ) == 3  # the second of each is known, the first of all was before there was a launch cache
     for block in (64, 128, 64, 128):
         k[4](*three(), 256, BLOCK=block)
     assert (
@@ -406,7 +406,7 @@ def test_options_and_constants(machine, general):
 
 
 def test_calls_of_several_kinds(machine, general):
-    """Each has its door; whichever was opened last asks the others."""
+    """Each has its launch cache; the one made last asks the others."""
 
     def bias(x, b, out, n):
         i = tkc.program_id(0) * 64 + tkc.arange(64)
@@ -528,7 +528,7 @@ def test_from_threads(machine):
 
 
 def test_nothing_is_kept(machine):
-    """References are given back; a kernel that is dropped goes with its doors, and its arrays are
+    """References are given back; a kernel that is dropped goes with its launch caches, and its arrays are
     nobody's but the caller's.
     """
     k, arguments = JitFunction(add.fn), (*three(), int("1000"))  # a number of its own
@@ -558,21 +558,23 @@ def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
     assert isinstance(k[4], Launcher) and len(machine.launched) == 9
 
 
-def test_what_a_call_depends_on_is_told():
+def test_a_launch_key_holds_what_launches_depend_on():
     """Up to `end` what launches depend on, and nothing else."""
-    tell, end, find, known = tkc.teller((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])
+    write, end, find, entries = tkc.launch_key(
+        (of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False]
+    )
 
-    def told(*values):
-        return (lambda words: words and words[:end])(tell(*values))
+    def key_of(*values):
+        return (lambda words: words and words[:end])(write(*values))
 
     x, y = of(), of(0x2000_0000)
-    want = told(x, y, 2, 0.5, 7, None)
+    want = key_of(x, y, 2, 0.5, 7, None)
     assert (
         want
-        and told(of(0x3000_0000), of(0x2000_0400), 2, 0.5, 9, None) == want
-        and tell(of(0x3000_0000), y, 2, 0.5, 9, None) != tell(x, y, 2, 0.5, 7, None)
+        and key_of(of(0x3000_0000), of(0x2000_0400), 2, 0.5, 9, None) == want
+        and write(of(0x3000_0000), y, 2, 0.5, 9, None) != write(x, y, 2, 0.5, 7, None)
     )
-    assert told(x, of(0x1000_0100), 2, 0.5, 7, None) == told(x, x, 2, 0.5, 7, None)
+    assert key_of(x, of(0x1000_0100), 2, 0.5, 7, None) == key_of(x, x, 2, 0.5, 7, None)
     others = [
         (x, x, 2, 0.5, 7, None),
         (of(0x1000_0004), y, 2, 0.5, 7, None),
@@ -585,11 +587,11 @@ def test_what_a_call_depends_on_is_told():
         (x, y, 2, 0.5, 32, None),
         (x, y, 2, 0.5, 1 << 40, None),
     ]
-    assert len({want, *(told(*o) for o in others)}) == len(others) + 1 and all(
-        told(*o) for o in others
+    assert len({want, *(key_of(*o) for o in others)}) == len(others) + 1 and all(
+        key_of(*o) for o in others
     )
-    assert find(x, y, 2, 0.5, 7, None) is None and not known
-    known[want] = found = ["something"]
+    assert find(x, y, 2, 0.5, 7, None) is None and not entries
+    entries[want] = found = ["something"]
     assert (
         find(x, y, 2, 0.5, 7, None)
         is found
@@ -599,7 +601,7 @@ def test_what_a_call_depends_on_is_told():
     )
     stream[0] = 5
     try:
-        assert told(x, y, 2, 0.5, 7, None) == want
+        assert key_of(x, y, 2, 0.5, 7, None) == want
     finally:
         stream[0] = 0
     for o in (
@@ -610,12 +612,12 @@ def test_what_a_call_depends_on_is_told():
         (x, y, 1 << 70, 0.5, 7, None),
         (of(0), y, 2, 0.5, 7, None),
     ):
-        assert tell(*o) is None
+        assert write(*o) is None
     assert (
-        tkc.teller((x, object())) is None
-        and tkc.teller((1, 2)) is None
-        and tkc.teller(([x],)) is None
-        and tkc.teller((x, "a text", (1, 2), True)) is not None
+        tkc.launch_key((x, object())) is None
+        and tkc.launch_key((1, 2)) is None
+        and tkc.launch_key(([x],)) is None
+        and tkc.launch_key((x, "a text", (1, 2), True)) is not None
     )
 
 
@@ -863,16 +865,16 @@ def test_what_torch_answers_is_of_another_type_within_autocast(machine):
 
 
 def test_what_was_asked_for_last_lives(machine):
-    """Machine code has it by its address: it is not gone before that is, whatever other threads put
+    """Machine code holds its address: it is not gone before that is, whatever other threads put
     there, or ask for, between two lines.
     """
 
     class Entry:
         pass
 
-    _, end, find, known = (tell, *_) = tkc.teller((of(), None))
+    _, end, find, known = (write, *_) = tkc.launch_key((of(), None))
     x, entries, gone = of(), [], []
-    told = tell(x, None)[:end]
+    key = write(x, None)[:end]
 
     def entry():
         made = Entry()
@@ -880,13 +882,13 @@ def test_what_was_asked_for_last_lives(machine):
         return made
 
     def another(frame, event, _):
-        if frame.f_code not in (native.Known.__setitem__.__code__, native.Known.clear.__code__):
+        if frame.f_code not in (native.Entries.__setitem__.__code__, native.Entries.clear.__code__):
             return None
         count, place = (ctypes.c_uint64 * 2).from_buffer(known.last)
         if count and place not in {id(e()) for e in entries if e() is not None}:
             gone.append(frame.f_lineno)
         if not gone and len(entries) % 5:
-            known[told] = entry()
+            known[key] = entry()
         if not gone:
             find(x, None)
         return another
@@ -897,12 +899,12 @@ def test_what_was_asked_for_last_lives(machine):
         for i in range(20):
             if i % 4 == 3:
                 known.clear()
-            known[told] = entry()
+            known[key] = entry()
             entries.append(lambda: None)
     finally:
         sys.settrace(before)
     assert not gone
-    known[told] = last = entry()
+    known[key] = last = entry()
     assert find(x, None) is last is find(x, None) and sum(e() is not None for e in entries) == 1
     known.clear()
     assert find(x, None) is None and not known

@@ -3,25 +3,27 @@ Python that found out what to do.
 
 A generator (operator.py) checks its arguments, chooses blocks, allocates, reshapes and launches:
 tens of microseconds of Python, of which the next call with arguments like these needs two or three.
-When a call comes for the second time, it runs while somebody writes down (`Script`) what it asks of
-torch and which kernels it launches. That becomes a function of the same parameters:
+When a call comes for the second time, it runs while a `Script` records what it calls in torch and
+which kernels it launches. That becomes a function of the same parameters:
 
     def rms_norm(x, weight, eps):
         _t0 = _empty_cuda((4096, 512), (512, 1), torch.bfloat16)
-        _launch(x, weight, _t0)                 # _norm[4096](x, None, weight, None, _t0, None, 1e-06, CENTRE=False, ROWS=1, COLUMNS=512)
+        _launch(x, weight, _t0)                 # _norm[4096](x, None, weight, None, _t0, …)
         return _t0
 
-    allocations      as empty memory of the same extents, strides and element type, past torch's dispatcher where there is a way (what torch.compile's code takes)
+    allocations      as empty memory of the same extents, strides and element type, past torch's
+                     dispatcher where possible (by the functions that torch.compile's code calls)
     views            of an argument or an allocation, as such: from where they begin there
-    what else        torch was asked for (a copy, a sort), as it was asked
-    launches         of arguments and allocations (`tkc.repeated`, in machine code, which knows views of them), else `kernel[grid](…)`: the stream, overlapping bytes, TKC_DEBUG and all that a kernel reads are
-                     the launcher's business, here as ever
+    other calls      of torch (a copy, a sort), as they were made
+    launches         of arguments and allocations by `tkc.repeated`, in machine code, which makes
+                     views of them; else `kernel[grid](…)`. The stream, overlapping bytes, TKC_DEBUG
+                     and all that a kernel reads are checked by the launcher, as in every launch
 
-Whose call it was, machine code tells (`tkc.teller`): of each tensor its extents, strides, element
-type, device and address modulo 16; of each number its type and value; which tensors share bytes.
-Beside that count which tensors are one, and whether tables of choices changed. Numbers that an
-operator says are others each time (a step, a seed) count by type alone: what is computed of them is
-written down too (`Number`), and what they are compared with asked again. A generator must not look
+The key of a call is written by machine code (`tkc.launch_key`): of each tensor its extents, strides,
+element type, device and address modulo 16; of each number its type and value; which tensors share
+bytes. Besides, it matters which tensors are one, and whether tables of choices changed. Numbers that
+an operator declares as varying (a step, a seed) count by type alone: what is computed of them is
+recorded too (`Number`), and comparisons with them are made again. A generator must not look
 at anything else, nor at what an array holds: a call that does (`item`), or that uses a tensor from
 elsewhere, is not remembered, and runs as it always did; so does every call where there is no
 machine code, or a torch before 2.10.
@@ -33,19 +35,17 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import inf, nan
 from sys import intern
+from typing import Any
 
 import tkc
 
-REMEMBERED, SEEN, KINDS = (
-    2048,
-    4096,
-    64,
-    # calls of an operator with values of the same types: as functions, and as keys that came once;
-    # such
-    # types
-)
+# of one operator
+MAX_FUNCTIONS_PER_KIND = 2048  # calls with values of the same types that were recorded
+MAX_KEYS_SEEN_PER_KIND = 4096  # calls that came once
+MAX_KINDS = 64  # combinations of types
 EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-SURE = (
+# functions of torch whose results have memory of their own, and one type whatever is set (autocast)
+ALLOCATING = (
     "clone",
     "_to_copy",
     "new_zeros",
@@ -55,11 +55,9 @@ SURE = (
     "sort",
     "argsort",
     "index",
-    # what these of torch's give has memory of its own, and is of one type whatever else is set
-    # (autocast)
 )
 NUMBERS = (int, float, bool, str, type(None))
-NOBODY = lambda *_: None, 0, lambda *_: None, (), 0  # who tells what no call depends on
+NO_KIND: tuple = lambda *_: None, 0, lambda *_: None, (), 0  # finds nothing
 
 
 class Unknown(Exception):
@@ -93,7 +91,11 @@ class Number:
         return hash(_asked(self, self.value, self.text))
 
 
-def _asked(x: Number, answer, text: str):
+def _plain(v: Any) -> Any:
+    return v.value if isinstance(v, Number) else v
+
+
+def _asked(x: Number, answer: Any, text: str) -> Any:
     x.conditions.append(f"{text} == {answer!r}")
     return answer
 
@@ -117,12 +119,15 @@ def _computed(name: str, text: str) -> Callable:
     return compute
 
 
-for _name, _sign in {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}.items():
-    setattr(Number, f"__{_name}__", _computed(f"__{_name}__", f"({{0}} {_sign} {{1}})"))
-    setattr(Number, f"__r{_name}__", _computed(f"__r{_name}__", f"({{1}} {_sign} {{0}})"))
-for _name, _sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
-    setattr(Number, f"__{_name}__", _computed(f"__{_name}__", f"({{0}} {_sign} {{1}})"))
-Number.__neg__ = _computed("__neg__", "(-{0})")
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_FORMULAS = (
+    {f"__{n}__": f"({{0}} {sign} {{1}})" for n, sign in (_ARITHMETIC | _COMPARISONS).items()}
+    | {f"__r{n}__": f"({{1}} {sign} {{0}})" for n, sign in _ARITHMETIC.items()}
+    | {"__neg__": "(-{0})"}
+)
+for _name, _formula in _FORMULAS.items():
+    setattr(Number, _name, _computed(_name, _formula))
 
 
 def _sized(func, args: tuple) -> bool:
@@ -140,63 +145,43 @@ class Script:
     """
 
     def __init__(self, op, values: Sequence, torch):
-        self.op, self.tensor, self.whole, self.nested, self.conditions = (
-            op,
-            torch.Tensor,
-            True,
-            False,
-            [],
-        )  # whole: nothing was left out
+        self.op, self.tensor = op, torch.Tensor
+        self.whole = True  # nothing was left out
+        self.nested = False
+        self.conditions: list[str] = []
         parameters = [(p.name, v) for p, v in zip(op.parameters, values, strict=True)]
-        self.values, self.made = dict(parameters), []  # made: launches in machine code, by name
+        self.values = dict(parameters)
+        self.made: list[tuple[str, Any]] = []  # launches in machine code, by name
+        # of tensors, by identity: each is kept
         self.names = {
             id(v): name for name, v in reversed(parameters) if isinstance(v, torch.Tensor)
-        }  # of tensors, by identity: each is kept
-        self.given, self.kept, self.views, self.lines, self.space = (
-            [v for v in values if isinstance(v, torch.Tensor)],
-            list(values),
-            {},
-            [],
-            {"_empty": torch.empty_strided, "inf": inf, "nan": nan},
-        )
-        self.space |= {
-            f"_empty_{kind}": made
-            for kind in ("cuda", "cpu")
-            if (
-                made := getattr(
-                    getattr(getattr(torch._C, "_dynamo", None), "guards", None),
-                    f"_empty_strided_{kind}",
-                    None,
-                )
-            )
         }
-        self.sure = {
-            id(v): v
-            for v in self.given
-            # tensors of which a later call's are alike in all but the address, and share bytes
-            # where
-            # these do: arguments, memory of the call's own
-        }
+        self.given = [v for v in values if isinstance(v, torch.Tensor)]
+        self.kept = list(values)
+        self.views: dict[int, tuple] = {}
+        self.lines: list[str] = []
+        self.space = {"_empty": torch.empty_strided, "inf": inf, "nan": nan}
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        for kind in ("cuda", "cpu"):
+            if allocate := getattr(guards, f"_empty_strided_{kind}", None):
+                self.space[f"_empty_{kind}"] = allocate
+        # Arguments and memory of the call's own: tensors of a later call are like these in all but
+        # the address, and share bytes where these do.
+        self.own = {id(v): v for v in self.given}
         self.device, self.devices = (
             getattr(torch._C, "_cuda_getDevice", None),
             torch.cuda.device_count,
         )
         floats = {name for _, name in op.numbers}
-        self.arguments = [
-            (
-                Number(
-                    *(
-                        (float(v), f"float({name})")
-                        if name in floats and type(v) is int
-                        else (v, name)
-                    ),
-                    self.conditions,
-                )
-                if name in op.varies and v is not None
-                else v
-            )
-            for name, v in parameters
-        ]
+
+        def given(name: str, v: Any) -> Any:
+            if name not in op.varies or v is None:
+                return v
+            if name in floats and type(v) is int:
+                return Number(float(v), f"float({name})", self.conditions)
+            return Number(v, name, self.conditions)
+
+        self.arguments = [given(name, v) for name, v in parameters]
 
     def operation(self, func, args: tuple, kwargs: dict, result) -> None:
         """torch was asked for something. Where it answers with more than tensors, nobody can know
@@ -207,22 +192,22 @@ class Script:
         if not all(isinstance(r, self.tensor) for r in results) or _sized(func, args):
             self.whole = False
         elif not func._schema.is_mutable and any(r is a for r in results for a in args):
-            self.whole = self.whole and len(results) == 1  # what was given comes back
+            self.whole = self.whole and len(results) == 1  # an argument is returned
         elif func.overloadpacket.__name__ in EMPTY and not kwargs.get("pin_memory"):
             self._allocation(result)
-        elif (
-            not func._schema.is_mutable
-            and len(results) == 1
-            and args
-            and isinstance(args[0], self.tensor)
-            and args[0].untyped_storage()._cdata == result.untyped_storage()._cdata
-        ):
+        elif not func._schema.is_mutable and self._is_view(args, results):
             self.views[id(result)] = func, args, kwargs
         else:
             self._again(func, args, kwargs, results)
 
+    def _is_view(self, args: tuple, results: Sequence) -> bool:
+        """Whether the one result has the memory of the first argument."""
+        if len(results) != 1 or not args or not isinstance(args[0], self.tensor):
+            return False
+        return args[0].untyped_storage()._cdata == results[0].untyped_storage()._cdata
+
     def _allocation(self, made) -> None:
-        name, self.sure[id(made)] = self._named(made), made
+        name, self.own[id(made)] = self._named(made), made
         like = next(
             (
                 self.names[id(x)]
@@ -231,71 +216,67 @@ class Script:
             ),
             None,
         )
-        sizes, kind, dtype = (
-            f"{self._constant(tuple(made.shape))}, {self._constant(made.stride())}",
-            made.device.type,
-            self._constant(made.dtype),
-        )
+        sizes = f"{self._constant(tuple(made.shape))}, {self._constant(made.stride())}"
+        kind, dtype = made.device.type, self._constant(made.dtype)
         line = (
             f"{like}.new_empty_strided({sizes})"
             if like
             else f"_empty({sizes}, dtype={dtype}, device={self._constant(made.device)})"
         )
-        if f"_empty_{kind}" in self.space and (
-            kind == "cpu" or self.device
-        ):  # on the device that is current
-            line = f"_empty_{kind}({sizes}, {dtype})" + (
-                f" if {self._constant(self.device)}() == {made.device.index} else {line}"
-                if kind != "cpu" and self.devices() > 1
-                else ""
-            )
+        if f"_empty_{kind}" in self.space and (kind == "cpu" or self.device):
+            quick, general = f"_empty_{kind}({sizes}, {dtype})", line
+            line = quick  # on the device that is current
+            if kind != "cpu" and self.devices() > 1:
+                current = self._constant(self.device)
+                line = f"{quick} if {current}() == {made.device.index} else {general}"
         self.lines.append(f"{name} = {line}")
 
     def _again(self, func, args: tuple, kwargs: dict, results: Sequence) -> None:
         """Something of torch's, asked for as it was."""
-        method = (
-            func.namespace == "aten"
-            and func._overloadname == "default"
-            and not any(isinstance(a, (list, tuple)) and any(v is None for v in a) for a in args)
-            and args
-            and isinstance(args[0], self.tensor)
-            and hasattr(self.tensor, name := func.overloadpacket.__name__)
-        )  # the quicker way to the same
         try:
-            call = (
-                f"{self._text(args[0])}.{name}" if method else self._constant(func)
-            ) + f"({self._arguments(args[1:] if method else args, kwargs)})"
+            if self._is_method(func, args):  # quicker
+                name = func.overloadpacket.__name__
+                call = f"{self._text(args[0])}.{name}({self._arguments(args[1:], kwargs)})"
+            else:
+                call = f"{self._constant(func)}({self._arguments(args, kwargs)})"
         except Unknown:
             self.whole = False
             return
         if all(id(r) in self.names for r in results):
             self.lines.append(call)  # it changed an array in place
         else:
-            if func.namespace == "aten" and func.overloadpacket.__name__ in SURE:
-                self.sure |= {id(r): r for r in results}
+            if func.namespace == "aten" and func.overloadpacket.__name__ in ALLOCATING:
+                self.own |= {id(r): r for r in results}
             self.lines.append(
                 f"{', '.join(map(self._named, results))}{',' * (len(results) > 1)} = {call}"
             )
 
-    def launch(self, kernel, grid, args: tuple, kwargs: dict) -> None:
-        def plain(v):
-            return v.value if isinstance(v, Number) else v
+    def _is_method(self, func, args: tuple) -> bool:
+        """Whether the first argument has this function as a method that takes the other ones."""
+        if func.namespace != "aten" or func._overloadname != "default":
+            return False
+        if not args or not isinstance(args[0], self.tensor):
+            return False
+        if any(isinstance(a, (list, tuple)) and any(v is None for v in a) for a in args):
+            return False
+        return hasattr(self.tensor, func.overloadpacket.__name__)
 
-        grid = (
-            tuple(n.__index__() if isinstance(n, Number) else n for n in grid)
-            if isinstance(grid, tuple)
-            else grid.__index__()
-            if isinstance(grid, Number)
-            else grid
-        )
-        kernel[grid](*map(plain, args), **{k: plain(v) for k, v in kwargs.items()})
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A kernel was launched."""
+
+        def index(n):
+            return n.__index__() if isinstance(n, Number) else n
+
+        grid = tuple(map(index, grid)) if isinstance(grid, tuple) else index(grid)
+        kernel[grid](*map(_plain, args), **{k: _plain(v) for k, v in kwargs.items()})
         if self.nested:
             return  # by an operator that this one calls, and will call
         try:
-            self.lines.append(
-                self._repeated(kernel, grid, args, kwargs)
-                or f"{self._constant(kernel)}[{self._constant(grid)}]({self._arguments(args, kwargs)})"
-            )
+            line = self._repeated(kernel, grid, args, kwargs)
+            if line is None:
+                launcher = f"{self._constant(kernel)}[{self._constant(grid)}]"
+                line = f"{launcher}({self._arguments(args, kwargs)})"
+            self.lines.append(line)
         except Unknown:
             self.whole = False
 
@@ -303,71 +284,59 @@ class Script:
         """The launch in machine code, of what it is given: arguments, allocations, numbers that
         vary.
         """
-        texts, given, places = [], [], {}
+        texts: list[str] = []
+        given: list[Any] = []
+        places: dict[str, tuple[int, tuple | None]] = {}
         for name, v in (*zip(kernel.names, args, strict=False), *kwargs.items()):
-            if not isinstance(v, (Number, self.tensor)):
-                continue
-            base, view = (
-                (v.value, None)
-                if isinstance(v, Number)
-                else (v, None)
-                if id(v) in self.sure
-                else self._seen(v)
-            )
-            if base is None:
-                return None
-            text = v.text if isinstance(v, Number) else self.names[id(base)]
-            if isinstance(v, Number) or text not in texts:
-                texts.append(text)
-                given.append(base)
-            places[name] = len(texts) - 1 if isinstance(v, Number) else texts.index(text), view
-        if (
-            not any(isinstance(v, self.tensor) for v in given)
-            or (
-                found := tkc.repeated(
-                    kernel,
-                    grid,
-                    [v.value if isinstance(v, Number) else v for v in args],
-                    {k: v.value if isinstance(v, Number) else v for k, v in kwargs.items()},
-                    given,
-                    places,
-                )
-            )
-            is None
-        ):
+            if isinstance(v, Number):
+                places[name] = len(texts), None
+                texts.append(v.text)
+                given.append(v.value)
+            elif isinstance(v, self.tensor):
+                base, view = (v, None) if id(v) in self.own else self._base_and_view(v)
+                if base is None:
+                    return None
+                text = self.names[id(base)]
+                if text not in texts:
+                    texts.append(text)
+                    given.append(base)
+                places[name] = texts.index(text), view
+        if not any(isinstance(v, self.tensor) for v in given):
+            return None
+        plain = {k: _plain(v) for k, v in kwargs.items()}
+        found = tkc.repeated(kernel, grid, [*map(_plain, args)], plain, given, places)
+        if found is None:
             return None
         self.made.append((name := self._constant(found.launch), found))
         return f"{name}({', '.join(texts)})"
 
-    def _seen(self, view) -> tuple:
+    def _base_and_view(self, view) -> tuple:
         """What a view was first made of, and (extents, strides, elements before it) of the view;
         (None, None) where it has other elements, or none, or some from elsewhere.
         """
         try:
-            base, alike = self._root(view, self.sure)
+            base, alike = self._root(view, self.own)
         except Unknown:
             return None, None
 
         def last(x):
             return sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
 
-        if (
-            not alike
-            or not view.numel()
-            or not 0
-            <= (first := (view.data_ptr() - base.data_ptr()) // view.element_size())
-            <= first + last(view)
-            <= last(base)
-        ):
+        first = (view.data_ptr() - base.data_ptr()) // view.element_size()
+        if not alike or not view.numel() or not 0 <= first <= first + last(view) <= last(base):
             return None, None
         return base, (tuple(view.shape), view.stride(), first)
 
     def function(
-        self, result, tell: Callable, pairs: Sequence[tuple[str, str, bool]], otherwise: Callable
+        self,
+        result: Any,
+        on_mutation: Callable,
+        pairs: Sequence[tuple[str, str, bool]],
+        otherwise: Callable,
     ) -> Callable | None:
         """All of it, as a function of the operator's parameters that gives the result anew; None
-        where something else is needed than they. tell: who is told of an array that was changed in
-        place. pairs: of its tensors, and whether they are one; where they are not as here,
+        where something else is needed than they. on_mutation: called with an array that was changed
+        in place. pairs: of its tensors, and whether they are one; where they are not as here,
         `otherwise` is called.
         """
         if not self.whole:
@@ -382,25 +351,24 @@ class Script:
             for x, y, one in pairs
             if one or self._meet(x, y)
         ]
-        doubts = [f"if not ({' and '.join(met)}): return _otherwise({parameters})"] if met else []
-        doubts += (
-            [f"if not ({' and '.join(dict.fromkeys(self.conditions))}): return _run({parameters})"]
-            if self.conditions
-            else []
-        )
-        told = [
-            f"_tell({p.name})"
+        guards = [f"if not ({' and '.join(met)}): return _otherwise({parameters})"] if met else []
+        if self.conditions:
+            conditions = " and ".join(dict.fromkeys(self.conditions))
+            guards.append(f"if not ({conditions}): return _run({parameters})")
+        mutated = [
+            f"_on_mutation({p.name})"
             for p, v in zip(self.op.parameters, self.arguments, strict=True)
             if p.name in self.op.mutates and v is not None
         ]
-        body = "\n    ".join([*doubts, *self.lines, *told, f"return {end}"])
+        body = "\n    ".join([*guards, *self.lines, *mutated, f"return {end}"])
         within = self.space | {
-            "_tell": tell,
+            "_on_mutation": on_mutation,
             "_run": self.op.run,
             "_otherwise": otherwise,
             "_kept": [v for v in self.arguments if isinstance(v, str)],
         }
-        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", within, space := {})
+        space: dict[str, Any] = {}
+        exec(f"def {self.op.fn.__name__}({parameters}):\n    {body}", within, space)
         for name, made in self.made:
             made.place = within, name
         return space[self.op.fn.__name__]
@@ -409,15 +377,12 @@ class Script:
         """Whether two tensors may share bytes: where they do not, they are not one. (They lie as in
         every call with such a key.)
         """
-        (low, high), (other, above) = (
-            (
-                v.data_ptr(),
-                v.data_ptr()
-                + v.element_size()
-                * (1 + sum((n - 1) * s for n, s in zip(v.shape, v.stride(), strict=True))),
-            )
-            for v in map(self.values.__getitem__, names)
-        )
+
+        def span(v):
+            last = sum((n - 1) * s for n, s in zip(v.shape, v.stride(), strict=True))
+            return v.data_ptr(), v.data_ptr() + v.element_size() * (1 + last)
+
+        (low, high), (other, above) = (span(self.values[name]) for name in names)
         return low < above and other < high
 
     def _named(self, made) -> str:
@@ -442,7 +407,8 @@ class Script:
         if isinstance(value, (tuple, list)) and any(
             isinstance(v, (self.tensor, tuple, list)) for v in value
         ):
-            return f"{'[' if isinstance(value, list) else '('}{''.join(self._text(v) + ', ' for v in value)}{']' if isinstance(value, list) else ')'}"
+            items = "".join(self._text(v) + ", " for v in value)
+            return f"[{items}]" if isinstance(value, list) else f"({items})"
         return "None" if value is None else self._constant(value)
 
     def _view(self, view) -> str:
@@ -450,7 +416,8 @@ class Script:
         root, alike = self._root(view, self.names)
         base, name = self.names[id(root)], None
         if not alike:
-            self._again(*self.views[id(view)], (view,))
+            func, args, kwargs = self.views[id(view)]
+            self._again(func, args, kwargs, (view,))
             return self.names[id(view)]
         step, name = view.numel() and view.data_ptr() - root.data_ptr(), self._named(view)
         start = f", {base}.storage_offset() + {step // view.element_size()}" if step else ""
@@ -475,24 +442,19 @@ class Script:
 
 class Calls:
     """The calls of one operator. `first` is the operator as the caller sees it, `behind` as torch's
-    dispatcher calls it, where nobody asks any longer whether somebody watches.
+    dispatcher calls it, which does not look any more whether torch watches.
     """
 
     def __init__(self, op, torch, watchers: Sequence[Callable], alone: Callable, record: Callable):
         self.op, self.alone, self.record = op, alone, record
-        self.kinds: dict[tuple[type, ...], tuple | None] = (
-            {}
-            # by the types of a call's values: who tells what it depends on, up to where; who finds
-            # a
-            # function that does it, and (these by what they depend on, keys that came once)
-        )
+        # by the types of a call's values: (write, end, find) of `tkc.launch_key`, ({key: function},
+        # keys that came once), and the count of `tkc.handed.changes`
+        self.kinds: dict[tuple[type, ...], tuple | None] = {}
         self.tensors = tuple(p.name for p in op.parameters if str(p.annotation).startswith("Array"))
-        self.space = (
-            {f"_d_{p.name}": p.default for p in op.parameters}
-            | {f"_w{i}": w for i, w in enumerate(watchers)}
-            | {"_kind": NOBODY}
-        )
+        self.space: dict[str, Any] = {f"_d_{p.name}": p.default for p in op.parameters}
+        self.space |= {f"_w{i}": w for i, w in enumerate(watchers)}
         self.space |= {
+            "_kind": NO_KIND,
             "_grad": torch.is_grad_enabled,
             "_handed": tkc.handed,
             "_kinds": self.kinds,
@@ -530,41 +492,38 @@ class Calls:
             if asking
             else []
         )
-        given, missed = (
-            ", ".join(p.name for p in self.op.parameters),
-            ("_first" if asking else "_behind"),
-        )
+        given = ", ".join(p.name for p in self.op.parameters)
+        on_miss = "_first" if asking else "_behind"
+        # torch makes a new text in each call
         texts = "".join(
             f"    if {p.name}.__class__ is str: {p.name} = _intern({p.name})\n"
             for p in self.op.parameters
             if str(p.annotation).startswith("str")
-        )  # torch makes another of each call
+        )
+        types = "".join(f"{p.name}.__class__, " for p in self.op.parameters)
+        found = " and ".join(["_call is not None", "_handed.changes == _now", *asked])
+        space: dict[str, Any] = {}
         exec(
             f"""def {self.op.fn.__name__}({", ".join(parameters)}):
 {texts}    _, _, _find, _, _now = _kind
     _call = _find({given})
-    if _call is None and (_other := _kinds.get(({"".join(f"{p.name}.__class__, " for p in self.op.parameters)}))) is not None:
+    if _call is None and (_other := _kinds.get(({types}))) is not None:
         _, _, _find, _, _now = _other
         _call = _find({given})
-    if {" and ".join(["_call is not None", "_handed.changes == _now", *asked])}: return _call({given})
-    return {missed}({given})""",
+    if {found}: return _call({given})
+    return {on_miss}({given})""",
             self.space,
-            space := {},
+            space,
         )
         return space[self.op.fn.__name__]
 
     def called(self) -> Callable:
         """`__call__` of the operator's own parameters: nothing is packed and unpacked on the way."""
-        parameters, given = (
-            ", ".join(words)
-            for words in zip(
-                *(
-                    (p.name if p.default is p.empty else f"{p.name}=_d_{p.name}", p.name)
-                    for p in self.op.parameters
-                ),
-                strict=False,
-            )
+        parameters = ", ".join(
+            p.name if p.default is p.empty else f"{p.name}=_d_{p.name}" for p in self.op.parameters
         )
+        given = ", ".join(p.name for p in self.op.parameters)
+        space: dict[str, Any] = {}
         exec(
             compile(
                 "\n" * Calls.called.__code__.co_firstlineno
@@ -575,7 +534,7 @@ class Calls:
                 "exec",
             ),
             self.space,
-            space := {},
+            space,
         )
         space["__call__"].__qualname__ = self.op.fn.__name__  # what Python's own errors call it
         return space["__call__"]
@@ -589,57 +548,53 @@ class Calls:
     def _behind(self, *values):
         """A call that is not known: the first of its kind is only made, the second written down."""
         if (kind := self._kind(values, tkc.handed.changes)) is None or (
-            told := kind[0](*values)
+            written := kind[0](*values)
         ) is None:
             return self.op.run(*values)
-        self.space["_kind"] = kind  # who is asked first from now on
-        (_, end, _, (known, seen), _), op = kind, self.op
-        told = told[:end]
+        self.space["_kind"] = kind  # looked at first from now on
+        _, end, _, (known, seen), _ = kind
+        op, words = self.op, written[:end]
         given = [
             (p.name, v)
             for p, v in zip(op.parameters, values, strict=True)
             if p.name in self.tensors and v is not None
         ]
         pairs = [(x, y, v is w) for (x, v), (y, w) in combinations(given, 2)]
-        key = told, tuple(one for *_, one in pairs)
+        key = words, tuple(one for *_, one in pairs)
         if (call := known.get(key)) is not None:
             return call(*values)
-        if told not in seen:
-            if len(seen) >= SEEN:
+        if words not in seen:
+            if len(seen) >= MAX_KEYS_SEEN_PER_KIND:
                 seen.clear()
-            seen.add(told)
+            seen.add(words)
             return op.run(*values)
         result, call = self.record(op, values, pairs, self._behind)
-        if len(known) >= REMEMBERED:
+        if len(known) >= MAX_FUNCTIONS_PER_KIND:
             known.clear()
-        known[key] = known[told] = call or op.run
+        known[key] = known[words] = call or op.run
         return result
 
     def _kind(self, values: tuple, now: int) -> tuple | None:
         """Calls with values of these types; None where nobody can tell what they depend on."""
-        if (
-            (found := self.kinds.get(types := tuple(map(type, values)), NOBODY)) is None
-            or found[4] == now
-            and found is not NOBODY
-        ):
+        types = tuple(map(type, values))
+        found = self.kinds.get(types, NO_KIND)
+        if found is None or (found[4] == now and found is not NO_KIND):
             return found
-        numbers = [
-            v for p, v in zip(self.op.parameters, values, strict=True) if p.name not in self.tensors
-        ]
-        needed = [
-            v
-            for p, v in zip(self.op.parameters, values, strict=True)
-            if p.name in self.tensors and " | None" not in str(p.annotation)
-        ]
-        teller = (
-            tkc.teller(values, [p.name in self.op.varies for p in self.op.parameters])
-            if all(type(v) in NUMBERS for v in numbers)
-            and not any(type(v) in NUMBERS for v in needed)
-            else None
-        )
-        if len(self.kinds) >= KINDS:
+        made = None
+        if self._fits(types):
+            varying = [p.name in self.op.varies for p in self.op.parameters]
+            made = tkc.launch_key(values, varying)
+        if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
-        found = self.kinds[types] = (
-            None if teller is None else (*teller[:3], (teller[3], set()), now)
-        )
+        found = self.kinds[types] = None if made is None else (*made[:3], (made[3], set()), now)
         return found
+
+    def _fits(self, types: Sequence[type]) -> bool:
+        """Whether values of these types are arrays where parameters are, and numbers elsewhere."""
+        for p, kind in zip(self.op.parameters, types, strict=True):
+            if p.name not in self.tensors:
+                if kind not in NUMBERS:
+                    return False
+            elif kind in NUMBERS and " | None" not in str(p.annotation):
+                return False
+        return True

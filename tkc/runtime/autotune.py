@@ -35,16 +35,30 @@ from typing import Any
 from tkc.errors import CompileError, Error, LaunchError, TuningError
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.jit import READY, JitFunction, binder, handed, key_function, normalized, target_for
+from tkc.runtime.jit import (
+    MAX_CACHED_LAUNCHES,
+    JitFunction,
+    binder,
+    handed,
+    key_function,
+    normalized,
+    target_for,
+)
 from tkc.runtime.specialize import OPTIONS, Constant, argument
 from tkc.runtime.tuning import Candidate, Choice, Config, Table, changed, key, merged, rank
 
-LIMIT, BUDGET = 40, 2.0
+MAX_MEASURED_CANDIDATES = 40
+MEASURING_SECONDS = 2.0
 ASSEMBLY = "tkc-assembly-1"
 
 
+# what a launch of a tuned kernel is made with: extents of the grid, constants by the number of
+# their parameter, options
+LaunchChoice = tuple[tuple[int, int, int], list[tuple[int, Any]], dict[str, Any]]
+
+
 class _Unset:
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "<to be chosen>"
 
 
@@ -56,10 +70,10 @@ def autotune(
     *,
     key: Callable[[dict], Any] | None = None,
     measure: bool = True,
-    limit: int = LIMIT,
-    budget: float = BUDGET,
+    limit: int = MAX_MEASURED_CANDIDATES,
+    budget: float = MEASURING_SECONDS,
     table: str | Path | None = None,
-):
+) -> Callable[[JitFunction | Callable], Autotuned]:
     """Makes an Autotuned of a kernel (a decorator over @tkc.jit).
 
     configs: Config objects or dicts of compile-time values and launch options, or a function of the
@@ -70,7 +84,7 @@ def autotune(
     first needed.
     """
 
-    def decorate(kernel) -> Autotuned:
+    def decorate(kernel: JitFunction | Callable) -> Autotuned:
         if isinstance(kernel, Autotuned):
             raise TypeError(
                 "the kernel is autotuned already; give one tkc.autotune all the configurations"
@@ -96,38 +110,25 @@ class Autotuned:
     def __init__(
         self, kernel: JitFunction, configs, key, measure: bool, limit: int, budget: float, table
     ):
-        self.kernel, self.key, self.measuring, self.limit, self.budget = (
-            kernel,
-            key,
-            measure,
-            limit,
-            budget,
-        )
-        self._configs = (
-            configs
-            if callable(configs)
-            else [c if isinstance(c, Config) else Config(**c) for c in configs]
-        )
-        for name in ("fn", "__name__", "__qualname__", "__module__", "__doc__"):
-            setattr(self, name, getattr(kernel, name))
-        if not callable(configs):
+        self.kernel, self.key, self.measuring = kernel, key, measure
+        self.limit, self.budget = limit, budget
+        self.fn = kernel.fn
+        self.__name__: str = kernel.__name__
+        self.__qualname__: str = kernel.__qualname__
+        self.__module__: str = kernel.__module__
+        self.__doc__ = kernel.__doc__
+        if callable(configs):
+            self._configs = configs
+        else:
+            self._configs = _as_configs(configs)
             self._check(self._configs)
         parameters, free = [], False
-        for p, fixed in zip(kernel.parameters, kernel.constexpr, strict=False):
-            free = free or fixed or p.default is not p.empty
-            parameters.append(
-                p.replace(
-                    default=(
-                        UNSET
-                        if fixed
-                        else (
-                            p.default
-                            if p.default is not p.empty or not free or p.kind is p.KEYWORD_ONLY
-                            else UNSET
-                        )
-                    )
-                )
-            )
+        for p, fixed in zip(kernel.parameters, kernel.constexpr, strict=True):
+            has_default = p.default is not p.empty
+            free = free or fixed or has_default
+            # behind a parameter with a default, others need one
+            unset = fixed or (free and not has_default and p.kind is not p.KEYWORD_ONLY)
+            parameters.append(p.replace(default=UNSET if unset else p.default))
         self._bind = binder(kernel.__name__, parameters, dict(kernel.options))
         self._given = tuple(i for i, fixed in enumerate(kernel.constexpr) if not fixed)
         self._choices: dict[tuple, Choice] = {}
@@ -243,15 +244,9 @@ class Autotuned:
                 "TKC_AUTOTUNE is 0 (never measure) or 1 (measure where it was told not to), got"
                 f" {said!r}"
             )
-        return (
-            False
-            if said == "0"
-            else True
-            if said == "1"
-            else self.measuring
-            if asked is None
-            else asked
-        )
+        if said:
+            return said == "1"
+        return self.measuring if asked is None else asked
 
     def _from_table(
         self, device: str, name: str, values: Sequence, options: dict, target: str
@@ -276,7 +271,9 @@ class Autotuned:
             found = parts and json.loads(parts["choice"])
         except (ValueError, KeyError):
             return None
-        return found and Choice(
+        if not found:
+            return None
+        return Choice(
             Config(**found["config"]), found["source"], found["seconds"], tuple(found["others"])
         )
 
@@ -355,10 +352,7 @@ class Autotuned:
         } | options
         configs = self._configs
         if callable(configs):
-            configs = [
-                c if isinstance(c, Config) else Config(**c)
-                for c in configs(self._arguments(values))
-            ]
+            configs = _as_configs(configs(self._arguments(values)))
             self._check(configs)
         fitting = [c for c in configs if all(given.get(k, v) == v for k, v in c.items)]
         full = list(
@@ -464,7 +458,7 @@ class Autotuned:
             seconds = timing.measure(launches, number, self.budget, failed)
         ranked = sorted(
             (Candidate(c.config, s) for c, s in zip(kept, seconds, strict=False) if s is not None),
-            key=lambda c: c.seconds,
+            key=lambda c: c.seconds or 0.0,
         )
         if not ranked:
             raise TuningError(
@@ -485,8 +479,10 @@ class Autotuned:
         values, options = self.bound(*args, **kwargs)
         found, _ = self.candidates(values, options, grid, target)
         specializations = [self._specialization(values, options, c.config) for c in found]
-        errors, parts, kept = workers.compile_all(self.kernel, specializations, target), {}, []
-        for c, s, e in zip(found, specializations, errors, strict=False):
+        errors = workers.compile_all(self.kernel, specializations, target)
+        parts: dict[str, bytes] = {}
+        kept: list[dict[str, Any]] = []
+        for c, s, e in zip(found, specializations, errors, strict=True):
             if e:
                 continue
             compiled = self.kernel._get(s, target)
@@ -518,7 +514,7 @@ class Autotuned:
         choice. Raises TuningError where the file is for other arguments or another machine.
         """
         values, options = self.bound(*args, **kwargs)
-        parts = cache.read_entry(Path(path), ASSEMBLY)
+        parts = cache.read_entry(Path(path), ASSEMBLY) or {}
         index = json.loads(parts["index"]) if parts else {}
         if index.get("kernel") != self.__name__:
             raise TuningError(
@@ -581,17 +577,18 @@ class Autotuned:
         self._epoch += 1
         handed.changes += 1
         for launcher in self._launchers.values():
-            launcher.ready.clear()
+            launcher.choices.clear()
         return len(entries)
 
 
 class TunedLauncher:
     """`tuned[grid]`: call it with the arguments; those that are to be chosen are left out."""
 
-    __slots__ = ("tuned", "grid", "ready")
+    __slots__ = ("tuned", "grid", "choices")
 
     def __init__(self, tuned: Autotuned, grid):
-        self.tuned, self.grid, self.ready = tuned, grid, {}
+        self.tuned, self.grid = tuned, grid
+        self.choices: dict[tuple, tuple[Callable, dict]] = {}
 
     def __call__(self, *args, **kwargs) -> None:
         """Launches on the caller's current stream. Raises TuningError, LaunchError, CompileError,
@@ -602,20 +599,19 @@ class TunedLauncher:
         for namespace, name, value in tuned.kernel._watched:
             if namespace.get(name) is not value:
                 tuned._choices.clear()
-                self.ready.clear()
+                self.choices.clear()
                 break
         types = tuple(map(type, values))
         try:
-            keyer, ready = self.ready[types]
-            chosen = ready[keyer(None, options and tuple(options.items()), values)]
+            key_of, choices = self.choices[types]
+            chosen = choices[key_of(None, options and tuple(options.items()), values)]
         except (KeyError, TypeError):
-            return self._slowly(values, options, types)
+            return self._choose_and_launch(values, options, types)
         try:
             self._launch(values, *chosen)
         except (CompileError, LaunchError):
-            self._slowly(
-                values, options, types
-            )  # arrays that overlap otherwise, say: another choice, or its own sentence
+            # arrays that overlap otherwise, say: another choice, or an error of its own
+            self._choose_and_launch(values, options, types)
 
     def like(self, *args, **kwargs) -> Callable[..., None]:
         """A function of arguments like these at run time (the same types, extents, strides and
@@ -623,14 +619,11 @@ class TunedLauncher:
         options given here: what a caller who knows his arrays need not ask for at each call."""
         tuned = self.tuned
         values, options = tuned.bound(*args, **kwargs)
-        kernel, places, known = (
-            tuned.kernel,
-            tuned._given,
-            (-1, None),
-        )  # known: of which tables, and what was chosen, in one piece: threads may meet here
-        constants = [
-            None if i in places else v for i, v in enumerate(values)
-        ]  # and no array, which would live as long as the function
+        kernel, places = tuned.kernel, tuned._given
+        # the epoch of the tables, and what was chosen; one tuple, since threads may meet here
+        known: tuple[int, LaunchChoice | None] = (-1, None)
+        # no array, which would live as long as the function
+        constants = [None if i in places else v for i, v in enumerate(values)]
 
         def launch(*given) -> None:
             nonlocal known
@@ -638,40 +631,40 @@ class TunedLauncher:
             for i, v in zip(places, given, strict=False):
                 full[i] = v
             epoch, chosen = known
-            if epoch != tuned._epoch:
-                epoch, config = tuned._epoch, tuned._choose(full, options, self.grid).config
-                chosen = (
-                    tuned._grid(self.grid, merged(kernel, full, config)),
-                    [(kernel.names.index(n), v) for n, v in config.constants.items()],
-                    options | config.options,
-                )
+            if chosen is None or epoch != tuned._epoch:
+                epoch = tuned._epoch
+                chosen = self._chosen(full, options)
                 known = epoch, chosen
             try:
                 self._launch(full, *chosen)
             except (CompileError, LaunchError):
-                self._slowly(full, options, tuple(map(type, full)))
+                self._choose_and_launch(full, options, tuple(map(type, full)))
 
         return launch
 
-    def _slowly(self, values: Sequence, options: dict, types: tuple) -> None:
-        """Chooses, launches, and remembers the choice for arrays anywhere: where they lie is the
-        kernel's own business.
-        """
+    def _chosen(self, values: Sequence, options: dict) -> LaunchChoice:
         tuned = self.tuned
         kernel, config = tuned.kernel, tuned._choose(values, options, self.grid).config
-        chosen = (
+        return (
             tuned._grid(self.grid, merged(kernel, values, config)),
             [(kernel.names.index(n), v) for n, v in config.constants.items()],
             options | config.options,
         )
+
+    def _choose_and_launch(self, values: Sequence, options: dict, types: tuple) -> None:
+        """Chooses, launches, and caches the choice for arrays at any address: the kernel's own
+        launch cache looks at addresses.
+        """
+        kernel = self.tuned.kernel
+        chosen = self._chosen(values, options)
         self._launch(values, *chosen)
         try:
-            keyer, ready = self.ready.setdefault(
+            key_of, choices = self.choices.setdefault(
                 types, (key_function(values, kernel.constexpr, anywhere=True), {})
             )
-            if len(ready) >= READY:
-                ready.clear()
-            ready[keyer(None, options and tuple(options.items()), values)] = chosen
+            if len(choices) >= MAX_CACHED_LAUNCHES:
+                choices.clear()
+            choices[key_of(None, options and tuple(options.items()), values)] = chosen
         except (TypeError, AttributeError):
             pass
 
@@ -700,7 +693,8 @@ class _Restored:
     """Keeps the bytes of arrays while their kernel is measured, and puts them back."""
 
     def __init__(self, arrays: Sequence[ArrayInfo], device: int):
-        self.arrays, self.device, self.kept = [a for a in arrays if a.span != (0, 0)], device, []
+        self.arrays, self.device = [a for a in arrays if a.span != (0, 0)], device
+        self.kept: list[Any] = []
 
     def __enter__(self):
         for a in self.arrays:
@@ -770,6 +764,10 @@ def _device(infos: Sequence, target: str) -> str:
         if target != "cpu"
         else f"cpu {fingerprint.digest([('cpu', fingerprint.host_cpu())])[:12]}"
     )
+
+
+def _as_configs(configs: Iterable[Config | dict]) -> list[Config]:
+    return [c if isinstance(c, Config) else Config(**c) for c in configs]
 
 
 def _lines(found: Sequence[Candidate]) -> list[str]:

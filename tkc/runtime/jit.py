@@ -1,13 +1,14 @@
 """`@tkc.jit`: a Python function that runs as a kernel. `kernel[grid](*arguments, **options)`.
 
-A launch goes through three doors, the first that opens:
-    1. the same launch was made before (same addresses, extents, strides, numbers, grid): one
-       look-up, then the driver;
-    2. the same specialization was compiled before: check, pack, remember under 1;
-    3. compile it (or read it from the disk cache), remember under 2.
-The key of door 1 is made by a function written for the types of the arguments (`key_function`), or
-by machine code (`tkc/runtime/native.py`), so that a launch costs little more than the driver's own
-call.
+A launch is looked up in three caches, in this order:
+    1. launch cache: the same launch was made before (same addresses, extents, strides, numbers,
+       grid): one look-up, then the driver;
+    2. compiled kernels in memory: the same specialization was compiled before; the launch is
+       checked, packed and put into 1;
+    3. disk cache, else the compiler; the result is put into 2.
+The key of the launch cache is made by a function written for the types of the arguments
+(`key_function`), or by machine code (`tkc/runtime/native.py`), so that a launch costs little more
+than the driver's own call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from types import BuiltinFunctionType
@@ -38,21 +40,19 @@ from tkc.runtime.specialize import (
 )
 
 if TYPE_CHECKING:
-    from tkc.runtime.native import Door
+    from tkc.runtime.native import LaunchCache
     from tkc.timing.predict import Prediction
 
-READY = 4096  # launches remembered for each kernel
-FORMAT = b"1"  # of cached entries
-_variables, _DEBUG = (
-    getattr(os.environ, "_data", os.environ),
-    getattr(os.environ, "encodekey", str)("TKC_DEBUG"),
-)  # read at each launch: without decoding
+MAX_CACHED_LAUNCHES = 4096  # of each kernel
+CACHE_FORMAT = b"1"
+# TKC_DEBUG is read at each launch, without decoding
+_variables: Any = getattr(os.environ, "_data", os.environ)
+_DEBUG = getattr(os.environ, "encodekey", str)("TKC_DEBUG")
 _counting = threading.Lock()
 _compiling = threading.RLock()  # a trace has one place in a process where it stands
-_takers: dict[
-    int, list[Callable]
-] = {}  # of a thread: who is handed its launches, the innermost last
-_handing = None  # True where there is one
+# by thread: the functions that its launches are handed to, the innermost last
+_takers: dict[int, list[Callable]] = {}
+_handing: bool | None = None  # True where there is one
 
 
 def _forked() -> None:
@@ -68,7 +68,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def jit(fn: Callable | None = None, **options):
+def jit(fn: Callable | None = None, **options: Any) -> Any:
     """Makes a kernel of a function. Options given here (`specialize.OPTIONS`: num_warps,
     num_stages, cluster, …) are defaults of its launches.
     """
@@ -88,14 +88,11 @@ class JitFunction:
                 "tkc.jit takes a function with a name, got"
                 f" {'a lambda' if inspect.isfunction(fn) else type(fn).__name__}; write def"
             )
-        (
-            self.fn,
-            self.__wrapped__,
-            self.__name__,
-            self.__qualname__,
-            self.__module__,
-            self.__doc__,
-        ) = (fn, fn, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__)
+        self.fn = self.__wrapped__ = fn
+        self.__name__: str = fn.__name__
+        self.__qualname__: str = fn.__qualname__
+        self.__module__: str = fn.__module__
+        self.__doc__ = fn.__doc__
         self.parameters = tuple(inspect.signature(fn).parameters.values())
         for p in self.parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
@@ -107,27 +104,24 @@ class JitFunction:
         self.constexpr = tuple(_is_constexpr(p.annotation) for p in self.parameters)
         self.options = options_of(options or {}, fn.__name__)
         self._bind = binder(fn.__name__, self.parameters, dict(self.options))
-        self._ready: dict[
-            tuple, tuple[Callable, dict]
-        ] = {}  # TKC_DEBUG and types -> (keyer, {key: launch})
+        # TKC_DEBUG and types -> (key function, {key: launch})
+        self._launches: dict[tuple, tuple[Callable, dict]] = {}
         self._compiled: dict[tuple, Compiled] = {}
         self._loaded: dict[tuple, Any] = {}  # (compiled, device) -> the driver's function
-        self._launchers: dict[
-            Any, Callable
-        ] = {}  # grid -> Launcher, or its last door in machine code
-        self._doors: dict[
-            tuple, dict[tuple, Door | None]
-        ] = {}  # grid -> {kind of call: door, None where there can be none}
-        self._launcher = type(
+        # grid -> Launcher, or the launch cache in machine code that was used last
+        self._launchers: dict[Any, Callable] = {}
+        # grid -> {kind of call: launch cache, None where there can be none}
+        self._launch_caches: dict[tuple, dict[tuple, LaunchCache | None]] = {}
+        # a class of this kernel: its `__call__` becomes `_specialized_call`
+        self._launcher: Any = type(
             "Launcher", (Launcher,), {"__slots__": (), "__doc__": Launcher.__doc__}
-        )  # of this kernel: it learns `_quick`
-        self._fingerprint, self._watched, self._careful = (
-            None,
-            (),
-            False,
-        )  # careful: what the kernel reads may change without a name being rebound
+        )
+        self._fingerprint: fingerprint.Fingerprint | None = None
+        self._watched: tuple[tuple[dict, str, Any], ...] = ()
+        # whether what the kernel reads may change without a name being rebound
+        self._careful = False
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<kernel {self.__module__}.{self.__qualname__}>"
 
     def __call__(self, *args, **kwargs):
@@ -136,7 +130,7 @@ class JitFunction:
             " the helper a plain function"
         )
 
-    def __getitem__(self, grid) -> Launcher:
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
         """A launcher for a grid: an int, a tuple of up to three, or a function of the bound
         arguments (a dict) that gives one.
         """
@@ -150,13 +144,13 @@ class JitFunction:
             return launcher
         launcher = self._launcher(self, grid)
         if isinstance(grid, (int, tuple)):
-            if len(self._launchers) >= READY:
+            if len(self._launchers) >= MAX_CACHED_LAUNCHES:
                 self._launchers.clear()
             self._launchers[launcher.grid] = launcher
         return launcher
 
     # ----------------------------------------------------------------------------------------------
-    def bound(self, *args, **kwargs) -> tuple[tuple, dict]:
+    def bound(self, *args: Any, **kwargs: Any) -> tuple[tuple, dict]:
         """(values by parameter, options). Raises LaunchError where they are not those of the
         kernel.
         """
@@ -165,7 +159,7 @@ class JitFunction:
         except TypeError as e:
             raise LaunchError(f"{e}; the parameters are {', '.join(self.names)}") from None
 
-    def compile(self, *args, target: str | None = None, **kwargs) -> Compiled:
+    def compile(self, *args: Any, target: str | None = None, **kwargs: Any) -> Compiled:
         """What the compiler makes of these arguments, for a target ("cpu", "sm_90a"; default: where
         the arrays are).
 
@@ -180,7 +174,9 @@ class JitFunction:
             target or target_for(infos, self.__name__),
         )
 
-    def prepare(self, *args, grid, target: str | None = None, **kwargs) -> Callable[[], None]:
+    def prepare(
+        self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
+    ) -> Callable[[], None]:
         """A function of nothing that makes this one launch again and again; it keeps the arrays
         alive.
 
@@ -193,7 +189,9 @@ class JitFunction:
 
         return native.prepared(launch, values) or Prepared(launch, values)
 
-    def predict(self, *args, grid, target: str | None = None, **kwargs) -> Prediction:
+    def predict(
+        self, *args: Any, grid: Any, target: str | None = None, **kwargs: Any
+    ) -> Prediction:
         """How long a launch would take on a GPU, and who uses which engine when: a
         tkc.timing.predict.Prediction, without a GPU. Arguments as of `compile`, but with every
         number.
@@ -247,7 +245,7 @@ class JitFunction:
     def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
         disk, name = cache.disk(), self._key(s, target)
 
-        def again(observe=None):
+        def again(observe: Callable | None = None) -> Compiled:
             with _compiling:
                 return compile(self.fn, signature(s), target, observe)
 
@@ -284,24 +282,25 @@ class JitFunction:
         spelling.
         """
         try:
-            if self._fingerprint is None:
-                self._watch(fingerprint.Fingerprint(self.fn))
+            own = self._fingerprint
+            if own is None:
+                own = fingerprint.Fingerprint(self.fn)
+                self._watch(own)
             more = fingerprint.Fingerprint()  # of functions among the constants
             special = [
                 ("specialization", more.spell([s.arguments, s.overlaps, s.options])),
                 *more.fields,
             ]
             self._watch(more)
-            if self._fingerprint.unstable or more.unstable:
+            if own.unstable or more.unstable:
                 return None
-            own = self._fingerprint.fields
         except fingerprint.Unstable:
             return None
         host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
         return fingerprint.digest(
             [
-                ("format", FORMAT),
-                *own,
+                ("format", CACHE_FORMAT),
+                *own.fields,
                 *special,
                 ("target", target.encode()),
                 *fingerprint.toolchain(),
@@ -310,7 +309,7 @@ class JitFunction:
             ]
         )
 
-    def launcher(self, grid) -> Launcher:
+    def launcher(self, grid: Any) -> Launcher:
         """One that says how a launch is made, and is not replaced by machine code."""
         return self._launcher(self, grid)
 
@@ -318,59 +317,56 @@ class JitFunction:
         """What must stay as it is for launches made now, in whatever thread: (namespace, name,
         value). None where more may change than that tells.
         """
+        if self._careful:
+            return None
         return (
-            None
-            if self._careful
-            else (
-                *self._watched,
-                (_variables, _DEBUG, _variables.get(_DEBUG)),
-                (globals(), "_handing", None),
-            )
+            *self._watched,
+            (_variables, _DEBUG, _variables.get(_DEBUG)),
+            (globals(), "_handing", None),
         )
 
     def _watch(self, found: fingerprint.Fingerprint) -> None:
-        """What a launch must look at from now on. Doors look at what was watched when they were
-        made: there will be others.
+        """What a launch must look at from now on. Launch caches look at what was watched when they
+        were made, so they are dropped.
         """
-        if self._fingerprint is None:
-            self._fingerprint = found
+        own = self._fingerprint
+        if own is None:
+            own = self._fingerprint = found
         else:
             known = {(id(space), name) for space, name, _ in self._watched}
-            if (
-                not any((id(w[0]), w[1]) not in known for w in found.watched)
-                and not found.cells
-                and not found.mutable
-            ):
+            new = [w for w in found.watched if (id(w[0]), w[1]) not in known]
+            if not (new or found.cells or found.mutable):
                 return
-            self._fingerprint.watched += [w for w in found.watched if (id(w[0]), w[1]) not in known]
-            self._fingerprint.cells += found.cells
-            self._fingerprint.mutable += found.mutable
-        self._watched, self._careful = (
-            tuple(self._fingerprint.watched),
-            bool(self._fingerprint.cells or self._fingerprint.mutable),
-        )
+            own.watched += new
+            own.cells += found.cells
+            own.mutable += found.mutable
+        self._watched = tuple(own.watched)
+        self._careful = bool(own.cells or own.mutable)
         self._launchers.clear()
-        self._doors.clear()
+        self._launch_caches.clear()
 
     def _forget_if_rebound(self) -> None:
         """Where a global, a module's attribute or a closure's variable that the kernel reads was
         bound to something else, or a list changed, what was compiled is no longer this kernel.
         """
-        if (
-            any(namespace.get(name) is not value for namespace, name, value in self._watched)
-            or self._careful
-            and (
-                self._fingerprint.changed()
-                or any(_contents(cell) is not value for cell, value in self._fingerprint.cells)
-            )
-        ):
-            self._ready.clear()
+        if self._is_rebound():
+            self._launches.clear()
             self._compiled.clear()
             self._loaded.clear()
             self._launchers.clear()
-            self._doors.clear()
+            self._launch_caches.clear()
             self._launcher.__call__ = Launcher.__call__
             self._fingerprint, self._watched, self._careful = None, (), False
+
+    def _is_rebound(self) -> bool:
+        if any(namespace.get(name) is not value for namespace, name, value in self._watched):
+            return True
+        own = self._fingerprint
+        return (
+            self._careful
+            and own is not None
+            and (own.changed() or any(_contents(cell) is not value for cell, value in own.cells))
+        )
 
     # ----------------------------------------------------------------------------------------------
     def _prepare(
@@ -380,7 +376,7 @@ class JitFunction:
         extents: tuple[int, int, int],
         target: str | None = None,
     ) -> Callable[[], None]:
-        """The launch of these arguments: a function of nothing. Doors 2 and 3."""
+        """The launch of these arguments, compiled if need be: a function of nothing."""
         if os.environ.get("TKC_INTERPRET", "0") not in ("", "0"):
             from tkc.runtime.interpret import interpreted
 
@@ -414,10 +410,12 @@ class JitFunction:
         function = self._loaded.get((compiled, device)) or self._loaded.setdefault(
             (compiled, device), launch.load(compiled, device)
         )
-        kind = launch.CheckedLaunch if compiled.interface.debug else launch.Launch
+        interface = compiled.interface
+        assert interface is not None  # a GPU's code has one
+        kind = launch.CheckedLaunch if interface.debug else launch.Launch
         return launch.ordered(
             kind(
-                compiled.interface,
+                interface,
                 function,
                 names,
                 passed,
@@ -434,7 +432,7 @@ class Launcher:
 
     __slots__ = ("kernel", "grid", "_constant")
 
-    def __init__(self, kernel: JitFunction, grid):
+    def __init__(self, kernel: JitFunction, grid: Any):
         self.kernel, self.grid = kernel, grid
         self._constant = None if callable(grid) else normalized(grid, kernel.__name__)
 
@@ -468,14 +466,14 @@ class Launcher:
         types = (_variables.get(_DEBUG), *map(type, values))
         launch = None
         try:
-            keyer, ready = kernel._ready[types]
-            launch = ready[keyer(extents, options and tuple(options.items()), values)]
+            key_of, launches = kernel._launches[types]
+            launch = launches[key_of(extents, options and tuple(options.items()), values)]
         except (KeyError, TypeError):
             pass  # not made before, or not hashable
         if launch is None:
             launch = self._made(values, options, extents, types, args, kwargs)
         if hasattr(launch, "calls") and not kernel._careful:
-            self._open(launch, extents, args, kwargs, types)
+            self._install_launch_cache(launch, extents, args, kwargs, types)
         return launch
 
     def _made(
@@ -490,27 +488,27 @@ class Launcher:
         kernel = self.kernel
         launch = kernel._prepare(values, options, extents)
         if getattr(launch, "reusable", False):
-            if types not in kernel._ready:
-                kernel._ready[types] = key_function(values, kernel.constexpr), {}
+            if types not in kernel._launches:
+                kernel._launches[types] = key_function(values, kernel.constexpr), {}
                 kernel._launcher.__call__ = (
-                    _quick(kernel, values, types, kernel._ready[types][1], len(args), tuple(kwargs))
+                    _specialized_call(
+                        kernel, values, types, kernel._launches[types][1], len(args), tuple(kwargs)
+                    )
                     or kernel._launcher.__call__
                 )
-            keyer, ready = kernel._ready[types]
+            key_of, launches = kernel._launches[types]
             try:
-                key = keyer(extents, options and tuple(options.items()), values)
+                key = key_of(extents, options and tuple(options.items()), values)
             except (TypeError, AttributeError):
                 key = None
-            if len(ready) >= READY:
-                ready.clear()
-            try:
-                ready[key] = launch
-            except TypeError:
-                # an unhashable constexpr was refused already; anything else goes this way each time
-                pass
+            if len(launches) >= MAX_CACHED_LAUNCHES:
+                launches.clear()
+            # an unhashable constexpr was refused already; any other unhashable key is not cached
+            with suppress(TypeError):
+                launches[key] = launch
         return launch
 
-    def _open(
+    def _install_launch_cache(
         self,
         launch: Callable,
         extents: tuple[int, int, int],
@@ -518,31 +516,31 @@ class Launcher:
         kwargs: dict[str, Any],
         types: tuple,
     ) -> None:
-        """From now on `kernel[grid]` is a function in machine code, for calls like this one on a
-        GPU; those it does not know come back here.
+        """From now on `kernel[grid]` is a launch cache in machine code, for calls like this one on
+        a GPU; on a miss it calls `found`.
         """
         from tkc.runtime import native
 
         if type(launch) is not native.Launch:
             return  # one with checks
         kernel = self.kernel
-        if len(kernel._doors) >= READY:
-            kernel._doors.clear()
+        if len(kernel._launch_caches) >= MAX_CACHED_LAUNCHES:
+            kernel._launch_caches.clear()
             kernel._launchers.clear()
-        doors, kind = kernel._doors.setdefault(extents, {}), native.kind(args, kwargs)
-        if kind not in doors:
-            doors[kind] = native.door(
+        caches, kind = kernel._launch_caches.setdefault(extents, {}), native.kind(args, kwargs)
+        if kind not in caches:
+            caches[kind] = native.launch_cache(
                 self if self._constant else Launcher(kernel, extents),
                 args,
                 kwargs,
                 [*kernel._watched, (_variables, _DEBUG, types[0])],
-                doors,
+                caches,
             )
-        if (door := doors[kind]) is None:
+        if (cached := caches[kind]) is None:
             return
-        kernel._launchers[extents] = door.launch
+        kernel._launchers[extents] = cached.launch
         if type(self.grid) in (int, tuple):
-            kernel._launchers[self.grid] = door.launch
+            kernel._launchers[self.grid] = cached.launch
 
 
 class Prepared:
@@ -642,15 +640,16 @@ def _types(value: Any) -> Any:
     return value.hex() if type(value) is float else type(value)
 
 
-def binder(name: str, parameters, defaults: dict) -> Callable:
+def binder(
+    name: str, parameters: Sequence[inspect.Parameter], defaults: dict[str, Any]
+) -> Callable:
     """A function with the kernel's own parameters that gives (values, options): Python binds faster
     than inspect.
     """
-    space, words, bare = (
-        {f"_d{i}": p.default for i, p in enumerate(parameters)} | {"_defaults": defaults},
-        [],
-        False,
-    )
+    space: dict[str, Any] = {f"_d{i}": p.default for i, p in enumerate(parameters)}
+    space["_defaults"] = defaults
+    words: list[str] = []
+    bare = False
     for i, p in enumerate(parameters):
         if p.kind is p.KEYWORD_ONLY and not bare:
             words.append("*")
@@ -672,7 +671,8 @@ def _key_parts(
     """Expressions of what a launch depends on, for values of these types under these names: arrays
     count by address (its alignment, where they may lie anywhere), extents, strides and type. None
     where a value cannot be looked up."""
-    parts, place = [], " & 15" if anywhere else ""
+    parts: list[str] = []
+    place = " & 15" if anywhere else ""
     for v, fixed, x in zip(values, constexpr, names, strict=False):
         if fixed:
             parts += [x] + ([f"_kinds({x})"] if isinstance(v, (tuple, frozenset, float)) else [])
@@ -715,11 +715,11 @@ def key_function(values: Sequence, constexpr: Sequence[bool], anywhere: bool = F
     return space["key"]
 
 
-def _quick(
+def _specialized_call(
     kernel: JitFunction,
     values: Sequence,
     types: tuple,
-    ready: dict,
+    launches: dict,
     positional: int,
     named: Sequence[str],
 ) -> Callable | None:
@@ -728,7 +728,8 @@ def _quick(
     as it was goes the general way. None where such a call cannot be looked up.
     """
     names = kernel.names
-    if any(n not in names for n in named) or any(n.startswith("_") or n == "self" for n in names):
+    reserved = any(n.startswith("_") or n == "self" for n in names)
+    if reserved or not set(named) <= set(names):
         return None
     if (parts := _key_parts(values, kernel.constexpr, names)) is None:
         return None
@@ -740,10 +741,10 @@ def _quick(
         "_kinds": _types,
         "_kernel": kernel,
         "_general": Launcher.__call__,
-        "_get": ready.get,
+        "_get": launches.get,
         "_debugging": _variables.get,
         "_debug": types[0],
-        "_doors": kernel._launchers.get,
+        "_launchers": kernel._launchers.get,
         "_builtin": BuiltinFunctionType,
     }
     by_name = [f"{n} = _named[{n!r}]" for n in named]
@@ -755,28 +756,32 @@ def _quick(
             *defaults,
         ]
     )
+    same_types = " and ".join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or "True"
+    values_by_name = "".join(n + ", " for n in names)
+    key = f"_extents, {tuple(kernel.options) or None!r}, {', '.join(parts)}"
     exec(
         f"""def __call__(self, *_given, **_named):
-    _launch = _door = None
+    _launch = _cached = None
     if len(_given) == {positional} and len(_named) == {len(named)}:
         try:
             {bound}
-            if {" and ".join(f"_type({n}) is _t{i}" for i, n in enumerate(names)) or "True"} and _debugging({_DEBUG!r}) == _debug:
+            if {same_types} and _debugging({_DEBUG!r}) == _debug:
                 for _space, _name, _value in _kernel._watched:
                     if _space.get(_name) is not _value: break
                 else:
-                    _extents = self._constant or self.extents(({"".join(n + ", " for n in names)}))
-                    _door = _doors(_extents)
-                    if type(_door) is not _builtin and not _kernel._careful: _launch = _get((_extents, {tuple(kernel.options) or None!r}, {", ".join(parts)}))
+                    _extents = self._constant or self.extents(({values_by_name}))
+                    _cached = _launchers(_extents)
+                    if type(_cached) is not _builtin and not _kernel._careful:
+                        _launch = _get(({key}))
         except (KeyError, TypeError): pass
-    if type(_door) is _builtin: return _door(*_given, **_named)
+    if type(_cached) is _builtin: return _cached(*_given, **_named)
     return _launch() if _launch is not None else _general(self, *_given, **_named)""",
         space,
     )
     return space["__call__"]
 
 
-def normalized(grid, kernel: str) -> tuple[int, int, int]:
+def normalized(grid: Any, kernel: str) -> tuple[int, int, int]:
     """A grid as three numbers. Raises LaunchError."""
     if type(grid) is int and grid >= 0:
         return grid, 1, 1
@@ -812,7 +817,7 @@ def target_for(infos: Sequence, kernel: str) -> str:
     return driver.target_of(places.pop())
 
 
-def target_of(array) -> str:
+def target_of(array: Any) -> str:
     """The target that a launch with this array (of torch, cupy, jax or NumPy) compiles for:
     "sm_90a", …, or "cpu" in host memory. Raises LaunchError for anything else, and where the device
     cannot be asked."""

@@ -22,7 +22,7 @@ from tkc.ir.interface import Interface, Parameter
 from tkc.ir.target import TARGETS
 from tkc.runtime import driver, tensor_maps
 from tkc.runtime.arrays import ArrayInfo
-from tkc.runtime.specialize import ScalarInfo, argument
+from tkc.runtime.specialize import Constant, ScalarInfo, argument
 
 FORMATS = {
     ("u", 8): "Q",
@@ -57,15 +57,15 @@ def launch(
     infos = [
         argument(a, f"argument {i} of {interface.entry}", False) for i, a in enumerate(arguments)
     ]
-    infos = [
-        ScalarInfo(i.value, "int32") if type(i).__name__ == "Constant" else i for i in infos
-    ]  # 1 is an ordinary number here
+    # 1 is an ordinary number here
+    infos = [ScalarInfo(i.value, "int32") if isinstance(i, Constant) else i for i in infos]
+    x, y, z = (*grid, 1, 1)[:3]
     Launch(
         interface,
         function,
         [str(i) for i in range(len(infos))],
         infos,
-        (*grid, 1, 1)[:3],
+        (x, y, z),
         lambda: stream,
         interface.entry,
     )()
@@ -163,10 +163,11 @@ class Launch:
         self.grid = physical_grid(interface, function, grid) if math.prod(grid) else (0, 0, 0)
         self.varies = any(p.kind == "workspace" for p in interface.parameters)  # with the stream
         self.calls: dict[int, Callable[[], int]] = {}
-        self.kept, self.epoch = (
-            ({None: self._pack(0)} if self.grid[0] and not self.varies else {}),
-            function.epoch,
-        )
+        self.epoch = function.epoch
+        # by stream; None: for every stream
+        self.kept: dict[int | None, Packed] = {}
+        if self.grid[0] and not self.varies:
+            self.kept[None] = self._pack(0)
 
     def __call__(self) -> None:
         if driver.poison is not None:
@@ -205,11 +206,9 @@ class Launch:
 
     def _forget(self) -> None:
         """Drops what is bound to streams: workspaces were freed, or there are too many."""
-        self.calls, self.kept, self.epoch = (
-            {},
-            {k: v for k, v in self.kept.items() if k is None},
-            self.function.epoch,
-        )
+        self.calls = {}
+        self.kept = {k: v for k, v in self.kept.items() if k is None}
+        self.epoch = self.function.epoch
 
     def _pack(self, stream: int) -> Packed:
         return pack(self.interface, self.function, *self.arguments, self.name, stream)

@@ -1,4 +1,5 @@
-; A launch that was made before, for tkc/runtime/native.py, which says what the words are and writes them. A name in braces is a number: the place of a field in a door's data, or a limit.
+; The launch cache of tkc/runtime/native.py, which says what a key is and fills the cache.
+; A name in braces is a number: the place of a field in the data of a cache, or a limit.
 ; Py… are CPython's own functions; objects are only passed on, but for the type, which every object has behind its count of references.
 
 declare ptr @PyTuple_GetItem(ptr, i64)
@@ -17,25 +18,25 @@ declare void @PyErr_Clear()
 declare i32 @memcmp(ptr, ptr, i64)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-define private i64 @field(ptr %door, i64 %k) alwaysinline {
-  %at = getelementptr i64, ptr %door, i64 %k
+define private i64 @field(ptr %cache, i64 %k) alwaysinline {
+  %at = getelementptr i64, ptr %cache, i64 %k
   %value = load i64, ptr %at
   ret i64 %value
 }
 
-define private ptr @pointer(ptr %door, i64 %k) alwaysinline {
-  %value = call i64 @field(ptr %door, i64 %k)
+define private ptr @pointer(ptr %cache, i64 %k) alwaysinline {
+  %value = call i64 @field(ptr %cache, i64 %k)
   %pointer = inttoptr i64 %value to ptr
   ret ptr %pointer
 }
 
-; Whether the names of a call are the door's, and what the kernel reads besides its arguments is what it was.
-define private i1 @as_before(ptr %door, ptr %call) {
-  %named = call i64 @field(ptr %door, i64 {named})
-  %names = call ptr @pointer(ptr %door, i64 {names})
-  %watched = call i64 @field(ptr %door, i64 {watched})
-  %watches = call ptr @pointer(ptr %door, i64 {watches})
-  %none = call i64 @field(ptr %door, i64 {none})
+; Whether the names of a call are the cache's, and what the kernel reads besides its arguments is what it was.
+define private i1 @as_before(ptr %cache, ptr %call) {
+  %named = call i64 @field(ptr %cache, i64 {named})
+  %names = call ptr @pointer(ptr %cache, i64 {names})
+  %watched = call i64 @field(ptr %cache, i64 {watched})
+  %watches = call ptr @pointer(ptr %cache, i64 {watches})
+  %none = call i64 @field(ptr %cache, i64 {none})
   %some = icmp ne i64 %named, 0
   %given = icmp ne ptr %call, null
   %differ = xor i1 %some, %given
@@ -131,18 +132,18 @@ out:
   ret void
 }
 
-; Writes down what a call depends on, and the values that do not matter to that: addresses and numbers. The number of words; 0 where the call is not of the door's kind.
-define private i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values) {
+; Writes the key of a call, and the values that do not matter to that: addresses and numbers. The number of words; 0 where the call is not of the cache's kind.
+define private i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values) {
   %tensor = alloca [6 x i64], align 16
-  %ends = alloca [{ENDS} x i64], align 16
+  %ends = alloca [{MAX_SPAN_ENDS} x i64], align 16
   %over = alloca i32
   %stream = alloca ptr
-  %positional = call i64 @field(ptr %door, i64 {positional})
-  %named = call i64 @field(ptr %door, i64 {named})
-  %kinds = call ptr @pointer(ptr %door, i64 {kinds})
-  %describe = call ptr @pointer(ptr %door, i64 {describe})
-  %home = call i64 @field(ptr %door, i64 {device})
-  %ask = call ptr @pointer(ptr %door, i64 {stream})
+  %positional = call i64 @field(ptr %cache, i64 {positional})
+  %named = call i64 @field(ptr %cache, i64 {named})
+  %kinds = call ptr @pointer(ptr %cache, i64 {kinds})
+  %describe = call ptr @pointer(ptr %cache, i64 {describe})
+  %home = call i64 @field(ptr %cache, i64 {device})
+  %ask = call ptr @pointer(ptr %cache, i64 {stream})
   %total = add i64 %positional, %named
   %place = getelementptr i64, ptr %tensor, i64 1
   %kind_at = getelementptr i64, ptr %tensor, i64 2
@@ -152,7 +153,7 @@ define private i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %wor
   %as_many = icmp eq i64 %given, %positional
   br i1 %as_many, label %check, label %no
 check:
-  %same = call i1 @as_before(ptr %door, ptr %call)
+  %same = call i1 @as_before(ptr %cache, ptr %call)
   br i1 %same, label %argument, label %no
 argument:
   %i = phi i64 [ 0, %check ], [ %i1, %written ]
@@ -161,7 +162,7 @@ argument:
   %v = phi i64 [ 0, %check ], [ %v1, %written ]
   %device = phi i64 [ %home, %check ], [ %device1, %written ]
   %left = icmp ult i64 %i, %total
-  %room = icmp ult i64 %n, {ROOM}
+  %room = icmp ult i64 %n, {LAST_ARGUMENT_WORD}
   %out = getelementptr i64, ptr %words, i64 %n
   br i1 %left, label %fits, label %last
 fits:
@@ -348,7 +349,7 @@ no:
   ret i64 0
 }
 
-; What a dictionary has under such words: a borrowed reference, or null.
+; The entry of a dictionary under this key: a borrowed reference, or null.
 define private ptr @under(ptr %dict, ptr %words, i64 %n) {
   %size = mul i64 %n, 8
   %key = call ptr @PyBytes_FromStringAndSize(ptr %words, i64 %size)
@@ -363,9 +364,9 @@ failed:
   ret ptr null
 }
 
-; What is known under such words; the last of it without asking the dictionary. last: how many words, what was found, the words.
-define private ptr @known_under(ptr %door, ptr %words, i64 %n) {
-  %last = call ptr @pointer(ptr %door, i64 {last})
+; The entry under this key; that of the last key without a look in the dictionary. last: number of words, entry, words.
+define private ptr @entry_of(ptr %cache, ptr %words, i64 %n) {
+  %last = call ptr @pointer(ptr %cache, i64 {last})
   %then = load i64, ptr %last
   %found_at = getelementptr i64, ptr %last, i64 1
   %words_at = getelementptr i64, ptr %last, i64 2
@@ -380,10 +381,10 @@ again:
   %before = load ptr, ptr %found_at
   ret ptr %before
 ask:
-  %dict = call ptr @pointer(ptr %door, i64 {known})
+  %dict = call ptr @pointer(ptr %cache, i64 {entries})
   %found = call ptr @under(ptr %dict, ptr %words, i64 %n)
   %some = icmp ne ptr %found, null
-  %short = icmp ule i64 %n, {LAST}
+  %short = icmp ule i64 %n, {MAX_LAST_KEY_WORDS}
   %kept = and i1 %some, %short
   br i1 %kept, label %keep, label %give
 keep:
@@ -395,13 +396,13 @@ give:
   ret ptr %found
 }
 
-define private ptr @door_of(ptr %self) {
+define private ptr @cache_of(ptr %self) {
   %data = call ptr @PyTuple_GetItem(ptr %self, i64 0)
-  %door = call ptr @PyBytes_AsString(ptr %data)
-  ret ptr %door
+  %cache = call ptr @PyBytes_AsString(ptr %data)
+  ret ptr %cache
 }
 
-; The record of an entry (record, what it needs …); null where the entry is ({addresses: entry},).
+; The record of an entry (record, what it keeps alive …); null where the entry is ({addresses: entry},).
 define private ptr @record_of(ptr %entry) {
   %n = call i64 @PyTuple_Size(ptr %entry)
   %only = icmp eq i64 %n, 1
@@ -414,16 +415,16 @@ no:
   ret ptr null
 }
 
-; What a call depends on, then the values, as bytes; None where it is not of the door's kind.
-define ptr @words(ptr %self, ptr %args, i64 %given, ptr %call) {
-  %words = alloca [{WORDS} x i64], align 16
-  %values = alloca [{VALUES} x i64], align 16
-  %door = call ptr @door_of(ptr %self)
-  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
+; The key of a call, then the values, as bytes; None where it is not of the cache's kind.
+define ptr @key(ptr %self, ptr %args, i64 %given, ptr %call) {
+  %words = alloca [{MAX_KEY_WORDS} x i64], align 16
+  %values = alloca [{MAX_ARGUMENTS} x i64], align 16
+  %cache = call ptr @cache_of(ptr %self)
+  %n = call i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
   %like = icmp ne i64 %n, 0
   br i1 %like, label %yes, label %no
 yes:
-  %count = call i64 @field(ptr %door, i64 {values})
+  %count = call i64 @field(ptr %cache, i64 {values})
   %behind = getelementptr i64, ptr %words, i64 %n
   %bytes = mul i64 %count, 8
   call void @llvm.memcpy.p0.p0.i64(ptr %behind, ptr %values, i64 %bytes, i1 0)
@@ -432,46 +433,46 @@ yes:
   %made = call ptr @PyBytes_FromStringAndSize(ptr %words, i64 %size)
   ret ptr %made
 no:
-  %none = call ptr @pointer(ptr %door, i64 {none})
+  %none = call ptr @pointer(ptr %cache, i64 {none})
   call void @Py_IncRef(ptr %none)
   ret ptr %none
 }
 
-; What is known under the words of a call, but for its stream; None where there is nothing.
+; The entry under the key of a call without its stream; None where there is none.
 define ptr @find(ptr %self, ptr %args, i64 %given, ptr %call) {
-  %words = alloca [{WORDS} x i64], align 16
-  %values = alloca [{VALUES} x i64], align 16
-  %door = call ptr @door_of(ptr %self)
-  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
+  %words = alloca [{MAX_KEY_WORDS} x i64], align 16
+  %values = alloca [{MAX_ARGUMENTS} x i64], align 16
+  %cache = call ptr @cache_of(ptr %self)
+  %n = call i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
   %like = icmp ne i64 %n, 0
   br i1 %like, label %look, label %no
 look:
   %but_one = sub i64 %n, 1
-  %entry = call ptr @known_under(ptr %door, ptr %words, i64 %but_one)
+  %entry = call ptr @entry_of(ptr %cache, ptr %words, i64 %but_one)
   %found = icmp ne ptr %entry, null
   br i1 %found, label %yes, label %no
 yes:
   call void @Py_IncRef(ptr %entry)
   ret ptr %entry
 no:
-  %none = call ptr @pointer(ptr %door, i64 {none})
+  %none = call ptr @pointer(ptr %cache, i64 {none})
   call void @Py_IncRef(ptr %none)
   ret ptr %none
 }
 
 define ptr @launch(ptr %self, ptr %args, i64 %given, ptr %call) {
 entry:
-  %words = alloca [{WORDS} x i64], align 16
-  %values = alloca [{VALUES} x i64], align 16
-  %block = alloca [{BLOCK} x i8], align 64
-  %table = alloca [{PARAMETERS} x ptr], align 16
-  %door = call ptr @door_of(ptr %self)
-  %n = call i64 @gather(ptr %door, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
+  %words = alloca [{MAX_KEY_WORDS} x i64], align 16
+  %values = alloca [{MAX_ARGUMENTS} x i64], align 16
+  %block = alloca [{MAX_PARAMETER_BYTES} x i8], align 64
+  %table = alloca [{MAX_PARAMETERS} x ptr], align 16
+  %cache = call ptr @cache_of(ptr %self)
+  %n = call i64 @gather(ptr %cache, ptr %args, i64 %given, ptr %call, ptr %words, ptr %values)
   %like = icmp ne i64 %n, 0
   br i1 %like, label %look, label %slow
 look:
-  %given_values = call i64 @field(ptr %door, i64 {values})
-  %form = call ptr @known_under(ptr %door, ptr %words, i64 %n)
+  %given_values = call i64 @field(ptr %cache, i64 {values})
+  %form = call ptr @entry_of(ptr %cache, ptr %words, i64 %n)
   %known = icmp ne ptr %form, null
   br i1 %known, label %which, label %slow
 which:
@@ -514,7 +515,7 @@ take:
   %from = call i64 @field(ptr %values, i64 %which_)
   %step = call i64 @field(ptr %steps, i64 %p)      ; bytes, of a view that begins later
   %new = add i64 %from, %step
-  switch i64 %how, label %full [ i64 {HALF}, label %half  i64 {SHORT}, label %short ]
+  switch i64 %how, label %full [ i64 {BYTES_4}, label %half  i64 {AS_FLOAT32}, label %short ]
 full:
   store i64 %new, ptr %value_at
   br label %placed
@@ -534,7 +535,7 @@ fresh:
   %entry_ = phi ptr [ %same, %as_it_was ], [ %form, %parameter ]
   %chosen = phi ptr [ %record, %as_it_was ], [ %movable, %parameter ]
   %parameters = phi ptr [ %packed, %as_it_was ], [ %table, %parameter ]
-  %now_at = call ptr @pointer(ptr %door, i64 {generation})
+  %now_at = call ptr @pointer(ptr %cache, i64 {generation})
   %now = load i64, ptr %now_at
   %then = call i64 @field(ptr %chosen, i64 0)
   %current = icmp eq i64 %now, %then
@@ -551,11 +552,11 @@ go:
   %launched = icmp eq i32 %error, 0
   br i1 %launched, label %done, label %slow
 done:
-  %none = call ptr @pointer(ptr %door, i64 {none})
+  %none = call ptr @pointer(ptr %cache, i64 {none})
   call void @Py_IncRef(ptr %none)
   ret ptr %none
 slow:
-  %general = call ptr @pointer(ptr %door, i64 {slow})
-  %result = call ptr @PyObject_Vectorcall(ptr %general, ptr %args, i64 %given, ptr %call)
+  %on_miss = call ptr @pointer(ptr %cache, i64 {on_miss})
+  %result = call ptr @PyObject_Vectorcall(ptr %on_miss, ptr %args, i64 %given, ptr %call)
   ret ptr %result
 }

@@ -1,23 +1,28 @@
-"""Door 1 in machine code: a launch that was made before, of tensors whose library answers in C.
-native.ll is that code.
+"""The launch cache in machine code: launches that were made before, of tensors whose library has a
+C interface. native.ll is that code.
 
 A library that implements DLPack's C exchange API (torch >= 2.10) says through one C call where a
 tensor lies, its extents, strides, element type and device, and through another which stream is
-current. `door(launcher, …)` makes a builtin function that takes the place of `kernel[grid]` for
-calls of one kind (so many positional arguments, these names, these types). It writes down in words
-of 8 bytes what code and parameters may depend on, looks them up and calls the driver:
+current. `launch_cache(launcher, …)` makes a builtin function that takes the place of `kernel[grid]`
+for calls of one kind (number of positional arguments, names, types). It writes a key, looks it up
+and calls the driver.
 
-    words    of a tensor        its address modulo 16, device, rank and element type, extents and strides
-             of a number        whether it is 1, a multiple of 16, needs 64 bits (of a constexpr: its value); of None, a bool, a str or a tuple: which object it is
-             of the tensors     which share bytes; and the stream
-    known    {words: entry}     entry: (record, what it needs …). The record has the driver's cuLaunchKernelEx, its arguments and the kernel's parameters, which are copied and
-                                given the tensors' addresses and the numbers on the way; where
-                                tensor maps hold addresses, ({addresses and numbers: entry},)
+    key      in words of 8 bytes, all that code and parameters may depend on:
+             of a tensor     its address modulo 16, device, rank and element type, extents, strides
+             of a number     whether it is 1, a multiple of 16, needs 64 bits; of a constexpr: its
+                             value; of None, a bool, a str or a tuple: its identity
+             of the tensors  which share bytes
+             of the call     the stream
+    values   behind the key: the tensors' addresses and the numbers that are parameters
+    entry    (record, what it keeps alive …). The record holds cuLaunchKernelEx, its arguments and
+             the kernel's parameters; these are copied and patched with the values. Where tensor
+             maps hold addresses, the entry is ({values: entry},)
 
-Whatever is not as it was, also a global that the kernel reads, TKC_DEBUG, a freed workspace, or an
-error of the driver, goes the general way (`missed`), which also fills `known`. So nothing here
-decides what a launch is; it can only say that one is like another. Where LLVM, the API or ordinary
-CPython is missing, there is no such door, and Python's stays.
+Filled by `on_miss`, the general path in Python: it launches, and stores what it launched. A miss
+is also what invalidates an entry: a global that the kernel reads was rebound, TKC_DEBUG changed, a
+workspace was freed (`driver.generation`), the driver returned an error. So nothing here decides
+what a launch is; it only finds an equal one. Where LLVM, the API or ordinary CPython is missing,
+there is no such cache, and the one in Python (jit.py) is used.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
 from tkc.runtime.launch import Launch
@@ -40,36 +46,31 @@ if TYPE_CHECKING:
     from tkc.runtime.jit import JitFunction, Launcher
 
 API, MAJOR, KDLCUDA = "__dlpack_c_exchange_api__", 1, 2
-WORDS, VALUES, BLOCK, PARAMETERS = (
-    512,
-    32,
-    4096,
-    256,
-)  # of one call, at most; BLOCK: bytes of its parameters
-LAST = 62  # words of the call that a door was asked for last, at most
-KNOWN = 4096  # launches remembered by a door, and for each, values
-TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(
-    7
-    # arguments: NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of a
-    # PLACE, a
-    # tensor, all but the address is known
-)
-GIVEN = TENSOR, NUMBER, REAL, PLACE
-FULL, HALF, SHORT, STAYS = (
-    0,
-    1,
-    2,
-    255,
-)  # how a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all
+# limits of one call
+MAX_KEY_WORDS = 512
+MAX_ARGUMENTS = 32
+MAX_PARAMETER_BYTES = 4096
+MAX_PARAMETERS = 256
+MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared first
+MAX_ENTRIES = 4096  # launches in a cache; under each key, values
 
+# Kinds of arguments. NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of
+# SAME the identity counts; of a PLACE, a tensor, all but the address is known.
+TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(7)
+GIVEN = TENSOR, NUMBER, REAL, PLACE  # become parameters
+
+# How a value becomes a parameter: 8 bytes, the lower 4, a float32, not at all.
+BYTES_8, BYTES_4, AS_FLOAT32, UNCHANGED = 0, 1, 2, 255
+
+# Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
     "named",
     "watched",
     "values",
     "device",
-    "known",
-    "slow",
+    "entries",
+    "on_miss",
     "none",
     "describe",
     "stream",
@@ -78,7 +79,7 @@ FIELDS = (
     "names",
     "watches",
     "last",
-)  # of a door, 8 bytes each
+)
 
 
 class _Method(ctypes.Structure):
@@ -93,19 +94,21 @@ class _Method(ctypes.Structure):
 
 
 FASTCALL_KEYWORDS = 0x80 | 0x02
-_content, _pointer, _builtin = (
-    ctypes.PYFUNCTYPE(*types)((name, ctypes.pythonapi))
-    for name, *types in (
-        ("PyBytes_AsString", ctypes.c_void_p, ctypes.py_object),
-        ("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p),
-        ("PyCFunction_NewEx", ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p),
-    )
+_content = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyBytes_AsString", ctypes.pythonapi)
 )
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_builtin = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCFunction_NewEx", ctypes.pythonapi)
+)
+_loaded: list = []  # libraries in memory, for as long as the process lives
 
 
 @cache
 def _methods() -> tuple[_Method, ...] | None:
-    """`launch`, `words` and `find` as methods for CPython, for as long as the process lives. None
+    """`launch`, `key` and `find` as methods for CPython, for as long as the process lives. None
     where they cannot be made: another Python, one without its lock, one that was built otherwise.
     """
     if (
@@ -123,17 +126,17 @@ def _methods() -> tuple[_Method, ...] | None:
             .add_object_img(_object())
             .add_current_process()
             .export_symbol("launch")
-            .export_symbol("words")
+            .export_symbol("key")
             .export_symbol("find")
             .link(engine(), "tkc_launcher")
         )
         methods = tuple(
             _Method(n, library[n.decode()], FASTCALL_KEYWORDS, None)
-            for n in (b"launch", b"words", b"find")
+            for n in (b"launch", b"key", b"find")
         )
     except (ImportError, OSError, RuntimeError):
         return None
-    _methods.library = library
+    _loaded.append(library)
     return methods
 
 
@@ -146,40 +149,39 @@ def _object() -> bytes:
     numbers = {f: i for i, f in enumerate(FIELDS)} | {
         n: globals()[n]
         for n in (
-            "WORDS",
-            "VALUES",
-            "BLOCK",
-            "PARAMETERS",
+            "MAX_KEY_WORDS",
+            "MAX_ARGUMENTS",
+            "MAX_PARAMETER_BYTES",
+            "MAX_PARAMETERS",
             "TENSOR",
             "NUMBER",
             "REAL",
             "INT",
             "FLOAT",
-            "HALF",
-            "SHORT",
+            "BYTES_4",
+            "AS_FLOAT32",
             "PLACE",
-            "LAST",
+            "MAX_LAST_KEY_WORDS",
         )
     }
     numbers |= {
-        "ENDS": 2 * VALUES,
-        "ROOM": WORDS - 4 - 2 * 64 - 2 * VALUES,
-        "type": object.__basicsize__ - 8,
-    }  # where an argument may still begin; after the count of references
+        "MAX_SPAN_ENDS": 2 * MAX_ARGUMENTS,
+        # the last word at which an argument may still begin
+        "LAST_ARGUMENT_WORD": MAX_KEY_WORDS - 4 - 2 * 64 - 2 * MAX_ARGUMENTS,
+        "type": object.__basicsize__ - 8,  # of an object, after the count of references
+    }
     program = reduce(
         lambda text, n: text.replace(f"{{{n}}}", str(numbers[n])),
         numbers,
         Path(__file__).with_suffix(".ll").read_text(),
     )
-    disk, key = (
-        cache.disk(),
-        fingerprint.digest(
-            [
-                ("launcher", program.encode()),
-                ("processor", processor.encode()),
-                ("llvm", str(llvm.llvm_version_info).encode()),
-            ]
-        ),
+    disk = cache.disk()
+    key = fingerprint.digest(
+        [
+            ("launcher", program.encode()),
+            ("processor", processor.encode()),
+            ("llvm", str(llvm.llvm_version_info).encode()),
+        ]
     )
     if disk and (found := disk.get(key)):
         return found["object"]
@@ -198,7 +200,7 @@ def _exchange(kind: type) -> tuple[int, int] | None:
     where it has none. (A type derived from one may answer otherwise in Python; torch's Parameter
     does not.)
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if kind is getattr(getattr(torch, "nn", None), "Parameter", None):
         kind = torch.Tensor
     try:
@@ -207,70 +209,89 @@ def _exchange(kind: type) -> tuple[int, int] | None:
         return None
     while address and ctypes.c_uint32.from_address(address).value != MAJOR:
         address = ctypes.c_void_p.from_address(address + 8).value  # a table of an older version
-    found = address and tuple(ctypes.c_void_p.from_address(address + at).value for at in (40, 48))
-    return found if found and all(found) else None
+    if not address:
+        return None
+    describing, streaming = (ctypes.c_void_p.from_address(address + at).value for at in (40, 48))
+    return (describing, streaming) if describing and streaming else None
 
 
 def kind(args: Sequence, kwargs: dict[str, Any]) -> tuple:
+    """What calls of one launch cache share: types by position, names and types."""
     return tuple(map(type, args)), *((n, type(v)) for n, v in kwargs.items())
 
 
-def _itself(value) -> bool:
+def _is_constant(value) -> bool:
     """Whether a value is the same as long as it is the same object."""
     return (
         type(value) in (bool, int, float, str, type(None), FunctionType)
-        or type(value) is tuple
-        and all(map(_itself, value))
+        or (type(value) is tuple and all(map(_is_constant, value)))
         or type(value).__module__ == "tkc.ir.dtypes"
     )
 
 
-def door(
+def _number_kind(value: Any, given: bool) -> int | None:
+    """The kind of a number, which is given to the kernel or compiled into it; None for others."""
+    if type(value) is int:
+        return NUMBER if given else INT
+    if type(value) is float:
+        return REAL if given else FLOAT
+    return None
+
+
+def _kind_of(value: Any, given: bool, tensor: bool) -> int | None:
+    """The kind of an argument. given: numbers are given to the kernel; tensor: it may be a tensor.
+    None where a key cannot describe it.
+    """
+    number = _number_kind(value, given)
+    if number is not None:
+        return number
+    if _is_constant(value):
+        return SAME
+    return TENSOR if tensor and _exchange(type(value)) else None
+
+
+def _one_exchange(
+    kinds: Sequence[tuple[type, int]], tensor: int = TENSOR
+) -> tuple[int, int] | None:
+    """The C functions that all tensors of these kinds share; None where they do not, there is no
+    tensor, or there are too many arguments for a key.
+    """
+    exchanges = {_exchange(t) for t, k in kinds if k == tensor}
+    return exchanges.pop() if len(exchanges) == 1 and len(kinds) <= MAX_ARGUMENTS else None
+
+
+def _launching_methods(watched: Sequence[tuple]) -> tuple[_Method, ...] | None:
+    """The methods, where machine code can launch and compare what is watched."""
+    if not all(type(space) is dict for space, *_ in watched) or driver.launch_entry() is None:
+        return None
+    return _methods()
+
+
+def launch_cache(
     launcher: Launcher,
     args: Sequence,
     kwargs: dict[str, Any],
     watched: Sequence[tuple[dict, Any, Any]],
-    others: dict[tuple, Door | None],
-) -> Door | None:
-    """A door for calls like this one. watched: (namespace, name, value) that must stay so; others:
-    doors for the same grid, by the kind of their calls. None where such calls cannot be told in
-    words, or there is no machine code."""
-    kinds, kernel = [], launcher.kernel
-    given = {n for n, constant in zip(kernel.names, kernel.constexpr, strict=False) if not constant}
+    others: dict[tuple, LaunchCache | None],
+) -> LaunchCache | None:
+    """A launch cache for calls like this one. watched: (namespace, name, value) that must stay so;
+    others: caches for the same grid, by the kind of their calls. None where a key cannot describe
+    such calls, or there is no machine code.
+    """
+    kinds: list[tuple[type, int]] = []
+    kernel = launcher.kernel
+    given = {n for n, constant in zip(kernel.names, kernel.constexpr, strict=True) if not constant}
     for name, v in (*zip(kernel.names, args, strict=False), *kwargs.items()):
-        what = (
-            (NUMBER if name in given else INT)
-            if type(v) is int
-            else (
-                (REAL if name in given else FLOAT)
-                if type(v) is float
-                else (
-                    SAME if _itself(v) else TENSOR if name in given and _exchange(type(v)) else None
-                )
-            )
-        )
+        what = _kind_of(v, name in given, name in given)
         if what is None:
             return None
         kinds.append((type(v), what))
-    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
-    if (
-        len(exchanges) != 1
-        or len(kinds) > VALUES
-        or not all(type(space) is dict for space, *_ in watched)
-        or driver.launch_entry() is None
-        or not (methods := _methods())
-    ):
+    exchange = _one_exchange(kinds)
+    methods = exchange and _launching_methods(watched)
+    if exchange is None or not methods:
         return None
-    return Door(
-        launcher,
-        kinds,
-        len(args),
-        tuple(map(sys.intern, kwargs)),
-        exchanges.pop(),
-        tuple(watched),
-        others,
-        methods,
-    )
+    names = tuple(map(sys.intern, kwargs))
+    return LaunchCache(launcher, kinds, len(args), names, exchange, tuple(watched), others, methods)
 
 
 def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
@@ -278,58 +299,70 @@ def prepared(launch: Callable, values: Sequence) -> Callable[[], None] | None:
     can be none.
     """
     exchange = next((e for v in values if (e := _exchange(type(v)))), None)
-    if (
-        type(launch) is not Launch
-        or exchange is None
-        or driver.launch_entry() is None
-        or not (methods := _methods())
-    ):
+    if type(launch) is not Launch or exchange is None:
         return None
-    return Prepared(launch, values, exchange, methods).launch
+    methods = _launching_methods(())
+    return Prepared(launch, values, exchange, methods).launch if methods else None
 
 
-def teller(
+def launch_key(
     values: Sequence, varying: Sequence[bool] | None = None
 ) -> tuple[Callable[..., bytes | None], int, Callable, dict] | None:
-    """A function of values like these that tells, as bytes, what launches of them depend on (None
-    for values of other types), and where what follows tells only of this call: addresses, numbers
-    that vary. Behind them a function that gives what a dictionary has under what a call of it
-    depends on, or None, and that dictionary.
+    """The key of calls with values like these: (write, end, find, entries).
 
-    Values: torch's tensors, numbers, texts (by identity) and None. varying: which numbers tell only
-    whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code for
-    such values.
+    write(*values) gives, as bytes, what launches of them depend on, None for values of other types;
+    from `end` on the bytes are of this call only: addresses, numbers that vary. find(*values) gives
+    what the dictionary `entries` has under the key of the call, or None.
+
+    Values: torch's tensors, numbers, texts (by identity) and None. varying: of which numbers only
+    counts whether they are 1, multiples of 16 or need 64 bits. None where there is no machine code
+    for such values.
     """
-    kinds = []
+    kinds: list[tuple[type, int]] = []
     for v, varies in zip(values, varying or [False] * len(values), strict=True):
-        what = (
-            (NUMBER if varies else INT)
-            if type(v) is int
-            else (
-                (REAL if varies else FLOAT)
-                if type(v) is float
-                else SAME
-                if _itself(v)
-                else TENSOR
-                if _exchange(type(v))
-                else None
-            )
-        )
+        what = _kind_of(v, varies, True)
         if what is None:
             return None
         kinds.append((type(v), what))
-    exchanges = {_exchange(t) for t, k in kinds if k == TENSOR}
-    if len(exchanges) != 1 or len(kinds) > VALUES or not (methods := _methods()):
+    exchange = _one_exchange(kinds)
+    methods = exchange and _methods()
+    if exchange is None or not methods:
         return None
-    made = Teller(
-        kinds, len(kinds), (), (exchanges.pop()[0], 0), (), methods
-    )  # no stream: a word of 0
-    return made.words, -8 * (made.values + 1), made.find, made.known
+    # no function for the stream: its word is 0
+    made = KeyedCache(kinds, len(kinds), (), (exchange[0], 0), (), methods)
+    return made.key, -8 * (made.values + 1), made.find, made.entries
+
+
+def _kinds_of_given(
+    names: Sequence[str],
+    values: Sequence,
+    runtime_names: set[str],
+    given: Sequence,
+    places: dict[str, tuple[int, tuple | None]],
+) -> list[tuple[type, int]] | None:
+    """Of each value given to a repeated launch its kind; None where a key cannot describe it, or an
+    argument that stays is no constant.
+    """
+    kinds: list[Any] = [None] * len(given)
+    for name, v in zip(names, values, strict=True):
+        if name not in places:
+            if not _is_constant(v):
+                return None
+            continue
+        at, _ = places[name]
+        x, runtime = given[at], name in runtime_names  # options are compiled in too
+        what = _number_kind(x, runtime)
+        if what is None and runtime and _exchange(type(x)) and _on_gpu(x):
+            what = PLACE
+        if what is None or kinds[at] not in (None, (type(x), what)):
+            return None
+        kinds[at] = type(x), what
+    return kinds
 
 
 def repeated(
     kernel: JitFunction,
-    grid,
+    grid: Any,
     args: Sequence,
     kwargs: dict[str, Any],
     given: Sequence,
@@ -337,86 +370,49 @@ def repeated(
 ) -> Repeated | None:
     """A launch of such arguments that is made again and again, of others given: `.launch` is a
     builtin function of them. given: tensors and numbers as they are now; later ones are like these,
-    in their types and of tensors in all but the address, and share bytes where these do: who calls
+    in their types and of tensors in all but the address, and share bytes where these do: the caller
     has looked. places: of arguments by name, which of those it is, and (extents, strides, elements
     before it) where it is a view of that; the other arguments stay what they are. None where there
     is no machine code for it, or where views are of tensors that share bytes, and may share some
     themselves, or not.
     """
     names = (*kernel.names[: len(args)], *kwargs)
-    constant = dict(zip(kernel.names, kernel.constexpr, strict=False))
-    kinds: list = [None] * len(given)
-    for name, v in zip(names, (*args, *kwargs.values()), strict=False):
-        if name not in places:
-            if not _itself(v):
-                return None
-            continue
-        at, view = places[name]
-        x, fixed = given[at], constant.get(name, True)  # options are fixed too
-        what = (
-            (INT if fixed else NUMBER)
-            if type(x) is int
-            else (
-                (FLOAT if fixed else REAL)
-                if type(x) is float
-                else PLACE
-                if not fixed and _exchange(type(x))
-                else None
-            )
-        )
-        if (
-            what is None
-            or what == PLACE
-            and not _there(x)
-            or kinds[at] not in (None, (type(x), what))
-        ):
-            return None
-        kinds[at] = type(x), what
-    exchanges, tensors = (
-        {_exchange(t) for t, k in kinds if k == PLACE},
-        [describe(x) for x, (_, k) in zip(given, kinds, strict=False) if k == PLACE],
-    )
+    runtime_names = {
+        n for n, constant in zip(kernel.names, kernel.constexpr, strict=True) if not constant
+    }
+    kinds = _kinds_of_given(names, (*args, *kwargs.values()), runtime_names, given, places)
+    watched = kernel.watching()
+    if kinds is None or watched is None or not isinstance(grid, (int, tuple)):
+        return None
+    tensors = [describe(x) for x, (_, k) in zip(given, kinds, strict=True) if k == PLACE]
     if any(view for _, view in places.values()) and overlaps(tensors):
         return None
-    if (
-        len(exchanges) != 1
-        or len(kinds) > VALUES
-        or not isinstance(grid, (int, tuple))
-        or not all(type(space) is dict for space, *_ in kernel.watching() or [(None,)])
-        or driver.launch_entry() is None
-        or not (methods := _methods())
-    ):
+    exchange = _one_exchange(kinds, PLACE)
+    methods = exchange and _launching_methods(watched)
+    if exchange is None or not methods:
         return None
+    placed = tuple(places.get(n) for n in names)
     return Repeated(
-        kernel,
-        grid,
-        (tuple(args), dict(kwargs)),
-        tuple(places.get(n) for n in names),
-        kinds,
-        exchanges.pop(),
-        methods,
+        kernel, grid, (tuple(args), dict(kwargs)), placed, kinds, exchange, watched, methods
     )
 
 
-class Known(dict):
-    """What is known by words. last: what was asked for last, which machine code has by its address:
-    gone when something else takes its place.
+class Entries(dict):
+    """Entries by key. last: the key and entry that were found last, which machine code has by
+    address; cleared before an entry is released.
     """
 
     def __init__(self):
         super().__init__()
-        self.last = ctypes.create_string_buffer(8 * (2 + LAST))
+        self.last = ctypes.create_string_buffer(8 * (2 + MAX_LAST_KEY_WORDS))
 
     def __setitem__(self, key, value) -> None:
-        taken = (
-            []
-            # what goes lives until `last` has forgotten it: another thread may put something there,
-            # or
-            # ask for it, at any time
-        )
+        # what is removed lives until `last` has forgotten it: another thread may put something
+        # there, or look it up, at any time
+        taken = []
         while super().setdefault(key, value) is not value:
             taken.append(super().pop(key, None))
-            self.last[:8] = bytes(8)
+            self._forget_last()
 
     def clear(self) -> None:
         taken = []
@@ -425,12 +421,16 @@ class Known(dict):
                 taken.append(super().popitem())
         except KeyError:
             pass
-        self.last[:8] = bytes(8)
+        self._forget_last()
+
+    def _forget_last(self) -> None:
+        ctypes.memset(self.last, 0, 8)
 
 
-class Machine:
-    """`launch` is the builtin function; `words` gives what it would look up, as bytes (None: the
-    call is of another kind); `missed` is what it calls where it does not know a launch.
+class KeyedCache:
+    """A cache of calls of one kind. `launch` is the builtin function that looks up and launches;
+    `key` gives the key and the values of a call, as bytes (None: the call is of another kind);
+    `find` gives the entry; `launch` calls `on_miss` where there is none.
     """
 
     def __init__(
@@ -443,12 +443,10 @@ class Machine:
         methods: tuple[_Method, ...],
         device: int = 0,
     ):
-        self.kinds, self.known, self.values, slow = (
-            kinds,
-            Known(),
-            sum(k in GIVEN for _, k in kinds),
-            self.missed,
-        )
+        self.kinds = kinds
+        self.entries = Entries()
+        self.values = sum(k in GIVEN for _, k in kinds)
+        on_miss = self.on_miss
         tables = [
             b"".join(struct.pack(f"<{len(row)}Q", *row) for row in rows)
             for rows in (
@@ -463,28 +461,33 @@ class Machine:
             "watched": len(watched),
             "values": self.values,
             "device": KDLCUDA | device << 32,
-            "known": id(self.known),
-            "slow": id(slow),
+            "entries": id(self.entries),
+            "on_miss": id(on_miss),
             "none": id(None),
             "describe": exchange[0],
             "stream": exchange[1],
             "generation": ctypes.addressof(driver.generation),
             **dict(zip(("kinds", "names", "watches"), map(_content, tables), strict=False)),
-            "last": ctypes.addressof(self.known.last),
+            "last": ctypes.addressof(self.entries.last),
         }
+        # all that the addresses are of
         owner = (
             struct.pack(f"<{len(FIELDS)}Q", *(fields[f] for f in FIELDS)),
             tables,
-            self.known,
-            slow,
+            self.entries,
+            on_miss,
             kinds,
             names,
             watched,
-        )  # all that its addresses are of
+        )
         self.exchange, self.methods = exchange, methods
-        self.launch, self.words, self.find = (
+        self.launch, self.key, self.find = (
             _builtin(ctypes.addressof(m), owner, None) for m in methods
         )
+
+    def on_miss(self, *args: Any, **kwargs: Any) -> None:
+        """Called by `launch` where there is no entry."""
+        raise NotImplementedError
 
     def remember(
         self,
@@ -493,29 +496,32 @@ class Machine:
         same: Sequence = (),
         moves: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """What was just launched, under its words. same: objects whose addresses are among them;
-        moves: of each parameter, which value it is and how, and what is added (None: they stay as
+        """Stores what was just launched under its key. same: objects whose addresses are in the
+        key; moves: of each parameter, which value it is and how, and what is added (None: they stay as
         they are).
         """
         split = len(written) - 8 * self.values
         words, values = written[:split], written[split:]
         generation, stream = driver.generation.value, int.from_bytes(words[-8:], "little")
         call, packed = launch.calls.get(stream), launch.kept.get(stream)
-        if (
-            getattr(call, "native", None) is None
-            or driver.poison
-            or launch.epoch != launch.function.epoch
-        ):
+        native = getattr(call, "native", None)
+        if native is None or packed is None:
             return
-        if len(self.known) >= KNOWN:
-            self.known.clear()
-        record = generation, *call.native
-        if moves is not None and packed.size <= BLOCK and len(moves) <= PARAMETERS:
+        if driver.poison or launch.epoch != launch.function.epoch:
+            return
+        if len(self.entries) >= MAX_ENTRIES:
+            self.entries.clear()
+        record = generation, *native
+        if (
+            moves is not None
+            and packed.size <= MAX_PARAMETER_BYTES
+            and len(moves) <= MAX_PARAMETERS
+        ):
             tables = [
                 struct.pack(f"<{len(t)}Q", *t)
                 for t in (packed.places, [how for how, _ in moves], [step for _, step in moves])
             ]
-            self.known[words] = (
+            self.entries[words] = (
                 struct.pack(
                     "<11Q", *record, packed.base, packed.size, len(moves), *map(_content, tables)
                 ),
@@ -526,13 +532,13 @@ class Machine:
                 same,
             )
             return
-        by_values = self.known.setdefault(words, ({},))[0]
-        if len(by_values) >= KNOWN:
+        by_values = self.entries.setdefault(words, ({},))[0]
+        if len(by_values) >= MAX_ENTRIES:
             by_values.clear()
         by_values[values] = struct.pack("<5Q", *record), call, packed, launch, same
 
 
-class Door(Machine):
+class LaunchCache(KeyedCache):
     """Calls of `kernel[grid]` of one kind."""
 
     def __init__(
@@ -543,31 +549,28 @@ class Door(Machine):
         names: tuple[str, ...],
         exchange: tuple[int, int],
         watched: tuple,
-        others: dict[tuple, Door | None],
+        others: dict[tuple, LaunchCache | None],
         methods: tuple[_Method, ...],
     ):
         super().__init__(kinds, positional, names, exchange, watched, methods)
-        self.launcher, self.watched, self.others, self.names = (
-            launcher,
-            launcher.kernel._watched,
-            others,
-            (*launcher.kernel.names[:positional], *names),
-        )
+        self.launcher, self.watched, self.others = launcher, launcher.kernel._watched, others
+        self.names = (*launcher.kernel.names[:positional], *names)
 
-    def missed(self, *args, **kwargs) -> None:
-        """The general way, remembered. (What a call is told by is asked before and after: another
+    def on_miss(self, *args: Any, **kwargs: Any) -> None:
+        """Launches in Python and stores the launch. (The key is written before and after: another
         thread may change an array meanwhile.)
         """
-        written = self.words(*args, **kwargs)
+        written = self.key(*args, **kwargs)
         if written is None and (other := self.others.get(kind(args, kwargs)) or self) is not self:
-            return other.launch(*args, **kwargs)
+            other.launch(*args, **kwargs)
+            return
         launch = self.launcher.found(args, kwargs)
         launch()
         if (
             written is None
             or type(launch) is not Launch
             or self.launcher.kernel._watched is not self.watched
-            or self.words(*args, **kwargs) != written
+            or self.key(*args, **kwargs) != written
         ):
             return
         self.remember(
@@ -591,37 +594,32 @@ def _moves(launch: Launch, values: dict[str, tuple[int, int]]) -> list[tuple[int
     are elsewhere too, in tensor maps. values: of arguments by name, the number of the value and
     those bytes.
     """
-    order = {
-        i: values[n] for i, n in enumerate(launch.arguments[0]) if n in values
-    }  # of each argument at run time; an integer that is 1 is none
+    # of each argument at run time; an integer that is 1 is none
+    order = {i: values[n] for i, n in enumerate(launch.arguments[0]) if n in values}
     moves = []
     for p in launch.interface.parameters:
-        how = (
-            FULL
-            if p.size == 8 and p.type[0] in "usb"
-            else HALF
-            if p.size == 4 and p.type[0] in "usb"
-            else SHORT
-            if p.type == "f32"
-            else None
-        )
-        if p.kind == "map" or p.kind in ("pointer", "scalar") and how is None:
+        if p.kind == "map":
             return None
-        which, step = (
-            order.get(p.argument, (STAYS, 0)) if p.kind in ("pointer", "scalar") else (STAYS, 0)
-        )
-        moves.append((which if which == STAYS else which | how << 8, step))
+        if p.kind not in ("pointer", "scalar"):
+            moves.append((UNCHANGED, 0))
+            continue
+        how = _patching(p)
+        if how is None:
+            return None
+        which, step = order.get(p.argument, (UNCHANGED, 0))
+        moves.append((which if which == UNCHANGED else which | how << 8, step))
     return moves
 
 
-class Teller(Machine):
-    """Calls that are only told apart."""
+def _patching(p: Parameter) -> int | None:
+    """How a value becomes this parameter; None where machine code cannot write it."""
+    if p.type == "f32":
+        return AS_FLOAT32
+    integers = {8: BYTES_8, 4: BYTES_4}
+    return integers.get(p.size) if p.type[0] in "usb" else None
 
-    def missed(self, *args) -> None:
-        raise NotImplementedError
 
-
-class Prepared(Machine):
+class Prepared(KeyedCache):
     """One launch, again and again."""
 
     def __init__(
@@ -634,14 +632,14 @@ class Prepared(Machine):
         super().__init__((), 0, (), exchange, (), methods, launch.function.device)
         self.bound, self.arguments = launch, values
 
-    def missed(self) -> None:
-        written = self.words()
+    def on_miss(self, *args: Any, **kwargs: Any) -> None:
+        written = self.key()
         self.bound()
         if written is not None:
             self.remember(written, self.bound)
 
 
-class Repeated(Machine):
+class Repeated(KeyedCache):
     """One launch of a kernel on a grid, of some of its arguments, of which others may be views.
     place: (namespace, name) of `launch`, where another one takes its place when the kernel reads
     other things.
@@ -655,75 +653,91 @@ class Repeated(Machine):
         places: Sequence[tuple[int, tuple | None] | None],
         kinds: Sequence[tuple[type, int]],
         exchange: tuple[int, int],
+        watched: tuple[tuple[dict, Any, Any], ...],
         methods: tuple[_Method, ...],
     ):
-        self.watched = kernel.watching()
-        super().__init__(kinds, len(kinds), (), exchange, self.watched, methods)
-        self.kernel, self.grid, self.places, self.place = kernel, grid, places, None
+        super().__init__(kinds, len(kinds), (), exchange, watched, methods)
+        self.kernel, self.grid, self.places, self.watched = kernel, grid, places, watched
+        self.place: tuple[dict, str] | None = None
+        args, kwargs = values
+        # keeps no tensor
         self.arguments = (
-            tuple(None if p else v for v, p in zip(values[0], places, strict=False)),
+            tuple(None if p else v for v, p in zip(args, places, strict=False)),
             {
                 n: None if p else v
-                for (n, v), p in zip(values[1].items(), places[len(values[0]) :], strict=False)
+                for (n, v), p in zip(kwargs.items(), places[len(args) :], strict=True)
             },
-        )  # keeps no tensor
+        )
 
-    def missed(self, *given) -> None:
-        """The general way, remembered."""
-        kernel, (args, kwargs), written = self.kernel, self.arguments, self.words(*given)
-        made = [
-            v if p is None else _shown(given[p[0]], p[1])
-            for v, p in zip((*args, *kwargs.values()), self.places, strict=False)
-        ]
-        args, kwargs = made[: len(args)], dict(zip(kwargs, made[len(args) :], strict=False))
+    def on_miss(self, *given: Any, **_: Any) -> None:
+        """Launches in Python and stores the launch."""
+        kernel, written = self.kernel, self.key(*given)
+        args, kwargs = self._arguments_of(given)
         from tkc.runtime.jit import handing
 
         if handing():
-            return kernel[self.grid](*args, **kwargs)
+            kernel[self.grid](*args, **kwargs)
+            return
         launch = kernel.launcher(self.grid).found(args, kwargs)
         launch()
         if type(launch) is not Launch or (watched := kernel.watching()) is None:
             return
-        if len(watched) != len(self.watched) or any(
-            a is not b
-            for one, other in zip(watched, self.watched, strict=False)
-            for a, b in zip(one, other, strict=False)
-        ):
-            again = Repeated(
-                kernel,
-                self.grid,
-                (args, kwargs),
-                self.places,
-                self.kinds,
-                self.exchange,
-                self.methods,
-            )
-            if place := self.place:
-                again.place, place[0][place[1]] = place, again.launch
-            return
-        if written is None or self.words(*given) != written:
-            return
-        order = [i for i, (_, kind) in enumerate(self.kinds) if kind in GIVEN]
-        names = (*kernel.names[: len(args)], *kwargs)
-        self.remember(
-            written,
-            launch,
-            (),
-            _moves(
-                launch,
-                {
-                    n: (order.index(p[0]), p[1][2] * given[p[0]].element_size() if p[1] else 0)
-                    for n, p in zip(names, self.places, strict=False)
-                    if p and p[0] in order
-                },
-            ),
+        if not _all_same(watched, self.watched):
+            self._replace(args, kwargs, watched)
+        elif written is not None and self.key(*given) == written:
+            self.remember(written, launch, (), _moves(launch, self._values_of(given)))
+
+    def _arguments_of(self, given: Sequence) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = self.arguments
+        made = [
+            v if p is None else _view_of(given[p[0]], p[1])
+            for v, p in zip((*args, *kwargs.values()), self.places, strict=True)
+        ]
+        return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
+
+    def _replace(
+        self, args: tuple, kwargs: dict[str, Any], watched: tuple[tuple[dict, Any, Any], ...]
+    ) -> None:
+        """Puts a launch into `place` that watches what the kernel reads now."""
+        again = Repeated(
+            self.kernel,
+            self.grid,
+            (args, kwargs),
+            self.places,
+            self.kinds,
+            self.exchange,
+            watched,
+            self.methods,
         )
+        if place := self.place:
+            again.place, place[0][place[1]] = place, again.launch
+
+    def _values_of(self, given: Sequence) -> dict[str, tuple[int, int]]:
+        """Of arguments by name, the number of the value and the bytes before a view of it."""
+        order = [i for i, (_, kind) in enumerate(self.kinds) if kind in GIVEN]
+        args, kwargs = self.arguments
+        found = {}
+        for name, p in zip((*self.kernel.names[: len(args)], *kwargs), self.places, strict=True):
+            if p and p[0] in order:
+                at, view = p
+                skipped = view[2] * given[at].element_size() if view else 0
+                found[name] = order.index(at), skipped
+        return found
 
 
-def _there(x) -> bool:
+def _all_same(one: Sequence[tuple], other: Sequence[tuple]) -> bool:
+    """Whether two sequences of tuples hold the same objects."""
+    return len(one) == len(other) and all(
+        a is b
+        for left, right in zip(one, other, strict=True)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _on_gpu(x: Any) -> bool:
     return x.is_cuda
 
 
-def _shown(x, view: tuple | None):
+def _view_of(x: Any, view: tuple | None) -> Any:
     """A tensor, or a view of it."""
     return x if view is None else x.as_strided(view[0], view[1], x.storage_offset() + view[2])
