@@ -619,7 +619,7 @@ class TunedLauncher:
         options given here: what a caller who knows his arrays need not ask for at each call."""
         tuned = self.tuned
         values, options = tuned.bound(*args, **kwargs)
-        kernel, places = tuned.kernel, tuned._given
+        places = tuned._given
         # the epoch of the tables, and what was chosen; one tuple, since threads may meet here
         known: tuple[int, LaunchChoice | None] = (-1, None)
         # no array, which would live as long as the function
