@@ -240,14 +240,16 @@ def ragged(seed: int, count: int = 64) -> Contest:
     from tkc import kernels
 
     lengths = np.random.default_rng(0).integers(128, 8193, count)
-    begins = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tokens, heads, d = int(begins[-1]), 16, 128
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tokens, heads, d = int(cu_seqlens[-1]), 16, 128
     q, k, v = (torch.randn(tokens, heads, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    at = torch.tensor(begins, device="cuda")
+    at = torch.tensor(cu_seqlens, device="cuda")
 
     def ours() -> Runner:
         return Runner(
-            lambda: kernels.attention(q, k, v, causal=True, begins=at, longest=int(lengths.max())),
+            lambda: kernels.attention(
+                q, k, v, causal=True, cu_seqlens=at, max_seqlen=int(lengths.max())
+            ),
             None,
         )
 

@@ -3,6 +3,7 @@ ragged batches, decoding; compiled for GPUs; the same on one.
 """
 
 import sys
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -120,16 +121,16 @@ def test_heads_second():
 )
 @pytest.mark.parametrize("lengths", [(70,), (5, 0, 130, 64, 1), (0, 0)])
 def test_ragged(lengths, options):
-    begins, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
+    cu_seqlens, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
     q, k, v = (
         numbers((tokens, 4, 32)),
         numbers((tokens, 2, 32), seed=1),
         numbers((tokens, 2, 16), seed=2),
     )
     out, sums = kernels.attention(
-        q, k, v, begins=begins, longest=max(lengths), with_lse=True, **options
+        q, k, v, cu_seqlens=cu_seqlens, max_seqlen=max(lengths), with_lse=True, **options
     )
-    for start, end in zip(begins, begins[1:], strict=False):
+    for start, end in pairwise(cu_seqlens):
         if start == end:
             continue
         alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]
@@ -181,12 +182,12 @@ def test_float8(options):
         **options,
     )
     assert np.abs(double(even) - double(again)).max() <= 0.02 * np.abs(double(even)).max()
-    begins, alone = (
+    cu_seqlens, alone = (
         np.array([0, 70], np.int32),
         [np.ascontiguousarray(x[0, :, :70].swapaxes(0, 1)) for x in (q, k, v)],
     )
     want, _ = attention(*(double(x[:1, :, :70]) for x in (q, k, v)), **options)
-    out = kernels.attention(*alone, begins=begins, longest=70, **options)
+    out = kernels.attention(*alone, cu_seqlens=cu_seqlens, max_seqlen=70, **options)
     assert np.linalg.norm(double(out).swapaxes(0, 1)[None] - want) <= 2 * 0.027 * np.linalg.norm(
         want
     )
@@ -406,17 +407,20 @@ BAD = [
     (lambda q, k, v: kernels.attention(q, k, v, columns=40), "columns is a multiple of 16"),
     (
         lambda q, k, v: kernels.attention(
-            q[0], q[0], q[0], begins=np.zeros(2, np.int32), longest=4, rows=128
+            q[0], q[0], q[0], cu_seqlens=np.zeros(2, np.int32), max_seqlen=4, rows=128
         ),
         "not for ragged batches",
     ),
     (lambda q, k, v: kernels.attention(q[0], k[0], v[0]), r"\[batch, heads, queries, D\]"),
     (lambda q, k, v: kernels.attention(q, k[:1].repeat(3, 0), v[:1].repeat(3, 0)), "as many"),
     (
-        lambda q, k, v: kernels.attention(q, k, v, begins=np.zeros(2, np.int32)),
-        "begins and longest come together",
+        lambda q, k, v: kernels.attention(q, k, v, cu_seqlens=np.zeros(2, np.int32)),
+        "cu_seqlens and max_seqlen come together",
     ),
-    (lambda q, k, v: kernels.attention(q[0], q[0], q[0], begins=np.zeros(2), longest=4), "int32"),
+    (
+        lambda q, k, v: kernels.attention(q[0], q[0], q[0], cu_seqlens=np.zeros(2), max_seqlen=4),
+        "int32",
+    ),
     (
         lambda q, k, v: kernels.attention_decode(q, k, v, np.zeros(2, np.int32)),
         r"\[batch, heads, 1, D\]",
@@ -489,8 +493,8 @@ FORMS = {
         *[zeros(16384, 32, 32)] * 3,
         causal=True,
         window=100,
-        begins=np.zeros(9, np.int32),
-        longest=4096,
+        cu_seqlens=np.zeros(9, np.int32),
+        max_seqlen=4096,
     ),
     "three warpgroups": lambda: kernels.attention(*[zeros(1, 8, 1024, 64)] * 3, rows=192),
     "three warpgroups, 96": lambda: kernels.attention(
@@ -524,7 +528,7 @@ FORMS = {
     ),
     "float8, 256": lambda: kernels.attention(*[zeros(1, 8, 2048, 256).astype(E4)] * 3),
     "ragged": lambda: kernels.attention(
-        *[zeros(3000, 8, 128)] * 3, causal=True, begins=np.zeros(4, np.int32), longest=1500
+        *[zeros(3000, 8, 128)] * 3, causal=True, cu_seqlens=np.zeros(4, np.int32), max_seqlen=1500
     ),
 }
 
@@ -700,8 +704,8 @@ def test_default_blocks_of_ragged_batches(lengths, rows, monkeypatch):
     with launches() as found:
         kernels.attention(
             *[zeros(sum(lengths), 32, 64)] * 3,
-            begins=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            longest=4096,
+            cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            max_seqlen=4096,
         )
     assert found[0][2]["BM"] == rows and found[0][2].get("num_warps") == (
         16 if rows == 256 else None
@@ -867,8 +871,10 @@ def test_a_window_of_programs_abreast_on_a_gpu(d, window):
         1, float(out.abs().max())
     )
     flat = [x[0].swapaxes(0, 1).contiguous() for x in moved]
-    begins = torch.tensor([0, 1500, 1500, 4100], dtype=torch.int32, device="cuda")
-    ragged = kernels.attention(*flat, causal=True, window=window, begins=begins, longest=2600)
+    cu_seqlens = torch.tensor([0, 1500, 1500, 4100], dtype=torch.int32, device="cuda")
+    ragged = kernels.attention(
+        *flat, causal=True, window=window, cu_seqlens=cu_seqlens, max_seqlen=2600
+    )
     for start, end in (0, 1500), (1500, 4100):
         part = attention(*(x[:, :, start:end] for x in arrays), causal=True, window=window)[0][0]
         assert np.abs(
@@ -880,7 +886,7 @@ def test_a_window_of_programs_abreast_on_a_gpu(d, window):
 def test_ragged_and_decoding_on_a_gpu():
     torch = pytest.importorskip("torch")
     lengths = (300, 5, 0, 1000, 128)
-    begins, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
+    cu_seqlens, tokens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), sum(lengths)
     q, k, v = (numbers((tokens, h, 128), "bfloat16", i) for i, h in enumerate((4, 2, 2)))
 
     def here(x):
@@ -891,11 +897,11 @@ def test_ragged_and_decoding_on_a_gpu():
         here(k),
         here(v),
         causal=True,
-        begins=torch.tensor(begins).cuda(),
-        longest=1000,
+        cu_seqlens=torch.tensor(cu_seqlens).cuda(),
+        max_seqlen=1000,
         with_lse=True,
     )
-    for start, end in zip(begins, begins[1:], strict=False):
+    for start, end in pairwise(cu_seqlens):
         if start == end:
             continue
         alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]

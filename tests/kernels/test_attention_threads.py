@@ -3,6 +3,8 @@ happens-before check (TKC_SIM=1): loops of no, one and two steps, ragged ends, r
 see.
 """
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -93,14 +95,16 @@ def test_three_and_four_warpgroups(d, options):
 @pytest.mark.parametrize("options", [OPTIONS["full"], OPTIONS["window"]], ids=["full", "window"])
 def test_ragged_batches(options):
     lengths = 70, 0, 1, 200
-    begins = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     q, k, v = (
         numbers((271, 2, 64), "bfloat16"),
         numbers((271, 1, 64), "bfloat16", 1),
         numbers((271, 1, 32), "bfloat16", 2),
     )
-    out, sums = kernels.attention(q, k, v, begins=begins, longest=200, with_lse=True, **options)
-    for start, end in zip(begins, begins[1:], strict=False):
+    out, sums = kernels.attention(
+        q, k, v, cu_seqlens=cu_seqlens, max_seqlen=200, with_lse=True, **options
+    )
+    for start, end in pairwise(cu_seqlens):
         if start == end:
             continue
         alone = [np.ascontiguousarray(x[start:end].swapaxes(0, 1)[None]) for x in (q, k, v)]

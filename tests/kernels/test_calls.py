@@ -314,8 +314,8 @@ CALLS = {
     ),
     "attention of ragged batches": lambda s: kernels.attention(
         *(randn(33, 2, 16, seed=s + i) for i in range(3)),
-        begins=torch.tensor([0, 10, 33], device=DEVICE, dtype=torch.int32),
-        longest=23,
+        cu_seqlens=torch.tensor([0, 10, 33], device=DEVICE, dtype=torch.int32),
+        max_seqlen=23,
     ),
     "attention_decode": lambda s: kernels.attention_decode(
         randn(2, 4, 1, 16, seed=s),
@@ -595,7 +595,7 @@ def test_a_number_that_varies_may_be_compared_but_asked_for_it_is_this_one():
 
 
 def test_memory_is_bounded(monkeypatch):
-    for name, most in (("REMEMBERED", 4), ("SEEN", 8)):
+    for name, most in (("MAX_FUNCTIONS_PER_KIND", 4), ("MAX_KEYS_SEEN_PER_KIND", 8)):
         monkeypatch.setattr(calls, name, most)
     op, x = says(of=lambda x, y, n, *_: n), X()
     for n in range(40):

@@ -407,7 +407,7 @@ def test_factors_that_hoppers_engines_do_not_take_are_copied_first(gpu, monkeypa
     """b with dense rows, and rows of a that start anywhere: one launch for both, before the
     product.
     """
-    from tests.kernels.test_ways import Tensor
+    from tests.kernels.test_launch_plans import Tensor
     from tkc.kernels import arrays
 
     monkeypatch.setitem(arrays._libraries, Tensor, "torch")

@@ -230,7 +230,7 @@ def test_on_a_gpu_events_lie_round_each_launch_and_the_cache_is_flushed(gpu, mon
     assert choice.source == "measured" and choice.seconds == 0.5e-3 and len(choice.others) == 2
     launches, flushes = (
         gpu.named("launch"),
-        [c for c in gpu.named("cuMemsetD8Async") if c[3] == timing.FLUSH],
+        [c for c in gpu.named("cuMemsetD8Async") if c[3] == timing.FLUSH_BYTES],
     )
     assert len(launches) == len(flushes) + 1 and 2 * len(flushes) == len(gpu.named("cuEventRecord"))
     keep, back = gpu.named("cuMemcpyDtoD")

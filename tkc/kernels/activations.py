@@ -9,6 +9,7 @@ backward pass, never stored
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import e, log2, pi, sqrt
 from types import MappingProxyType
 
@@ -118,7 +119,7 @@ def _kind(approximate: str) -> str:
 
 
 @operator
-def gelu(x: Array, approximate: str = "none") -> Array:
+def gelu(x: Array, approximate: str = "none") -> Iterator[Array]:
     """GELU element by element, by erf or ("tanh") its approximation; computed in float32. Raises
     LaunchError for another `approximate`.
     """
@@ -126,37 +127,37 @@ def gelu(x: Array, approximate: str = "none") -> Array:
 
 
 @operator
-def silu(x: Array) -> Array:
+def silu(x: Array) -> Iterator[Array]:
     """x · sigmoid(x) element by element; computed in float32."""
     yield from _forward(x, None, "silu")
 
 
 @operator
-def swiglu(x: Array, gate: Array) -> Array:
+def swiglu(x: Array, gate: Array) -> Iterator[Array]:
     """silu(x) · gate, for arrays of one shape; computed in float32."""
     yield from _forward(x, gate, "silu")
 
 
 @operator
-def geglu(x: Array, gate: Array, approximate: str = "none") -> Array:
+def geglu(x: Array, gate: Array, approximate: str = "none") -> Iterator[Array]:
     """gelu(x) · gate, for arrays of one shape; computed in float32."""
     yield from _forward(x, gate, _kind(approximate))
 
 
 @operator
-def gelu_backward(grad: Array, x: Array, approximate: str = "none") -> Array:
+def gelu_backward(grad: Array, x: Array, approximate: str = "none") -> Iterator[Array]:
     """The gradient of gelu's x."""
     yield from _backward(grad, x, None, _kind(approximate))
 
 
 @operator
-def silu_backward(grad: Array, x: Array) -> Array:
+def silu_backward(grad: Array, x: Array) -> Iterator[Array]:
     """The gradient of silu's x."""
     yield from _backward(grad, x, None, "silu")
 
 
 @operator
-def swiglu_backward(grad: Array, x: Array, gate: Array) -> tuple[Array, Array]:
+def swiglu_backward(grad: Array, x: Array, gate: Array) -> Iterator[tuple[Array, Array]]:
     """The gradients of swiglu's x and gate."""
     yield from _backward(grad, x, gate, "silu")
 
@@ -164,13 +165,13 @@ def swiglu_backward(grad: Array, x: Array, gate: Array) -> tuple[Array, Array]:
 @operator
 def geglu_backward(
     grad: Array, x: Array, gate: Array, approximate: str = "none"
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """The gradients of geglu's x and gate."""
     yield from _backward(grad, x, gate, _kind(approximate))
 
 
 @operator(varies="seed")
-def dropout(x: Array, p: float, seed: int) -> Array:
+def dropout(x: Array, p: float, seed: int) -> Iterator[Array]:
     """Each element is 0 with probability p, else x / (1 - p). The same seed gives the same mask, on
     every device. Raises LaunchError unless 0 <= p <= 1.
     """

@@ -21,7 +21,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import ceil, e, inf, log, log2, prod
 from typing import NamedTuple
 
@@ -86,7 +86,7 @@ def _attention(
     v,
     o,
     lse,
-    begins,
+    cu_seqlens,
     qs,
     ks,
     vs,
@@ -103,8 +103,8 @@ def _attention(
     BN: tkc.constexpr,
 ):
     m, h, b = tkc.program_id(0) * BM, tkc.program_id(1), tkc.program_id(2)
-    if begins is not None:  # arrays of [tokens, heads, D]
-        start, end = begins[b], begins[b + 1]
+    if cu_seqlens is not None:  # arrays of [tokens, heads, D]
+        start, end = cu_seqlens[b], cu_seqlens[b + 1]
         q, k, v, o = q[:, h], k[:, h // GROUP], v[:, h // GROUP], o[:, h]
         queries = end - start
         keys = tkc.where(
@@ -117,7 +117,7 @@ def _attention(
         scale = scale * qs[h]
     if ks is not None:
         scale = scale * ks[h // GROUP]
-    c, shift = scale * LOG2E, keys - queries if begins is None else 0
+    c, shift = scale * LOG2E, keys - queries if cu_seqlens is None else 0
     rows, qi = m + tkc.arange(BM) + shift, tkc.load(q, (start + m, 0), (BM, D))
     top, total, acc = tkc.full((BM,), -inf), tkc.zeros((BM,)), tkc.zeros((BM, DV))
     first = tkc.maximum(m + shift - window + 1, 0) // BN * BN if WINDOW else 0
@@ -140,7 +140,7 @@ def _attention(
         top = new
     out = acc * tkc.where(total > 0, 1 / total, 0)[:, None]
     out = (out if vs is None else out * vs[h // GROUP]).to(o.dtype)
-    if begins is None:
+    if cu_seqlens is None:
         tkc.store(o, (m, 0), out)
     else:
         tkc.store(o, (start + m, 0), out, mask=(m + tkc.arange(BM))[:, None] < queries)
@@ -148,7 +148,7 @@ def _attention(
         sums = tkc.where(
             total > 0, ((top - LIFT if v.dtype.bits == 8 else top) + tkc.log2(total)) * LN2, -inf
         )
-        if begins is None:
+        if cu_seqlens is None:
             tkc.store(lse[b, h], (m,), sums)
         else:
             tkc.store(lse[h], (start + m,), sums, mask=m + tkc.arange(BM) < queries)
@@ -636,7 +636,7 @@ def _forward(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """attention's result, in memory as q is, and its log-sum-exp (with `sums`)."""
     _check(q, k, v)
     if len(q.shape) != 4:
@@ -758,8 +758,8 @@ def _ragged(
     q: Array,
     k: Array,
     v: Array,
-    begins: Array,
-    longest: int,
+    cu_seqlens: Array,
+    max_seqlen: int,
     causal: bool = False,
     scale: float | None = None,
     window: int | None = None,
@@ -768,7 +768,7 @@ def _ragged(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """attention of sequences that lie one after the other."""
     _check(q, k, v)
     if len(q.shape) != 3 or q.shape[0] != k.shape[0]:
@@ -776,10 +776,10 @@ def _ragged(
             "attention: expected q, k and v of [tokens, heads, D] with as many tokens, got"
             f" {list(q.shape)} and {list(k.shape)}"
         )
-    if len(begins.shape) != 1 or begins.shape[0] < 1 or dtype_of(begins) != "int32":
+    if len(cu_seqlens.shape) != 1 or cu_seqlens.shape[0] < 1 or dtype_of(cu_seqlens) != "int32":
         raise tkc.LaunchError(
-            "attention: begins is an array of int32 with one more element than sequences, got"
-            f" {dtype_of(begins)} {list(begins.shape)}"
+            "attention: cu_seqlens is an array of int32 with one more element than sequences, got"
+            f" {dtype_of(cu_seqlens)} {list(cu_seqlens.shape)}"
         )
     (tokens, heads, d), dv = q.shape, v.shape[-1]
     group, options = _group(heads, k.shape[1]), _options(causal, window, softcap, scale, d)
@@ -791,28 +791,28 @@ def _ragged(
     yield out, lse
     if not prod(out.shape):
         return
-    sequences = begins.shape[0] - 1
+    sequences = cu_seqlens.shape[0] - 1
     block, step = (
         _blocks(
             q,
             k,
             v,
-            longest,
+            max_seqlen,
             lambda rows, co_resident: heads * (tokens / (rows * co_resident) + sequences / 2),
             0.5,
             window,
-            uneven=longest if causal and window is None else 0,
+            uneven=max_seqlen if causal and window is None else 0,
         ),
         (32 if dtype_of(q) == FLOAT8 else 16),
     )
     options |= options_of(q, k, block)
-    _attention[tkc.cdiv(longest, block.rows), heads, sequences](
+    _attention[tkc.cdiv(max_seqlen, block.rows), heads, sequences](
         q,
         k,
         v,
         out,
         lse if sums else None,
-        begins,
+        cu_seqlens,
         q_scale,
         k_scale,
         v_scale,
@@ -850,7 +850,7 @@ def _step(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     sums: bool = True,
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """One query a head, and as many keys of each batch as `lengths` says."""
     _check(q, k, v, mixed=True)
     if pages is not None and (
@@ -905,8 +905,8 @@ def attention(
     window: int | None = None,
     softcap: float = 0.0,
     heads_first: bool = True,
-    begins: Array | None = None,
-    longest: int | None = None,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
     with_lse: bool = False,
     rows: int | None = None,
     columns: int | None = None,
@@ -921,9 +921,9 @@ def attention(
     DV], with heads a multiple of the shared heads (grouped queries); with heads_first=False [batch,
     queries, heads, D] and so on. Any strides. scale: D^−½ by default. causal: the queries are the
     last of the keys' positions, and see what is not after them; window: only the last so many.
-    softcap: scores s become softcap · tanh(s / softcap). begins, longest: ragged batches, arrays of
+    softcap: scores s become softcap · tanh(s / softcap). cu_seqlens, max_seqlen: ragged batches, arrays of
     [tokens, heads, D], where the sequences begin (int32, their number + 1) and the length of the
-    longest. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads,
+    max_seqlen. with_lse: also the log-sum-exp of each row, float32 of [batch, heads, queries] ([heads,
     tokens]). rows, columns: of Q and of K in a program's block, which the shapes choose otherwise
     (not for ragged batches): on Hopper 192 or 256 rows are three or four warpgroups that take turns
     at the tensor cores. q_scale, k_scale, v_scale: what float8 q, k and v are to be multiplied by,
@@ -931,9 +931,9 @@ def attention(
     sums are float32. A row that sees nothing gives zeros, and −inf. Raises LaunchError where
     shapes, types or options do not fit.
     """
-    if (begins is None) != (longest is None):
-        raise tkc.LaunchError("attention: begins and longest come together")
-    if begins is not None and (rows or columns):
+    if (cu_seqlens is None) != (max_seqlen is None):
+        raise tkc.LaunchError("attention: cu_seqlens and max_seqlen come together")
+    if cu_seqlens is not None and (rows or columns):
         raise tkc.LaunchError(
             "attention: rows and columns are not for ragged batches; leave them out"
         )
@@ -941,14 +941,16 @@ def attention(
         (q, k, v),
         scale,
         dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
-        v.shape[-2 if begins is not None or not heads_first else -3],
+        v.shape[-2 if cu_seqlens is not None or not heads_first else -3],
     )
     out = (
         _forward(
             q, k, v, causal, scale, window, softcap, heads_first, rows, columns, *scales, with_lse
         )
-        if begins is None
-        else _ragged(q, k, v, begins, longest, causal, scale, window, softcap, *scales, with_lse)
+        if cu_seqlens is None
+        else _ragged(
+            q, k, v, cu_seqlens, max_seqlen, causal, scale, window, softcap, *scales, with_lse
+        )
     )
     return out if with_lse else out[0]
 

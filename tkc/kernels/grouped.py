@@ -17,6 +17,8 @@ order that does not know where groups end reads two matrices at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power, written_out, zeros
 from tkc.kernels.matmul import (
@@ -228,7 +230,7 @@ def _checked(a: Array, b: Array, ends: Array) -> None:
 
 
 @operator
-def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) -> Array:
+def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) -> Iterator[Array]:
     """a's groups of rows, each times its matrix: c[ends[g - 1]:ends[g]] = a[ends[g - 1]:ends[g]] @
     b[g], the first group from row 0. torch calls it _grouped_mm.
 
@@ -261,7 +263,7 @@ def grouped_matmul(a: Array, b: Array, ends: Array, dtype: str | None = None) ->
 
 
 @operator
-def grouped_outer(a: Array, b: Array, ends: Array) -> Array:
+def grouped_outer(a: Array, b: Array, ends: Array) -> Iterator[Array]:
     """For each group of rows a[rows].T @ b[rows], [G, K, N]: the gradient of grouped_matmul for its
     matrices. a: [M, K]; b: [M, N]; ends: [G], as there.
     """

@@ -10,6 +10,7 @@ the largest array of a model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import e, inf, log, log2
 
 import tkc
@@ -114,7 +115,9 @@ def _launch(logits, target, loss, lse, scale, ignore_index, grad=False) -> None:
 
 
 @operator
-def cross_entropy(logits: Array, target: Array, ignore_index: int = -100) -> tuple[Array, Array]:
+def cross_entropy(
+    logits: Array, target: Array, ignore_index: int = -100
+) -> Iterator[tuple[Array, Array]]:
     """The loss of each row, float32, for logits [..., classes] and integer targets [...], and log
     sum exp of each row, which the gradient needs. Rows whose target is ignore_index have loss 0 and
     no gradient; a target outside of the classes gives an infinite loss.
@@ -132,7 +135,7 @@ def cross_entropy(logits: Array, target: Array, ignore_index: int = -100) -> tup
 @operator(mutates="logits")
 def cross_entropy_(
     logits: Array, target: Array, scale: float = 1.0, ignore_index: int = -100
-) -> Array:
+) -> Iterator[Array]:
     """The loss of each row, float32; the logits become scale · their gradient, in one pass. For a
     mean over rows pass scale = 1 / rows. Raises LaunchError where logits are not contiguous or a
     shape does not fit."""
@@ -148,7 +151,7 @@ def cross_entropy_(
 @operator
 def cross_entropy_backward(
     grad: Array, logits: Array, target: Array, lse: Array, ignore_index: int = -100
-) -> Array:
+) -> Iterator[Array]:
     """The gradient of the logits from those of the losses."""
     _shapes(logits, target)
     floats(logits)

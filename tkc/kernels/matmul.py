@@ -9,12 +9,12 @@ own engine: where the cost model finds it faster, such operands are copied to ro
 one launch. So it is with a long k and few blocks, which is cut in parts that a second launch adds
 up, always in the same order; a matrix times a vector has launches of its own, and a result whose
 rows start at odd elements is computed as its transpose. How arrays like some seen before are
-launched is remembered (`_ways`).
+launched is remembered (`_launch_plans`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -187,7 +187,7 @@ def _key(args: dict) -> str:
             for s, e in zip(strides_of(x), x.shape, strict=False)
             if s != 1 and e != 1
         )
-        or _astray(x)
+        or _is_misaligned(x)
     )
     return " ".join(
         [
@@ -474,7 +474,7 @@ def aligned(x: Array, shared: int, work: int) -> Array:
     shared: how often each element is used.
     """
     return (
-        _copier([x], [_turned(x)])(x)[0]
+        _copier([x], [_is_transposed(x)])(x)[0]
         if shared >= SHORT and work >= WORTH and _unaligned(x)
         else x
     )
@@ -499,12 +499,13 @@ def narrow(c: Array) -> bool:
     )
 
 
-def _turned(x: Array) -> bool:
+def _is_transposed(x: Array) -> bool:
     return strides_of(x)[1] != 1 and min(x.shape) > 1
 
 
 def _pitch(x: Array) -> tuple[int, int]:
-    return strides_of(x)[::-1] if _turned(x) else strides_of(x)
+    outer, inner = strides_of(x)
+    return (inner, outer) if _is_transposed(x) else (outer, inner)
 
 
 def _unfit(x: Array, inner: int) -> bool:
@@ -512,7 +513,7 @@ def _unfit(x: Array, inner: int) -> bool:
     it has 8 bits and another axis is dense than `inner`, along which sums run.
     """
     return not _host(x) and (
-        _unaligned(x) or BYTES[dtype_of(x)] == 1 and _turned(x) == inner and min(x.shape) > 1
+        _unaligned(x) or BYTES[dtype_of(x)] == 1 and _is_transposed(x) == inner and min(x.shape) > 1
     )
 
 
@@ -539,7 +540,7 @@ def _columns(x: Array, inner: int) -> bool:
     """Whether the columns of an aligned copy of a factor are dense, not its rows: as they are, but
     of 8 bits what sums run along.
     """
-    return inner == 0 if BYTES[dtype_of(x)] == 1 else _turned(x)
+    return inner == 0 if BYTES[dtype_of(x)] == 1 else _is_transposed(x)
 
 
 def _padded(x: Array, columns: bool) -> int:
@@ -555,7 +556,7 @@ def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     columns, where these are to be dense) that start at multiples of 16 bytes.
     """
     turned, steps = (
-        tuple(map(_turned, given)),
+        tuple(map(_is_transposed, given)),
         [
             (1, _padded(x, c)) if c else (_padded(x, c), 1)
             for x, c in zip(given, columns, strict=False)
@@ -593,7 +594,7 @@ def _copier(given: Sequence[Array], columns: Sequence[bool]) -> Callable:
     return run
 
 
-def _astray(x: Array) -> bool:
+def _is_misaligned(x: Array) -> bool:
     return not hasattr(x, "span") and not _host(x) and _address(x) % 16 != 0
 
 
@@ -606,9 +607,8 @@ def _address(x: Array) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-_ways: dict[
-    tuple, Callable
-] = {}  # how products of arrays like some seen before are launched: a function (a, b, bias, out)
+# by what the arrays are like (`facts_of`): how their product is launched, a function (a, b, bias, out)
+_launch_plans: dict[tuple, Callable[..., None]] = {}
 
 
 def facts_of(x: Array) -> tuple:
@@ -628,8 +628,9 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
         None if bias is None else bias.shape,
         activation,
     )
-    if (way := _ways.get(facts)) is not None:
-        return way(a, b, bias, out)
+    if (plan := _launch_plans.get(facts)) is not None:
+        plan(a, b, bias, out)
+        return
     given = a, b, out
     if activation is not None and activation not in ACTIVATIONS:
         raise tkc.LaunchError(
@@ -667,15 +668,17 @@ def _launch(a: Array, b: Array, bias: Array | None, activation: str | None, out:
     )
     if len(c.shape) == 3 and len(a.shape) == len(b.shape) == 2:
         c = c[0]
-    way = _way(a, b, bias, activation, c)
+    plan = _launch_plan(a, b, bias, activation, c)
     if all(x is y for x, y in zip(given, (a, b, c), strict=False)) and library(a) != "cupy":
-        if len(_ways) >= REMEMBERED:
-            _ways.clear()
-        _ways[facts] = way
-    way(a, b, bias, c)
+        if len(_launch_plans) >= REMEMBERED:
+            _launch_plans.clear()
+        _launch_plans[facts] = plan
+    plan(a, b, bias, c)
 
 
-def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
+def _launch_plan(
+    a: Array, b: Array, bias: Array | None, activation: str | None, c: Array
+) -> Callable:
     """How a product of two matrices or of batches is launched: as it is, of copies whose rows are
     aligned, in parts of k, or as a vector's; of those that come into question the cost model's
     choice.
@@ -685,10 +688,10 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
     (m, n), k = c.shape, a.shape[1]
     if _floats(a) and k:
         if n == 1 < m and bias is None:
-            then = _way(b.T, a.T, None, activation, c.T)
+            then = _launch_plan(b.T, a.T, None, activation, c.T)
             return lambda a, b, bias, c: then(b.T, a.T, None, c.T)
-        if m == 1 and (then := _vectors(b, n, k, activation)):
-            return then
+        if m == 1 and (vectors := _vectors(b, n, k, activation)):
+            return vectors
     odd = _odd(a, b)
     columns = [_columns(a, 1), _columns(b, 0)]
     few = _floats(a) and _few(m, n, k)
@@ -697,7 +700,7 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
         # columns, where neighbours that a thread holds could only be stored one by one: of the
         # transpose it holds whole runs
     ):
-        then = _way(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
+        then = _launch_plan(b.T, a.T, None if bias is None else bias[:, None], activation, c.T)
         return lambda a, b, bias, c: then(b.T, a.T, None if bias is None else bias[:, None], c.T)
     if not any(odd) and not few:
         return _whole(a, b, bias, activation, c)
@@ -718,7 +721,8 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
             else lambda a, b, bias, c: then(a, *copy(b), bias, c)
         )
 
-    target, ways = tkc.target_of(a), []
+    target = tkc.target_of(a)
+    plans: list[tuple[float, Callable]] = []
     if target == "cpu":
         return _parted([_text(a), _text(b)], m, n, k, activation, target)[0]
     for copies in (False, True)[: 1 + any(odd)]:
@@ -737,12 +741,12 @@ def _way(a: Array, b: Array, bias: Array | None, activation: str | None, c: Arra
         seconds = (
             _product.choose(*given, ACTIVATION=activation, grid=_grid, target=target).seconds or 0.0
         )
-        ways.append((first + seconds, copied(whole) if copies else whole))
+        plans.append((first + seconds, copied(whole) if copies else whole))
         if not few:
             continue
         parts, seconds = _parted(factors, m, n, k, activation, target)
-        ways.append((first + seconds, copied(parts) if copies else parts))
-    return min(ways, key=lambda way: way[0])[1]
+        plans.append((first + seconds, copied(parts) if copies else parts))
+    return min(plans, key=lambda plan: plan[0])[1]
 
 
 def _whole(a: Array, b: Array, bias: Array | None, activation: str | None, c: Array) -> Callable:
@@ -843,7 +847,7 @@ def _new(
     bias: Array | None = None,
     activation: str | None = None,
     dtype: str | None = None,
-) -> Array:
+) -> Iterator[Array]:
     """matmul with a result of its own."""
     out = empty(a, _shape(a, b), result_dtype(a, dtype))
     yield out
@@ -853,7 +857,7 @@ def _new(
 @operator(name="matmul_", mutates="out")
 def _into(
     out: Array, a: Array, b: Array, bias: Array | None = None, activation: str | None = None
-) -> None:
+) -> Iterator[None]:
     """matmul into a given array."""
     if tuple(out.shape) != _shape(a, b):
         raise tkc.LaunchError(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, flat, library, matrix, power, zeros
 from tkc.kernels.blocks import parts
 from tkc.kernels.operator import operator
 
-STABLE = {
+# what makes argsort stable; cupy's always is
+STABLE: dict[str, dict[str, Any]] = {
     "torch": {"stable": True},
     "jax": {"stable": True},
     "numpy": {"kind": "stable"},
     "cupy": {},
-}  # what sorting is asked for; cupy's always is
+}
 ROWS, COLUMNS = 16, 1024  # rows gathered together; columns of them
 WIDE, TALL = (
     (128, 64),
@@ -63,7 +67,7 @@ def _embedding_backward(
 
 
 @operator
-def transpose(x: Array) -> Array:
+def transpose(x: Array) -> Iterator[Array]:
     """The last two axes swapped, as a contiguous copy. Raises LaunchError for rank 0 and 1."""
     if len(x.shape) < 2:
         raise tkc.LaunchError(
@@ -84,7 +88,7 @@ def transpose(x: Array) -> Array:
 
 
 @operator
-def embedding(table: Array, indices: Array, padding: int = -1) -> Array:
+def embedding(table: Array, indices: Array, padding: int = -1) -> Iterator[Array]:
     """Rows of a table [rows, columns] by integer indices [...]: [..., columns]. An index outside of
     the table gives zeros. padding: the index of a row that gets no gradient."""
     if len(table.shape) != 2:
@@ -100,7 +104,9 @@ def embedding(table: Array, indices: Array, padding: int = -1) -> Array:
 
 
 @operator
-def embedding_backward(grad: Array, indices: Array, rows: int, padding: int = -1) -> Array:
+def embedding_backward(
+    grad: Array, indices: Array, rows: int, padding: int = -1
+) -> Iterator[Array]:
     """The gradient of a table of `rows` rows: the sum of grad's rows that have the same index, in
     the order in which they stand, whatever runs when.
     """

@@ -18,6 +18,8 @@ same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import (
     Array,
@@ -244,15 +246,17 @@ def _backward(
             ROWS=rows,
             COLUMNS=block,
         )
-    for parts, result in ((weights, by_weight), (biases, by_bias))[: 1 + centre]:
-        height, width = columns_block(*parts.shape)
-        _sum_rows[tkc.cdiv(parts.shape[1], width)](parts, result, ROWS=height, COLUMNS=width)
+    for partial, result in ((weights, by_weight), (biases, by_bias)):
+        if partial is None:
+            continue
+        height, width = columns_block(*partial.shape)
+        _sum_rows[tkc.cdiv(partial.shape[1], width)](partial, result, ROWS=height, COLUMNS=width)
 
 
 @operator
 def layer_norm(
     x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5
-) -> Array:
+) -> Iterator[Array]:
     """Layer norm along the last axis; weight and bias are vectors of its length. The result has x's
     element type; computed in float32, the variance from squared deviations. Raises LaunchError
     where a shape does not fit."""
@@ -260,7 +264,7 @@ def layer_norm(
 
 
 @operator
-def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-6) -> Array:
+def rms_norm(x: Array, weight: Array | None = None, eps: float = 1e-6) -> Iterator[Array]:
     """RMS norm along the last axis, in x's element type; computed in float32. Raises LaunchError
     where a shape does not fit.
     """
@@ -274,7 +278,7 @@ def add_layer_norm(
     weight: Array | None = None,
     bias: Array | None = None,
     eps: float = 1e-5,
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """layer_norm(x + residual) and x + residual, which is rounded to the residual's element type
     before it is normalized.
     """
@@ -284,7 +288,7 @@ def add_layer_norm(
 @operator
 def add_rms_norm(
     x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """rms_norm(x + residual) and x + residual, which is rounded to the residual's element type
     before it is normalized.
     """
@@ -298,7 +302,7 @@ def layer_norm_backward(
     weight: Array | None = None,
     extra: Array | None = None,
     eps: float = 1e-5,
-) -> tuple[Array, Array, Array]:
+) -> Iterator[tuple[Array, Array, Array]]:
     """The gradients of layer norm's input h (`extra`, one that reaches h another way, added),
     weight and bias.
     """
@@ -312,7 +316,7 @@ def rms_norm_backward(
     weight: Array | None = None,
     extra: Array | None = None,
     eps: float = 1e-6,
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """The gradients of RMS norm's input h (`extra`, one that reaches h another way, added) and
     weight.
     """

@@ -10,14 +10,15 @@ arguments, allocates and yields its results, and then launches:
         tkc.store(out, (i,), (tkc.load(x, (i,), (N,)) * factor).to(out.dtype))
 
     @operator
-    def scale(x: Array, factor: float = 2.0) -> Array:
+    def scale(x: Array, factor: float = 2.0) -> Iterator[Array]:
         \"\"\"x · factor. Any shape, any float type.\"\"\"
         out = empty(x)
-        yield out                                               # all that a torch.compile needs to know ends here
+        yield out                        # torch.compile runs it up to here
         _scale[tkc.cdiv(out.size, 1024)](flat(x), flat(out), factor, N=1024)
 
-    @scale.backward(saves="factor")                             # parameters by name, or `result`
-    def _(saved, grad): return scale(grad, saved.factor), None  # one gradient a parameter
+    @scale.backward(saves="factor")      # parameters by name, or `result`
+    def _(saved, grad):
+        return scale(grad, saved.factor), None  # one gradient a parameter
 
 `scale(x)` then takes arrays of torch, cupy, jax and NumPy and gives an array of the same library on
 the same device. A torch tensor goes through `torch.ops.tkc.scale`, whose schema is read from the
@@ -37,6 +38,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any, overload
 
 import tkc
 
@@ -54,9 +56,19 @@ TYPES = {
 OPERATORS: dict[str, Operator] = {}
 
 
+@overload
+def operator(fn: Callable) -> Operator: ...
+
+
+@overload
+def operator(
+    *, mutates: str = "", varies: str = "", name: str | None = None
+) -> Callable[[Callable], Operator]: ...
+
+
 def operator(
     fn: Callable | None = None, *, mutates: str = "", varies: str = "", name: str | None = None
-) -> Operator:
+) -> Operator | Callable[[Callable], Operator]:
     """Makes an Operator of a generator function. mutates: names of the parameters that it writes
     to. varies: of numbers that are others in each call, of which it computes by + − · / and powers,
     or compares them, but nothing else. name: torch's, by default the function's own."""
@@ -88,17 +100,17 @@ class Operator:
             for i, p in enumerate(self.parameters)
             if str(p.annotation).startswith("float")
         )
-        self.torch = self.first = self.compiling = self.written = (
-            # once torch is there: torch.ops.tkc.<name>, who knows calls that were made before,
-            # whether torch compiles, and who is told what was changed in place
-            None
-        )
+        # set by torch_ops.register:
+        self.torch: Any = None  # torch.ops.tkc.<name>
+        self.first: Any = None  # a call, by what was recorded of one like it
+        self.compiling: Any = None  # whether torch compiles
+        self.on_mutation: Callable[[tuple, dict], None] | None = None  # of arguments, after a call
         OPERATORS[self.name] = self
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<operator tkc::{self.schema}>"
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.first is None:
             if "torch" not in sys.modules:
                 return self.run(*args, **kwargs)
@@ -107,7 +119,7 @@ class Operator:
             return self.torch(*args, **kwargs)
         return self.first(*args, **kwargs)
 
-    def run(self, *args, **kwargs):
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """Allocates, launches, returns."""
         foreign = "jax" in sys.modules and any(
             type(a).__module__.startswith("jax") for a in (*args, *kwargs.values())
@@ -127,14 +139,14 @@ class Operator:
         result = next(steps)
         for _ in steps:
             raise RuntimeError(f"{self.name} yields more than once")
-        if self.written is not None:
-            self.written(args, kwargs)
+        if self.on_mutation is not None:
+            self.on_mutation(args, kwargs)
         if not foreign:
             return result
         given = import_module("tkc.kernels.views").given
         return tuple(map(given, result)) if isinstance(result, tuple) else given(result)
 
-    def shapes(self, *args, **kwargs):
+    def shapes(self, *args: Any, **kwargs: Any) -> Any:
         """What `run` would return, not computed: its arrays have the right shapes and element
         types.
         """
@@ -162,16 +174,13 @@ class Operator:
             kind = TYPES[str(p.annotation)]
             if p.name in self.mutates:
                 kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
-            default = (
-                ""
-                if p.default is p.empty
-                else f'="{p.default}"'
-                if isinstance(p.default, str)
-                else f"={p.default}"
-            )
-            words.append(f"{kind} {p.name}{default}")
-        count = self.returns.count("Array")
-        results = (
-            "()" if not count else "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-        )
+            words.append(f"{kind} {p.name}{_schema_default(p.default)}")
+        tensors = ["Tensor"] * self.returns.count("Array")
+        results = "Tensor" if len(tensors) == 1 else f"({', '.join(tensors)})"
         return f"{self.name}({', '.join(words)}) -> {results}"
+
+
+def _schema_default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return ""
+    return f'="{value}"' if isinstance(value, str) else f"={value}"

@@ -7,6 +7,8 @@ p = p (1 - lr decay) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)       
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import Array, contiguous, flat, floats, same_shape
 from tkc.kernels.blocks import strip
@@ -53,7 +55,7 @@ def adam_(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     master: Array | None = None,
-) -> None:
+) -> Iterator[None]:
     """Step t = 1, 2, … of AdamW: param, m and v change in place, computed in float32. master: the
     parameter in float32, from which `param`, in fewer bits, is rounded. Raises LaunchError where
     shapes differ, t < 1, or an array is not contiguous."""

@@ -9,6 +9,8 @@ ties to even; int8 is symmetric: -128 does not occur.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import (
     Array,
@@ -116,7 +118,7 @@ def _most(dtype: str) -> float:
 
 
 @operator
-def quantize(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
+def quantize(x: Array, dtype: str = "float8_e4m3") -> Iterator[tuple[Array, Array]]:
     """x / scale as float8_e4m3, float8_e5m2 or int8, and the scale, float32 [1]. Raises LaunchError
     for another dtype.
     """
@@ -132,7 +134,7 @@ def quantize(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
 
 
 @operator
-def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
+def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> Iterator[tuple[Array, Array]]:
     """Each row of the last axis by its own scale: the numbers, and the scales, float32 of shape
     x.shape[:-1]. Raises LaunchError for another dtype.
     """
@@ -150,7 +152,7 @@ def quantize_rows(x: Array, dtype: str = "float8_e4m3") -> tuple[Array, Array]:
 @operator
 def quantize_blocks(
     x: Array, rows: int = 1, columns: int = 128, dtype: str = "float8_e4m3"
-) -> tuple[Array, Array]:
+) -> Iterator[tuple[Array, Array]]:
     """Each block of rows x columns of a matrix [M, N] by its own scale: the numbers, and the
     scales, float32 of shape [ceil(M / rows), ceil(N / columns)]; powers of two, with at most 16384
     elements in a block. Scales of one row (rows=1) have dense columns, each from a multiple of 16
@@ -185,7 +187,7 @@ def quantize_blocks(
 
 
 @operator
-def dequantize(q: Array, scales: Array, dtype: str = "bfloat16") -> Array:
+def dequantize(q: Array, scales: Array, dtype: str = "bfloat16") -> Iterator[Array]:
     """q · scales in a float type: scales are [1], or one a row of the last axis. Raises LaunchError
     where their shape is neither.
     """

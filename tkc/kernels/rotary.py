@@ -10,6 +10,8 @@ the other way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import Array, contiguous, empty, expect, floats, power
 from tkc.kernels.operator import operator
@@ -70,7 +72,7 @@ def _rotary(
 @operator
 def rotary(
     x: Array, cos: Array, sin: Array, interleaved: bool = False, inverse: bool = False
-) -> Array:
+) -> Iterator[Array]:
     """x, [batch, positions, heads, channels], turned by cos and sin, [positions or more, R / 2]
     with R <= channels. inverse: by the negative angles, which is the gradient. Raises LaunchError
     where a shape does not fit."""

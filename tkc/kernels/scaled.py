@@ -15,6 +15,7 @@ as its transpose, as `matmul` does.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import tkc
 from tkc.kernels.arrays import Array, dtype_of, empty, library, power
@@ -294,7 +295,7 @@ def _new(
     activation: str | None = None,
     dtype: str = "bfloat16",
     exact: bool = True,
-) -> Array:
+) -> Iterator[Array]:
     """scaled_matmul with a result of its own."""
     shared = _checked(a, b, a_scale, b_scale, bias, activation)
     if dtype not in RESULTS:
@@ -314,7 +315,7 @@ def _into(
     bias: Array | None = None,
     activation: str | None = None,
     exact: bool = True,
-) -> None:
+) -> Iterator[None]:
     """scaled_matmul into a given array."""
     shared = _checked(a, b, a_scale, b_scale, bias, activation)
     if tuple(out.shape) != (a.shape[0], b.shape[1]):

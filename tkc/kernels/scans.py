@@ -17,6 +17,8 @@ the number's bits, or 0 where there is nothing yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import tkc
 from tkc.kernels.arrays import Array, contiguous, dtype_of, empty, flat, last, matrix, zeros
 from tkc.kernels.blocks import ELEMENTS, PROGRAMS, parts, power
@@ -82,7 +84,7 @@ def _sum(x, out, N: tkc.constexpr):
 
 
 @operator
-def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
+def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Iterator[Array]:
     """The running sum along an axis, from its end with reverse, in x's element type: floats of 32
     bits or fewer are summed in float32 and rounded once, integers of 32 bits or fewer in int32. The
     same bits in every run. Raises LaunchError for other types."""
@@ -110,7 +112,7 @@ def cumsum(x: Array, axis: int = -1, reverse: bool = False) -> Array:
 
 
 @operator
-def sum(x: Array) -> Array:
+def sum(x: Array) -> Iterator[Array]:
     """The sum of all elements, as an array without axes: floats in x's type, summed in float32;
     integers in int64. The same bits in every run.
     """

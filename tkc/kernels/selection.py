@@ -14,6 +14,7 @@ block, until one block is left.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isqrt
 
 import tkc
@@ -193,7 +194,7 @@ def _histogram(x, out, low, scale, BINS: tkc.constexpr, N: tkc.constexpr):
 
 
 @operator
-def topk(x: Array, k: int, axis: int = -1) -> tuple[Array, Array]:
+def topk(x: Array, k: int, axis: int = -1) -> Iterator[tuple[Array, Array]]:
     """The k largest elements along an axis in descending order, and their indices (int64); of
     equals the first. Floats and integers of 32 bits or fewer. Raises LaunchError where k is not 1 …
     min(1024, the axis's length), or for other types."""
@@ -261,7 +262,7 @@ def _tournament(source: Array, kernel, k: int) -> Array:
 
 
 @operator
-def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Array:
+def histogram(x: Array, bins: int, low: float = 0.0, high: float = 1.0) -> Iterator[Array]:
     """How often (int32) each of 0 … bins - 1 occurs among integers; of floats, how many lie in each
     of `bins` equal parts of [low, high], high itself in the last. What lies outside is not counted.
     Raises LaunchError unless 1 <= bins <= 16384 and low < high.

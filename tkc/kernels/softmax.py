@@ -6,6 +6,7 @@ log_softmax(x)[i] = x[i] - max x - log sum exp(x - max x)       d x = g - exp(y)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import e, inf, log, log2
 
 import tkc
@@ -65,7 +66,7 @@ def _backward(grad: Array, result: Array, axis: int, log_: bool):
 
 
 @operator
-def softmax(x: Array, axis: int = -1) -> Array:
+def softmax(x: Array, axis: int = -1) -> Iterator[Array]:
     """exp(x) / sum exp(x) along an axis, in x's shape and float type; computed in float32. Raises
     LaunchError where x has no such axis.
     """
@@ -73,7 +74,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 
 @operator
-def log_softmax(x: Array, axis: int = -1) -> Array:
+def log_softmax(x: Array, axis: int = -1) -> Iterator[Array]:
     """log(softmax(x, axis)), without the loss of log and exp. Raises LaunchError where x has no
     such axis.
     """
@@ -81,13 +82,13 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
 
 
 @operator
-def softmax_backward(grad: Array, result: Array, axis: int = -1) -> Array:
+def softmax_backward(grad: Array, result: Array, axis: int = -1) -> Iterator[Array]:
     """The gradient of x from those of softmax's result and the result itself, all of one shape."""
     yield from _backward(grad, result, axis, False)
 
 
 @operator
-def log_softmax_backward(grad: Array, result: Array, axis: int = -1) -> Array:
+def log_softmax_backward(grad: Array, result: Array, axis: int = -1) -> Iterator[Array]:
     """The gradient of x from those of log_softmax's result and the result itself, all of one shape."""
     yield from _backward(grad, result, axis, True)
 

@@ -6,19 +6,21 @@ tkc.kernels`, or by the first call of an operator. What it registers is what an 
 itself (operator.py):
 
     schema       from the annotations; mutated arguments as Tensor(a!)
-    CPU, CUDA    Operator.run, which counts up the versions of mutated arguments, or what it did before (calls.py)
-    fake         Operator.shapes: the generator up to its `yield`, where torch.compile needs nothing else
-    autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it compiles too
+    CPU, CUDA    Operator.run, which increments the versions of mutated arguments, or a recorded
+                 call (calls.py)
+    fake         Operator.shapes: the generator up to its `yield`
+    autograd     Operator.gradient, on what Operator.saves names. It calls operators, so that it can
+                 be compiled too
 
-The dispatcher takes longer than a launch (15 us and 5 on an H200's host). A call that it would hand
-on as it is (plain tensors, no gradient wanted, nobody who compiles, traces, transforms or watches)
-goes past it: `alone`.
+The dispatcher takes longer than a launch. A call that it would pass on unchanged (plain tensors, no
+gradient wanted, nothing compiles, traces, transforms or watches) does not go through it: `alone`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -38,7 +40,7 @@ def register(op: Operator) -> None:
     qualified = f"tkc::{op.name}"
     LIBRARY.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
     if op.mutates:
-        op.written = _written(op)
+        op.on_mutation = _on_mutation(op)
     calls = Calls(op, torch, _WATCHERS or (lambda: True,), alone, _recorded)
     for device in "CPU", "CUDA":
         LIBRARY.impl(op.name, calls.behind, device)
@@ -47,16 +49,15 @@ def register(op: Operator) -> None:
         torch.library.register_autograd(
             qualified, _backward(op), setup_context=_setup(op), lib=LIBRARY
         )
-    op.compiling, op.torch, op.first = (
-        torch.compiler.is_compiling,
-        getattr(torch.ops.tkc, op.name),
-        calls.first,
-    )  # the last says that the others are there
+    op.compiling = torch.compiler.is_compiling
+    op.torch = getattr(torch.ops.tkc, op.name)
+    op.first = calls.first  # last: where it is set, so are the others
     op.__class__ = type(
         "Operator", (Operator,), {"__call__": calls.called(), "__doc__": Operator.__doc__}
     )
 
 
+_WATCHERS: tuple[Callable[[], Any], ...] | None
 try:
     _WATCHERS = (
         torch._C._len_torch_function_stack,
@@ -81,39 +82,35 @@ def alone(args: tuple, kwargs: dict) -> bool:
         return True
     if _compiling() or _WATCHERS is None or any([watcher() for watcher in _WATCHERS]):
         return False
-    for x in tensors:
-        if (
-            type(x) not in _TENSORS
-            or x.requires_grad
-            and _grad()
-            or not (x.is_cuda or x.is_cpu)
-            or x.is_neg()
-            or x._is_zerotensor()
-            or x.layout is not torch.strided
-        ):
-            return False
-    return True
+    return all(_is_plain(x) and not (x.requires_grad and _grad()) for x in tensors)
 
 
-def _told(x: torch.Tensor) -> None:
+def _is_plain(x: torch.Tensor) -> bool:
+    """Dense memory of a CPU or a CUDA device."""
+    if type(x) not in _TENSORS or not (x.is_cuda or x.is_cpu):
+        return False
+    return not x.is_neg() and not x._is_zerotensor() and x.layout is torch.strided
+
+
+def _increment_version(x: torch.Tensor) -> None:
     """Tells autograd that a tensor was changed in place, as torch's own operators do: a graph that
-    kept one before refuses to go back, where it would compute another gradient.
+    saved it before refuses to run backward, where it would compute another gradient.
     """
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
 
 
-def _written(op: Operator):
-    """Tells so of the arguments of a call that an operator changes."""
+def _on_mutation(op: Operator) -> Callable[[tuple, dict], None]:
+    """Increments the versions of the arguments that a call of the operator changed."""
     places = [(i, p.name) for i, p in enumerate(op.parameters) if p.name in op.mutates]
 
-    def written(args: tuple, kwargs: dict) -> None:
+    def on_mutation(args: tuple, kwargs: dict) -> None:
         for i, name in places:
             x = args[i] if i < len(args) else kwargs.get(name)
             if isinstance(x, torch.Tensor):
-                _told(x)
+                _increment_version(x)
 
-    return written
+    return on_mutation
 
 
 class _Reading(TorchFunctionMode):
@@ -165,7 +162,7 @@ def _recorded(
     script = Script(op, values, torch)
     with _Reading(script), _Writing(script), tkc.handed(script.launch):
         result = op.run(*script.arguments)
-    return result, script.function(result, _told, pairs, otherwise)
+    return result, script.function(result, _increment_version, pairs, otherwise)
 
 
 def register_all() -> None:
@@ -173,12 +170,13 @@ def register_all() -> None:
         register(op)
 
 
-def _setup(op: Operator):
+def _setup(op: Operator) -> Callable:
     names = [p.name for p in op.parameters]
 
     def setup(ctx, inputs, output):
         known = dict(zip(names, inputs, strict=False)) | {"result": output}
-        tensors, ctx.kept = [], {}
+        tensors: list[torch.Tensor] = []
+        ctx.kept = {}
         for name in op.saves:
             value = known[name]
             parts = value if isinstance(value, tuple) else (value,)
@@ -199,12 +197,15 @@ def _setup(op: Operator):
     return setup
 
 
-def _backward(op: Operator):
+def _backward(op: Operator) -> Callable:
+    gradient = op.gradient
+    assert gradient is not None  # else nothing is registered
+
     def backward(ctx, *grads):
         found = {}
         for name, (parts, many) in ctx.kept.items():
             values = tuple(value if at is None else ctx.saved_tensors[at] for at, value in parts)
             found[name] = values if many else values[0]
-        return op.gradient(SimpleNamespace(**found, needs=ctx.needs), *grads)
+        return gradient(SimpleNamespace(**found, needs=ctx.needs), *grads)
 
     return backward

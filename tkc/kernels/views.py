@@ -49,7 +49,9 @@ def zeros(like, shape: tuple[int, ...], kind: np.dtype) -> HostView:
     whole = import_module("jax.numpy").zeros(shape, kind, device=like.sharding).block_until_ready()
     cls = HostView if next(iter(whole.devices())).platform == "cpu" else DeviceView
     size = prod(shape) * kind.itemsize
-    memory = (ctypes.c_char * size).from_address(whole.unsafe_buffer_pointer()) if size else None
+    memory: Any = (
+        (ctypes.c_char * size).from_address(whole.unsafe_buffer_pointer()) if size else None
+    )
     view = np.ndarray.__new__(cls, shape, kind, memory)
     view.whole = whole
     return view
@@ -64,10 +66,10 @@ def given(view):
     if view.shape == view.whole.shape and view.flags.c_contiguous:
         return view.whole
     order = sorted(range(view.ndim), key=lambda i: -view.strides[i])
-    turned = view.transpose(order)
-    if view.size != view.whole.size or not turned.flags.c_contiguous:
+    transposed = view.transpose(order)
+    if view.size != view.whole.size or not transposed.flags.c_contiguous:
         raise RuntimeError(
             f"a result of shape {view.shape} and strides {view.strides} is not all of an array of"
             f" {view.whole.shape}"
         )
-    return view.whole.reshape(turned.shape).transpose(np.argsort(order))
+    return view.whole.reshape(transposed.shape).transpose(np.argsort(order))

@@ -81,7 +81,7 @@ class ArrayInfo:
         low, high = self.span
         if low == high:
             return np.empty(self.shape, dtype)
-        memory = (ctypes.c_char * (high - low)).from_address(self.pointer + low)
+        memory: Any = (ctypes.c_char * (high - low)).from_address(self.pointer + low)
         out = np.ndarray(
             self.shape, dtype, memory, -low, tuple(s * self.itemsize for s in self.strides)
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -401,13 +402,15 @@ def prepared_call(
             ctypes.c_void_p(parameters),
             None,
         )
-        call.kept = config, attribute  # live as long as the call does
-        call.native = (
+        attributes: Any = call
+        attributes.kept = config, attribute  # live as long as the call does
+        # the same for machine code
+        attributes.native = (
             ctypes.cast(entry, ctypes.c_void_p).value,
             ctypes.addressof(config),
             int(function.handle),
             parameters,
-        )  # the same for machine code
+        )
         return call
     d = api()
     if together:
@@ -415,7 +418,7 @@ def prepared_call(
             function.handle, *grid, threads, 1, 1, shared_bytes, stream, parameters
         )[0]
     if cluster == (1, 1):
-        launch, x, y, z = d.cuLaunchKernel, *grid
+        launch, (x, y, z) = d.cuLaunchKernel, grid
         return lambda: launch(
             function.handle, x, y, z, threads, 1, 1, shared_bytes, stream, parameters, 0
         )[0]
@@ -426,7 +429,8 @@ def prepared_call(
 class _Config(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = [(n, ctypes.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
+    _fields_ = [
+        *((n, ctypes.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p),
         ("count", ctypes.c_uint),
@@ -456,9 +460,10 @@ def launch_entry():
 @cache
 def _entry():
     try:
-        entry = (
-            ctypes.WinDLL("nvcuda.dll") if os.name == "nt" else ctypes.CDLL("libcuda.so.1")
-        ).cuLaunchKernelEx
+        if sys.platform == "win32":
+            entry = ctypes.WinDLL("nvcuda.dll").cuLaunchKernelEx
+        else:
+            entry = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
     entry.restype = ctypes.c_int

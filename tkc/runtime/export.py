@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tkc.errors import ExportError
@@ -126,18 +127,20 @@ def export(
         for n, plain in kernel._specialize(kernel._describe(values), ()).arguments
         if plain[0] != "constant"
     ]
+    interface = compiled.interface
+    assert interface is not None and compiled.ptx is not None  # a GPU's code has both
     description = {
         "name": name,
         "format": 1,
-        "interface": compiled.interface.to_json(),
+        "interface": interface.to_json(),
         "arguments": [{"name": n, "specialization": plain} for n, plain in arguments],
     }
-    texts = {
+    texts: dict[str, str | bytes] = {
         f"{name}.{target}.ptx": compiled.ptx,
         **({f"{name}.{target}.cubin": code} if code else {}),
         f"{name}.json": json.dumps(description, indent=1) + "\n",
-        f"{name}.h": header(name, compiled.interface, arguments),
-        f"{name}.c": source(name, compiled.interface, arguments, compiled.ptx, code),
+        f"{name}.h": header(name, interface, arguments),
+        f"{name}.c": source(name, interface, arguments, compiled.ptx, code),
     }
     return write(Path(path), texts, overwrite)
 
@@ -261,54 +264,21 @@ def _what(plain: tuple) -> str:
     return f"{dtype}, extents {fact(shape)}, strides {fact(strides)}, address a multiple of {align}"
 
 
-def source(name: str, interface: Interface, arguments, ptx: str, code: bytes = b"") -> str:
+def source(
+    name: str, interface: Interface, arguments: Sequence, ptx: str, code: bytes = b""
+) -> str:
     """The C file. ptx, code: the kernel as text and, where there is any, machine code."""
-    body, values = [], []
+    body: list[str] = []
+    values: list[str] = []
     places, workspace = _places(interface)
     for n, plain in arguments:
         body += _checks(c_name(n), plain)
-    for i, p in enumerate(interface.parameters):
-        lines, value = _parameter(name, i, p, arguments, places.get(i, "0"))
-        body += lines
+    for n, p in enumerate(interface.parameters):
+        checks, value = _parameter(name, n, p, arguments, places.get(n, "0"))
+        body += checks
         values.append(value)
     i = interface
-    x, y = i.cluster
     lines = "\n".join("    " + line for line in body)
-    grid = (
-        _persistent(i)
-        if i.persistent
-        else f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
-    )
-    limits = (
-        f"(uint64_t)grid[0] * grid[1] * grid[2]{f' * {i.split}' if i.split > 1 else ''} >"
-        " 0x7fffffffu"
-        if i.persistent
-        else (
-            f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2]"
-            " > 65535"
-        )
-    )
-    launch = (
-        f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
-        f" {i.shared_bytes}, stream, parameters);"
-        if i.together
-        else (
-            f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
-            f" {i.shared_bytes}, stream, parameters, NULL);"
-            if i.cluster == (1, 1)
-            else (
-                "CUlaunchConfig config; memset(&config, 0, sizeof config);\n    CUlaunchAttribute"
-                " cluster; memset(&cluster, 0, sizeof cluster);\n    cluster.id ="
-                f" CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;\n    cluster.value.clusterDim.x = {x};"
-                f" cluster.value.clusterDim.y = {y}; cluster.value.clusterDim.z = 1;\n   "
-                " config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz;"
-                f" config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;\n   "
-                f" config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs"
-                " = &cluster; config.numAttrs = 1;\n    return cuLaunchKernelEx(&config,"
-                " kernel->function, parameters, NULL);"
-            )
-        )
-    )
     return f"""/* Kernel {name} for {i.target}: loading and launching. Made by tkc; do not edit. */
 #include <stdio.h>
 #include <string.h>
@@ -342,13 +312,60 @@ CUresult tkc_{name}_unload(tkc_{name} *kernel)
 {prototype(name, arguments)}
 {{
     if (!grid[0] || !grid[1] || !grid[2]) return CUDA_SUCCESS;
-    if ({limits}) return refused("the grid is too large; split the launch");
+    if ({_exceeded_limits(i)}) return refused("the grid is too large; split the launch");
 {_grown(workspace) if _varies(i) else ""}{lines}
     void *parameters[] = {{ {", ".join(values) or "NULL"} }};
-    {grid}
-    {launch}
+    {_physical_grid(i)}
+    {_launch_statement(i)}
 }}
 """
+
+
+def _physical_grid(i: Interface) -> str:
+    if i.persistent:
+        return _persistent(i)
+    x, y = i.cluster
+    return f"unsigned gx = grid[0] * {x}u, gy = grid[1] * {y}u, gz = grid[2];"
+
+
+def _exceeded_limits(i: Interface) -> str:
+    """The condition in C under which a grid is too large."""
+    if i.persistent:
+        split = f" * {i.split}" if i.split > 1 else ""
+        return f"(uint64_t)grid[0] * grid[1] * grid[2]{split} > 0x7fffffffu"
+    x, y = i.cluster
+    return (
+        f"(uint64_t)grid[0] * {x}u > 0x7fffffffu || (uint64_t)grid[1] * {y}u > 65535 || grid[2]"
+        " > 65535"
+    )
+
+
+def _launch_statement(i: Interface) -> str:
+    if i.together:
+        return (
+            f"return cuLaunchCooperativeKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
+            f" {i.shared_bytes}, stream, parameters);"
+        )
+    if i.cluster == (1, 1):
+        return (
+            f"return cuLaunchKernel(kernel->function, gx, gy, gz, {i.threads}, 1, 1,"
+            f" {i.shared_bytes}, stream, parameters, NULL);"
+        )
+    x, y = i.cluster
+    return "\n    ".join(
+        (
+            "CUlaunchConfig config; memset(&config, 0, sizeof config);",
+            "CUlaunchAttribute cluster; memset(&cluster, 0, sizeof cluster);",
+            "cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;",
+            f"cluster.value.clusterDim.x = {x}; cluster.value.clusterDim.y = {y};"
+            " cluster.value.clusterDim.z = 1;",
+            "config.gridDimX = gx; config.gridDimY = gy; config.gridDimZ = gz;"
+            f" config.blockDimX = {i.threads}; config.blockDimY = config.blockDimZ = 1;",
+            f"config.sharedMemBytes = {i.shared_bytes}; config.hStream = stream; config.attrs"
+            " = &cluster; config.numAttrs = 1;",
+            "return cuLaunchKernelEx(&config, kernel->function, parameters, NULL);",
+        )
+    )
 
 
 def _literal(ptx: str) -> str:
@@ -377,9 +394,10 @@ def _varies(i: Interface) -> bool:
 def _places(i: Interface) -> tuple[dict[int, str], str]:
     """As tkc.runtime.launch.workspaces, in C where it depends on the number of programs."""
     if not _varies(i):
-        places, total = workspaces(i, 0)
-        return {k: str(v) for k, v in places.items()}, str(total)
-    places, sizes = {}, []
+        offsets, total = workspaces(i, 0)
+        return {k: str(v) for k, v in offsets.items()}, str(total)
+    places: dict[int, str] = {}
+    sizes: list[str] = []
     for k, p in enumerate(i.parameters):
         if p.kind == "workspace":
             places[k] = " + ".join(sizes) or "0"

@@ -391,7 +391,8 @@ def toolchain() -> tuple[tuple[str, bytes], ...]:
     fields = [("tkc", package_hash().encode()), ("python", sys.version.encode())]
     for name in ("xdsl", "llvmlite"):
         spec = importlib.util.find_spec(name)
-        folder = Path(next(iter(spec.submodule_search_locations))).parent if spec else None
+        places = spec and spec.submodule_search_locations
+        folder = Path(next(iter(places))).parent if places else None
         fields.append(
             (
                 name,

@@ -61,7 +61,11 @@ def simulated(
         for i in infos
         if not isinstance(i, Constant)
     ]
-    return lambda: run(module, passed, extents)
+
+    def simulate() -> None:
+        run(module, passed, extents)
+
+    return simulate
 
 
 def arguments_for(kernel, infos: Sequence, seed: int = 0, exact: bool = False) -> list:
@@ -174,11 +178,11 @@ def validate_once(
     """
     from tkc.ir.target import target as named
 
-    target = machine() if target == "cpu" else named(target)
-    key = (kernel._specialize(infos, options), extents, target)
+    gpu = machine() if target == "cpu" else named(target)
+    key = (kernel._specialize(infos, options), extents, gpu)
     if key in _validated:
         return
-    print("validated", validate(kernel, infos, options, extents, target), file=sys.stderr)
+    print("validated", validate(kernel, infos, options, extents, gpu), file=sys.stderr)
     _validated.add(key)
 
 

@@ -179,7 +179,8 @@ def overlaps(infos: list[ArrayInfo | Any]) -> tuple[tuple[int, int], ...]:
         for i, a in enumerate(infos)
         if isinstance(a, ArrayInfo) and a.pointer
     )
-    found, open_ = [], []
+    found: list[tuple[int, int]] = []
+    open_: list[tuple[int, int]] = []  # (end, argument) of spans that may reach into the next
     for low, high, i in spans:
         open_ = [(h, j) for h, j in open_ if h > low]
         if high > low:

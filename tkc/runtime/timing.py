@@ -15,19 +15,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tkc.runtime import driver
 
-FLUSH = 256 << 20
-ROUNDS, SPARED = (
-    15,
-    {
-        2: 1.25,
-        4: 1.08,
-        7: 1.03,
-    },
-)  # after so many rounds, candidates within this factor of the best go on
-_filler: dict[int, int] = {}  # device -> address of FLUSH bytes
+FLUSH_BYTES = 256 << 20
+MAX_ROUNDS = 15
+# after so many rounds, candidates within this factor of the best are measured further
+KEPT_AFTER_ROUNDS = {2: 1.25, 4: 1.08, 7: 1.03}
+_filler: dict[int, int] = {}  # device -> address of FLUSH_BYTES bytes
 
 
 def measure(
@@ -39,7 +35,10 @@ def measure(
     """Median seconds of each launch. `budget`: seconds after which no further round begins.
     `failed` hears what a launch raised; a device that is dead raises DeviceError.
     """
-    clock, times, alive, began = _Gpu(device) if device >= 0 else _host, {}, [], time.perf_counter()
+    clock = _Gpu(device) if device >= 0 else _host
+    times: dict[int, list[float]] = {}
+    alive: list[int] = []
+    began = time.perf_counter()
     for i, launch in enumerate(launches):  # a turn that does not count: loading, first touch
         try:
             clock([launch])
@@ -50,15 +49,16 @@ def measure(
                 raise
             failed(i, e)
     shuffle = random.Random(0)
-    for done in range(1, ROUNDS + 1):
+    for done in range(1, MAX_ROUNDS + 1):
         if not alive or done > 2 and time.perf_counter() - began > budget:
             break
         shuffle.shuffle(alive)
         for i, seconds in zip(alive, clock([launches[i] for i in alive]), strict=False):
             times[i].append(seconds)
-        if done in SPARED:
-            best = min(statistics.median(times[i]) for i in alive)
-            alive = [i for i in alive if statistics.median(times[i]) <= best * SPARED[done]]
+        if done in KEPT_AFTER_ROUNDS:
+            medians = {i: statistics.median(times[i]) for i in alive}
+            limit = min(medians.values()) * KEPT_AFTER_ROUNDS[done]
+            alive = [i for i in alive if medians[i] <= limit]
     return [statistics.median(times[i]) if times.get(i) else None for i in range(len(launches))]
 
 
@@ -76,12 +76,13 @@ class _Gpu:
 
     def __init__(self, device: int):
         d = driver.api()
-        self.device, self.events = device, []
+        self.device = device
+        self.events: list[Any] = []
         with driver.context(device):
             if device not in _filler:
                 _filler[device] = int(
                     driver.check(
-                        d.cuMemAlloc(FLUSH),
+                        d.cuMemAlloc(FLUSH_BYTES),
                         "allocating 256 MiB with which measurements flush the L2 cache",
                     )
                 )
@@ -94,7 +95,7 @@ class _Gpu:
             for i, launch in enumerate(launches):
                 stream = launch.stream() if hasattr(launch, "stream") else 0
                 driver.check(
-                    d.cuMemsetD8Async(_filler[self.device], i & 0xFF, FLUSH, stream),
+                    d.cuMemsetD8Async(_filler[self.device], i & 0xFF, FLUSH_BYTES, stream),
                     "flushing the L2 cache",
                 )
                 driver.check(d.cuEventRecord(self.events[2 * i], stream), "recording an event")

@@ -32,11 +32,12 @@ class Config:
     __slots__ = ("items",)
 
     def __init__(self, **items):
+        # interned: launch caches compare names by identity
         self.items = tuple(
             sorted(
                 (sys.intern(k), tuple(v) if isinstance(v, list) else v) for k, v in items.items()
             )
-        )  # a door tells names by identity, and those of a file are others
+        )
 
     def __eq__(self, other):
         return isinstance(other, Config) and self.items == other.items
@@ -186,17 +187,39 @@ def _candidates(
 
 
 # -------------------------------------------------------------------------------------------------
-def changed(kernel, infos: Sequence, options: dict) -> list[ArrayInfo]:
+def changed(kernel: Any, infos: Sequence, options: dict[str, Any]) -> list[ArrayInfo]:
     """The array arguments that a kernel both reads and writes: launching it twice is not launching
     it once.
     """
-    from tkc.ir import tile
     from tkc.ir.types import ArrayType
     from tkc.language.trace import trace
+    from tkc.passes.plan import kernel_of
 
-    (body,) = trace(
-        kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))
-    ).body.block.ops
+    body = kernel_of(trace(kernel.fn, signature(kernel._specialize(infos, tuple(options.items())))))
+    read, written = _accessed(body)
+    passed = [i for i in infos if not isinstance(i, Constant)]
+    arrays = [v for v in body.arguments if isinstance(v.type, ArrayType)]
+    both = [passed[v.index] for v in arrays if v in read and v in written]
+    spans = [_bytes_of(i) for i in both]
+    sources = [_bytes_of(passed[v.index]) for v in arrays if v in read]
+    for v in arrays:  # written as one argument, read as another
+        if v not in written:
+            continue
+        low, high = _bytes_of(passed[v.index])
+        if (low, high) not in spans and any(low < end and start < high for start, end in sources):
+            both.append(passed[v.index])
+    return both
+
+
+def _bytes_of(i: ArrayInfo) -> tuple[int, int]:
+    """The addresses of an array's elements: [low, high)."""
+    return i.pointer + i.span[0], i.pointer + i.span[1]
+
+
+def _accessed(body: Any) -> tuple[set, set]:
+    """The arrays, arguments or made in the kernel, that a kernel reads, and those it writes."""
+    from tkc.ir import tile
+
     read, written = set(), set()
 
     def root(value):
@@ -212,28 +235,9 @@ def changed(kernel, infos: Sequence, options: dict) -> list[ArrayInfo]:
             written.add(root(op.array))
         if isinstance(op, tile.Pointer):
             read.add(root(op.operands[0]))
-            written |= {root(op.operands[0])} if pointers else set()
-    passed = [i for i in infos if not isinstance(i, Constant)]
-    both = [
-        passed[v.index]
-        for v in body.arguments
-        if v in read and v in written and isinstance(v.type, ArrayType)
-    ]
-    spans = [(i.pointer + i.span[0], i.pointer + i.span[1]) for i in both]
-    out = [
-        passed[v.index] for v in body.arguments if v in written and isinstance(v.type, ArrayType)
-    ]
-    sources = [
-        passed[v.index] for v in body.arguments if v in read and isinstance(v.type, ArrayType)
-    ]
-    for i in out:  # written as one argument, read as another
-        low, high = i.pointer + i.span[0], i.pointer + i.span[1]
-        if (
-            any(low < s.pointer + s.span[1] and s.pointer + s.span[0] < high for s in sources)
-            and (low, high) not in spans
-        ):
-            both.append(i)
-    return both
+            if pointers:
+                written.add(root(op.operands[0]))
+    return read, written
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ class Table:
 
     def get(self, device: str, kernel: str, key_: str) -> Choice | None:
         found = self.entries.get((device, kernel, key_))
-        return found and Choice(Config(**found["config"]), "table", found.get("seconds"))
+        return Choice(Config(**found["config"]), "table", found.get("seconds")) if found else None
 
     def put(self, device: str, kernel: str, key_: str, choice: Choice) -> None:
         self.entries[device, kernel, key_] = {

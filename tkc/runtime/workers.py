@@ -20,20 +20,27 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
+from tkc.compiler import Compiled
 from tkc.errors import Error
 from tkc.runtime import cache
 from tkc.runtime.specialize import Specialization
 
-FEW, SECONDS = 6, 300
+MAX_COMPILED_HERE = 6  # specializations; for more, processes are started
+WORKER_TIMEOUT_SECONDS = 300
 
 
 def compile_all(kernel, specializations: Sequence[Specialization], target: str) -> list[str | None]:
     """Compiles and assembles each; afterwards kernel._get finds them without work. Never raises for
     one that cannot be compiled.
     """
-    if len(specializations) > FEW and cache.disk() is not None and _importable(kernel):
+    if (
+        len(specializations) > MAX_COMPILED_HERE
+        and cache.disk() is not None
+        and _importable(kernel)
+    ):
         _in_processes(kernel, specializations, target)
-    made, errors = [], []
+    made: list[Compiled] = []
+    errors: list[str | None] = []
     for s in specializations:
         try:
             made.append(kernel._get(s, target))
@@ -105,7 +112,7 @@ def _in_processes(kernel, specializations: Sequence[Specialization], target: str
 
 def _finish(process: subprocess.Popen, job: bytes) -> None:
     try:
-        process.communicate(job, timeout=SECONDS)
+        process.communicate(job, timeout=WORKER_TIMEOUT_SECONDS)
     except (subprocess.TimeoutExpired, OSError):
         process.kill()
         process.wait()

@@ -195,7 +195,7 @@ def find(spec: str):
         raise Error(f"{path}: no such file")
     sys.path.insert(0, str(source.resolve().parent))
     module_spec = importlib.util.spec_from_file_location(source.stem, source)
-    if module_spec is None:
+    if module_spec is None or module_spec.loader is None:
         raise Error(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[source.stem] = module

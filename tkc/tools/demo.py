@@ -92,7 +92,8 @@ def measure(run, device: str) -> float:
         return (time.perf_counter() - start) / n
 
     n = 1 if device == "cpu" else max(1, round(BATCH / batch(3)))
-    times, began = [], time.perf_counter()
+    times: list[float] = []
+    began = time.perf_counter()
     while len(times) < 3 or len(times) < 20 and time.perf_counter() - began < SECONDS:
         times.append(batch(n))
     return statistics.median(times)
@@ -139,7 +140,7 @@ def write_out(name: str, example: ModuleType, out: Path) -> list[str]:
                     continue
                 for old in place.glob("[0-9][0-9]-*.mlir"):
                     old.unlink()
-                steps = []
+                steps: list[str] = []
 
                 def keep(step, module, place=place, steps=steps):
                     if step == "trace":
@@ -179,16 +180,9 @@ def demo(
     if not modules:
         raise Error(f"there is no example {' or '.join(only) or 'at all'}")
     table = Table(title=f"tkc on {driver.name(0) if device == 'cuda' else 'the CPU'}")
-    for heading, justify in (
-        ("kernel", "left"),
-        ("shape", "right"),
-        ("type", "left"),
-        ("ms", "right"),
-        ("rate", "right"),
-        ("error to float64", "right"),
-        ("", "left"),
-    ):
-        table.add_column(heading, justify=justify)
+    for heading in ("kernel", "shape", "type", "ms", "rate", "error to float64", ""):
+        numeric = heading in ("shape", "ms", "rate", "error to float64")
+        table.add_column(heading, justify="right" if numeric else "left")
     rows, problems = [], []
     with console.status("") as status:
         for name, module in modules.items():

@@ -138,14 +138,16 @@ def validator_of(module, inputs: dict, grid: tuple[int, ...] | None, command: st
     except (KeyError, TypeError, ValueError) as e:
         raise Error(f"--inputs: not a file of a reproducer ({one_line(e)})") from None
     grid = grid or tuple(int(n) for n in inputs.get("grid", (2, 2, 1)))
-    return Validator(
+    validator = Validator(
         given,
         grid,
         pipeline.uses_reals,
         pipeline.unordered,
         seed=int(inputs.get("seed", 0)),
-        **({"command": command} if command else {}),
     )
+    if command:
+        validator.command = command
+    return validator
 
 
 def compared(
@@ -162,7 +164,8 @@ def compared(
         modules = [parse(*t) for t in (one, other)]
         for module, (_, name) in zip(modules, (one, other), strict=False):
             verify(module, name)
-        return difference(*modules, validator_of(modules[0], inputs, grid))
+        before, after = modules
+        return difference(before, after, validator_of(before, inputs, grid))
 
 
 def arrays(path: str | None) -> dict:

@@ -42,7 +42,7 @@ def launched(gpu, monkeypatch):  # noqa: F811
     """
     monkeypatch.setitem(arrays._libraries, Tensor, "torch")
     monkeypatch.setattr(arrays, "_dtype", lambda name, lib: f"torch.{name}")
-    M._ways.clear()
+    M._launch_plans.clear()
 
     def run(m, n, k, turned=False, dtype="bfloat16", bias=None, result=None):
         a, b, c = (
@@ -56,7 +56,7 @@ def launched(gpu, monkeypatch):  # noqa: F811
             M._launch(a, b, bias, None, c)
         names = [kernel.__name__ for kernel, _, _ in first]
         assert names == [kernel.__name__ for kernel, _, _ in again] and (
-            a.shape in {facts[0][0] for facts in M._ways}
+            a.shape in {facts[0][0] for facts in M._launch_plans}
         )
         for (_, _, one), (_, _, two) in zip(first, again, strict=False):
             assert all(
@@ -65,7 +65,7 @@ def launched(gpu, monkeypatch):  # noqa: F811
         return names, first
 
     yield run
-    M._ways.clear()
+    M._launch_plans.clear()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_factors_of_8_bits_are_copied_to_rows_of_k(launched, dtype, result):
     )
 
 
-def test_each_device_has_its_own_way(launched):
+def test_each_device_has_its_own_plan(launched):
     """What was found for a GPU is not what is launched for arrays of the same kind in the host's
     memory, or of another library.
     """
