@@ -200,7 +200,7 @@ def test_the_first_dot_of_the_next_program_is_under_way_when_results_leave():
     assert (
         compiled(form)[1].plan.cross_tile_prologue
         and not compiled(apart)[1].plan.cross_tile_prologue
-        and not any("not fused" in line for line in compiled(form)[1].decisions)
+        and not any("no cross-tile prologue" in line for line in compiled(form)[1].decisions)
     )
     dots, stores = (
         [count(role(last(f), "consumer"), kind) for f in (form, apart)]
@@ -888,14 +888,14 @@ def test_programs_that_share_nothing(kernel, reason):
         (
             Form(block=(64, 64), options=(("programs", 3), ("dynamic_schedule", False))),
             ["programs"],
-            "dealt out, as asked",
+            "assigned statically, as asked",
         ),
         (
             Form(block=(64, 64), options=(("programs", 3), ("num_warps", 8))),
             ["programs"],
             "8 compute warps, as asked",
         ),
-        (Form(block=(64, 64), options=co_resident(1)), ["roles"], "nobody beside it"),
+        (Form(block=(64, 64), options=co_resident(1)), ["roles"], "co-resident with no other"),
         (
             Form(block=(64, 64), options=(("programs", 3), ("rotate", False))),
             ["programs"],

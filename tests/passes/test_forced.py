@@ -285,10 +285,13 @@ def test_several_sums(form):
     "form, reason",
     [
         (Form((128, 96, 64), options=(SWAPPED,)), "96x128x64 is not made of wgmma's 64"),
-        (Form((64, 64, 32), options=(ONE, SWAPPED)), "mma.sync takes either factor as it is"),
+        (Form((64, 64, 32), options=(ONE, SWAPPED)), "mma.sync takes either operand as it is"),
         (Form((256, 128, 64), options=(REGISTERS,)), "do not fit 240"),
-        (Form((64, 64, 32), options=(ONE, ("left_operand", "shared"))), "no loop reads again"),
-        (Form((16, 64, 64), options=(("epilogue", "tma"),)), "lies as its sum does"),
+        (
+            Form((64, 64, 32), options=(ONE, ("left_operand", "shared"))),
+            "no loop reads an operand again",
+        ),
+        (Form((16, 64, 64), options=(("epilogue", "tma"),)), "orientation of its accumulator"),
         (Form((64, 64, 32), options=(ONE, ("epilogue", "tma"))), "one role stores"),
         (Form((64, 64, 32), options=(DIRECT, ("subtiles", 2))), "stored from registers"),
         (Form((64, 64, 32), options=(("subtiles", 3),)), "no multiple of so many"),
@@ -371,7 +374,7 @@ def test_a_computed_factor_stays_in_registers():
     )
     turned = made(swap_dots=True)
     assert is_refused(*SWAPPED, turned) and any(
-        "the left factor is computed, and wgmma reads its right one in shared memory" in line
+        "the left operand is computed, and wgmma reads its right one in shared memory" in line
         for line in turned.decisions
     )
 

@@ -391,7 +391,7 @@ def test_the_engines_are_used(case):
     [
         (
             Case(tkc.float32, tkc.float32, form="fast", out=tkc.float32, precision="tf32"),
-            "sums and left factors of 272 registers",
+            "accumulators and left operands of 272 registers",
         ),
         (
             Case(tkc.float32, tkc.float32, (128, 128, 32), "fast", "a", tkc.float32, "tf32"),

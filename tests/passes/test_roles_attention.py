@@ -394,7 +394,7 @@ def test_boundaries_that_cannot_be_fused():
 def test_rows_that_do_not_divide_take_one_role():
     given = compiled(Form(block=(128, 64), options=(("num_warps", 16), ("num_stages", 2))))[1]
     assert given.plan.roles == "one" and any(
-        "128 rows are not shared out among 4 warpgroups" in line for line in given.decisions
+        "128 rows do not divide among 4 warpgroups" in line for line in given.decisions
     )
 
 

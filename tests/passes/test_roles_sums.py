@@ -217,7 +217,7 @@ def test_sums_that_are_more_than_that_keep_one_role():
     assert (
         module is not None
         and given.plan.roles == "one"
-        and any("a factor is used elsewhere too" in line for line in given.decisions)
+        and any("an operand is used elsewhere too" in line for line in given.decisions)
     )
 
 

@@ -169,12 +169,13 @@ def test_loops_that_are_not_one_sum_are_refused():
         traced(scaled, *(array(tkc.bfloat16) for _ in "abc")), LAST, context("sm_90a", split_k=4)
     )
     assert given.plan.split_k == 1 and any(
-        "split_k = 4 is not used: its loop carries more than a sum" in line
+        "split_k = 4 is not used: its loop carries more than an accumulator" in line
         for line in given.decisions
     )
     large = compiled(Form((128, 256, 64), options=(("split_k", 2),)))[1]
     assert large.plan.split_k == 1 and any(
-        "split_k = 2 is not used: a sum of 128 registers" in line for line in large.decisions
+        "split_k = 2 is not used: an accumulator of 128 registers" in line
+        for line in large.decisions
     )
 
 

@@ -232,7 +232,7 @@ def test_what_cannot_be_shared_is_refused():
         ), given.decisions
     large = compiled(Form((256, 208, 64), options=(("stream_k", 4),)))[1]
     assert large.plan.stream_k == 0 and any(
-        "a sum of 208 registers a thread leaves no room for 8 of another" in line
+        "an accumulator of 208 registers a thread leaves no room for 8 of another" in line
         for line in large.decisions
     )
 

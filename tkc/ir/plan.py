@@ -27,9 +27,9 @@ class DotPlan:
 
     instruction: "mma" (mma.sync), "wgmma", or "fma" (one multiply-add at a time). warps: how many
     warps, or warpgroups for wgmma, part m and n among them. a, b: where the operands come from,
-    "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a factor
+    "registers" or "shared". wgmma reads shared memory itself; for mma "shared" says that a operand
     which its loop does not change is read again in every iteration, not held. "relaid": wgmma
-    reads it where another role has laid it anew. permuted: K of both factors is counted in the
+    reads it where another role has laid it anew. permuted: K of both operands is counted in the
     order in which an accumulator's registers lie (tkc.passes.layouts.relayout). chunk: fma only: so
     many k are held in registers at once. parts: of a partial dot's columns: how many, and how many
     are in flight at once (split-sums). swap: computed as its own transpose (bᵀ aᵀ)ᵀ, which puts a
@@ -53,9 +53,9 @@ class LoadPlan:
     path: "registers" (straight), "shared" (copied to shared memory, then read), "async" (the same,
     in a ring that runs ahead), "own" (in a ring that each thread fills for itself, in the layout in
     which it reads it), "tma" (a producer fills the ring by tensor maps) or "broadcast" (a number,
-    which the producer loads and leaves beside a stage of the ring).
-    vector: bytes of one thread's access.  multicast: the axis of the block along which blocks of the cluster share the copy, or -1; among: those that do, the neighbours
-    along these axes of the cluster.
+    which the producer loads and leaves beside a stage of the ring). vector: bytes of one thread's
+    access. multicast: the axis of the block along which blocks of the cluster share the copy, or
+    -1; among: those that do, the neighbours along these axes of the cluster.
     """
 
     path: str = "registers"
@@ -64,8 +64,8 @@ class LoadPlan:
     among: tuple[int, ...] = (0,)
     # tma, posted: which of the plan's rings; loads of one ring fill a stage together
     ring: int = -1
-    relayout_ring: int = -1  # and the ring in which it is laid anew
-    eviction: str = ""  # tma: what L2 is told of its lines: "evict_last", "evict_first", or nothing
+    relayout_ring: int = -1  # and the ring in which it is relaid
+    eviction: str = ""  # tma: the L2 hint for its lines: "evict_last", "evict_first" or none
     # in which a block's share of such a copy arrives: several where its rows are longer than a
     # swizzle
     boxes: int = 1
@@ -82,7 +82,7 @@ class Plan:
     dots: tuple[DotPlan, ...] = ()  # one a dot, in program order
     loads: tuple[LoadPlan, ...] = ()  # one a load, in program order
     roles: str = "one"  # "one", "cooperative", "pingpong" or "co_resident"
-    # of a producer's and a consumer's thread, and of one that lays factors anew
+    # of a producer's and a consumer's thread, and of one that relays operands
     registers: tuple[int, ...] | None = None
     programs: int = 1  # at once in a block: in turn (2: ping-pong), or side by side (co_resident)
     cluster: tuple[int, int] = (1, 1)  # blocks along the first two program axes
@@ -111,12 +111,12 @@ class Plan:
     rings: tuple[int, ...] = ()  # stages of each ring that a producer fills
     # numbers of the dots that run one iteration late, with what needs them there
     rotate: tuple[int, ...] = ()
-    # the first dot of a block's next program is issued before this one's results leave
+    # the first dot of a block's next program is issued before this one's results are stored
     cross_tile_prologue: bool = False
     # running maxima that only keep powers small are brought up to date where needed
     relax: bool = True
     epilogue: str = "direct"  # stores of accumulators: "direct", "shared" or "tma"
-    # tma: buffers in turn through which each result leaves; 0: through stages of rings,
+    # tma: buffers in turn through which each result is stored; 0: through stages of rings,
     subtiles: int = 1
     # of these loads, which a program then needs no longer, one a result;
     reuse_operand_stages: tuple[int, ...] = ()

@@ -60,7 +60,7 @@ def uses_reals(name: str) -> bool:
 
 
 def unordered(name: str) -> bool:
-    """Whether a step leaves level 4 without the barriers that insert-synchronization is to place."""
+    """Whether a pass leaves level 4 without the barriers of insert-synchronization."""
     return name in PIPELINE and PIPELINE.index(name) < PIPELINE.index("insert-synchronization")
 
 
@@ -93,8 +93,8 @@ def run(
     """Runs the passes (from `start` to `stop`, both included) over the module in place, verifying
     after each. One that starts behind `plan` goes by the plan that the kernel carries.
 
-    `observe(name, module)` sees the module after every pass.  Raises CompileError where the kernel cannot be compiled for the
-    target, VerifyError where a pass left something broken.
+    `observe(name, module)` sees the module after every pass. Raises CompileError where the kernel
+    cannot be compiled for the target, VerifyError where a pass left something broken.
     """
     context, verified = (
         context

@@ -1,9 +1,9 @@
 """plan: chooses everything the compiler chooses about a kernel, as one frozen `Plan`. No other pass
 chooses, and this one leaves the program as it is: it only writes the plan and numbers on it.
 
-    tile.kernel @product {…}                  tile.kernel @product {warps = 4, plan = "{'stages': 4, …}"}
-      %a = tile.load …                  ->      %a = tile.load … {number = 0}
-      %d = tile.dot %a, %b, %acc                %d = tile.dot %a, %b, %acc {number = 0}
+    tile.kernel @product {…}              tile.kernel @product {warps = 4, plan = "{'stages': 4}"}
+      %a = tile.load …              ->      %a = tile.load … {number = 0}
+      %d = tile.dot %a, %b, %acc            %d = tile.dot %a, %b, %acc {number = 0}
 
 `legal` says what a plan breaks (registers, shared memory), `candidates` yields alternatives for
 tuning to measure; the user's options narrow both. `Plan.decisions` says why each choice was made
@@ -56,8 +56,8 @@ from tkc.passes.analysis.values import LOADS, POINTWISE, VIEWS, dots_fed
 from tkc.passes.planning import streaming
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.cost import Cost, Sizes, Work, cost, cut
-from tkc.passes.planning.factors import partial
 from tkc.passes.planning.hopper import roles, small
+from tkc.passes.planning.operands import partial
 from tkc.passes.planning.pressure import demand, fits
 
 # registers of a thread
@@ -86,8 +86,7 @@ def run(module: ModuleOp, context: PassContext) -> None:
     kernel.attributes["plan"] = StringAttr(context.plan.to_text())
     context.decisions += context.plan.decisions
     context.decisions += [
-        f"plan: {roles}: {lack} bytes of shared memory less for stages: what passes behind the plan"
-        " need found no room"
+        f"plan: {roles}: {lack} bytes of shared memory less for stages: later passes need them"
         for roles, lack in context.lack.items()
     ]
     number(kernel)
@@ -194,7 +193,7 @@ def _legally(program: Program, context: PassContext) -> Plan:
 # What a plan with roles, or of one role, may be narrowed to. The first of each is what the rules
 # choose where they are free.
 ROLE_CHOICES = {"programs": (1, 2), "cluster": ((1, 1), (2, 1))}
-# where rows are known to cut sectors: the L2 cache serves such copies slowly, a shared one only once
+# where rows are known to cut sectors: the L2 cache serves such copies slowly, shared ones once
 CUT_SECTOR_CLUSTERS = (*ROLE_CHOICES["cluster"], (2, 2), (4, 1), (4, 2))
 # where loops have several dots
 CO_RESIDENT_PROGRAMS = (*ROLE_CHOICES["programs"], 3, 4)
@@ -274,7 +273,7 @@ def _realised(
             or made.cluster != (1, 1)
             and small(program.dots)
         ):
-            continue  # boxes: measured where rows are known to cut sectors, which sharing halves
+            continue  # boxes pay where rows are known to cut sectors, which sharing halves
         if (
             not legal(made, program, context)
             and names.items() <= keywords(made).items()
@@ -417,7 +416,7 @@ def instruction_of(dot: tile.Dot, capability: int) -> tuple[Mma | None, str]:
 
 
 def bound_to_rows(dot: tile.Dot) -> bool:
-    """Whether a dot's result is reduced along its columns, or is the left factor of another dot: a
+    """Whether a dot's result is reduced along its columns, or is the left operand of another dot: a
     row should stay in one warp.
     """
     seen, work = set(), [dot.result]
@@ -556,8 +555,7 @@ def _plan(program: Program, context: PassContext) -> Plan:
 def _late(program: Program, plan: Plan, each: int, context: PassContext, say) -> tuple[int, ...]:
     """The dots that one role takes one iteration late, as asked, or as tuning tries: the threads of
     a warp issue everything in order, and whether the assembler puts vector work between mma.sync is
-    its own affair. Measured on an H200: attention with 8 warps takes 11 to 17 % less so, its
-    backward pass of 64 columns 6 to 8 %, a chain of three dots 3 to 12 % more.
+    up to it, so this pays for some kernels only.
     """
     found: list[int] = []
     if not context.options.rotate:
@@ -593,12 +591,14 @@ def _unused(plan: Plan, options) -> list[str]:
             )
         ),
         "roles": f"the plan is {plan.roles}",
-        "serpentine": "programs are not dealt out, or do more than a sum of products",
+        "serpentine": "programs are claimed, or their loop does more than accumulate one dot",
         "retain": "no raster reads again what a tensor map copies",
         "split_k": "this plan takes k in one part",
         "stream_k": "this plan's programs are whole",
         "sum_parts": "a partial sum is whole or in as many parts as the plan finds room for",
-        "cross_tile_prologue": "the plan has no first dot that another program could run ahead",
+        "cross_tile_prologue": (
+            "the plan has no first dot that could precede the epilogue of the program before"
+        ),
         "rotate": "no dot of a loop gains by running one iteration late, or has the registers to",
         "persistent": (
             "the plan says how programs are run" if plan.dots else "programs are run one a block"
@@ -636,7 +636,7 @@ def _of_dots(plan: Plan) -> dict[str, str]:
             "there are no dots",
         )
         return none | {
-            "dynamic_schedule": "no ring runs ahead of programs that anybody may take",
+            "dynamic_schedule": "no ring runs ahead of programs that blocks could claim",
             "prefetch": "no loop reads what its registers hold beside the rest",
         }
     loaded, prefetch = (
@@ -648,9 +648,9 @@ def _of_dots(plan: Plan) -> dict[str, str]:
             "left_operand": (
                 "accumulators need them"
                 if loaded
-                else "no loop reads again what it does not change, as it lies"
+                else "no loop reads an operand again that it does not change"
             ),
-            "swap_dots": "mma.sync takes either factor as it is",
+            "swap_dots": "mma.sync takes either operand as it is",
             "split_warps": "not every warp of a dot has 16 rows and 8 columns, or there are others",
             "epilogue": "one role stores its results from registers",
             "store_columns": "one role stores whole tiles",
@@ -658,15 +658,16 @@ def _of_dots(plan: Plan) -> dict[str, str]:
             "dynamic_schedule": "blocks of one role take one program",
         }
     return prefetch | {
-        "left_operand": "it is laid anew" if loaded else "it is computed",
+        "left_operand": "it is relaid" if loaded else "it is computed",
         "swap_dots": "wgmma has no other form of this dot",
         "split_warps": "warpgroups share a dot's rows",
         "epilogue": (
-            "no result is a matrix of 16-bit floats that lies as its sum does and tensor maps store"
+            "no result is a matrix of 16-bit floats that has the orientation of its accumulator"
+            " and that tensor maps store"
         ),
-        "store_columns": "results leave whole",
+        "store_columns": "results are stored whole",
         "subtiles": "results are stored from registers",
-        "dynamic_schedule": "programs are dealt out",
+        "dynamic_schedule": "programs are assigned statically",
     }
 
 
@@ -724,7 +725,7 @@ def _ragged(program: Program, context: PassContext) -> bool:
 
 
 def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
-    """Dots of one role whose results leave no registers to compute with, the largest first."""
+    """Dots of one role whose results are stored no registers to compute with, the largest first."""
     program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
     most = min(
         MAX_REGISTERS_PER_THREAD,
@@ -752,7 +753,7 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tile.Dot]:
 
 def overfull(module: ModuleOp, context: PassContext) -> str:
     """What threads of a program without dots would have to hold, where registers do not; else
-    nothing. Programs that stream through shared memory have been measured.
+    nothing. Programs that stream through shared memory are exempt.
     """
     if (program := Program.of(kernel_of(module))).dots:
         return ""
@@ -762,13 +763,14 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
     ):
         return ""
     return (
-        f"{made.warps} warps, {-(-demand(program.kernel) // (32 * made.warps * made.cluster_split[0]))}"
-        f" registers of tiles a thread, are not for {context.target.name}"
+        f"{made.warps} warps,"
+        f" {-(-demand(program.kernel) // (32 * made.warps * made.cluster_split[0]))}"
+        f" registers of tiles a thread, do not fit {context.target.name}"
     )
 
 
 def _widened(program: Program, context: PassContext) -> bool:
-    """Whether factors are float8 made float16 by arithmetic, which takes registers (widen-float8)."""
+    """Whether float8 operands are widened by arithmetic, which takes registers (widen-float8)."""
     return not context.target.fp8 and any(
         isinstance(v.owner, Cast) and element_of(v.owner.arg.type) in (f8e4m3, f8e5m2)
         for dot in program.dots
@@ -849,12 +851,12 @@ def _dot(
 
 
 def _source(
-    factor: SSAValue, dot: tile.Dot, parts: int, accumulators: int, asked: str | None
+    operand: SSAValue, dot: tile.Dot, parts: int, accumulators: int, asked: str | None
 ) -> str:
-    """Whether a factor that a loop does not change is held in registers, or read from shared memory
-    in every iteration.
+    """Whether an operand that a loop does not change is held in registers, or read from shared
+    memory in every iteration.
     """
-    loop, value = loop_of(dot), factor
+    loop, value = loop_of(dot), operand
     while isinstance(value.owner, VIEWS):
         value = value.owner.arg
     if (
@@ -918,7 +920,7 @@ def _copied(op: Operation, load: LoadPlan) -> bool:
 
 
 def _only_dots(value: SSAValue) -> bool:
-    """Whether everything a value is used for ends as a factor of a dot."""
+    """Whether everything a value is used for ends as an operand of a dot."""
     return all(
         isinstance(u.operation, tile.Dot)
         and u.index < 2
@@ -981,8 +983,8 @@ def _unordered(program: Program) -> bool:
 
 
 def _swept(program: Program) -> bool:
-    """Whether, in a loop, one factor of the dots is the same for all programs of axis 0 and another
-    for all of axis 1.
+    """Whether, in a loop, one operand of the dots is the same for all programs of axis 0 and
+    another for all of axis 1.
     """
     axes = [
         program_axes(op.operands)

@@ -189,12 +189,12 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("split", plan.stream_k)
         context.decisions.append(
             "schedule-programs: the last wave's programs are shared by all blocks, in at most"
-            f" {plan.stream_k} parts each; the last one to come adds them in order"
+            f" {plan.stream_k} parts each; the last one to finish adds them in order"
         )
     if plan.split_k > 1:
         kernel.set_integer("split", plan.split_k)
         context.decisions.append(
-            f"schedule-programs: {plan.split_k} programs share a block of the output; the last one"
+            f"schedule-programs: {plan.split_k} programs share an output tile; the last one"
             " adds their parts in order"
         )
     if plan.cluster != (1, 1):

@@ -82,7 +82,7 @@ from tkc.passes.layouts.movers import (
     slice_source,
 )
 from tkc.passes.layouts.relayout import permuted, relaid
-from tkc.passes.planning.factors import source as load_of
+from tkc.passes.planning.operands import source as load_of
 
 
 def run(module: ModuleOp, context: PassContext) -> None:

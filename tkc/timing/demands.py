@@ -1,4 +1,4 @@
-"""What dots and copies of level 4 ask of the engines; vector work: tkc/passes/planning/demands.py."""
+"""What dots and copies of level 4 ask of the engines (vector work: planning/demands.py)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ are not. What takes time:
 
   vector work   operations on tiles between two synchronizations, as demands.py counts them. Agents
                 share every pipe of the multiprocessor: each proceeds at the rate at which no pipe
-                has more to do than there is time; `crowding` times slower while the tensor cores run
+                has more to do than there is time; `crowding` times slower while tensor cores run
   dots          the tensor cores execute them in the order of issue, over all agents. A warpgroup
                 issues on until `lead` clocks of its own are left
   copies        one after the other at the rate of the L2 cache; they arrive `copy` clocks later:
@@ -389,7 +389,7 @@ class MultiprocessorSimulation:
     def _walk(
         self, block: Block, agent: Agent, deep: int = 0
     ) -> Generator[tuple, None, list[Scalar]]:
-        """Yields what the agent asks for; returns the values of the block's last operation."""
+        """Yields what the agent requests; returns the values of the block's last operation."""
         for kind, what in self._steps(block, agent.warps):
             if kind == "scalar":
                 self._scalar(what, agent.env)
@@ -715,7 +715,7 @@ class MultiprocessorSimulation:
             a
             for a in working
             if any(isinstance(op, (threads.DotAsync, tile.Dot)) for op in a.who[0].walk())
-        ] or working  # others make their factors
+        ] or working  # others make their operands
         for _ in range(MAX_EVENTS):
             while any(self._ready(a) for a in self.agents):
                 for a in self.agents:
@@ -742,7 +742,7 @@ class MultiprocessorSimulation:
         return a.waits is not None and a.waits[0]()
 
     def _go(self, a: Agent) -> None:
-        """Lets an agent run until it asks for time."""
+        """Lets an agent run until it requests time."""
         while a.asks is not None:
             try:
                 kind, what, *rest = next(a.asks)
@@ -842,7 +842,7 @@ class MultiprocessorSimulation:
             a
             for a in consumers
             if a.group == 0 and (self.members == 1 or a.who[1] == self.members - 1)
-        ]  # of programs side by side the last one, whose loop ends last
+        ]  # of co-resident programs the last one, whose loop ends last
         pairs = sorted(
             ((t, ran) for a in first for t, ran in zip(a.marks, a.ran, strict=False)),
             key=lambda p: p[0],

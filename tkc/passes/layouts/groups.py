@@ -54,7 +54,7 @@ from tkc.passes.layouts.movers import (
     stretched,
 )
 from tkc.passes.layouts.relayout import casts_behind, read_layout
-from tkc.passes.planning.factors import dense_of_factor
+from tkc.passes.planning.operands import dense_of_operand
 
 T = TypeVar("T")
 
@@ -341,7 +341,7 @@ class Groups:
 
     def _suggest_relayout(self, operand: SSAValue, k: int, permuted: bool) -> None:
         """An operand that is relaid out is loaded in the layout in which that role reads it."""
-        layout = read_layout(tile_type(operand).extents, k, dense_of_factor(operand), permuted)
+        layout = read_layout(tile_type(operand).extents, k, dense_of_operand(operand), permuted)
         value = operand
         while (view := defining_op(value, tile.Transpose)) is not None:
             layout = backward(view, layout)

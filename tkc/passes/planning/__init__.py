@@ -1,1 +1,1 @@
-"""Parts of `plan`: what a data flow permits, how operands reach the engines, what a choice costs."""
+"""Parts of `plan`: what data flow permits, how operands reach the engines, what a choice costs."""

@@ -263,16 +263,16 @@ class Anatomy:
         )
         return Group(demand.what or "vector work", vector=demand.alone, fixed=kept)
 
-    def _bound(self, factor: SSAValue) -> bool:
-        """Whether a factor shows a block that only its own iteration can load: there is no carrying
-        it to the next, in registers.
+    def _bound(self, operand: SSAValue) -> bool:
+        """Whether an operand shows a block that only its own iteration can load: there is no
+        carrying it to the next, in registers.
         """
-        while isinstance(factor.owner, VIEWS):
-            factor = factor.owner.arg
+        while isinstance(operand.owner, VIEWS):
+            operand = operand.owner.arg
         return (
-            isinstance(factor.owner, LOADS)
-            and factor.owner.parent is self.block
-            and factor.owner not in self.anew
+            isinstance(operand.owner, LOADS)
+            and operand.owner.parent is self.block
+            and operand.owner not in self.anew
         )
 
     def late(self, dots: list[tile.Dot]) -> frozenset[int]:

@@ -387,7 +387,7 @@ def _step(
         "latency": latency,
         "units": units * resident,
         "cut sectors": copies * resident,
-        "a factor laid anew": RELAYOUT_CLOCKS[0] + RELAYOUT_CLOCKS[1] * anew if anew else 0.0,
+        "an operand relaid": RELAYOUT_CLOCKS[0] + RELAYOUT_CLOCKS[1] * anew if anew else 0.0,
     }
     why = max(times, key=lambda part: times[part])
     return times[why], why

@@ -56,7 +56,7 @@ from tkc.passes.layouts.epilogue_subtiles import (
     widest_subtile,
 )
 from tkc.passes.planning.bodies import WarpCosts, best_stages
-from tkc.passes.planning.factors import (
+from tkc.passes.planning.operands import (
     ADDRESS_REGISTERS,
     Sides,
     anew,
@@ -79,8 +79,8 @@ ROLE_REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
 MIN_LOOKAHEAD_REGISTERS = 160
 # accumulators of more registers a thread take the second, of producer and consumer
 LARGE_ACCUMULATOR_REGISTERS, LARGE_ROLE_REGISTERS = 176, (24, 240)
-# by which scores, accumulators and left operands may exceed a consumer's registers: they are not all
-# live at once
+# by which scores, accumulators and left operands may exceed a consumer's registers: they are not
+# all live at once
 SCORE_REGISTER_SLACK = 12
 # of a consumer's thread, for accumulators and left operands
 MAX_OPERAND_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 80}
@@ -91,8 +91,8 @@ RELAYOUT_ROLE_REGISTERS = {
     2: ((24, 208, 72), (24, 200, 88)),
 }
 RELAYOUT_SMALL_REGISTERS = 32
-# of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than all
-# of it leaves
+# of shared memory and the L1 cache together; of shared memory where the L1 cache needs more than
+# all of it leaves
 L1_AND_SHARED_BYTES, REDUCED_SHARED_BYTES = 1 << 18, 195 << 10
 MAX_BESIDE_BYTES = 1024  # of a tile beside a dot that is copied with its operands
 MAX_BROADCASTS = 8  # numbers that are broadcast with them
@@ -104,8 +104,8 @@ MAX_STAGES = 16
 
 
 def roles(program, context: PassContext, plan: Plan) -> tuple[Plan | None, str]:
-    """The plan with roles made of an ordinary one, or None and the reason. What is asked of factors
-    that no such plan can do is left out, and said.
+    """The plan with roles made of an ordinary one, or None and the reason. What is asked of
+    operands that no such plan can do is left out, and said.
     """
     several = (
         context.options.programs
@@ -170,7 +170,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         isinstance(op, (tile.AtomicBlock, scf.WhileOp)) or tile.watches(op)
         for op in program.kernel.walk()
     ):
-        return None, "programs may see each other's order"
+        return None, "programs can observe the order in which they run"
     if any(
         isinstance(op, tile.Load)
         and addresses(op.result)
@@ -185,10 +185,10 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         for load in _loads(dots, options)
         if isinstance(load, tile.Load)
     ):
-        return None, "a factor is loaded from an array that its program has written"
+        return None, "an operand is loaded from an array that its program has written"
     heights = {Sides.of(dot, options).m for dot in dots}
     if len(heights) > 1:
-        return None, "dots of different heights"
+        return None, "dots of different M"
     m = heights.pop()
     loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
     if len(loops) > 1:
@@ -207,9 +207,9 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         else single
         or _together(program, dots, options)
         or (
-            "programs share a block of the output"
+            "programs share an output tile"
             if (parts_of_k > 1 or streamed) and options.roles != "pingpong"
-            else "a factor is laid anew"
+            else "an operand is relaid"
             if relaid
             else ""
         )
@@ -221,7 +221,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         return (
             None,
             (
-                f"num_warps = {options.num_warps}: {m} rows are not shared out among"
+                f"num_warps = {options.num_warps}: {m} rows do not divide among"
                 f" {(options.num_warps or 0) // 4} warpgroups of 64"
             ),
         )
@@ -229,7 +229,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         return (
             None,
             (
-                "a factor that is loaded before the loop would be laid anew in every iteration:"
+                "an operand that is loaded before the loop would be relaid in every iteration:"
                 " wgmma reads 8 bits K-major only"
             ),
         )
@@ -237,8 +237,8 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         return (
             None,
             (
-                f"beside {groups} warpgroups there are no registers for one that lays factors of 8"
-                " bits anew: wgmma reads them K-major only"
+                f"beside {groups} warpgroups there are no registers for one that relays 8-bit"
+                " operands: wgmma reads them K-major only"
             ),
         )
     found = (
@@ -282,22 +282,22 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     ):
         return (
             None,
-            f"sums and left factors of {each} registers a thread leave none to compute a step in",
+            f"accumulators and left operands of {each} registers a thread leave none to compute a"
+            " step in",
         )
     if each > most:
+        largest = LARGE_ROLE_REGISTERS[1] if in_all < 3 else ROLE_REGISTERS[in_all][1]
+        limit = aside[1] if aside else largest
         return (
             None,
-            (
-                f"sums and left factors of {each} registers a thread do not fit"
-                f" {aside[1] if aside else max(LARGE_ROLE_REGISTERS[1] if in_all < 3 else 0, ROLE_REGISTERS[in_all][1])}"
-            ),
+            (f"accumulators and left operands of {each} registers a thread do not fit {limit}"),
         )
     if len(dots) > 1 and not late and not summed(dots[0]):
         return (
             None,
             (
-                "several dots in a loop, which are neither sums that go round it nor can one of"
-                " them run beside the next iteration's"
+                "several dots in a loop, which do not all accumulate, and of which none can run"
+                " one iteration late"
             ),
         )
     relax = plan.relax
@@ -451,21 +451,28 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         )
         for op, load in zip(program.loads, plan.loads, strict=False)
     )
+    shared_by = sorted({prod(cluster[axis] for axis in axes) for *_, axes in cut.values()})
+    why_claimed = "their steps are long"
+    if options.dynamic_schedule:
+        why_claimed = "as asked"
+    elif uneven:
+        why_claimed = "they differ in length"
     said = [
         (
             f"plan: roles: a producer of {registers[0]} registers, {in_all if alone else 2}"
-            f" warpgroups of consumers of {registers[1]} ({each} of them sums and left factors)"
+            f" warpgroups of consumers of {registers[1]} ({each} of them accumulators and left"
+            " operands)"
         ),
         (
-            f"plan: co_resident: {members} programs side by side, a warpgroup each, share what does not"
-            " depend on axis 0"
+            f"plan: co_resident: {members} co-resident programs, a warpgroup each, share loads"
+            " that do not depend on axis 0"
             if members > 1
             else (
                 f"plan: cooperative: a block's consumers share a program: {alone}"
                 if alone
                 else (
                     "plan: ping-pong: each of a block's two warpgroups has every second program;"
-                    " one stores its results under the other's dots"
+                    " one is in its epilogue during the other's dots"
                 )
             )
         ),
@@ -475,23 +482,25 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     for i, dot in enumerate(dots):
         said.append(
             f"plan: dot {i} ({'x'.join(map(str, dot.acc.type.extents))}x{dot.a.type.extents[1]}):"
-            f" wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left factor in"
+            f" wgmma{', as its transpose' * Sides.of(dot, options).swapped}, left operand in"
             f" {'registers' if Sides.of(dot, options).held else 'shared memory'}"
             + (", one iteration late, beside the next one's first dot" if dot in late else "")
         )
         if changed := ["left" if not right else "right" for _, right in anew(dot, options)]:
             said.append(
                 f"plan: dot {i}: the {' and the '.join(changed)}"
-                f" factor{'s are' if len(changed) == 2 else ' is'} laid anew by a warpgroup of"
+                f" operand{'s are' if len(changed) == 2 else ' is'} relaid by a warpgroup of"
                 f" {registers[2]} registers: wgmma reads 8 bits K-major only"
                 + (
-                    ", and K is counted in the order of the left factor's registers"
+                    ", and K is counted in the order of the left operand's registers"
                     if permuted(dot, options)
                     else ""
                 )
             )
     if fuse:
-        said.append("plan: the next program's first dot is issued before this one's results leave")
+        said.append(
+            "plan: the next program's first dot is issued before this one's results are stored"
+        )
     if relax != plan.relax:
         said.append(
             f"plan: running maxima stay exact: {in_all} warpgroups have no registers to keep scores"
@@ -506,7 +515,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     if posted or copied:
         said.append(
             f"plan: of {copied + len(posted)} small loads beside the dots tensor maps copy"
-            f" {copied}, and the producer posts {len(posted)}"
+            f" {copied}, and the producer broadcasts {len(posted)}"
         )
     said += [
         f"plan: ring {i}: {n} stages of {_bytes(ring)} bytes"
@@ -514,12 +523,12 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
     ]
     said += [
         (
-            "plan: results leave through the stages of"
+            "plan: results are stored through the stages of"
             f" {' and '.join(f'ring {which[load]}' for load in through)}"
             if through
             else (
-                f"plan: {subtiles[in_turn]} bytes for the output, which leaves {columns} columns at"
-                " once"
+                f"plan: {subtiles[in_turn]} bytes for the output, which is stored {columns}"
+                " columns at a time"
                 if leaving
                 else "plan: results are stored from registers"
             )
@@ -533,14 +542,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
             else []
         ),
         *([f"plan: stream_k = {options.stream_k} is not used: {undealt}"] if undealt else []),
-        *(
-            [
-                "plan: blocks claim programs one by one:"
-                f" {'as asked' if options.dynamic_schedule else 'they differ in length' if uneven else 'their steps are long'}"
-            ]
-            if queue
-            else []
-        ),
+        *([f"plan: blocks claim programs one by one: {why_claimed}"] if queue else []),
         *(
             f"plan: {name} = {getattr(options, name)!r} is not used: {why}"
             for name, why in (
@@ -560,9 +562,7 @@ def _roles(program, context: PassContext, plan: Plan, single: str = "") -> tuple
         ),
         f"plan: cluster {cluster[0]} x {cluster[1]}"
         + (
-            f": {len(cut)} of {len(which)} copies serve"
-            f" {' and '.join(map(str, sorted({prod(cluster[a] for a in axes) for *_, axes in cut.values()})))}"
-            " blocks"
+            f": {len(cut)} of {len(which)} copies serve {' and '.join(map(str, shared_by))} blocks"
             if cut
             else f": {uncut}"
             if uncut
@@ -644,17 +644,17 @@ def _co_resident(
     ):
         return 1, ""
     if asked == 1:
-        return 1, "one program has nobody beside it"
+        return 1, "one program is co-resident with no other"
     if m != 64:
         return 1, f"{m} rows are not one warpgroup's"
     if parts > 1 or streamed:
-        return 1, "programs share a block of the output"
+        return 1, "programs share an output tile"
     if relaid:
-        return 1, "a factor is laid anew"
+        return 1, "an operand is relaid"
     if options.num_warps not in (None, 4):
         return 1, f"{options.num_warps} compute warps, as asked"
     if options.dynamic_schedule is False:
-        return 1, "programs are dealt out, as asked, and those side by side are claimed"
+        return 1, "programs are assigned statically, as asked, and co-resident ones are claimed"
     loads = [load for load in _loads(dots, options) if load.parent_op() is loop]
     if 0 in program_axes(
         [loop.step, *(v for load in loads for v in load.operands)], given=[loop.body.block.args[0]]
@@ -698,7 +698,7 @@ def _co_resident(
             f"a block has no registers for {asked} warpgroups"
             if (asked or 0) > held_by
             else (
-                f"sums and left factors of {each} registers a thread do not fit"
+                f"accumulators and left operands of {each} registers a thread do not fit"
                 f" {ROLE_REGISTERS[held_by][1]}"
             )
         )
@@ -706,7 +706,7 @@ def _co_resident(
 
 
 def _scores(dots, late, groups: int) -> int:
-    """Registers of a thread for what the late dot's factor is computed from."""
+    """Registers of a thread for what the late dot's operand is computed from."""
     return max(
         (
             d.acc.type.size * bits(d.acc.type.element) // (32 * 128 * groups)
@@ -729,12 +729,12 @@ def _split(program, dots, m: int, options) -> tuple[int, str]:
     if not reason and program_axes([dots[0].parent_op().lb, dots[0].parent_op().ub]):
         reason = "the number of steps differs between programs"
     if not reason and 2 * each > MAX_OPERAND_REGISTERS[1]:
-        reason = f"a sum of {each} registers a thread leaves no room for a part of another"
+        reason = f"an accumulator of {each} registers a thread leaves no room for a part of another"
     return (1, reason) if reason else (asked, "")
 
 
 def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple[int, str]:
-    """Into how many parts of k a program of the last wave is divided at most, and why not as asked."""
+    """In how many parts of K a program of the last wave is divided, and why not as asked."""
     asked = options.stream_k or 0
     if asked < 2:
         return 0, "a program has two parts or more" if asked else ""
@@ -750,7 +750,7 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
     reason = (
         "programs have parts already: split_k"
         if parts > 1
-        else "a factor is laid anew"
+        else "an operand is relaid"
         if relaid
         else undivided(program.kernel, dots)
     )
@@ -759,7 +759,9 @@ def _streamed(program, dots, m: int, parts: int, relaid: bool, options) -> tuple
     ):
         reason = "the number of steps differs between programs"
     if not reason and each + piece > MAX_OPERAND_REGISTERS[1]:
-        reason = f"a sum of {each} registers a thread leaves no room for {piece} of another"
+        reason = (
+            f"an accumulator of {each} registers a thread leaves no room for {piece} of another"
+        )
     return (0, reason) if reason else (asked, "")
 
 
@@ -775,19 +777,19 @@ def _together(program, dots, options) -> str:
     if options.dynamic_schedule and options.roles != "pingpong" and options.programs != 2:
         return "programs are claimed one by one, as asked"
     if len(dots) > 1 or not simple(dots[0]):
-        return "its loop is more than a sum of products"
+        return "its loop does more than accumulate one dot"
     loop, each = dots[0].parent_op(), held(dots, False, [(1, 1)], 1, options)
     if Sides.of(dots[0], options).held:
         return (
-            "a factor is computed"
+            "an operand is computed"
             if source(Sides.of(dots[0], options).left) is None
-            else "a factor is read into registers"
+            else "an operand is read into registers"
         )
     shown = filter(None, map(source, (dots[0].a, dots[0].b)))
     if any(load.parent_op() is not loop for load in shown):
-        return "a factor is loaded before the loop"
+        return "an operand is loaded before the loop"
     if each > MAX_OPERAND_REGISTERS[1]:
-        return f"a sum of {each} registers a thread does not fit one warpgroup"
+        return f"an accumulator of {each} registers a thread does not fit one warpgroup"
     if program_axes(bounds := [loop.lb, loop.ub, loop.step]) and (
         options.roles != "pingpong" or from_memory(bounds)
     ):
@@ -800,7 +802,9 @@ def _together(program, dots, options) -> str:
         for v in op.args
     } - {*loop.results}
     if epilogue_registers(stores, each * (1 + bool(whole))) > ROLE_REGISTERS[1][1]:
-        return f"a sum of {each} registers a thread and its epilogue do not fit one warpgroup"
+        return (
+            f"an accumulator of {each} registers a thread and its epilogue do not fit one warpgroup"
+        )
     return ""
 
 
@@ -831,7 +835,7 @@ def _columns(
     if leaving and asked == 8:
         return most, "a subtile is 16 columns wide or more"
     return (
-        (most, f"beside a sum of {sums} registers a thread there is room for {most}")
+        (most, f"beside an accumulator of {sums} registers a thread there is room for {most}")
         if asked > most
         else (asked or most, "")
     )
@@ -848,7 +852,7 @@ def _through(
     options: LaunchOptions,
 ) -> tuple[list[tile.Load], str]:
     """The loads through whose stages results can leave, one a store; and why none can. A stage is
-    given back once the next program has begun, so each program needs two.
+    released once the next program has begun, so each program needs two.
     """
     if not leaving:
         return [], "results are stored from registers"
@@ -857,7 +861,7 @@ def _through(
     alone = [ring[0] for ring in rings if len(ring) == 1 and ring[0].parent_op() is not loop]
     found = reusable_loads(leaving, alone, loop, groups, columns)
     if not found:
-        return [], "no load's buffer has room for them when they leave"
+        return [], "no load's buffer has room for them when they are stored"
     stages, reason = _stages(rings, room, options.num_stages, members)
     if not stages:
         return [], reason
@@ -889,7 +893,7 @@ def _unturned(
 
 
 def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
-    """Where the left and the right factor come from."""
+    """Where the left and the right operand come from."""
     changed = [right for _, right in anew(dot, options)]
     left = (
         "registers" if Sides.of(dot, options).held else "relaid" if False in changed else "shared"
@@ -899,7 +903,7 @@ def _sources(dot, options: LaunchOptions) -> tuple[str, str]:
 
 def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
     """Loads that fill a stage together, those of one dot or of all that add up in a loop; behind
-    them the rings of what is laid anew, each of one load. What a late dot's left factor is computed
+    them the rings of what is relaid, each of one load. What a late dot's left operand is computed
     from is read an iteration before its right one is, and comes in registers."""
     rings: list[list[tile.Load]] = []
     for group in [dots] if summed(dots[0]) else [[dot] for dot in dots]:
@@ -917,15 +921,13 @@ def _rings(dots, relaid, late, options: LaunchOptions) -> list[list[tile.Load]]:
 def _beside(
     loop: scf.ForOp, rings: list[list[tile.Load]], co_resident: bool, overlaps
 ) -> dict[tile.Load, int]:
-    """Adds to the ring of a loop's factors what is small and stands beside their dots, where a
+    """Adds to the ring of a loop's operands what is small and stands beside their dots, where a
     tensor map can copy it. The numbers that the producer can post there, and which ring it is:
-    those that say where a factor lies it needs itself, an iteration earlier. What programs side by
-    side share is what does not depend on axis 0.
+    those that say where an operand lies it needs itself, an iteration earlier. What programs side
+    by side share is what does not depend on axis 0.
 
-    Registers would wait for memory, and what an address takes to work out stood between the dots.
-    (Measured on an H200, float8 with a scale for each 1 x 128 of a and 128 x 128 of b, 8192³,
-    blocks of 256 x 128: 1417 thousand clocks with both in registers, 1297 with the rows' in the
-    ring, 1198 with b's number posted.)
+    Otherwise registers would wait for memory, and the computation of an address would stand between
+    the dots.
     """
     inner = [i for i, ring in enumerate(rings) if ring[0].parent_op() is loop]
     if len(inner) != 1:
@@ -962,7 +964,7 @@ def _beside(
 
 
 def _loads(dots: Sequence[tile.Dot], options: LaunchOptions) -> list[tile.Load]:
-    """The loads that the factors of some dots show or are computed from, each once."""
+    """The loads that the operands of some dots show or are computed from, each once."""
     return list(
         dict.fromkeys(
             load
@@ -1008,9 +1010,7 @@ def _kept(load: tile.Load, plan: Plan, options) -> str:
 
 def _fetched(load: tile.Load) -> int:
     """What lies beside a line of a narrow block is asked for by another program or copy at about
-    the same time: read two lines at once, each would be read for both. (On an H200, the cache
-    flushed, 64 x 8192 x 8192 bfloat16 in blocks of 64 columns took 2.5 and 4 % longer so, 16 x
-    14336 x 4096 in blocks of 128 2.5 %.)
+    the same time: read two lines at once, each would be read for both.
     """
     extents, dense = load.extents.get_values(), dense_of_block(load)
     axis = [a for a, n in enumerate(extents) if n >= 0][dense]
@@ -1039,7 +1039,7 @@ def _stages(
 ) -> tuple[tuple[int, ...], str]:
     """Stages of each ring: two for what is loaded once a program, so that the next program's is
     there when it begins, one where that is too many; as many as then fit for those of a loop,
-    alike. Each of the programs side by side has the former of its own: in a stage that was
+    alike. Each of the co-resident programs has the former of its own: in a stage that was
     another's before, nobody would know one phase from the next. They are not at the same step, and
     a loop's rings need stages for that.
     """
@@ -1092,12 +1092,13 @@ def _cluster(
         if boxes % size == 0:
             cut[load] = dense, 1, among
         elif extents[1 - dense] % (8 * size):
-            uncut = f"{extents[1 - dense]} rows of a factor are not shared out in eights"
+            uncut = f"{extents[1 - dense]} rows of an operand do not divide in eights"
         elif boxes == 1 or asked is not None:
             cut[load] = 1 - dense, boxes, among
         else:
             uncut = (
-                f"a block's share of a factor {extents[dense]} wide would arrive in {boxes} boxes:"
+                f"a block's share of an operand {extents[dense]} wide would arrive in {boxes}"
+                " boxes:"
                 " by cluster = (2, 1) alone"
             )
     shared = {axis for *_, among in cut.values() for axis in among}

@@ -40,7 +40,7 @@ MAX_SEARCH_STEPS = 1200
 
 @dataclass(frozen=True)
 class Group:
-    """A dot, or vector work: clocks of the tensor cores, or of the warpgroup. `fixed`: never late."""
+    """A dot or vector work: clocks of the tensor cores or of the warpgroup; `fixed`: never late."""
 
     name: str
     tensor: float = 0.0

@@ -54,8 +54,8 @@ WARP_COUNTS = 4, 8, 16, 32  # of a block
 CLUSTER_SIZES = 2, 4, 8  # 16 by keyword alone: not every device has room for one
 STREAMING_WARPS = 16  # of a block through which programs stream
 MAX_BYTES_IN_FLIGHT = 65536  # of a program, that a multiprocessor then has
-# of the largest tile, a thread: half without reductions; twice with a sort, which compares least what
-# a thread holds, or with a register transpose
+# of the largest tile, a thread: half without reductions; twice with a sort, which compares least
+# what a thread holds, or with a register transpose
 MAX_TILE_ELEMENTS = 32
 # registers of tiles, a thread
 MAX_TILE_REGISTERS = 72
@@ -149,7 +149,7 @@ def choose(
             say(
                 f"{STREAMING_WARPS} warps"
                 + (
-                    f" in each of {blocks} blocks of a cluster, which deal out rows of {extent}"
+                    f" in each of {blocks} blocks of a cluster, which split rows of {extent}"
                     if blocks > 1
                     else ""
                 )
@@ -198,7 +198,7 @@ def choose(
                 else None,
             )
             say(
-                f"{warps} warps in each of {blocks} blocks of a cluster, which deal out rows of"
+                f"{warps} warps in each of {blocks} blocks of a cluster, which split rows of"
                 f" {extent}: {each(warps, blocks)} registers of tiles a thread, {each(warps)} with"
                 " one block"
             )
@@ -334,8 +334,7 @@ def persistent(
 
 def piecemeal(loads: Sequence[tuple[Operation, LoadPlan]]) -> bool:
     """Whether long tiles are loaded element by element, each less than a register: addresses, tests
-    and halves take as many registers again, and only more blocks keep memory busy. Measured on an
-    H200, rows of 50257 bfloat16 in 8 blocks, not 4: softmax 194 to 160 us, layer norm 361 to 265.
+    and halves take as many registers again, and only more blocks keep memory busy.
     """
     return any(
         isinstance(op.result.type, TileType) and op.result.type.size >= 1024 and plan.vector < 4
@@ -378,8 +377,7 @@ def leave_in_rows(
     """Whether tiles that threads have turned, a vector by a vector, go through shared memory once
     more: what a warp has of them is half a line of each row, and lines that are written as a whole
     cost the memory less. They do where all vectors are whole and at least two blocks' tiles fit
-    beside one another. Measured on an H200, bfloat16 in blocks of 128 x 64: 8192 x 8192 71.6 us and
-    not 74.5, 16384 x 8192 136.8 and not 140.6, 4096 x 4096 22.3 and not 23.8."""
+    beside one another."""
 
     def whole(store: tile.Store) -> bool:
         access, t = Access.of(store, ranges, True), tile_type(store.value)
@@ -398,7 +396,10 @@ def leave_in_rows(
         or any(plan.path != "registers" or plan.vector != 16 for plan in loads)
     ):
         return False
-    say(f"what is turned is written in whole rows, through {size} bytes of shared memory")
+    say(
+        f"what is transposed in registers is written in whole rows, through {size} bytes of"
+        " shared memory"
+    )
     return True
 
 
@@ -406,10 +407,8 @@ def fetched(
     ops: Sequence[Operation], loads: Sequence[LoadPlan], say: Callable[[str], None]
 ) -> tuple[LoadPlan, ...]:
     """Of a tile that is stored along another axis: where whole vectors of its rows are read, the
-    cache asks for two lines at once. The other one is a neighbour's, who runs at the same time, and
-    memory opens fewer pages. Measured on an H200, 8192 x 8192 bfloat16 in blocks of 128 x 64: 74.15
-    us, and 74.86 in the blocks of 64 x 128 that were best without (both before it left in whole
-    rows).
+    cache requests two lines at once. The other one is a neighbour's, who runs at the same time, and
+    memory opens fewer pages.
     """
     wide = [
         plan.vector == 16
@@ -420,7 +419,8 @@ def fetched(
     ]
     if any(wide):
         say(
-            f"what is read along one axis and written along another comes from memory {L2_FETCH_BYTES} bytes"
+            "what is read along one axis and written along another comes from memory"
+            f" {L2_FETCH_BYTES} bytes"
             " at a time"
         )
     return tuple(
@@ -457,7 +457,7 @@ def ahead(
     """Whether loops read one iteration ahead: where what they read, as narrow as it is in memory,
     still fits the registers. Programs that a block takes in turn are a loop too. Theirs may come
     through a ring in shared memory instead, which each thread fills for itself, 16 bytes at a time:
-    it asks for its next bytes as soon as it has these in registers, and nothing but its own wait
+    it requests its next bytes as soon as it has these in registers, and nothing but its own wait
     orders them. What all programs share is read once, where registers or shared memory have room.
     """
     tiles = [
@@ -472,7 +472,7 @@ def ahead(
         )
         if stage
         else 0
-    )  # a cluster waits for the slowest of its blocks (softmax of 131072: 270 and 262 us)
+    )  # a cluster waits for the slowest of its blocks
     own = set(shares.own) & shares.copied if stages else set()
 
     def each(words):
@@ -536,7 +536,7 @@ def ahead(
         prefetch = False
         say(
             f"loops read nothing ahead: with {arriving} registers a thread more, a multiprocessor"
-            " would have one block, and nobody would compute while it waits"
+            " would have one block, which would idle while it waits"
         )
     if stages:
         say(
@@ -590,7 +590,7 @@ def _in_flight(each: int, target: Target) -> str:
     """
     needed = MEMORY_LATENCY_NS * target.memory / 2 / target.multiprocessors
     return (
-        f"{each} bytes of the next program are asked for while one computes:"
+        f"{each} bytes of the next program are in flight while one computes:"
         f" {-(-needed // each):.0f} blocks a multiprocessor have {needed:.0f} bytes on their way,"
         f" half of the memory's rate for {MEMORY_LATENCY_NS} ns"
     )

@@ -37,8 +37,9 @@ BEGUN = "begun"  # of a loop whose first iteration stands before it (rotate-loop
 
 
 def place_of(body: Block, first: SSAValue, rows: SSAValue, last: bool) -> tuple[SSAValue, SSAValue]:
-    """The id along axis 0 of one of a team's programs, and whether it is in the grid. first: where
-    the team begins; last: teams end with the axis, so that ghosts stand before it.
+    """The id along axis 0 of one of a tile group's programs, and whether it is in the grid. first:
+    where the tile group begins; last: tile groups end with the axis, so that padding tiles stand
+    before it.
     """
     build = Builder(first_of(body))
     place = build.add(first, build(Identity("member")))

@@ -61,7 +61,7 @@ class Lookup:
         members: int,
         overlaps,
     ) -> Lookup:
-        """The numbers of 32 bits that a program loads from arrays that the kernel does not change."""
+        """The 32-bit numbers that a program loads from arrays which the kernel does not change."""
         by_place: set[Operation] = set()
         for op in inside:
             looks_up = (
@@ -86,7 +86,7 @@ class Lookup:
             if op in by_place
             and isinstance(op, tile.Load)
             and not (members > 1 and 0 in program_axes([op.result]))
-        ]  # each of a team's programs looks up its own
+        ]  # each of a tile group's programs looks up its own
         return Lookup(
             loads,
             [

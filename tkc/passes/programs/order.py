@@ -39,7 +39,7 @@ DEFERRED_ROWS = ((3, 5), (10, 8))
 
 class Order(Protocol):
     def place(self, build: Builder, number: SSAValue) -> list[SSAValue]:
-        """The ids of a program, or of a team, from its number."""
+        """The ids of a program, or of a tile group, from its number."""
 
 
 def order_of(
@@ -51,7 +51,7 @@ def order_of(
     blocks: SSAValue,
     context: PassContext,
 ) -> Order:
-    """What the plan asks for, unless programs differ in length by a loop. blocks: how many run at
+    """What the plan requests, unless programs differ in length by a loop. blocks: how many run at
     once.
     """
     if loop is None:
@@ -77,13 +77,14 @@ class Raster:
     programs of axis 0 stand together for each step of axis 1:
 
         raster 2, grid 4 x 3        order of start:   0  2  4
-                                                      1  3  5          a wave of six programs reads 2 rows and 3 columns,
-                                                      6  8 10          not 4 and 2
+                                                      1  3  5
+                                                      6  8 10
                                                       7  9 11
 
-    The map is a bijection of the grid onto itself, so every program still runs once; what is left
+    A wave of six programs then reads 2 rows and 3 columns, not 4 and 2. The map is a bijection of the grid onto itself, so every program still runs once; what is left
     over of the rows is a narrower group. serpentine: every second group goes from its last column
-    to its first, as every second program walks its loop backwards (serpentine.py)."""
+    to its first, as every second program walks its loop backwards (serpentine.py).
+    """
 
     grid: Grid
     group: int
@@ -192,28 +193,23 @@ def _slides(loop: scf.ForOp) -> bool:
 @dataclass(frozen=True)
 class LongestFirst:
     """Where a loop's end depends on axis 0 (a causal mask), programs differ in length. Those of
-    axis 0 run last to first, the longest early (LPT, longest processing time first), side by side
-    with the same row of neighbours on the other axes:
+    axis 0 run last to first, the longest early (longest processing time first), next to the same
+    row of neighbours along the other axes:
 
         5 rows, 4 neighbours, sections of two       row 4     0  1    8  9
                                                     row 3     2  3   10 11
                                                     row 2     4  5   12 13
                                                     row 1     6  7   14 15
-                                                    row 0    16 17   18 19          a fifth, which is the shortest, comes behind both
+                                                    row 0    16 17   18 19     the shortest, last
 
-    As many neighbours make a section as have arrays of half of what the cache holds: all of a
-    section's programs then read these from the cache (measured on an H200, attention of B·S = 16384
-    and S = 1024 to 16384, sections of 20, 40, 60, 80 and 100 MiB: 20 is the fastest at each, by 20
-    % against 100 at 1024, where a round of programs of one length is as wide as the section and no
-    block has company). The last section takes what is left over, so that it is never the small one.
+    As many neighbours make a section as have arrays that fill a part of the L2 cache
+    (SECTION_DIVISOR): all of a section's programs then read these from the cache. The last section
+    takes what is left over, so that it is never a small one.
 
-    Where sections have few neighbours, the shortest programs of all of them come behind all others,
-    a fifth of axis 0 for three neighbours or fewer, an eighth for ten: what is short fills up what
-    the long ones leave, and such a section alone has few of these (blocks of 192 x 64, 16 heads of
-    16384 rows in sections of two: the last multiprocessor ended 3.7 % behind the average). They
-    read the first part of the arrays once more, and do little with it: with shorter axes that costs
-    more than it levels (7, 6 and 2 % at 768, 1024 and 2048 rows; an eighth gains 0.8 and 1.2 % at
-    8192 and 4096, in three programs side by side).
+    Where sections have few neighbours, the shortest programs of all of them run behind all others
+    (DEFERRED_ROWS): short programs fill the time between the ends of long ones, and such a section
+    alone has few of these. They read the first part of the arrays once more and do little with it,
+    which costs short axes more than it balances.
 
     few: rows that come last. whole: how many programs come before them. rows, sections: how many
     rows, and neighbours of a section, before and behind that.
@@ -280,7 +276,7 @@ def _section(
 
 
 def _bytes(build: Builder, array: SSAValue) -> SSAValue:
-    """The bytes of an array or of a view, taken as large as the array's axes that it does not fix."""
+    """Bytes of an array, or of a view: of the array's axes that the view does not fix."""
     axes = list(range(len(array_type(array).facts.shape)))
     while isinstance(array.owner, tile.View):
         free = [axis for axis, kind in enumerate(array.owner.kinds) if kind.data != "index"]
@@ -300,21 +296,15 @@ def _level(build: Builder, section: SSAValue, rows: SSAValue) -> SSAValue:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Where both ends depend on axis 0 (a window that slides), programs are of one length but for
-    the first of the axis, for which the window has not begun to slide. These come last, behind the
-    others neighbour by neighbour, so that the launch does not end with a wave of whole ones (1 x 16
-    heads of 16384 rows, a window of 1024: 2048 programs on 132 multiprocessors are sixteen turns,
-    and there is work for fifteen). How many are short is worked out from the loop's ends in the
-    first two programs and the last.
+    """Where both ends depend on axis 0 (a sliding window), programs are of one length but for the
+    first of the axis, for which the window has not begun to slide. These run last, behind the
+    others neighbour by neighbour, so that the launch does not end with a wave of whole ones. How
+    many are short follows from the loop's bounds in the first two programs and the last.
 
-    But every second of them comes first of all, as many as there are blocks for. Whole ones all
-    begin somewhere else: if all blocks begin with one, they ask memory for everything at once, and
-    once more as they go on to the next, all in step. Short ones begin where their neighbours do,
-    and end one after the other. (On an H200 the first two teams of a block took 7 and 4 thousand
-    clocks longer than later ones, of 30. That window, in teams of three programs, takes 314
-    thousand clocks on the multiprocessor with most so, not 325, and 220.5 us, not 226.8; the
-    shortest two thirds first do as well there, but leave nothing small for the end: a window of
-    4096 took 1.3 % more clocks.)
+    But every second of them runs first of all, as many as there are blocks for. If all blocks began
+    with a whole program, each at another place, they would request everything from memory at once,
+    and again at their next programs, all in step. Short ones begin where their neighbours do, and
+    end one after the other.
 
         7 rows, 3 of them short, 2 neighbours       row 6     2  6
                                                     row 5     3  7
@@ -378,9 +368,10 @@ class SlidingWindow:
 
 
 def _short(build: Builder, loop: scf.ForOp, rows: SSAValue, tile_groups: TileGroups) -> SSAValue:
-    """How many of the first programs of axis 0 (or of the first so many, side by side, with ghosts
-    ahead of the first) have a shorter loop than the last one: its end moves with the program from
-    the first on, its beginning later."""
+    """How many of the first programs of axis 0 (or of the first so many, side by side, with padding
+    tiles ahead of the first) have a shorter loop than the last one: its end moves with the program
+    from the first on, its beginning later.
+    """
 
     def ends(program: SSAValue) -> tuple[SSAValue, SSAValue]:
         if tile_groups.members == 1:
@@ -427,8 +418,7 @@ def _anew(
 def _begun(build: Builder, few: SSAValue, grid: Grid, blocks: SSAValue) -> SSAValue:
     """How many of `few` short rows of programs come before all others: every second one, and with
     their neighbours no more than there are blocks. None where most are short, or two at most, which
-    the end needs (a window of 128 in teams of three programs of 64 rows, 4 x 16 x 4096 on an H200:
-    with one of two first 2 % more clocks, 1 % more time).
+    the end needs.
     """
     worth = build.and_(build.le(build.add(few, few), grid.rows), build.gt(few, 2))
     return build.select(

@@ -6,7 +6,7 @@ with `split_k` > 1.
     tile.store %c, f(%acc)          ->    tile.store %parts[%program·S + %s], %acc
                                           %n = tile.atomic add %count[%program], 1
                                           scf.if %n == S - 1 {
-                                            %all = %parts[… + 0];  for %i = 1 to S: %all += %parts[… + %i]
+                                            %all = %parts[0];  for %i = 1 to S: %all += %parts[%i]
                                             tile.store %c, f(%all)
                                             tile.atomic exchange %count[%program], 0
                                           }
@@ -30,7 +30,7 @@ from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.types import ArrayFacts, ArrayType, Fact, TileType
 from tkc.ir.values import terminator_of, tile_type
-from tkc.passes.planning.factors import simple
+from tkc.passes.planning.operands import simple
 
 
 def undivided(kernel: tile.Kernel, dots) -> str:
@@ -38,10 +38,10 @@ def undivided(kernel: tile.Kernel, dots) -> str:
     and all that has an effect comes after it.
     """
     if len(dots) != 1 or not simple(dots[0]):
-        return "its loop is more than a sum of products"
+        return "its loop does more than accumulate one dot"
     loop = dots[0].parent_op()
     if len(loop.iter_args) > 1:
-        return "its loop carries more than a sum"
+        return "its loop carries more than an accumulator"
     if loop.parent is not kernel.body.block:
         return "its loop is not the program's outermost"
     if any(
@@ -76,7 +76,7 @@ class Part:
 
 
 def divide(body: Block, loop: scf.ForOp, turn: Part, parts: int) -> None:
-    """The programs of a block of the output, made of the loop's part and of what follows the loop."""
+    """Divides the loop of an output tile, and lets the last program run what follows the loop."""
     program, part = turn.number, turn.part
     if part is None:
         raise ValueError("the turn of a program that is not divided has no part")

@@ -2,10 +2,10 @@
 block with co-resident programs (co_resident.py) takes neighbours along axis 0. A tile group has one
 place in the order of programs (order.py), from which each of its programs derives its own:
 
-    cluster 2 x 1, place 3, 5             %m = 3·2 + cluster_rank          %n = 5
-    cluster 2 x 2, place 3, 5             %m = 3·2 + cluster_rank mod 2    %n = 5·2 + cluster_rank / 2
-    three co-resident, place 3, 5,        %m = 3·3 - 1                     %n = 5
-    a padding tile before the first       where the group begins; its members: co_resident.py
+    cluster 2 x 1, place 3, 5         %m = 3·2 + cluster_rank         %n = 5
+    cluster 2 x 2, place 3, 5         %m = 3·2 + cluster_rank mod 2   %n = 5·2 + cluster_rank / 2
+    three co-resident, place 3, 5,    %m = 3·3 - 1                    %n = 5
+    a padding tile before the first   where the group begins; its members: co_resident.py
 
 The launch is one-dimensional, and so are its clusters: one of 2 x 2 has four blocks in a row
 (clusters.py). A cluster that splits each program (`cluster_split`) counts as one block. Where the
@@ -33,14 +33,14 @@ EFFECTS = (
     tile.StorePointers,
     tile.Print,
     tile.Assert,
-)  # atomic operations have one role, which has no ghosts
+)  # atomic operations have one role, which has no padding tiles
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The kernel's grid, its programs counted in tile_groups: rows along axis 0, columns along axis 1,
-    and the neighbours that a row has on all other axes. deep: there is an axis 2 (of layers), along
-    which no team extends.
+    """The kernel's grid, its programs counted in tile_groups: rows along axis 0, columns along axis
+    1, and the neighbours that a row has on all other axes. deep: there is an axis 2 (of layers),
+    along which no tile group extends.
     """
 
     rows: SSAValue
@@ -52,7 +52,7 @@ class Grid:
     def of(
         build: Builder, ends: tuple[SSAValue, SSAValue], team: tuple[int, int], deep: bool
     ) -> Grid:
-        """ends: of the grid, in programs, along the axes along which a team has so many."""
+        """ends: of the grid, in programs, along the axes along which a tile group has so many."""
         rows, columns = (
             end if size == 1 else build.up(end, size) for end, size in zip(ends, team, strict=False)
         )
@@ -71,8 +71,8 @@ class Grid:
 @dataclass(frozen=True)
 class TileGroups:
     """A cluster's shape and this block's ranks along its axes; how many members a block has
-    co_resident, and how many ghosts are ahead of the first program: beside the shortest ones, where
-    programs differ in length.
+    co_resident, and how many padding tiles are ahead of the first program: beside the shortest
+    ones, where programs differ in length.
     """
 
     cluster: tuple[int, int]
@@ -96,7 +96,7 @@ class TileGroups:
         )
 
     def own(self, build: Builder, place: Sequence[SSAValue]) -> list[SSAValue]:
-        """A program's ids, from its team's: of members the first one's."""
+        """A program's ids, from its tile group's: of members the first one's."""
         place = list(place)
         for axis, (size, rank) in enumerate(zip(self.cluster, self.ranks, strict=False)):
             if size > 1:
@@ -110,8 +110,8 @@ class TileGroups:
     def real(
         self, build: Builder, place: Sequence[SSAValue], ends: tuple[SSAValue, SSAValue]
     ) -> SSAValue | None:
-        """Whether a block's program is in the grid, which ends there, and not a ghost; None where
-        it is for certain.
+        """Whether a block's program is in the grid, which ends there, and not a padding tile; None
+        where it is for certain.
         """
         inside = [
             build.lt(at, end)
@@ -122,15 +122,15 @@ class TileGroups:
 
 
 def guard_effects(body: Block, real: SSAValue) -> None:
-    """What a program does has no effect where it is a ghost, and reads nothing by address: that may
-    lie outside of everything.
+    """What a program does has no effect where it is a padding tile, and reads nothing by address:
+    that may lie outside of everything.
     """
     for op in [
         op
         for op in body.walk()
         if isinstance(op, EFFECTS) and not (isinstance(op, tile.Store) and in_workspace(op))
     ]:
-        only_if(real, op)  # what a ghost puts aside nobody else reads
+        only_if(real, op)  # what a padding tile puts aside nobody else reads
     for load in [op for op in body.walk() if isinstance(op, tile.LoadPointers)]:
         _masked(load, real)
     for assume in [op for op in body.walk() if isinstance(op, tile.Assume)]:

@@ -40,7 +40,7 @@ def post(kernel: tile.Kernel, plan: Plan) -> set[SSAValue]:
         if isinstance(op, tile.Load) and plan.load(op).path == "broadcast"
     ]:
         if not any(isinstance(op, tile.Dot) for op in block_of(load).ops):
-            continue  # what fetch-ahead asks for before the loop
+            continue  # what fetch-ahead requests before the loop
         wait = next(op for op in block_of(load).ops if isinstance(op, shared.WaitCopies))
         number = _carried(load) or load.result
         of_it = following(number, block_of(wait).ops)

@@ -46,7 +46,7 @@ from tkc.passes.warpgroups.rings import group_of, ring_of, stage_of
 
 @dataclass(eq=False)
 class Span:
-    """A loop, and where it begins and ends for all of a team's programs together."""
+    """A loop, and where it begins and ends for all of a tile group's programs together."""
 
     loop: scf.ForOp
     first: SSAValue
@@ -82,8 +82,8 @@ class CoResident:
 
 
 def spans(programs: scf.WhileOp, count: int) -> dict[SSAValue, Span]:
-    """For each ring that all programs of a team read, from where to where the loop walks that fills
-    it.
+    """For each ring that all programs of a tile group read, from where to where the loop walks that
+    fills it.
     """
     body, walks = programs.after_region.block, shared_by(programs)
     member = next(
@@ -136,8 +136,8 @@ def behind_all(body: Block, values: Sequence[SSAValue]) -> Operation:
 
 
 def shared_by(programs: scf.WhileOp) -> dict[SSAValue, scf.ForOp]:
-    """The rings that a program's loops fill, which all programs of a team read, and each one's
-    loop.
+    """The rings that a program's loops fill, which all programs of a tile group read, and each
+    one's loop.
     """
     found: dict[SSAValue, scf.ForOp] = {}
     for loop in [op for op in programs.walk() if isinstance(op, scf.ForOp)]:
@@ -226,8 +226,8 @@ class Producer(CoResident):
             erase(op)
 
     def _places(self, step: Operation) -> list[Operation]:
-        """Where a team's other programs get what is their own: behind the first block of what they
-        share, in each way through the branch round the loop, so that the first one can begin.
+        """Where a tile group's other programs get what is their own: behind the first block of what
+        they share, in each way through the branch round the loop, so that the first one can begin.
         """
         around = next(
             (
@@ -254,8 +254,8 @@ class Consumer(CoResident):
     """One program of a tile_group."""
 
     def part(self, full: dict[SSAValue, SSAValue]) -> None:
-        """Its stages of each ring: those of its own, and where in the team's stream its loop
-        begins; behind its program, where the team's ends.
+        """Its stages of each ring: those of its own, and where in the tile group's stream its loop
+        begins; behind its program, where the tile group's ends.
         """
         replace(self.member, [self.role.who])
         firsts = {ring_of(copy): copy for copy in reversed(self._copies())}

@@ -82,7 +82,7 @@ class Boundary:
     last: threads.DotWait  # the wait for its last dot
     closing: list[Operation]  # behind results: the blocks behind its own, and the claim
     given: list[SSAValue]  # what the next program knows from these
-    results: list[Operation]  # how results leave
+    results: list[Operation]  # how results are stored
     made: list[Operation]  # what is computed of the last dot, before that
 
     @property
@@ -181,8 +181,7 @@ class Boundary:
             if any(use.operation not in closing for use in r.uses)
         ]
         later = set(defining_slice(yielded_by(body), body))
-        # the rest is how results leave; what is computed of the last dot goes with them, if nothing
-        # but they needs it
+        # the rest is the epilogue, with what is computed of the last dot if nothing else needs it
         results = [
             op for op in behind if op not in closing and op not in later and op is not body.last_op
         ]
@@ -213,8 +212,8 @@ class Boundary:
     # ----------------------------------------------------------------------------------------------
     def end(self) -> None:
         """What stood behind results stands under the last dot, and the next program's first dot
-        behind it; results leave while that is computed, or behind the branch where there is no such
-        dot.
+        behind it; results are stored while that is computed, or behind the branch where there is no
+        such dot.
         """
         anchor, build, yields, n = (
             self.last,
@@ -305,7 +304,7 @@ class Boundary:
             before(terminator_of(alone.regions[0].block), op)
 
     def _land(self, anchor: Operation) -> list[SSAValue]:
-        """The last dot is over, and what it read is given back."""
+        """The last dot is over, and what it read is released."""
         wait = before(anchor, threads.DotWait(0, self.last.args))
         for op in freed(self.last):
             before(anchor, op.clone())
@@ -342,7 +341,7 @@ class Boundary:
         yields: list[SSAValue],
         values: list[SSAValue],
     ) -> list[SSAValue]:
-        """The next program's first dot is issued, and results leave."""
+        """The next program's first dot is issued, and results are stored."""
         wanted, where = {*self.arrivals, *self.first}, dict(known)
         needed = {
             *defining_slice(

@@ -3,7 +3,7 @@ these are over. A step of roles.py.
 
     tile.wait_copies [%t]                            mbarrier_wait %full[%s] %p
     %d = tile.dot %ring[%s], …, %acc          ->     fence dot;  %d = dot_async …;  dot_commit
-    … %d …                                           dot_wait 0;  mbarrier_arrive %empty[%s];  … %d …
+    … %d …                                           dot_wait 0;  mbarrier_arrive %empty[%s]; … %d …
 
 A dot runs until something needs it (`_overlap`); the accumulators of a loop run one group deep, so
 that a stage is released when the next group is in flight (`_dots`).
@@ -24,8 +24,8 @@ from tkc.ir.rewrite import after, before, defining_slice, erase, rebuild_for, st
 from tkc.ir.types import PendingType, TileType
 from tkc.ir.values import block_of, first_of, index_of, next_of, owner_op, terminator_of, yielded_by
 from tkc.passes.analysis.values import VIEWS
-from tkc.passes.planning.factors import running_sums
-from tkc.passes.warpgroups.epilogue_stores import give_back, send, stage_of
+from tkc.passes.planning.operands import running_sums
+from tkc.passes.warpgroups.epilogue_stores import release_stages, send, stage_of
 from tkc.passes.warpgroups.maps import Maps
 from tkc.passes.warpgroups.rings import RingBarriers, arrived, origin, relayouts, ring_of, state_of
 
@@ -45,7 +45,7 @@ def consume(
         erase(write)
     outs = [op for op in block.walk() if isinstance(op, shared.CopyOut)]
     through = list(dict.fromkeys(filter(None, map(stage_of, outs))))
-    late = {stage.index[0] for stage in through}  # stages that are given back a step late
+    late = {stage.index[0] for stage in through}  # stages that are released a step late
     around = dict.fromkeys(op.parent_op() for op in block.walk() if isinstance(op, tile.Dot))
     for loop in around:
         if not isinstance(loop, scf.ForOp) or not (made := running_sums(loop)):
@@ -65,7 +65,7 @@ def consume(
     if turns:
         before(first_of(block), threads.Turn("start"))
     if through:
-        give_back(through, {ring: barriers.empty for ring, barriers in rings.items()})
+        release_stages(through, {ring: barriers.empty for ring, barriers in rings.items()})
     if outs:
         send(outs, maps)
     if outs:
@@ -87,7 +87,7 @@ def consume(
 def _stages_read(
     dot: tile.Dot, rings: dict[SSAValue, RingBarriers]
 ) -> list[tuple[RingBarriers, SSAValue, Block]]:
-    """The rings' stages that a dot reads, each once, and the block in which they were waited for."""
+    """The rings' stages that a dot reads, each once, and the block in which each is waited for."""
     found: dict[tuple[SSAValue, SSAValue], tuple[RingBarriers, SSAValue, Block]] = {}
     for stage in filter(None, map(_shown, (dot.a, dot.b))):
         ring, index = rings[stage.ring], stage.index[0]
@@ -101,7 +101,7 @@ LastReaders = dict[tuple[SSAValue, SSAValue], tile.Dot | None]
 
 @dataclass
 class Flight:
-    """A dot on its way: what it was, what it is now, and the stages that are free once it is over."""
+    """A dot in flight: what it was, its pending value, and the stages it releases at its end."""
 
     dot: tile.Dot
     pending: SSAValue
@@ -115,7 +115,7 @@ def _overlap(
     peers: SSAValue | None,
     turns: bool,
 ) -> None:
-    """Dots run on until something needs them; a stage is given back when the dots that read it in
+    """Dots run on until something needs them; a stage is released when the dots that read it in
     its block are over.
     """
     flights: list[Flight] = []
@@ -148,7 +148,7 @@ def _overlap(
         _take_turns(block)
     if flights and block.last_op is not None:
         _land(block.last_op, flights, len(flights) - 1, last_reader, peers)
-    _give_back(block, rings, late, peers)
+    _release_stages(block, rings, late, peers)
 
 
 def _is_wgmma(op: Operation) -> bool:
@@ -182,21 +182,21 @@ def _take_turns(block: Block) -> None:
 
 def _needs(op: Operation, flight: Flight, block: Block) -> bool:
     """Whether an operation must come after a dot: it uses the result, or makes what takes the place
-    of the factor in registers.
+    of the operand in registers.
     """
     if any(v is flight.dot.result for inner in op.walk() for v in inner.operands):
         return True
-    factor = flight.dot.a
-    while isinstance(factor.owner, VIEWS):
-        factor = factor.owner.arg
+    operand = flight.dot.a
+    while isinstance(operand.owner, VIEWS):
+        operand = operand.owner.arg
     if (
         isinstance(op, Cast)
-        and isinstance(factor.owner, Block)
-        and factor.owner is block
+        and isinstance(operand.owner, Block)
+        and operand.owner is block
         and isinstance(block.last_op, scf.YieldOp)
-        and index_of(factor) > 0
+        and index_of(operand) > 0
     ):
-        return _becomes(op.result, block.last_op.operands[index_of(factor) - 1])
+        return _becomes(op.result, block.last_op.operands[index_of(operand) - 1])
     return False
 
 
@@ -240,7 +240,7 @@ def _land(
 
 
 def _read_by(anchor: Operation, stage: SSAValue) -> None:
-    """What threads read of a stage they have read before the anchor, where it is given back; also
+    """What threads read of a stage they have read before the anchor, where it is released; also
     what a branch alone looks at.
     """
     behind = [
@@ -264,7 +264,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> None:
         earlier(read)
 
 
-def _give_back(
+def _release_stages(
     block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue], peers: SSAValue | None
 ) -> None:
     """Stages that were waited for here and read by dots further inside, or by threads, are free at
@@ -349,8 +349,8 @@ def _dots(
     stages: list[tuple[RingBarriers, SSAValue]],
     peers: SSAValue | None,
 ) -> None:
-    """The sums of a loop, one group of dots deep: a stage is given back when the next group is
-    under way. A left factor in registers is computed when the dot before is over: it still reads
+    """The sums of a loop, one group of dots deep: a stage is released when the next group is
+    under way. A left operand in registers is computed when the dot before is over: it still reads
     its own, and ptxas would give both the same registers. What it is computed from is read while
     that one runs; what needs no computing is read when it is over.
     """
@@ -450,7 +450,7 @@ def _dots(
 
 
 def _computed(dot: tile.Dot) -> Operation:
-    """The first operation that computes a dot's left factor of what was read in shared memory.
+    """The first operation that computes a dot's left operand of what was read in shared memory.
     Where nothing does, what reads it: ptxas has it read to the registers from which the dot before
     takes its own.
     """

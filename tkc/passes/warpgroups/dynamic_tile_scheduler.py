@@ -8,7 +8,8 @@ ring of its own:
     %next = tile.next_program %n        next_program;  mbarrier_wait %empty;  broadcast_store …
     yield %next, %m, %n         ->      mbarrier_arrive %full;  mbarrier_wait …;  last copy
                                       consumer, behind its dots:
-                                        mbarrier_wait %full;  broadcast_load …;  mbarrier_arrive %empty
+                                        mbarrier_wait %full;  broadcast_load …
+                                        mbarrier_arrive %empty
 
 The latency of a claim, and of the divisions that turn a number into ids, is hidden by the wait for
 the last stage, and the next program's first copies follow at once. A claim at a program's begin
@@ -20,7 +21,7 @@ loop's end as rings have stages (`claim_ahead`), so that the next group's first 
 
     for %k = %first to %last { copies of %k }      for %k = %first to %some { copies of %k }
     claim, broadcast                         ->    claim, broadcast
-    last copy                                      for %k = %some to %last { copies of %k };  last copy
+    last copy                                      for %k = %some to %last { … };  last copy
 
 The bounds of a tile group (minimum and maximum over its programs) are many operations, in which a
 producer copies nothing and a consumer issues no dots. What is long, follows from a claimed number
@@ -269,7 +270,7 @@ def _claim(
 
 
 def _behind_dots(body: Block) -> Operation:
-    """What follows a program's last dots: results leave there, and nothing waits for a number."""
+    """What follows a program's last dots: its epilogue, in which nothing waits for a number."""
     last = [op for op in body.ops if any(isinstance(inner, tile.Dot) for inner in op.walk())]
     return next_of(last[-1]) if last else terminator_of(body)
 

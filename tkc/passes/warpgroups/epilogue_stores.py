@@ -13,7 +13,8 @@ a ring which the program has read for the last time (`Plan.reuse_operand_stages`
 released when the copy has read it:
 
     tile.write %ring[%s] …, %y                  barrier;  tile.write %ring[%s] …, %y
-    tile.copy_out %c[%m, %n] %ring[%s]    ->    fence async_shared;  barrier;  tma_store …;  bulk_commit
+    tile.copy_out %c[%m, %n] %ring[%s]    ->    fence async_shared;  barrier
+                                                tma_store …;  bulk_commit
                                                 in the next program, before its loop:
                                                 bulk_wait 0 read;  mbarrier_arrive %empty[%s]
 
@@ -135,7 +136,7 @@ def _place(offset: SSAValue) -> tuple[SSAValue | None, int | float]:
 
 
 def stage_of(out: shared.CopyOut) -> shared.Stage | None:
-    """The stage of a ring through which a result leaves, if it does."""
+    """The stage of a ring through which a result is stored, if it does."""
     view = out.buffer.owner
     return (
         view.arg.owner
@@ -144,9 +145,9 @@ def stage_of(out: shared.CopyOut) -> shared.Stage | None:
     )
 
 
-def give_back(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> None:
-    """Stages through which a program's results leave, to whoever waits for these barriers: behind
-    the beginning of the next program.
+def release_stages(stages: list[shared.Stage], empty: dict[SSAValue, SSAValue]) -> None:
+    """Stages through which a program's results are stored, to whoever waits for these barriers:
+    behind the beginning of the next program.
     """
     block = block_of(
         stages[0]
@@ -190,7 +191,7 @@ def _write_of(out: shared.CopyOut) -> shared.Write:
 
 
 def _own_rows(held: Layout | None) -> int:
-    """The rows of a tile that each of several warpgroups holds, if they follow one another; else 0."""
+    """The rows of a tile that each of several warpgroups holds, if contiguous; else 0."""
     if held is None:
         return 0
     groups = held.num_warps // 4

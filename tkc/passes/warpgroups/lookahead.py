@@ -77,7 +77,7 @@ def _last_dots(body: Block) -> threads.DotWait | None:
 
 
 def freed(over: threads.DotWait) -> list[Operation]:
-    """The arrivals that follow a wait for dots, which give back what these have read, and their
+    """The arrivals that follow a wait for dots, which release what these have read, and their
     fences.
     """
     found: list[Operation] = []
@@ -120,7 +120,7 @@ def _step(wait: threads.MbarrierWait) -> threads.RingNext | None:
 
 
 def _asked(loop: scf.ForOp, barriers: SSAValue, stage: SSAValue, parity: SSAValue) -> SSAValue:
-    """Whether the first stage is there: asked behind the last dots before the loop, or not at all."""
+    """Whether the first stage is full: tested behind the last dots before the loop, or false."""
     step, op = stage.owner, loop.prev_op
     while op is not None and not isinstance(op, threads.DotWait) and op is not step:
         op = op.prev_op

@@ -33,7 +33,7 @@ CONSUMER_THREADS = 256  # of both consumers
 
 
 def alternate(role: threads.Role) -> None:
-    """Makes a role that runs every program one whose two instances have every second program each."""
+    """Makes the two instances of a role run every second program each."""
     block = role.body.block
     loop = next(op for op in block.ops if isinstance(op, scf.ForOp))
     own_buffers(role)

@@ -102,7 +102,7 @@ def _strip(block: Block) -> None:
 
 
 def convert(block: Block, rings: dict[SSAValue, RingBarriers], raw: set[SSAValue]) -> None:
-    """The role that lays factors anew: it waits for what was copied and for room, reads and writes,
+    """The role that relays operands: it waits for what was copied and for room, reads and writes,
     and says both.
     """
     arrived(block, {ring: barriers for ring, barriers in rings.items() if ring in raw})

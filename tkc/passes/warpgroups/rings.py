@@ -25,7 +25,7 @@ class RingBarriers:
     stages: int
     bytes: int
     read: bool  # by threads, not by dots alone
-    # each program's own has no stage beside it for the next one's: it is given back as soon as can
+    # each program's own has no stage beside it for the next one's: it is released as soon as can
     # be
     single: bool = False
 
@@ -70,7 +70,7 @@ def relayouts(op: Operation) -> TypeGuard[shared.Write]:
 
 
 def origin(write: shared.Write) -> shared.Read:
-    """What a factor that is laid anew was read from."""
+    """What an operand that is relaid was read from."""
     value = write.value
     while (read := defining_op(value, shared.Read)) is None:
         value = owner_op(value).operands[0]

@@ -23,11 +23,11 @@ With the dynamic tile scheduler the producer claims programs for all roles
 producer fills one, a third role, the converter, the other. Its copy of the loops keeps the reads,
 what lies between, and the writes:
 
-    %x = tile.read %ring[%s]         converter:  mbarrier_wait %full[%s] %p;  %x = tile.read %ring[%s];  …
-    …                                            mbarrier_wait %empty2[%t] %q ^ 1
-    tile.write %ring2[%t], %y  ->                tile.write %ring2[%t], %y;  fence async_shared
-                                                 mbarrier_arrive %full2[%t], %empty[%s], each warp one
-                                     consumer:   mbarrier_wait %full2[%t] %q;  releases it as any stage
+    %x = tile.read %ring[%s]       converter:  mbarrier_wait %full[%s] %p;  %x = tile.read …;  …
+    …                                          mbarrier_wait %empty2[%t] %q ^ 1
+    tile.write %ring2[%t], %y  ->              tile.write %ring2[%t], %y;  fence async_shared
+                                               mbarrier_arrive %full2[%t], %empty[%s], each warp
+                                   consumer:   mbarrier_wait %full2[%t] %q
 
 The roles' parts are in producing.py and consuming.py. Numbers that the producer loads for the
 consumers are broadcast beside a stage (broadcasts.py). Results are stored by epilogue_stores.py.
@@ -185,7 +185,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     ):
         context.decisions.append(
             "schedule-warpgroups: programs do not begin with their first dot alone, or do not end"
-            " with their last: their boundaries are not fused"
+            " with their last: there is no cross-tile prologue"
         )
     if roomy:
         straighten(consumer)
@@ -199,7 +199,7 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     _begin(kernel)
     context.decisions.append(
         f"schedule-warpgroups: a producer warp and {plan.warps * plan.programs} warps of consumers,"
-        f" {f'{RELAYOUT_WARPS} that lay factors anew, ' if anew else ''}{len(set(rings.values()))}"
+        f" {f'{RELAYOUT_WARPS} of relayout, ' if anew else ''}{len(set(rings.values()))}"
         f" ring{'s' * (len(set(rings.values())) > 1)}"
     )
 

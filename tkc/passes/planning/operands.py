@@ -1,21 +1,23 @@
-"""How the factors of a dot reach Hopper's tensor cores: which instruction takes them, where they
+"""How the operands of a dot reach Hopper's tensor cores: which instruction takes them, where they
 come from, which major they have.
 
-wgmma reads its right factor in shared memory, its left one there or in registers. In shared memory
-16-bit factors may be K-major or MN-major, 8-bit and tf32 ones only K-major: their K must be the
-axis that is dense in memory. 8-bit ones that are not are laid anew on their way
+wgmma reads its right operand in shared memory, its left one there or in registers. In shared memory
+16-bit operands may be K-major or MN-major, 8-bit and tf32 ones only K-major: their K must be the
+axis that is dense in memory. 8-bit ones that are not are relaid on their way
 (layouts/relayout.py), a tf32 one is read into registers, as the left one (`swap` where it is the
 right one).
 
-    a  [M, K]  K-major: row-major        MN-major: column-major, or the transpose of a row-major [K, M]
-    b  [K, N]  K-major: column-major, or the transpose of a row-major [N, K]        MN-major: row-major
+    a  [M, K]  K-major    row-major
+               MN-major   column-major, or the transpose of a row-major [K, M]
+    b  [K, N]  K-major    column-major, or the transpose of a row-major [N, K]
+               MN-major   row-major
 
-A factor that is computed element by element (a dequantization, relu(a), a · scale) is made in
+An operand that is computed element by element (a dequantization, relu(a), a · scale) is made in
 registers: the left one. The blocks that it is computed from come through shared memory like any
-factor. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its
+operand. Where only the right one is computed, or a block has fewer rows than wgmma's 64 and its
 columns are a multiple of them, the dot is taken as its own transpose (`swap`).
 
-`options` forces both: left_operand = "registers" has a loaded left factor read into registers, as
+`options` forces both: left_operand = "registers" has a loaded left operand read into registers, as
 one that is computed is; swap_dots takes a dot as its transpose, or does not.
 
 Float8 sums: the tensor core adds with fewer bits than float32 has. `dot(a, b, acc)` sums whole
@@ -42,7 +44,7 @@ from tkc.passes.split_sums import axis_of, chain_of
 
 
 def source(value: SSAValue) -> tile.Load | None:
-    """The load that a factor shows, transposed or not."""
+    """The load that an operand shows, transposed or not."""
     while isinstance(value.owner, tile.Transpose):
         value = value.owner.arg
     return value.owner if isinstance(value.owner, tile.Load) else None
@@ -54,8 +56,8 @@ ADDRESS_REGISTERS = 16
 
 @dataclass(frozen=True)
 class Sides:
-    """A dot as wgmma takes it: m x n, its left and right factor, and which axis of each is K.
-    swapped: (bᵀ aᵀ)ᵀ; held: the left factor is in registers.
+    """A dot as wgmma takes it: m x n, its left and right operand, and which axis of each is K.
+    swapped: (bᵀ aᵀ)ᵀ; held: the left operand is in registers.
     """
 
     left: SSAValue
@@ -103,7 +105,7 @@ class Sides:
 
 
 def _turned(value: SSAValue, k: int) -> bool:
-    """Whether a loaded factor of 32 bits is not K-major: wgmma does not read it in shared memory,
+    """Whether a loaded operand of 32 bits is not K-major: wgmma does not read it in shared memory,
     and a thread's registers take it either way round.
     """
     load = source(value)
@@ -112,13 +114,13 @@ def _turned(value: SSAValue, k: int) -> bool:
         and tile_type(value).rank == 2
         and load is not None
         and not unmapped(load)
-        and dense_of_factor(value) != k
+        and dense_of_operand(value) != k
     )
 
 
 def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadPointers]:
-    """The blocks in memory that a left factor in registers is made of in the dot's loop, in program
-    order.
+    """The blocks in memory that a left operand in registers is made of in the dot's loop, in
+    program order.
     """
     both = Sides.of(dot, options)
     loop = dot.parent_op()
@@ -138,15 +140,15 @@ def staged(dot: tile.Dot, options: LaunchOptions) -> list[tile.Load | tile.LoadP
     return [op for op in loop.walk() if op in found and isinstance(op, LOADS)]
 
 
-def dense_of_factor(value: SSAValue) -> int:
-    """The axis of a factor that is dense in memory."""
+def dense_of_operand(value: SSAValue) -> int:
+    """The axis of an operand that is dense in memory."""
     if not isinstance(value.owner, tile.Transpose):
         return dense_of_block(owner_of(value, tile.Load))
-    return value.owner.permutation.get_values().index(dense_of_factor(value.owner.arg))
+    return value.owner.permutation.get_values().index(dense_of_operand(value.owner.arg))
 
 
 def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
-    """Whether a dot counts K in the order of an accumulator's registers: its left factor, of 8
+    """Whether a dot counts K in the order of an accumulator's registers: its left operand, of 8
     bits, is computed of another dot's result.
     """
     both = Sides.of(dot, options)
@@ -158,27 +160,27 @@ def permuted(dot: tile.Dot, options: LaunchOptions) -> bool:
     ):
         return False
     return source(both.right) is not None and fits(
-        tile_type(both.right).extents, both.right_k, dense_of_factor(both.right)
+        tile_type(both.right).extents, both.right_k, dense_of_operand(both.right)
     )
 
 
 def anew(dot: tile.Dot, options: LaunchOptions) -> list[tuple[tile.Load, bool]]:
-    """The loaded factors of a dot that are laid anew on their way to it, and whether each is the
+    """The loaded operands of a dot that are relaid on their way to it, and whether each is the
     right one.
     """
     both, found = Sides.of(dot, options), []
-    for factor, k in (both.left, both.left_k), (both.right, both.right_k):
-        load = source(factor)
+    for operand, k in (both.left, both.left_k), (both.right, both.right_k):
+        load = source(operand)
         if (
             load is None
             or both.held
-            and factor is both.left
-            or bits(tile_type(factor).element) != 8
-            or not fits(tile_type(factor).extents, k, dense_of_factor(factor))
+            and operand is both.left
+            or bits(tile_type(operand).element) != 8
+            or not fits(tile_type(operand).extents, k, dense_of_operand(operand))
         ):
             continue
-        if dense_of_factor(factor) != k or factor is both.right and permuted(dot, options):
-            found.append((load, factor is both.right))
+        if dense_of_operand(operand) != k or operand is both.right and permuted(dot, options):
+            found.append((load, operand is both.right))
     return found
 
 
@@ -287,68 +289,69 @@ def unfit(dot: tile.Dot, options: LaunchOptions) -> str:
         and (simple(dot) or summed(dot))
         and not zero(loop.iter_args[dot.acc.index - 1])
     ):
-        return "a sum does not start from zero"
+        return "an accumulator does not start from zero"
     if source(both.right) is None:
         return (
-            "both factors are computed"
+            "both operands are computed"
             if source(both.left) is None
             else (
-                f"the {'left' if both.swapped else 'right'} factor is computed, and wgmma reads its"
+                f"the {'left' if both.swapped else 'right'} operand is computed, and wgmma reads"
+                " its"
                 " right one in shared memory"
             )
         )
     if both.swapped and not simple(dot):
         return (
-            f"{'the right factor is computed and ' * (options.swap_dots is None)}its dot's sum does"
-            " not just go round the loop"
+            f"{'the right operand is computed and ' * (options.swap_dots is None)}its dot's"
+            " accumulator is not just loop-carried"
         )
     for load in staged(dot, options):
         if not isinstance(load, tile.Load) or load.parent_op() is not loop:
-            return "a factor is computed from what is not a block loaded in the dot's loop"
+            return "an operand is computed from what is not a block loaded in the dot's loop"
         if reason := unmapped(load):
             return reason
         if not load.result.has_one_use():
-            return "a factor is used elsewhere too"
+            return "an operand is used elsewhere too"
     if sum(map(len, running_sums(loop))) > 1 and (both.held or anew(dot, options)):
         return (
-            "of several dots that add up in a loop a factor is computed, held in registers or laid"
-            " anew"
+            "one of several dots that accumulate in a loop has an operand that is computed,"
+            " held in registers or relaid"
         )
-    for factor, axis in (both.left, both.left_k), (both.right, both.right_k):
-        held = both.held and factor is both.left
-        shown = source(factor)
+    for operand, axis in (both.left, both.left_k), (both.right, both.right_k):
+        held = both.held and operand is both.left
+        shown = source(operand)
         if shown is None or held and shown.parent_op() is loop:
             continue  # looked at above
-        if reason := _unread(loop, shown, factor is both.right):
+        if reason := _unread(loop, shown, operand is both.right):
             return reason
         if (
             not held
-            and dense_of_factor(factor) != axis
+            and dense_of_operand(operand) != axis
             and "mn" not in form.majors
             and not any(shown is found for found, _ in anew(dot, options))
         ):
             return (
                 f"wgmma reads {names(dot)[0]} K-major only: the {'left' if axis else 'right'}"
-                f" factor is dense along {'nm'[axis]}, not k; pass its transpose (an array of"
+                f" operand is dense along {'nm'[axis]}, not k; pass its transpose (an array of"
                 f" {'[M, K]' if axis else '[N, K]'}, loaded with .T for b)"
             )
     return ""
 
 
 def _unread(loop: scf.ForOp, load: tile.Load, right: bool) -> str:
-    """Why a loaded factor cannot be read in shared memory, where a tensor map put it."""
+    """Why a loaded operand cannot be read in shared memory, where a tensor map put it."""
     around = loop.parent_op()
     if load.parent_op() is not loop and (
         right or load.parent_op() is not around or not isinstance(around, tile.Kernel)
     ):
-        return "a factor is loaded neither in the dot's loop nor before it"
+        return "an operand is loaded neither in the dot's loop nor before it"
     if reason := unmapped(load):
         return reason
-    return "a factor is used elsewhere too" if _elsewhere(load, loop) else ""
+    return "an operand is used elsewhere too" if _elsewhere(load, loop) else ""
 
 
 def _elsewhere(load: tile.Load, loop: scf.ForOp) -> bool:
-    """Whether more reads a loaded factor than a dot of the loop, or than dots whose sums all go
+    """Whether more reads a loaded operand than a dot of the loop, or than dots whose sums all go
     round it: these read the same stage of a ring.
     """
     work, dots = [load.result], []
@@ -375,7 +378,7 @@ def parts_of(dot: tile.Dot, groups: int, registers: int) -> tuple[int, int]:
     right = source(dot.b)
     if right is None or form is None:
         return 1, 1
-    least = 128 * 8 // bits(tile_type(right.result).element) if dense_of_factor(dot.b) == 1 else 8
+    least = 128 * 8 // bits(tile_type(right.result).element) if dense_of_operand(dot.b) == 1 else 8
     for count in (2, 4):
         width = n // count
         if n % count or width not in form.n or width % least or not chain_of(dot):
@@ -395,7 +398,7 @@ def held(
     options: LaunchOptions,
 ) -> int:
     """Registers of a consumer's thread for sums, those of partial dots and what the loop adds them
-    to, and for left factors.
+    to, and for left operands.
     """
 
     def registers(value: SSAValue) -> int:
