@@ -227,7 +227,7 @@ class Compiled:
         `ptx` if they spill less.
         """
         from tkc.codegen.ptx.ptxas import assemble, roomy
-        from tkc.codegen.ptx.sink import afresh, sunk
+        from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
         if self.ptx is None:
             raise CompileError(
@@ -237,9 +237,9 @@ class Compiled:
         found = assemble(self.ptx, self.target)
         for leaner in (
             lambda text: roomy(text, self.interface.threads),
-            sunk,
-            afresh,
-            lambda text: sunk(afresh(text)),
+            sink_to_uses,
+            rematerialise,
+            lambda text: sink_to_uses(rematerialise(text)),
         ):
             if not found.spill_stores:
                 break

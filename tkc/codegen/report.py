@@ -41,7 +41,8 @@ def page(c, prediction=None, width: int = 120) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    out = Console(file=io.StringIO(), width=width)
+    text = io.StringIO()
+    out = Console(file=text, width=width)
     out.print(
         f"[bold]{c.name}[/] for {c.target}"
         + (" (from the disk cache; times are of its compilation)" if c.cached else "")
@@ -64,7 +65,7 @@ def page(c, prediction=None, width: int = 120) -> str:
             out.print(f"resources: {e}", markup=False)
     if prediction is not None:
         out.print(timeline(prediction), markup=False, highlight=False)
-    return out.file.getvalue()
+    return text.getvalue()
 
 
 def _launch(c) -> str:

@@ -5,7 +5,7 @@ kernels which would spill do not.
 import pytest
 
 from tkc.codegen.ptx.ptxas import assemble, find
-from tkc.codegen.ptx.sink import afresh, sunk
+from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
 BEFORE = """\tmov.u32 %r0, %tid.x;
 \tand.b32 %r1, %r0, 31;
@@ -37,7 +37,7 @@ def test_what_moves():
     """The lane's predicate and the place, with all they alone are made of; not what the loop reads,
     the clock, what is assigned twice or read in two blocks.
     """
-    after, kept = sunk(BEFORE).splitlines(), [f"%r{i}" for i in (3, 4, 5, 6)]
+    after, kept = sink_to_uses(BEFORE).splitlines(), [f"%r{i}" for i in (3, 4, 5, 6)]
     loop = after.index("$for_2:")
     assert sorted(after) == sorted(BEFORE.splitlines()) and all(
         any(line.split(",")[0].endswith(r) for line in after[:loop]) for r in kept
@@ -50,7 +50,7 @@ def test_what_moves():
     "text", ["", "\tret;\n", BEFORE.replace("@%p0 st", "st").replace("$for_2", "$wait_2")]
 )
 def test_nothing_moves(text):
-    assert sunk(text) == text
+    assert sink_to_uses(text) == text
 
 
 def test_nothing_moves_into_a_loop():
@@ -58,7 +58,7 @@ def test_nothing_moves_into_a_loop():
         "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0],"
         " %r0;\n\t@%p0 bra $for_1;\n$for_2:\n\tst.shared.b32 [%r1], %r0;\n\t@%p0 bra $for_2;\n"
     )
-    assert sunk(text) == text
+    assert sink_to_uses(text) == text
 
 
 def test_what_an_outer_loop_reads_is_computed_in_it():
@@ -68,7 +68,7 @@ def test_what_an_outer_loop_reads_is_computed_in_it():
         " %r2;\n$for_2:\n\tst.shared.b32 [%r2], %r5;\n\t@%p0 bra $for_2;\n\t@%p1 bra $while_1;\n"
     )
     lines = text.splitlines()
-    assert sunk(text).splitlines() == [lines[2], *lines[:2], *lines[3:]]
+    assert sink_to_uses(text).splitlines() == [lines[2], *lines[:2], *lines[3:]]
 
 
 def test_what_is_computed_anew():
@@ -99,7 +99,7 @@ $end_2:
 $end_3:
 \tret;
 """
-    after = afresh(text).splitlines()
+    after = rematerialise(text).splitlines()
     assert after[0] == "\t.reg .b32 %r<21>;" and sum("%tid.x" in line for line in after) == 4
     behind = after[after.index("$end_2:") + 1 :]
     assert behind[:5] == [
@@ -129,7 +129,7 @@ $end_3:
     ],
 )
 def test_nothing_is_computed_anew(text):
-    assert afresh(text) == text
+    assert rematerialise(text) == text
 
 
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
@@ -182,5 +182,5 @@ def test_a_kernel_that_would_spill_does_not(monkeypatch):
     assert (
         compiled.ptx == first
         or assemble(first, "sm_90a").spill_stores
-        and compiled.ptx == sunk(first)
+        and compiled.ptx == sink_to_uses(first)
     )

@@ -75,12 +75,20 @@ def narrow(
     raw: Integer | None = None
     if not any(isinstance(x, str) for x in elements):
         raw = _packed_constant([x for x in elements if not isinstance(x, str)], element)
-    elif bits(element) >= 32 or is_bool(element) or not is_float(element) and len(elements) == 1:
+    elif len(elements) == 1 and (bits(element) >= 32 or not is_float(element)):
         raw = as_integer(elements[0])
-    if raw is not None:
-        if into:
-            w.move(into, raw)
-        return into or raw
+    if raw is None:
+        return _narrow_registers(e, elements, element, into)
+    if into:
+        w.move(into, raw)
+    return into or raw
+
+
+def _narrow_registers(
+    e: Context, elements: Sequence[Operand], element: Attribute, into: str | None
+) -> str:
+    """Elements of less than 32 bits, of which at least one is in a register."""
+    w = e.w
     if is_float(element):
         held = [w.register(x if isinstance(x, str) else float(x)) for x in elements]
         return _narrow_floats(e, held, element, into)

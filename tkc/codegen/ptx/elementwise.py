@@ -20,7 +20,7 @@ from tkc.codegen.ptx.conversions import cast, normal
 from tkc.codegen.ptx.coordinates import base, beyond, number
 from tkc.codegen.ptx.elements import widen_pair
 from tkc.codegen.ptx.emitter import RUNS, Emitter, emitter
-from tkc.codegen.ptx.integers import add, displaced, is_power_of_two
+from tkc.codegen.ptx.integers import add, displaced, is_power_of_two, narrowed
 from tkc.codegen.ptx.values import (
     Tile,
     compute_class,
@@ -195,10 +195,11 @@ def integer(
     match name:
         case "add" | "sub" | "mul":
             return _sum_or_product(e, name, t, a, b)
-        case "mulhi" if bits(t) < 32:
-            return w.op(f"shr.{kind}", cls, w.op(f"mul.lo.{kind}", cls, a, b), bits(t), type="u32")
         case "mulhi":
-            return w.op(f"mul.hi.{kind}", cls, a, b)
+            if bits(t) >= 32:
+                return w.op(f"mul.hi.{kind}", cls, a, b)
+            product = w.op(f"mul.lo.{kind}", cls, a, b)
+            return w.op(f"shr.{kind}", cls, product, bits(t), type="u32")
         case "max" | "min":
             return w.op(f"{name}.{kind}", cls, a, b)
         case "neg":
@@ -211,9 +212,8 @@ def integer(
             return w.op(f"{name}.b{n}", cls, a, b)
         case "popcount" | "clz":
             return _bit_count(e, name, t, a)
-        case "shl" | "shr":  # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
-            if isinstance(b, str) and n == "64":
-                b = w.op("cvt.u32.u64", "b32", b)
+        case "shl" | "shr":
+            b = narrowed(e, b)  # amounts of 64-bit shifts are 32-bit operands; PTX clamps them
             return w.op(f"shl.b{n}" if name == "shl" else f"shr.{kind}", cls, a, b, type="u32")
         case "floordiv" | "mod":
             return _floor_division(e, name, t, a, b, value)

@@ -275,13 +275,17 @@ def scalar_pointer_group(
     op: tile.LoadPointers | tile.StorePointers | tile.Atomic,
     size: int,
     verb: str,
-    once: bool = True,
+    held: Operand | None = None,
 ) -> Group:
-    """The place that a scalar pointer names, where the mask holds. once: in one thread."""
+    """The place that a scalar pointer names. held: whether it is there, by default where the mask
+    holds, in one thread.
+    """
 
     def group(r: int) -> Group:
-        address, masked = e.register(op.pointers), mask_of(e, op.mask, 0)
-        return Group(address, 0, both(e, masked, one_thread(e) if once else True))
+        address = e.register(op.pointers)
+        if held is not None:
+            return Group(address, 0, held)
+        return Group(address, 0, both(e, mask_of(e, op.mask, 0), one_thread(e)))
 
     return guarded(e, group, size, verb, op.pointers)(0)
 
@@ -299,7 +303,8 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
     t, atomic, how = op.result.type, op.semantics is not None, ordering(op)
     absent = otherwise(e, op.other)
     if not isinstance(t, TileType):
-        at = scalar_pointer_group(e, op, size_of(t), "reads", atomic)
+        held = both(e, mask_of(e, op.mask, 0), one_thread(e) if atomic else True)
+        at = scalar_pointer_group(e, op, size_of(t), "reads", held)
         element = load_element(e, at, t, absent(0), "global", how)
         return e.set(op.result, broadcast(e, element, compute_class(t)) if atomic else element)
     layout, size = layout_of(t), size_of(t.element)

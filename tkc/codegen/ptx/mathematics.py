@@ -2,26 +2,34 @@
 
 f16, bf16 and f8 are computed in float32 and rounded by the caller; for them the hardware's
 approximations are exact enough. Errors in ulp of float32: div, exp2, exp, log, log2, expm1, sqrt,
-rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1
-for each 2^4 of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no float64 form.  tests/operations has the bounds.
+rsqrt, tanh, erf, atan2, sin and cos at most 2 to 4; pow grows with |y log2 x|, about 1 for each 2^4
+of it beyond 8.  float64: within a few ulp, sin and cos up to 10^9 (NaN beyond); atan2 has no float64
+form.  tests/operations has the bounds.
 
 The formulas are minimax polynomials on a reduced argument, fitted for the purpose:
 
     exp    2^n 2^f, n = floor(x log2 e)            log    x = 2^i m, m in [2/3, 4/3): i ln 2 + log1p(m - 1)
     tanh   odd polynomial, else 1 - 2/(e^2x + 1)   erf    odd polynomial, else 1 - 2^-T(x)
-    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and r by the digits of 2/pi that count
-           (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983)
+    sin    x = k pi/2 + r, |r| <= pi/4: the sine or cosine of r by the quadrant k; beyond 10^5 k and r
+           by the digits of 2/pi that count (Payne and Hanek, "Radian reduction for trigonometric
+           functions", SIGNUM 1983)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 
+import numpy as np
+from numpy.polynomial import Polynomial, chebyshev
 from xdsl.ir import Attribute
 
+from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.types import bits
+
+Function = Callable[..., Operand]  # of the emitter, the element type and the operands
 
 LOG2E, LN2, PI = 1.4426950408889634, 0.6931471805599453, 3.141592653589793
 LN2_HI, LN2_LO = 0.693145751953125, 1.428606765330187e-06
@@ -76,11 +84,8 @@ _ERFC = (
     3.226171975256875e-05,
     -6.681317188395042e-08,
 )
-_HALF_PI = (
-    1.5707855224609375,
-    1.0804334124259185e-05,
-    -1.6513995574653217e-13,
-)  # a float32 of few bits, what that leaves, what both leave
+# a float32 of few bits, what that leaves, what both leave
+_HALF_PI = (1.5707855224609375, 1.0804334124259185e-05, -1.6513995574653217e-13)
 # 32 zero bits, then 2/pi = 0.a2f9836e 4e441529 fc2757d1 ... in hexadecimal
 _TWO_OVER_PI = (
     0,
@@ -108,37 +113,37 @@ _ATAN = (
 class Floats:
     """Arithmetic on operands of one width: `F.mul(a, b)` is one instruction."""
 
-    def __init__(self, e, width: int = 32):
+    def __init__(self, e: Emitter, width: int = 32):
         self.w, self.type, self.cls = e.w, f"f{width}", f"b{width}"
 
     def op(self, name: str, *args: Operand) -> str:
         return self.w.op(f"{name}.{self.type}", self.cls, *args)
 
-    def add(self, a, b):
+    def add(self, a: Operand, b: Operand) -> str:
         return self.op("add.rn", a, b) if isinstance(a, str) else self.op("add.rn", b, a)
 
-    def sub(self, a, b):
+    def sub(self, a: Operand, b: Operand) -> str:
         return self.op("sub.rn", a, b)
 
-    def mul(self, a, b):
+    def mul(self, a: Operand, b: Operand) -> str:
         return self.op("mul.rn", a, b)
 
-    def fma(self, a, b, c):
+    def fma(self, a: Operand, b: Operand, c: Operand) -> str:
         return self.op("fma.rn", a, b, c)
 
-    def abs(self, a):
+    def abs(self, a: Operand) -> str:
         return self.op("abs", a)
 
-    def test(self, relation: str, a, b):
+    def test(self, relation: str, a: Operand, b: Operand) -> str:
         return self.w.op(f"setp.{relation}.{self.type}", "pred", a, b)
 
-    def select(self, condition, yes, no):
+    def select(self, condition: Operand, yes: Operand, no: Operand) -> str:
         return self.w.op(f"selp.{self.type}", self.cls, yes, no, condition)
 
-    def signed_as(self, magnitude, sign):
+    def signed_as(self, magnitude: Operand, sign: Operand) -> str:
         return self.op("copysign", sign, magnitude)
 
-    def polynomial(self, coefficients, x) -> Operand:
+    def polynomial(self, coefficients: Sequence[float], x: Operand) -> Operand:
         """Horner's rule, lowest coefficient first."""
         r: Operand = coefficients[-1]
         for c in coefficients[-2::-1]:
@@ -146,10 +151,10 @@ class Floats:
         return r
 
 
-def _simple(f32: str, f64: str | None = None):
+def _simple(f32: str, f64: str | None = None) -> Function:
     """One instruction; of float64 another, or none."""
 
-    def apply(e, t: Attribute, *args: Operand) -> Operand:
+    def apply(e: Emitter, t: Attribute, *args: Operand) -> Operand:
         if bits(t) < 64:
             return e.w.op(f32, "b32", *args, type="f32")
         if f64 is None:
@@ -159,7 +164,7 @@ def _simple(f32: str, f64: str | None = None):
     return apply
 
 
-def divisor(e, b: str) -> tuple[str, str]:
+def divisor(e: Emitter, b: str) -> tuple[str, str]:
     """What `quotient` needs of a divisor: a power of two that brings it away from the ends of
     float32's range, and the reciprocal of their product, to half an ulp by one step of Newton's
     (which makes NaN of zero and infinity: there the first value is right).
@@ -175,13 +180,13 @@ def divisor(e, b: str) -> tuple[str, str]:
     return scale, F.select(F.test("nan", rest, rest), first, F.fma(first, rest, first))
 
 
-def quotient(e, a: str, scale: str, reciprocal: str) -> str:
+def quotient(e: Emitter, a: str, scale: str, reciprocal: str) -> str:
     """a / b within 2 ulp, as two products: for a divisor that many elements share."""
     F = Floats(e)
     return F.mul(F.mul(a, scale), reciprocal)
 
 
-def inverse(e, a: float, b: str) -> str:
+def inverse(e: Emitter, a: float, b: str) -> str:
     """a / b of a constant of at most 1 and a divisor that is not small: within 2 ulp, and 0 where
     it would be subnormal.
     """
@@ -189,10 +194,10 @@ def inverse(e, a: float, b: str) -> str:
     return found if a == 1 else Floats(e).mul(found, float(a))
 
 
-def _extremum(name: str):
+def _extremum(name: str) -> Function:
     """NaN wins."""
 
-    def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:
+    def apply(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
         if not isinstance(a, str):
             a, b = b, a
         if bits(t) < 64:
@@ -209,7 +214,7 @@ def _extremum(name: str):
     return apply
 
 
-def exp(e, t: Attribute, x: Operand) -> Operand:
+def exp(e: Emitter, t: Attribute, x: Operand) -> Operand:
     """2**n 2**f with n = floor(x log2 e): both factors are exact enough, and -inf, inf and NaN come
     out right.
     """
@@ -224,7 +229,7 @@ def exp(e, t: Attribute, x: Operand) -> Operand:
     return F.mul(F.op("ex2.approx", F.mul(rest, LOG2E)), F.op("ex2.approx", n))
 
 
-def exp2(e, t: Attribute, x: Operand) -> Operand:
+def exp2(e: Emitter, t: Attribute, x: Operand) -> Operand:
     if bits(t) < 64:
         return e.w.op("ex2.approx.ftz.f32", "b32", x)
     F = Floats(e, 64)
@@ -233,7 +238,7 @@ def exp2(e, t: Attribute, x: Operand) -> Operand:
     return _nan_stays(F, x, _scaled64(e, _taylor_exp(F, F.mul(F.sub(y, n), LN2)), n))
 
 
-def expm1(e, t: Attribute, x: Operand) -> Operand:
+def expm1(e: Emitter, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     small = F.fma(
         F.mul(x, x),
@@ -243,7 +248,7 @@ def expm1(e, t: Attribute, x: Operand) -> Operand:
     return F.select(F.test("lt", F.abs(x), 0.5), small, F.sub(exp(e, t, x), 1.0))
 
 
-def log(e, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
+def log(e: Emitter, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
     """Natural logarithm, times `scale` (log2: of the fraction alone, the exponent counts itself)."""
     if bits(t) == 64:
         return _log64(e, x, scale)
@@ -264,11 +269,11 @@ def log(e, t: Attribute, x: Operand, scale: float = 1.0) -> Operand:
     return F.select(normal, found, rough)
 
 
-def log2(e, t: Attribute, x: Operand) -> Operand:
+def log2(e: Emitter, t: Attribute, x: Operand) -> Operand:
     return log(e, t, x, LOG2E)
 
 
-def log1p(e, t: Attribute, x: Operand) -> Operand:
+def log1p(e: Emitter, t: Attribute, x: Operand) -> Operand:
     """log(u) x / (u - 1) with u = 1 + x: what u lost in rounding the quotient gives back."""
     F = Floats(e, max(bits(t), 32))
     u = F.add(x, 1.0)
@@ -278,7 +283,7 @@ def log1p(e, t: Attribute, x: Operand) -> Operand:
     return F.select(F.test("eq", x, float("inf")), x, found)
 
 
-def tanh(e, t: Attribute, x: Operand) -> Operand:
+def tanh(e: Emitter, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     if str(t) in ("bf16", "f8E4M3FN", "f8E5M2"):
         return F.op("tanh.approx", x)
@@ -297,7 +302,7 @@ def tanh(e, t: Attribute, x: Operand) -> Operand:
     return F.signed_as(F.select(F.test("lt", a, 0.6), small, large), x)
 
 
-def erf(e, t: Attribute, x: Operand) -> Operand:
+def erf(e: Emitter, t: Attribute, x: Operand) -> Operand:
     if bits(t) == 64:
         return _erf64(e, x)
     F = Floats(e)
@@ -306,10 +311,10 @@ def erf(e, t: Attribute, x: Operand) -> Operand:
     return F.select(F.test("lt", a, 1.0), F.mul(F.polynomial(_ERF, s), x), F.signed_as(tail, x))
 
 
-def _sine(shift: int):
+def _sine(shift: int) -> Function:
     """sin (shift 0) or cos (shift 1)."""
 
-    def apply(e, t: Attribute, x: Operand) -> Operand:
+    def apply(e: Emitter, t: Attribute, x: Operand) -> Operand:
         F, w = Floats(e, max(bits(t), 32)), e.w
         wide = bits(t) == 64
         k = F.op(f"cvt.rni.{F.type}", F.mul(x, 2 / PI))
@@ -341,7 +346,7 @@ def _sine(shift: int):
     return apply
 
 
-def _reduce_far(e, x: str, r: str, quadrant: str) -> None:
+def _reduce_far(e: Emitter, x: Operand, r: Operand, quadrant: str) -> None:
     """Writes r and quadrant anew where |x| >= 10^5 (NaN for infinities). x = m 2^j with 24 bits of
     m: of 2/pi the digits that make multiples of 4 are left out, the next 96 are multiplied by m;
     the first two bits of that are the quadrant, the others the fraction, with 2^-70 lost.
@@ -400,7 +405,7 @@ def _reduce_far(e, x: str, r: str, quadrant: str) -> None:
     w.place(near)
 
 
-def power(e, t: Attribute, x: Operand, y: Operand) -> Operand:
+def power(e: Emitter, t: Attribute, x: Operand, y: Operand) -> Operand:
     """2**(y log2 |x|), in float64 for float32; a negative base takes whole exponents, odd ones keep
     its sign.
     """
@@ -431,7 +436,7 @@ def power(e, t: Attribute, x: Operand, y: Operand) -> Operand:
     return w.op("cvt.rn.f32.f64", "b32", found) if narrow else found
 
 
-def atan2(e, t: Attribute, y: Operand, x: Operand) -> Operand:
+def atan2(e: Emitter, t: Attribute, y: Operand, x: Operand) -> Operand:
     if bits(t) == 64:
         e.fail("'atan2' of float64 has no GPU form yet: cast to float32")
     F = Floats(e)
@@ -449,10 +454,10 @@ def atan2(e, t: Attribute, y: Operand, x: Operand) -> Operand:
     return F.select(F.test("nan", x, y), F.add(x, y), F.signed_as(angle, y))
 
 
-def floor_division(name: str):
+def floor_division(name: str) -> Function:
     """Quotient rounded down; a remainder with the divisor's sign."""
 
-    def apply(e, t: Attribute, a: Operand, b: Operand) -> Operand:
+    def apply(e: Emitter, t: Attribute, a: Operand, b: Operand) -> Operand:
         F = Floats(e, max(bits(t), 32))
         a, b = e.w.register(a, F.cls), e.w.register(b, F.cls)
         q = F.op(f"cvt.rmi.{F.type}", F.op("div.rn", a, b))
@@ -467,11 +472,11 @@ def floor_division(name: str):
     return apply
 
 
-def isnan(e, t: Attribute, x: Operand) -> Operand:
+def isnan(e: Emitter, t: Attribute, x: Operand) -> Operand:
     return Floats(e, max(bits(t), 32)).test("nan", x, x)
 
 
-def isinf(e, t: Attribute, x: Operand) -> Operand:
+def isinf(e: Emitter, t: Attribute, x: Operand) -> Operand:
     F = Floats(e, max(bits(t), 32))
     return F.test("eq", F.abs(x), float("inf"))
 
@@ -496,7 +501,7 @@ def _f32() -> Attribute:
     return f32
 
 
-def _scaled64(e, x: Operand, n: Operand) -> Operand:
+def _scaled64(e: Emitter, x: Operand, n: Operand) -> Operand:
     """x * 2**n in two steps, so that subnormal and huge results come out."""
     F, w = Floats(e, 64), e.w
     whole = w.op("cvt.rni.s32.f64", "b32", n)
@@ -513,7 +518,7 @@ def _scaled64(e, x: Operand, n: Operand) -> Operand:
     return F.mul(F.mul(x, two_to(half)), two_to(w.op("sub.s32", "b32", whole, half)))
 
 
-def _exp64(e, x: Operand) -> Operand:
+def _exp64(e: Emitter, x: Operand) -> Operand:
     F = Floats(e, 64)
     y = F.op("min", F.op("max", x, -760.0), 720.0)
     n = F.op("cvt.rni.f64", F.mul(y, LOG2E))
@@ -521,7 +526,7 @@ def _exp64(e, x: Operand) -> Operand:
     return _nan_stays(F, x, _scaled64(e, _taylor_exp(F, r), n))
 
 
-def _log64(e, x: Operand, scale: float) -> Operand:
+def _log64(e: Emitter, x: Operand, scale: float) -> Operand:
     """x = 2**i m, m in [0.7, 1.4): log m = 2 atanh((m - 1) / (m + 1)), a series of odd powers."""
     F, w = Floats(e, 64), e.w
     x = w.register(x, "b64")
@@ -545,7 +550,7 @@ def _log64(e, x: Operand, scale: float) -> Operand:
     return F.select(normal, found, special)
 
 
-def _erf64(e, x: Operand) -> Operand:
+def _erf64(e: Emitter, x: Operand) -> Operand:
     """Up to 1 its series; beyond 1 - exp(-x^2) times a polynomial in (x - 2) / (x + 2)."""
     F = Floats(e, 64)
     a = F.op("min", F.abs(x), 6.0)
@@ -564,19 +569,19 @@ def _erf64(e, x: Operand) -> Operand:
 @cache
 def _scaled_erfc() -> tuple[float, ...]:
     """exp(x^2) erfc(x) as a polynomial in t = (x - 2) / (x + 2), for x of 1 to 6."""
-    from numpy.polynomial import Polynomial, chebyshev
 
     def f(t: float) -> float:
         x = 2 * (1 + t) / (1 - t)
         return math.erfc(x) * math.exp(x * x)
 
-    series = chebyshev.Chebyshev.interpolate(
-        lambda ts: [f(t) for t in ts], 20, domain=[-1 / 3 - 0.01, 0.51]
-    )
+    def sampled(ts: np.ndarray) -> np.ndarray:
+        return np.array([f(t) for t in ts])
+
+    series = chebyshev.Chebyshev.interpolate(sampled, 20, domain=[-1 / 3 - 0.01, 0.51])
     return tuple(series.convert(kind=Polynomial).coef)
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Function] = {
     "add": _simple("add.f32", "add.f64"),
     "sub": _simple("sub.f32", "sub.f64"),
     "mul": _simple("mul.f32", "mul.f64"),

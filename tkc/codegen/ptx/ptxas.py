@@ -2,7 +2,7 @@
 reading what they say.
 
     pip install nvidia-cuda-nvcc nvidia-cuda-nvdisasm
-puts them where `find` looks; it asks TKC_PTXAS, PATH, the wheels, then CUDA_HOME.
+puts them where `find` looks: TKC_PTXAS, PATH, the wheels, then CUDA_HOME.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tkc.errors import CompileError, Location
 
-SECONDS = 300  # the longest that ptxas may take
+MAX_SECONDS = 300  # of one run of a tool
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def find(tool: str) -> str | None:
 
 @cache
 def _places(tool: str) -> tuple[Path, ...]:
-    spec, found = importlib.util.find_spec("nvidia"), []
-    for folder in spec.submodule_search_locations if spec else ():
-        found += sorted(
-            Path(folder).glob(f"*/bin/{tool}"), reverse=True
-        )  # nvidia/cu13/bin, nvidia/cuda_nvcc/bin
+    spec = importlib.util.find_spec("nvidia")
+    found: list[Path] = []
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        # nvidia/cu13/bin, nvidia/cuda_nvcc/bin
+        found += sorted(Path(folder).glob(f"*/bin/{tool}"), reverse=True)
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         if home:
             found.append(Path(home) / "bin" / tool)
@@ -88,7 +88,7 @@ def require(tool: str) -> str:
 def version(path: str) -> str:
     """The release of the assembler at `path`, such as "13.5.37"."""
     out = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=SECONDS
+        [path, "--version"], capture_output=True, text=True, timeout=MAX_SECONDS
     ).stdout
     m = re.search(r"V(\d+(?:\.\d+)+)", out)
     return m[1] if m else "unknown"
@@ -107,11 +107,11 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
                 [ptxas, "-v", f"-arch={target}", *options, str(source), "-o", str(cubin)],
                 capture_output=True,
                 text=True,
-                timeout=SECONDS,
+                timeout=MAX_SECONDS,
             )
         except subprocess.TimeoutExpired:
             raise CompileError(
-                f"ptxas did not finish within {SECONDS} s; please report the kernel"
+                f"ptxas did not finish within {MAX_SECONDS} s; please report the kernel"
             ) from None
         log = (done.stderr + done.stdout).replace(str(source), "kernel.ptx")
         if done.returncode:
@@ -120,9 +120,9 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
 
 
 def roomy(text: str, threads: int) -> str:
-    """PTX of a block of so many threads with leave to fill a multiprocessor with one block. Without
-    it ptxas aims at several, and may then spill a few values rather than take more registers: a
-    spill is a reason to assemble this instead, but for what the user asked.
+    """PTX of a block of so many threads that may fill a multiprocessor with one block. Without that
+    directive ptxas aims at several, and may then spill a few values rather than take more registers:
+    a spill is a reason to assemble this instead, unless the user limited the registers.
     """
     if ".maxnreg" in text:
         return text
@@ -133,39 +133,41 @@ def roomy(text: str, threads: int) -> str:
 
 
 def _refusal(log: str, code: int, ptx: str) -> CompileError:
-    """What ptxas said first: of a user's inline PTX at its line, else of us."""
-    first = next(
-        (line for line in log.splitlines() if "error" in line or "fatal" in line),
-        f"it stopped with code {code}",
-    )
+    """What ptxas said first: of a user's inline PTX at its line, else of the text of tkc."""
+    complaints = (line for line in log.splitlines() if "error" in line or "fatal" in line)
+    first = next(complaints, f"it stopped with code {code}")
     m, lines = re.search(r"line (\d+)", first), ptx.splitlines()
-    number = int(m[1]) - 1 if m and 0 < int(m[1]) <= len(lines) else None
-    for above in range(number, max(number - 100, -1), -1) if number is not None else ():
-        if own := re.match(
-            r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above]
-        ):
-            if number - above > int(own[1]):
-                break
+    at = ""
+    if m and 0 < int(m[1]) <= len(lines):
+        number = int(m[1]) - 1
+        at = f"; the line is `{lines[number].strip()}`"
+        if (place := _inline_text(lines, number)) is not None:
             said = first.partition(": ")[2].partition("; ")[2].partition(": ")[2] or first
-            return CompileError(
-                f"ptxas refuses the text of tkc.inline_ptx: {said.strip()}; the line is"
-                f" `{lines[number].strip()}`",
-                Location(own[2], int(own[3]), int(own[4]) - 1),
-            )
+            refused = f"ptxas refuses the text of tkc.inline_ptx: {said.strip()}{at}"
+            return CompileError(refused, place)
     handle, kept = tempfile.mkstemp(prefix="tkc-refused-", suffix=".ptx")
     with os.fdopen(handle, "w") as f:
         f.write(ptx)
-    at = f"; the line is `{lines[number].strip()}`" if number is not None else ""
     return CompileError(
         f"ptxas refused code that tkc made, which is a bug of tkc: {first.strip()}{at}; the text is"
         f" in {kept}"
     )
 
 
+def _inline_text(lines: list[str], number: int) -> Location | None:
+    """Where the user's text of inline PTX begins that a line is of; None for other lines."""
+    for above in range(number, max(number - 100, -1), -1):
+        own = re.match(r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above])
+        if own:
+            ended = number - above > int(own[1])
+            return None if ended else Location(own[2], int(own[3]), int(own[4]) - 1)
+    return None
+
+
 def parse(log: str, cubin: bytes = b"") -> Assembled:
     """Reads the log of `ptxas -v`; of several kernels, the largest of each number."""
 
-    def number(pattern):
+    def number(pattern: str) -> int:
         return max((int(n) for n in re.findall(pattern, log)), default=0)
 
     notes = tuple(
@@ -195,7 +197,7 @@ def disassemble(cubin: bytes) -> str:
         f.write(cubin)
         f.flush()
         done = subprocess.run(
-            [nvdisasm, "-c", f.name], capture_output=True, text=True, timeout=SECONDS
+            [nvdisasm, "-c", f.name], capture_output=True, text=True, timeout=MAX_SECONDS
         )
     if done.returncode:
         raise CompileError(

@@ -1,8 +1,7 @@
 """Reductions and scans: a tree over the registers of a thread, then butterflies over its lanes.
 
 Warps do not meet here: a reduction over warps is a reduce_partial, a trip through shared memory and
-a tile.reduce (swizzle-shared
-makes them).  Padding takes the neutral element.
+a tile.reduce (swizzle-shared makes them).  Padding takes the neutral element.
 
 A `combine` region need not commute, so its registers and lanes are folded in the order of the axis:
 digit by digit of the layout, from the smallest stride to the largest.
@@ -10,26 +9,32 @@ digit by digit of the layout, from the smallest stride to the largest.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 from xdsl.dialects.builtin import i1, i32
-from xdsl.ir import Attribute, Region
+from xdsl.ir import Attribute, Region, SSAValue
 
+from tkc.codegen.ptx.access import bool_bits
 from tkc.codegen.ptx.conversions import normal
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.elementwise import function, select
 from tkc.codegen.ptx.emitter import Emitter, emitter
-from tkc.codegen.ptx.values import Tile, compute_class, compute_type
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.integers import is_power_of_two
+from tkc.codegen.ptx.values import Tile, compute_class, compute_type, layout_of
+from tkc.codegen.ptx.writer import Operand, braced
 from tkc.ir import shared, threads, tile
 from tkc.ir.layout import WARP, Layout, register_map
 from tkc.ir.reductions import FUNCTION, neutral
 from tkc.ir.types import TileType, is_bool, is_float
+from tkc.ir.values import tile_type, yielded_by
 
 Values = tuple[Operand, ...]
+LaneBit = tuple[int, int]  # lane mask, stride along the axis
+Stretch = tuple[tuple[int, ...], int, int]
 
 
 def shuffle(e: Emitter, x: Operand, mask: Operand, kind: str, how: str = "bfly") -> Operand:
@@ -38,29 +43,27 @@ def shuffle(e: Emitter, x: Operand, mask: Operand, kind: str, how: str = "bfly")
         return x
     w = e.w
     if kind == "pred":
-        return w.op(
-            "setp.ne.b32", "pred", shuffle(e, w.op("selp.b32", "b32", 1, 0, x), mask, "b32", how), 0
-        )
+        bit = shuffle(e, w.op("selp.b32", "b32", 1, 0, x), mask, "b32", how)
+        return w.op("setp.ne.b32", "pred", bit, 0)
     if kind == "b64":
-        low, high = w.many("b32", 2)
-        w.emit(f"mov.b64 {{{low}, {high}}}, {x}")
+        halves = w.many("b32", 2)
+        w.emit(f"mov.b64 {braced(halves)}, {x}")
         into = w.new("b64")
-        w.emit(
-            f"mov.b64 {into}, {{{shuffle(e, low, mask, 'b32', how)},"
-            f" {shuffle(e, high, mask, 'b32', how)}}}"
-        )
+        found = [w.register(shuffle(e, half, mask, "b32", how)) for half in halves]
+        w.emit(f"mov.b64 {into}, {braced(found)}")
         return into
     return w.op(f"shfl.sync.{how}.b32", "b32", x, mask, 31, -1)
 
 
-def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[tuple[int, int]]:
+def lanes_along(e: Emitter, layout: Layout, axis: int) -> list[LaneBit]:
     """(lane mask, stride along the axis) of each bit of the lanes that lie along the axis, smallest
-    stride first.
+    stride first. Raises CompileError for a number of lanes that is no power of two.
     """
-    found, weight = [], 1
+    found: list[LaneBit] = []
+    weight = 1
     for d in layout.lanes:
         if d.axis == axis:
-            if d.extent & d.extent - 1 or weight & weight - 1:
+            if not is_power_of_two(d.extent) or not is_power_of_two(weight):
                 e.fail(
                     f"a reduction over {d.extent} lanes needs a power of two: choose another layout"
                 )
@@ -75,42 +78,46 @@ class Folder:
     def __init__(
         self, e: Emitter, kind: str, elements: Sequence[Attribute], region: Region | None = None
     ):
-        self.e, self.kind, self.region, self.elements = (
-            e,
-            kind,
-            region,
-            (*elements, i32) if region else tuple(elements),
-        )
+        self.e, self.kind, self.region = e, kind, region
+        self.elements = (*elements, i32) if region else tuple(elements)
         self.classes = tuple(map(compute_class, self.elements))
 
     def __call__(self, a: Values, b: Values) -> Values:
         """a comes before b along the axis."""
-        if self.kind == "combine":
-            return self._region(a, b)
+        if self.region is not None:
+            return self._region(self.region, a, b)
         if self.kind.startswith("arg"):
             return self._first_of(a, b)
         return (function(self.e, FUNCTION[self.kind], self.elements[0], (a[0], b[0])),)
 
-    def _region(self, a: Values, b: Values) -> Values:
+    def _region(self, region: Region, first: Values, second: Values) -> Values:
         """The last of a tuple, 0 or 1, says whether there is an element at all, or padding: a
         region has no neutral element.
         """
-        e, block, (*a, here), (*b, there) = self.e, self.region.block, a, b
+        e, (*a, here), (*b, there) = self.e, first, second
         if here == 0 or there == 0:
-            return (*a, here) if there == 0 else (*b, there)
+            return first if there == 0 else second
         with e.w.scope():
-            for name, x in zip(block.args, (*a, *b), strict=True):
-                e.values[name] = x
-            e.block(block)
-            found = [e.operand(v) for v in block.last_op.operands]
+            e.values.update(zip(region.block.args, (*a, *b), strict=True))
+            e.block(region.block)
+            found = [e.operand(v) for v in yielded_by(region.block)]
         for real, instead in ((there, a), (here, b)):
             if isinstance(real, str):
-                real = e.w.op("setp.ne.b32", "pred", real, 0)
-                found = [
-                    select(e, t, real, x, y)
-                    for t, x, y in zip(self.elements, found, instead, strict=False)
-                ]
+                held = e.w.op("setp.ne.b32", "pred", real, 0)
+                found = self._select(held, found, instead)
         return (*found, 1 if 1 in (here, there) else e.w.op("or.b32", "b32", here, there))
+
+    def _select(
+        self, condition: Operand, yes: Sequence[Operand], no: Sequence[Operand]
+    ) -> list[Operand]:
+        return [
+            select(self.e, t, condition, x, y)
+            for t, x, y in zip(self.elements, yes, no, strict=False)
+        ]
+
+    def pick(self, condition: Operand, yes: Values, no: Values) -> Values:
+        """One of two partial results."""
+        return tuple(self._select(condition, yes, no))
 
     def _wins(self, a: Operand, b: Operand) -> Operand:
         """b beats a: it is larger (smaller), or the first NaN."""
@@ -119,24 +126,17 @@ class Folder:
         if not is_float(t):
             return function(e, sign, t, (b, a))
         kind = compute_type(t)
-        return e.w.op(
-            f"setp.{sign}u.and.{kind}",
-            "pred",
-            b,
-            a,
-            e.w.op(f"setp.num.{kind}", "pred", a, a),
-            type=kind,
-        )
+        is_number = e.w.op(f"setp.num.{kind}", "pred", a, a)
+        return e.w.op(f"setp.{sign}u.and.{kind}", "pred", b, a, is_number, type=kind)
 
-    def _first_of(self, a: Values, b: Values) -> Values:
+    def _first_of(self, a: Values, b: Values, across: bool = False) -> Values:
+        """across: of equals the one of the smaller index, not of the first lane."""
         e = self.e
         take = self._wins(a[0], b[0])
-        if len(a) > 2 or len(b) > 2:  # across lanes: of equals the smaller index
-            a, b = a[:2], b[:2]
+        if across:
             tie = e.w.op("setp.lt.s32", "pred", e.w.register(b[1]), a[1])
-            tie = e.w.op(
-                "and.pred", "pred", tie, e.w.op("not.pred", "pred", self._wins(b[0], a[0]))
-            )
+            loses = e.w.op("not.pred", "pred", self._wins(b[0], a[0]))
+            tie = e.w.op("and.pred", "pred", tie, loses)
             take = e.w.op("or.pred", "pred", e.w.register(take, "pred"), tie)
         return select(e, self.elements[0], take, b[0], a[0]), select(e, i32, take, b[1], a[1])
 
@@ -149,8 +149,8 @@ class Folder:
         return (neutral(self.kind, self.elements[0]),)
 
     # ---- over registers and lanes
-    # -------------------------------------------------------------------------------
     def tree(self, items: list[Values]) -> Values:
+        """All items, by pairs of neighbours."""
         while len(items) > 1:
             items = [
                 self(*items[i : i + 2]) if i + 1 < len(items) else items[i]
@@ -158,42 +158,41 @@ class Folder:
             ]
         return items[0]
 
-    def asked(self, x: Values) -> Values:
+    def voted(self, x: Values) -> Values:
         """Truth values of all lanes, by a vote: there is any unless all are not."""
         if not isinstance(x[0], str):
             return x
-        turned = (
-            (lambda v: self.e.w.op("not.pred", "pred", v)) if self.kind == "any" else lambda v: v
-        )
-        return (turned(self.e.w.op("vote.sync.all.pred", "pred", turned(x[0]), -1, type="b32")),)
+        w = self.e.w
+        if self.kind != "any":
+            return (w.op("vote.sync.all.pred", "pred", x[0], -1, type="b32"),)
+        none = w.op("vote.sync.all.pred", "pred", w.op("not.pred", "pred", x[0]), -1, type="b32")
+        return (w.op("not.pred", "pred", none),)
+
+    def shuffled(self, x: Values, mask: int) -> Values:
+        """What the lane on the other side of `mask` has."""
+        return tuple(shuffle(self.e, v, mask, c) for v, c in zip(x, self.classes, strict=False))
 
     def across(self, x: Values, mask: int) -> Values:
         """With the lane on the other side of `mask`; for a region, the lane with the bit comes
         second.
         """
-        e = self.e
-        other = tuple(shuffle(e, v, mask, c) for v, c in zip(x, self.classes, strict=False))
+        other = self.shuffled(x, mask)
         if self.kind.startswith("arg"):
-            return self((*x, None), (*other, None))
+            return self._first_of(x, other, across=True)
         if self.kind != "combine":
             return self(x, other)
-        second = e.w.hoist(
-            ("bit", mask),
-            lambda: e.w.op("setp.ne.b32", "pred", e.w.op("and.b32", "b32", e.lane(), mask), 0),
-            root=True,
-        )
-
-        def pick(yes, no):
-            return tuple(
-                select(e, t, second, a, b) for t, a, b in zip(self.elements, yes, no, strict=False)
-            )
-
-        return self(pick(other, x), pick(x, other))
+        second = self.e.lane_bit(mask)
+        return self(self.pick(second, other, x), self.pick(second, x, other))
 
 
 def lines(layout: Layout, axis: int) -> list[list[int]]:
     """The registers of each line along the axis, each coordinate once (registers may hold copies)."""
     return [list(group) for group in layout.register_groups(axis)]
+
+
+def first_registers(offsets: np.ndarray) -> dict[tuple[int, ...], int]:
+    """The first register of each coordinate, of offsets [registers, rank]."""
+    return {tuple(at): r for r, at in reversed(list(enumerate(offsets.tolist())))}
 
 
 def in_warp(
@@ -203,58 +202,48 @@ def in_warp(
     `layout.drop(axis)`.
     """
     lanes = lanes_along(e, layout, axis)
-    answers = []
-    for group in lines(layout, axis):
+    is_truth = folder.kind in ("any", "all") and is_bool(folder.elements[0])
+    by_vote = is_truth and sum(mask for mask, _ in lanes) == WARP - 1
+
+    def folded(group: list[int]) -> Values:
         if folder.kind == "combine":
-            x = _ordered(
-                folder,
-                layout,
-                axis,
-                lanes,
-                [(int(layout.offsets("registers")[r, axis]), item(r)) for r in group],
-            )
-        else:
-            x = folder.tree([item(r) for r in group])
-            if (
-                folder.kind in ("any", "all")
-                and is_bool(folder.elements[0])
-                and sum(mask for mask, _ in lanes) == WARP - 1
-            ):
-                x = folder.asked(x)
-            else:
-                for mask, _ in lanes:
-                    x = folder.across(x, mask)
-        answers.append(x)
-    return answers
+            at = layout.offsets("registers")
+            items = [(int(at[r, axis]), item(r)) for r in group]
+            return _ordered(folder, layout, axis, lanes, items)
+        x = folder.tree([item(r) for r in group])
+        if by_vote:
+            return folder.voted(x)
+        for mask, _ in lanes:
+            x = folder.across(x, mask)
+        return x
+
+    return [folded(group) for group in lines(layout, axis)]
 
 
 def _ordered(
     folder: Folder,
     layout: Layout,
     axis: int,
-    lanes: list[tuple[int, int]],
+    lanes: list[LaneBit],
     items: list[tuple[int, Values]],
 ) -> Values:
     """Folds registers up to the stride of the next lane bit, then that bit, and so on."""
     at = 0
     for mask, stride in [*lanes, (0, layout.padded_shape[axis] + 1)]:
         if at < stride:
-            items = [
-                (where, _chain(folder, [x for _, x in part]))
-                for where, part in groupby(items, key=lambda pair: pair[0] // stride)
-            ]
-            items = [(w * stride, x) for w, x in items]
+            items = _folded_by(folder, items, stride)
         if mask:
             items = [(where, folder.across(x, mask)) for where, x in items]
             at = stride
     return items[0][1]
 
 
-def _chain(folder: Folder, items: list[Values]) -> Values:
-    x = items[0]
-    for y in items[1:]:
-        x = folder(x, y)
-    return x
+def _folded_by(
+    folder: Folder, items: list[tuple[int, Values]], stride: int
+) -> list[tuple[int, Values]]:
+    """(position, value) of items, those of each stretch of the axis folded into one."""
+    groups = groupby(items, key=lambda pair: pair[0] // stride)
+    return [(n * stride, functools.reduce(folder, [x for _, x in part])) for n, part in groups]
 
 
 def reduced_items(
@@ -264,23 +253,16 @@ def reduced_items(
     carry their index, a combine whether it is real.
     """
     layout = args[0].layout
+    padded = layout.padded_shape[axis] != layout.shape[axis]
 
     def item(r: int) -> Values:
         found = [e.element(a, r) for a in args]
-        held = inside(e, layout, r) if layout.padded_shape[axis] != layout.shape[axis] else True
-        if held is not True:
-            if kind == "combine":
-                return (
-                    *found,
-                    (
-                        int(held)
-                        if not isinstance(held, str)
-                        else e.w.op("selp.b32", "b32", 1, 0, held)
-                    ),
-                )
-            found = [select(e, args[0].element, held, found[0], neutral(kind, args[0].element))]
+        held = inside(e, layout, r) if padded else True
         if kind == "combine":
-            return (*found, 1)
+            return (*found, bool_bits(e, held))
+        if held is not True:
+            element = args[0].element
+            found = [select(e, element, held, found[0], neutral(kind, element))]
         return (*found, coordinate(e, layout, r, axis)) if kind.startswith("arg") else tuple(found)
 
     return item
@@ -288,51 +270,45 @@ def reduced_items(
 
 @emitter(tile.Reduce)
 def reduce(e: Emitter, op: tile.Reduce) -> None:
+    """A reduction whose axis lies in one warp."""
     kind, axis, args = op.kind.data, op.axis.value.data, [e.tile(a) for a in op.args]
     layout = args[0].layout
     if layout.warps_along(axis) * layout.blocks_along(axis) > 1:
         e.fail("a reduction over warps has to go through shared memory: swizzle-shared makes it so")
-    elements = [a.element for a in args]
-    folder = Folder(e, kind, elements + [i32] * kind.startswith("arg"), op.combine)
+    finds_index = kind.startswith("arg")
+    elements = [*(a.element for a in args), *([i32] if finds_index else [])]
+    folder = Folder(e, kind, elements, op.combine)
     answers = in_warp(e, folder, layout, axis, reduced_items(e, args, axis, kind))
     for position, result in enumerate(op.results):
-        which = 1 if kind.startswith("arg") else position
+        which = 1 if finds_index else position
         deliver(e, result, layout.drop(axis), [x[which] for x in answers])
 
 
-def deliver(e: Emitter, result, layout: Layout, values: list[Operand]) -> None:
+def deliver(e: Emitter, result: SSAValue, layout: Layout, values: Sequence[Operand]) -> None:
     """The values of the registers of `layout` as a result in its own layout (the same threads)."""
     t = result.type
     if not isinstance(t, TileType):
         return e.set(result, normal(e, values[0], t))
-    chosen_from = register_map(layout, t.register_layout)
-    if chosen_from is None:
+    sources = register_map(layout, layout_of(t))
+    if sources is None:
         e.fail(
-            f"a reduction leaves its result as {layout}, but it is wanted as {t.register_layout}:"
+            f"a reduction leaves its result as {layout}, but it is wanted as {layout_of(t)}:"
             " convert it"
         )
-    e.set(result, e.build(t, [values[i] for i in chosen_from]))
+    e.set(result, e.build(t, [values[i] for i in sources]))
 
 
 @emitter(shared.ReducePartial)
 def reduce_partial(e: Emitter, op: shared.ReducePartial) -> None:
-    kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), op.result.type
-    layout, wanted = arg.layout, t.register_layout
-    answers = in_warp(
-        e, Folder(e, kind, [arg.element]), layout, axis, reduced_items(e, [arg], axis, kind)
-    )
-    place = {
-        tuple(at): i
-        for i, at in reversed(list(enumerate(layout.drop(axis).offsets("registers").tolist())))
-    }
-
-    def without(at):
-        return tuple(x for a, x in enumerate(at) if a != axis)
-
-    e.set(
-        op.result,
-        e.build(t, [answers[place[without(at)]][0] for at in wanted.offsets("registers").tolist()]),
-    )
+    """The partial result of each warp."""
+    kind, axis, arg, t = op.kind.data, op.axis.value.data, e.tile(op.arg), tile_type(op.result)
+    layout = arg.layout
+    folder = Folder(e, kind, [arg.element])
+    answers = in_warp(e, folder, layout, axis, reduced_items(e, [arg], axis, kind))
+    place = first_registers(layout.drop(axis).offsets("registers"))
+    wanted = layout_of(t).offsets("registers").tolist()
+    positions = [place[(*at[:axis], *at[axis + 1 :])] for at in wanted]
+    e.set(op.result, e.build(t, [answers[i][0] for i in positions]))
 
 
 @emitter(threads.Vote)
@@ -342,12 +318,10 @@ def vote(e: Emitter, op: threads.Vote) -> None:
         e.fail("a vote of the warps of a role is a reduction: swizzle-shared makes it one")
     arg, w = e.tile(op.arg), e.w
     held = [inside(e, arg.layout, r) for r in range(arg.count)]
-    found = [
-        select(e, i1, h, e.element(arg, r), True) if isinstance(h, str) else e.element(arg, r)
-        for r, h in enumerate(held)
-        if h is not False
-    ]
-    all_ = Folder(e, "all", [i1]).tree([(x,) for x in dict.fromkeys(found)])[0]
+    found = dict.fromkeys(
+        select(e, i1, h, e.element(arg, r), True) for r, h in enumerate(held) if h is not False
+    )
+    (all_,) = Folder(e, "all", [i1]).tree([(x,) for x in found])
     if not isinstance(all_, str):
         e.set(op.result, all_)
     elif op.scope.data == "warp" or e.instance.warps == 1:
@@ -357,58 +331,71 @@ def vote(e: Emitter, op: threads.Vote) -> None:
 
 
 # ---- scans
-# --------------------------------------------------------------------------------------------------
-@emitter(tile.Scan, shared.ScanTotal)
-def scan(e: Emitter, op: tile.Scan | shared.ScanTotal) -> None:
-    """Inclusive prefixes. Each thread adds up what it holds in one piece; lanes exchange totals
-    alone; what came before is added to each element once.
+@emitter(tile.Scan)
+def scan(e: Emitter, op: tile.Scan) -> None:
+    """Inclusive prefixes."""
+    emit_scan(e, op, op.args, op.results, op.combine)
+
+
+@emitter(shared.ScanTotal)
+def scan_total(e: Emitter, op: shared.ScanTotal) -> None:
+    """Inclusive prefixes, and the total of each line."""
+    layout = e.tile(op.arg).layout
+    totals = emit_scan(e, op, [op.arg], [op.result])
+    deliver(e, op.total, layout.drop(op.axis.value.data), [x[0] for x in totals])
+
+
+def emit_scan(
+    e: Emitter,
+    op: tile.Scan | shared.ScanTotal,
+    sources: Sequence[SSAValue],
+    results: Sequence[SSAValue],
+    combine: Region | None = None,
+) -> list[Values]:
+    """Sets the results and returns the totals of the lines. Each thread adds up what it holds in one
+    piece; lanes exchange totals alone; what came before is added to each element once.
     """
-    whole = isinstance(op, shared.ScanTotal)
-    sources = [op.arg] if whole else op.args
-    kind, axis, args, back = (
-        op.kind.data,
-        op.axis.value.data,
-        [e.tile(a) for a in sources],
-        op.reverse is not None,
-    )
+    kind, axis, back = op.kind.data, op.axis.value.data, op.reverse is not None
+    args = [e.tile(a) for a in sources]
     layout = args[0].layout
     if layout.warps_along(axis) > 1:
         e.fail("a scan over warps has to go through shared memory: swizzle-shared makes it so")
-    folder = Folder(e, kind, [a.element for a in args], None if whole else op.combine)
+    folder = Folder(e, kind, [a.element for a in args], combine)
     at = layout.offsets("registers")
     item = reduced_items(e, args, axis, kind)
-    walk = Walk(e, folder, {r: item(r) for r in range(layout.num_registers)}, at[:, axis], back)
+    prefix = {r: item(r) for r in range(layout.num_registers)}
+    walk = Walk(e, folder, prefix, at[:, axis], back)
     steps = stretches(lanes_along(e, layout, axis), layout.padded_shape[axis])
     totals = [
         walk.line(sorted(group, key=lambda r: int(at[r, axis]), reverse=back), steps)
         for group in lines(layout, axis)
     ]
-    first = {tuple(place): r for r, place in reversed(list(enumerate(at.tolist())))}
-    for position, result in enumerate([op.result] if whole else op.results):
-        e.set(
-            result,
-            e.build(
-                result.type, [walk.prefix[first[tuple(place)]][position] for place in at.tolist()]
-            ),
-        )
-    if whole:
-        deliver(e, op.total, layout.drop(axis), [x[0] for x in totals])
+    first = first_registers(at)
+    for position, result in enumerate(results):
+        found = [prefix[first[tuple(place)]][position] for place in at.tolist()]
+        e.set(result, e.build(tile_type(result), found))
+    return totals
 
 
-def stretches(lanes: list[tuple[int, int]], extent: int) -> list[tuple[tuple[int, ...], int, int]]:
+def stretches(lanes: list[LaneBit], extent: int) -> list[Stretch]:
     """An axis from the inside out: (masks of the lanes that count, or () for registers; the length
     of a stretch that is one of these; of all of them).
     """
-    found, done = [], 1
+    found: list[Stretch] = []
+    done = 1
     for mask, stride in lanes:
         if stride > done:
             found.append(((), done, stride))
         if found and found[-1][0]:
-            found[-1] = (*found[-1][0], mask), found[-1][1], 2 * stride
+            masks, low, _ = found[-1]
+            found[-1] = (*masks, mask), low, 2 * stride
         else:
             found.append(((mask,), stride, 2 * stride))
         done = 2 * stride
     return [*found, ((), done, extent)] if extent > done else found
+
+
+Carry = Callable[[Values | None], None]  # puts what comes before a stretch before its elements
 
 
 @dataclass
@@ -423,13 +410,13 @@ class Walk:
     at: np.ndarray
     back: bool
 
-    def line(self, order: list[int], steps: list[tuple[tuple[int, ...], int, int]]) -> Values:
+    def line(self, order: list[int], steps: Sequence[Stretch]) -> Values:
         """Prefixes of the registers of a line; its total, in every lane."""
         total, carry = self.up(order, steps)
         carry(None)
         return total
 
-    def up(self, order: list[int], steps) -> tuple[Values, Callable[[Values | None], None]]:
+    def up(self, order: list[int], steps: Sequence[Stretch]) -> tuple[Values, Carry]:
         """The total of a stretch, and what puts that before it which comes before."""
         if not steps or len(steps) == 1 and not steps[0][0]:
             return self.serial(order)
@@ -438,20 +425,22 @@ class Walk:
             total, carry = self.up(order, inner)
             before, total = self.lanes(total, masks)
             return total, lambda outer: carry(self.join(outer, before))
-        total, parts = None, []
+        so_far: Values | None = None
+        parts: list[tuple[Carry, Values | None]] = []
         for _, part in groupby(order, key=lambda r: int(self.at[r]) // low):
             own, carry = self.up(list(part), inner)
-            parts.append((carry, total))
-            total = self.join(total, own)
+            parts.append((carry, so_far))
+            so_far = self.join(so_far, own)
 
         def down(outer: Values | None) -> None:
             for carry, before in parts:
-                carry(self.join(outer, before))
+                carry(self.join(outer, before) if before is not None else outer)
 
-        return total, down
+        return so_far or (), down
 
-    def serial(self, order: list[int]) -> tuple[Values, Callable[[Values | None], None]]:
-        total = None
+    def serial(self, order: list[int]) -> tuple[Values, Carry]:
+        """Of one thread's registers alone."""
+        total: Values | None = None
         for r in order:
             total = self.prefix[r] = self.join(total, self.prefix[r])
 
@@ -459,10 +448,11 @@ class Walk:
             for r in order:
                 self.prefix[r] = self.join(outer, self.prefix[r])
 
-        return total, down
+        return total or (), down
 
-    def join(self, a: Values | None, b: Values | None) -> Values | None:
-        return b if a is None else a if b is None else self.folder(a, b)
+    def join(self, a: Values | None, b: Values) -> Values:
+        """Two neighbouring stretches; the first may be empty."""
+        return b if a is None else self.folder(a, b)
 
     def lanes(self, total: Values, masks: tuple[int, ...]) -> tuple[Values, Values]:
         """Of totals of lanes: what the lanes before come to, and all of them. By doubling: both
@@ -471,30 +461,15 @@ class Walk:
         e, w, folder = self.e, self.e.w, self.folder
         before = folder.nothing(total)
         for mask in masks:
-            bit = w.hoist(
-                ("bit", mask),
-                lambda: w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", e.lane(), mask), 0),
-                root=True,
-            )
-            later = (
-                w.memo(("no bit", mask), lambda: w.op("not.pred", "pred", bit))
-                if self.back
-                else bit
-            )
-            other = tuple(
-                shuffle(e, v, mask, c) for v, c in zip(total, folder.classes, strict=False)
-            )
-
-            def choose(yes, no):
-                return tuple(
-                    select(e, t, later, a, b)
-                    for t, a, b in zip(folder.elements, yes, no, strict=False)
-                )
-
-            before = choose(other if mask == masks[0] else folder(other, before), before)
-            total = (
-                folder(choose(other, total), choose(total, other))
-                if folder.kind == "combine"
-                else folder(total, other)
-            )
+            later = e.lane_bit(mask)
+            if self.back:
+                later = w.memo(("no bit", mask), functools.partial(w.op, "not.pred", "pred", later))
+            other = folder.shuffled(total, mask)
+            grown = other if mask == masks[0] else folder(other, before)
+            before = folder.pick(later, grown, before)
+            if folder.kind == "combine":
+                first = folder.pick(later, other, total)
+                total = folder(first, folder.pick(later, total, other))
+            else:
+                total = folder(total, other)
         return before, total

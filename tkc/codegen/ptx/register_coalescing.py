@@ -1,20 +1,25 @@
-"""Homes: which tiles share one tuple of registers, from a loop's entry through its body to its
-exit.
+"""Register coalescing: which tiles share one tuple of registers, from a loop's entry through its
+body to its exit.
 
-wgmma writes its accumulator in place and forbids copies of it in flight; for other tiles a copy is only slow.  So values that
-flow into each other are tied, as long as no two of them are alive at once:
+wgmma writes its accumulator in place and forbids copies of it in flight; for other tiles a copy is
+only slow.  So values that flow into each other share registers, as long as their live ranges do not
+overlap:
 
-    carried value  <- what the loop yields, its result      dot, dot_async: accumulator -> result      dot_wait: operand -> result
-    branch result  <- what each branch yields               element-wise: operand that ends there -> result
-    carried value  <- its initial value                     a dot on its way that a `while` carries: all of these at once, or it is an error
+    carried value  <- what the loop yields, its result      branch result <- what each branch yields
+    carried value  <- its initial value                     dot_wait: operand -> result
+    dot, dot_async: accumulator -> result                   element-wise: operand whose live range
+                                                            ends there -> result
+    a dot in flight that a `while` carries: all of these at once, or it is an error
 
-An operation writes its result to its home; `Emitter.set` moves what came elsewhere.  A value lives from its definition to its
-last use, counting a use inside a loop, of what comes from outside, at the loop's end.
+An operation writes its result to its destination; `Emitter.set` moves what came elsewhere.  A value
+is live from its definition to its last use, counting a use inside a loop, of a value from outside,
+at the loop's end.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import scf
@@ -25,6 +30,7 @@ from tkc.codegen.ptx.values import registers_of
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import PendingType, TileType
+from tkc.ir.values import yielded_by
 
 ALIASES = (
     tile.Reshape,
@@ -38,121 +44,120 @@ ALIASES = (
     ew.Bitcast,
 )
 LOOPS = (scf.ForOp, scf.WhileOp)
+MIN_NOTED_REGISTERS = 8  # of a carried tile whose copies are remarked on
+
+Path = tuple[tuple[Operation, int], ...]  # the branches around an operation: (if, which region)
 
 
 def tile_of(value: SSAValue) -> TileType | None:
+    """The type of a tile in registers, pending or not; None of other values."""
     t = value.type.tile if isinstance(value.type, PendingType) else value.type
     return t if isinstance(t, TileType) and t.register_layout is not None else None
 
 
 def in_flight(result: SSAValue) -> bool:
-    """Whether a `while` carries a dot that is on its way: it stays where it is, from before the
-    loop to behind it.
+    """Whether a `while` carries a dot in flight: it stays where it is, from before the loop to behind
+    it.
     """
     return isinstance(result.type, PendingType)
 
 
 @dataclass
-class Lives:
-    """When each tile is alive, in points of time: an operation reads at 2k and writes at 2k + 1."""
+class LiveRanges:
+    """When each tile is live, in points of time: an operation reads at 2k and writes at 2k + 1."""
 
     start: dict[SSAValue, int] = field(default_factory=dict)
     end: dict[SSAValue, int] = field(default_factory=dict)
     loops: dict[SSAValue, tuple[Operation, ...]] = field(default_factory=dict)
-    ends: dict[Operation, int] = field(default_factory=dict)
+    # values from outside that a loop reads
     held: dict[Operation, list[SSAValue]] = field(default_factory=lambda: defaultdict(list))
     # tiles whose registers an alias shows
     sources: dict[SSAValue, list[SSAValue]] = field(default_factory=dict)
     # the branches that a value is defined in
-    paths: dict[SSAValue, tuple[tuple[Operation, int], ...]] = field(default_factory=dict)
+    paths: dict[SSAValue, Path] = field(default_factory=dict)
     # when a value is used in a branch that it is not defined in, and in which
-    uses: dict[SSAValue, list[tuple[int, tuple]]] = field(default_factory=lambda: defaultdict(list))
+    uses: dict[SSAValue, list[tuple[int, Path]]] = field(default_factory=lambda: defaultdict(list))
     clock: int = 0
-    path: tuple[tuple[Operation, int], ...] = ()
+    path: Path = ()
 
     def define(self, value: SSAValue, stack: tuple[Operation, ...]) -> None:
+        """A value is written now, inside these loops."""
         if tile_of(value) is None:
             return
-        self.start[value], self.end[value], self.loops[value], self.paths[value] = (
-            2 * self.clock + 1,
-            2 * self.clock + 2,
-            stack,
-            self.path,
-        )
+        self.start[value], self.end[value] = 2 * self.clock + 1, 2 * self.clock + 2
+        self.loops[value], self.paths[value] = stack, self.path
 
     def use(self, value: SSAValue, stack: tuple[Operation, ...], late: bool = False) -> None:
+        """A value is read now; late: until the operation that reads it is complete."""
         if value not in self.start:
             return
         own = self.loops[value]
         if len(stack) > len(own):
             self.held[stack[len(own)]].append(value)
-        end = 2 * self.clock + 2 * late
+        self._extend(value, 2 * self.clock + 2 * late)
+        for source in self.sources.get(value, ()):
+            self.use(source, stack, late)
+
+    def _extend(self, value: SSAValue, end: int) -> None:
         if len(self.path) > len(self.paths[value]):
             self.uses[value].append((end, self.path))
         else:
             self.end[value] = max(self.end[value], end)
-        for source in self.sources.get(value, ()):
-            self.use(source, stack, late)
 
     def block(self, block: Block, stack: tuple[Operation, ...]) -> None:
+        """All operations of a block, inside these loops."""
         for op in block.ops:
             self.clock += 1
-            late = (
-                {v for v in op.operands[:2]} if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
-            )
-            for v in op.operands:
-                self.use(v, stack, v in late)
-            if isinstance(op, scf.WhileOp):  # its results take what passes the test in every round
-                for r in op.results:
-                    if not in_flight(r):
-                        self.define(r, stack)
-            if op.regions:
-                inner = (*stack, op) if isinstance(op, LOOPS) else stack
-                began, ended, path = self.clock, self.clock, self.path
-                for i, region in enumerate(op.regions):
-                    if isinstance(op, scf.IfOp):
-                        self.clock, self.path = (
-                            began,
-                            (
-                                *path,
-                                (op, i),
-                            ),
-                        )  # one or the other: both begin at the same time
-                    for b in region.blocks:
-                        for a in b.args:
-                            self.define(a, inner)
-                        self.block(b, inner)
-                    ended = max(ended, self.clock)
-                self.clock, self.path = ended + 1, path
-                for v in self.held[op]:
-                    if len(path) > len(self.paths[v]):
-                        self.uses[v].append((2 * self.clock, path))
-                    else:
-                        self.end[v] = max(self.end[v], 2 * self.clock)
-            for r in op.results:
-                if not isinstance(op, scf.WhileOp) or in_flight(r):
-                    self.define(r, stack)
-            if isinstance(op, ALIASES):
-                self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
+            self._operation(op, stack)
 
-    def together(self, x: SSAValue, y: SSAValue) -> bool:
-        """Whether two values are ever alive at once."""
-        if not _both(self.paths[x], self.paths[y]):
+    def _operation(self, op: Operation, stack: tuple[Operation, ...]) -> None:
+        late = set(op.operands[:2]) if isinstance(op, (tile.Dot, threads.DotAsync)) else ()
+        for v in op.operands:
+            self.use(v, stack, v in late)
+        # the results of a `while` take what passes the test in every round
+        before = [r for r in op.results if isinstance(op, scf.WhileOp) and not in_flight(r)]
+        for r in before:
+            self.define(r, stack)
+        if op.regions:
+            self._regions(op, stack)
+        for r in op.results:
+            if r not in before:
+                self.define(r, stack)
+        if isinstance(op, ALIASES):
+            self.sources[op.results[0]] = [v for v in op.operands if tile_of(v) is not None]
+
+    def _regions(self, op: Operation, stack: tuple[Operation, ...]) -> None:
+        inner = (*stack, op) if isinstance(op, LOOPS) else stack
+        began, ended, path = self.clock, self.clock, self.path
+        for i, region in enumerate(op.regions):
+            if isinstance(op, scf.IfOp):  # one or the other: both begin at the same time
+                self.clock, self.path = began, (*path, (op, i))
+            for b in region.blocks:
+                for a in b.args:
+                    self.define(a, inner)
+                self.block(b, inner)
+            ended = max(ended, self.clock)
+        self.clock, self.path = ended + 1, path
+        for v in self.held[op]:
+            self._extend(v, 2 * self.clock)
+
+    def overlap(self, x: SSAValue, y: SSAValue) -> bool:
+        """Whether two values are ever live at once."""
+        if not _compatible(self.paths[x], self.paths[y]):
             return False
         return self.start[x] < self.until(y, self.paths[x]) and self.start[y] < self.until(
             x, self.paths[y]
         )
 
-    def until(self, value: SSAValue, path: tuple[tuple[Operation, int], ...] = ()) -> int:
-        """When a value ends, for someone in those branches: what another way does with it does not
+    def until(self, value: SSAValue, path: Path = ()) -> int:
+        """When a value ends, as seen from those branches: what another branch does with it does not
         matter.
         """
-        return max(
-            [self.end[value], *(end for end, where in self.uses[value] if _both(where, path))]
-        )
+        seen = [end for end, where in self.uses[value] if _compatible(where, path)]
+        return max([self.end[value], *seen])
 
 
-def _both(x: tuple[tuple[Operation, int], ...], y: tuple[tuple[Operation, int], ...]) -> bool:
+def _compatible(x: Path, y: Path) -> bool:
     """Whether two paths can be of one run."""
     for (a, i), (b, j) in zip(x, y, strict=False):
         if a is not b:
@@ -162,35 +167,36 @@ def _both(x: tuple[tuple[Operation, int], ...], y: tuple[tuple[Operation, int], 
     return True
 
 
-class Ties:
-    """Union-find over tiles; two classes join if no lives overlap."""
+class Classes:
+    """Union-find over tiles; two classes join if no live ranges overlap."""
 
-    def __init__(self, lives: Lives):
-        self.lives, self.parent, self.members = lives, {}, {}
+    def __init__(self, ranges: LiveRanges):
+        self.ranges = ranges
+        self.parent: dict[SSAValue, SSAValue] = {}
+        self.members: dict[SSAValue, list[SSAValue]] = {}
 
     def root(self, v: SSAValue) -> SSAValue:
+        """The value that stands for a class."""
         while (p := self.parent.get(v, v)) is not v:
             v = p
         return v
 
     def of(self, v: SSAValue) -> list[SSAValue]:
+        """All values of a class."""
         return self.members.get(self.root(v), [v])
 
-    def tie(self, a: SSAValue, b: SSAValue, by_force: bool = False) -> bool:
-        """Ties two values, if they are tiles alike and never alive at once."""
-        ra, rb, lives = self.root(a), self.root(b), self.lives
+    def join(self, a: SSAValue, b: SSAValue, by_force: bool = False) -> bool:
+        """Joins two values, if they are tiles of one kind and never live at once."""
+        ra, rb = self.root(a), self.root(b)
         ta, tb = tile_of(a), tile_of(b)
         if ra is rb:
             return True
-        if (
-            ta is None
-            or tb is None
-            or ta.element != tb.element
-            or registers_of(ta) != registers_of(tb)
-        ):
+        if ta is None or tb is None or ta.element != tb.element:
+            return False
+        if registers_of(ta) != registers_of(tb):
             return False
         left, right = self.of(ra), self.of(rb)
-        if not by_force and any(lives.together(x, y) for x in left for y in right):
+        if not by_force and any(self.ranges.overlap(x, y) for x in left for y in right):
             return False
         self.parent[rb] = ra
         self.members[ra] = left + right
@@ -198,108 +204,133 @@ class Ties:
         return True
 
 
-def coalesce(e: Emitter, kernel: tile.Kernel) -> None:
-    """Fills e.destinations with a register tuple for each class of tied tiles that a loop carries or a dot
-    accumulates.
+@dataclass(frozen=True)
+class Carried:
+    """A value that a loop carries: the loop's argument, its result, what it yields and begins with.
+    test: of a `while`, the argument of the region that tests.
     """
-    lives = Lives()
-    lives.block(kernel.body.block, ())
-    ties, strong = Ties(lives), []
-    ops = list(kernel.walk())
-    loops = [op for op in ops if isinstance(op, scf.ForOp)]
 
-    def carried(loop):
-        return zip(
-            loop.body.block.args[1:],
-            loop.results,
-            loop.body.block.last_op.operands,
-            loop.iter_args,
-            strict=False,
-        )
+    argument: SSAValue
+    result: SSAValue
+    yielded: SSAValue
+    initial: SSAValue
+    test: SSAValue | None = None
 
-    for loop in loops:
-        for argument, result, _, _ in carried(loop):
-            if tile_of(argument) is not None:
-                ties.tie(argument, result, by_force=True)
-                strong.append(argument)
-    flying = [
-        values
-        for op in ops
-        if isinstance(op, scf.WhileOp)
-        for values in zip(
-            op.before_region.block.args,
-            op.after_region.block.args,
-            op.results,
-            op.after_region.block.last_op.operands,
-            op.arguments,
-            strict=False,
-        )
-        if in_flight(values[2])
-    ]
-    for tested, argument, result, *_ in flying:
-        for v in (argument, result):
-            ties.tie(tested, v, by_force=True)
-        strong.append(tested)
+
+def _carried(loop: scf.ForOp) -> Iterator[Carried]:
+    body = loop.body.block
+    values = zip(body.args[1:], loop.results, yielded_by(body), loop.iter_args, strict=True)
+    return (Carried(*each) for each in values if tile_of(each[0]) is not None)
+
+
+def _carried_dots(loop: scf.WhileOp) -> Iterator[Carried]:
+    """The dots in flight that a `while` carries."""
+    before, after = loop.before_region.block, loop.after_region.block
+    values = zip(
+        after.args, loop.results, yielded_by(after), loop.arguments, before.args, strict=False
+    )
+    return (Carried(*each) for each in values if in_flight(each[1]))
+
+
+def coalesce(e: Emitter, kernel: tile.Kernel) -> None:
+    """Fills e.destinations with a register tuple for each class of tiles that a loop carries or a dot
+    accumulates. Raises CompileError where a dot in flight would have to be copied.
+    """
+    ranges = LiveRanges()
+    ranges.block(kernel.body.block, ())
+    classes, ops = Classes(ranges), list(kernel.walk())
+    carried = [c for op in ops if isinstance(op, scf.ForOp) for c in _carried(op)]
+    dots = [c for op in ops if isinstance(op, scf.WhileOp) for c in _carried_dots(op)]
+    needed = [*_join_loops(classes, carried, dots), *_join_accumulators(classes, ops)]
+    for c in carried:
+        classes.join(c.argument, c.yielded)
+    for c in dots:
+        test = c.test or c.argument
+        if not classes.join(test, c.yielded) or not classes.join(test, c.initial):
+            e.fail("a dot that a loop carries in flight would have to be copied")
+    _join_branches(classes, ops)
+    _join_elementwise(classes, ops)
+    e.notes += _join_initial(classes, carried)
+    # in order: the same program, the same text
+    for root in dict.fromkeys(map(classes.root, needed)):
+        t = tile_of(root)
+        if t is not None:
+            registers = e.w.many(*registers_of(t))
+            e.coalesced.update(registers)
+            e.destinations.update(dict.fromkeys(classes.of(root), registers))
+
+
+def _join_loops(
+    classes: Classes, carried: Sequence[Carried], dots: Sequence[Carried]
+) -> Iterator[SSAValue]:
+    """Joins what a loop carries with its result; yields the values that need a destination."""
+    for c in carried:
+        classes.join(c.argument, c.result, by_force=True)
+        yield c.argument
+    for c in dots:
+        test = c.test or c.argument
+        for v in (c.argument, c.result):
+            classes.join(test, v, by_force=True)
+        yield test
+
+
+def _join_accumulators(classes: Classes, ops: Sequence[Operation]) -> Iterator[SSAValue]:
+    """Joins accumulators with the results of dots; yields the values that need a destination."""
     for op in ops:
         match op:
-            case tile.Dot() | threads.DotAsync() if op.acc is not None and op.acc in lives.start:
-                strong.append(op.result)
-                ties.tie(op.acc, op.result)
+            case tile.Dot() | threads.DotAsync() if op.acc is not None and (
+                op.acc in classes.ranges.start
+            ):
+                yield op.result
+                classes.join(op.acc, op.result)
             case threads.DotAsync():
-                strong.append(op.result)
+                yield op.result
             case threads.DotWait():
-                for a, r in zip(op.args, op.results, strict=False):
-                    ties.tie(a, r)
-    _in_turn([op for op in ops if isinstance(op, threads.DotAsync) and op.acc is None], ties)
-    for loop in loops:
-        for argument, _, yielded, _ in carried(loop):
-            ties.tie(argument, yielded)
-    for tested, _, _, yielded, initial in flying:
-        if not ties.tie(tested, yielded) or not ties.tie(tested, initial):
-            e.fail("a dot that a loop carries on its way would have to be copied")
+                for a, r in zip(op.args, op.results, strict=True):
+                    classes.join(a, r)
+    _take_turns([op for op in ops if isinstance(op, threads.DotAsync) and op.acc is None], classes)
+
+
+def _take_turns(dots: Sequence[threads.DotAsync], classes: Classes) -> None:
+    """Dots of one block that start from nothing take turns in the same registers, where no two are
+    live at once: left apart, the assembler begins the second before the first one's registers are
+    read, and has room for both or spills.
+    """
+    for i, dot in enumerate(dots):
+        for earlier in dots[:i]:
+            if earlier.parent is dot.parent and classes.join(earlier.result, dot.result):
+                break
+
+
+def _join_initial(classes: Classes, carried: Sequence[Carried]) -> Iterator[str]:
+    """Joins what loops carry with its initial values; yields a remark for each copy that is left."""
+    for c in carried:
+        classes.join(c.argument, c.initial)
+        t = tile_of(c.argument)
+        copied = classes.root(c.argument) is not classes.root(c.yielded)
+        if copied and t is not None and registers_of(t)[1] >= MIN_NOTED_REGISTERS:
+            yield (
+                f"a carried {c.argument.type} is copied at the end of each iteration: its old"
+                " value is needed beside the new"
+            )
+
+
+def _join_branches(classes: Classes, ops: Sequence[Operation]) -> None:
+    """Joins the results of branches with what each branch yields."""
     for op in ops:
         if isinstance(op, scf.IfOp) and op.results:
             for region in op.regions:
-                for result, v in zip(op.results, region.block.last_op.operands, strict=False):
-                    ties.tie(result, v)
+                for result, v in zip(op.results, yielded_by(region.block), strict=True):
+                    classes.join(result, v)
+
+
+def _join_elementwise(classes: Classes, ops: Sequence[Operation]) -> None:
+    """Joins an element-wise result with the first operand whose live range ends there."""
+    ranges = classes.ranges
     for op in ops:
-        if isinstance(op, (ew.Elementwise, ew.Select)):
-            for v in op.operands:
-                if (
-                    v in lives.start
-                    and lives.until(v) == lives.start.get(op.result, 0) - 1
-                    and ties.tie(v, op.result)
-                ):
-                    break
-    for loop in loops:
-        for argument, result, yielded, initial in carried(loop):
-            if tile_of(argument) is None:
-                continue
-            ties.tie(argument, initial)
-            if (
-                ties.root(argument) is not ties.root(yielded)
-                and registers_of(tile_of(argument))[1] >= 8
-            ):
-                e.notes.append(
-                    f"a carried {argument.type} is copied at the end of each iteration: its old"
-                    " value is needed beside the new"
-                )
-    for root in dict.fromkeys(
-        ties.root(v) for v in strong
-    ):  # in order: the same program, the same text
-        members = ties.of(root)
-        kind, count = registers_of(tile_of(root))
-        home = e.w.many(kind, count)
-        e.coalesced.update(home)
-        for v in members:
-            e.destinations[v] = home
-
-
-def _in_turn(dots: list[threads.DotAsync], ties: Ties) -> None:
-    """Dots of one block that start from nothing take turns in the same registers, where no two are
-    alive at once: left apart, the assembler begins the second before the first one's registers are
-    read, and has room for both or spills."""
-    for i, dot in enumerate(dots):
-        for earlier in dots[:i]:
-            if earlier.parent is dot.parent and ties.tie(earlier.result, dot.result):
+        if not isinstance(op, (ew.Elementwise, ew.Select)):
+            continue
+        read_at = ranges.start.get(op.result, 0) - 1
+        for v in op.operands:
+            if v in ranges.start and ranges.until(v) == read_at and classes.join(v, op.result):
                 break

@@ -12,7 +12,6 @@ from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.integers import (
     add,
     displaced,
-    divide,
     is_power_of_two,
     narrowed,
     remainder,
@@ -177,10 +176,11 @@ def ring_next(e: Emitter, op: threads.RingNext) -> None:
         wrapped = 0 if steps == 1 else w.op("sub.s32", "b32", total, n)
         e.set(op.next_stage, w.op("selp.b32", "b32", wrapped, total, wrap))
         return e.set(op.next_parity, flipped(w.op("selp.b32", "b32", 1, 0, wrap)))
-    wraps = divide(e, total, n)
     if is_power_of_two(n):
+        wraps = w.op("shr.u32", "b32", total, n.bit_length() - 1)
         rest = w.op("and.b32", "b32", total, n - 1)
     else:
+        wraps = w.op("div.u32", "b32", total, n)
         rest = w.op("sub.s32", "b32", total, w.op("mul.lo.s32", "b32", wraps, n))
     e.set(op.next_stage, rest)
     e.set(op.next_parity, w.op("and.b32", "b32", w.op("xor.b32", "b32", wraps, parity), 1))

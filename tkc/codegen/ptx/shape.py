@@ -47,7 +47,11 @@ def _gather(e: Emitter, sources: Sequence[Source], width: int) -> Integer:
         return sum(
             (raw >> part * width & mask) << i * width for i, (raw, part) in enumerate(constants)
         )
-    picked = [(e.w.register(raw), part * width // 8) for raw, part in places]
+    return _picked(e, [(e.w.register(raw), part * width // 8) for raw, part in places], width, pack)
+
+
+def _picked(e: Emitter, picked: list[tuple[str, int]], width: int, pack: int) -> str:
+    """One register of elements of `width` bits, each (register, its first byte)."""
     if len(picked) == 1:
         raw, byte = picked[0]
         if byte == 0 and pack == 1:
@@ -164,8 +168,8 @@ def _same_thread(value: Tile, t: TileType, want: np.ndarray) -> list[int] | None
         places = np.argwhere(real[:, :, r])
         if not len(places):
             return 0
-        w, l = places[0]  # candidates by one thread, then proven in all
-        for c in np.flatnonzero(held[w, l] == wanted[w, l, r]):
+        warp, lane = places[0]  # candidates by one thread, then proven in all
+        for c in np.flatnonzero(held[warp, lane] == wanted[warp, lane, r]):
             if ((held[:, :, c] == wanted[:, :, r]) | ~real[:, :, r]).all():
                 return int(c)
         return None

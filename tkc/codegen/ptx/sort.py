@@ -1,10 +1,9 @@
 """Sorting networks, and histograms in shared memory.
 
-A sort compares unsigned keys: integers with the sign bit turned, floats with all bits turned if
-negative (NaN becomes the largest
-key, so it comes last both ways).  The network is Batcher's bitonic one: element i meets element i ^ j; bit j of the position is a
-bit of the register number or of the lane, so partners are two registers of a thread or one register
-of two lanes.
+A sort compares unsigned keys: integers with the sign bit flipped, floats with all bits flipped if
+negative (NaN becomes the largest key, so it comes last both ways).  The network is Batcher's bitonic
+one: element i meets element i ^ j; bit j of the position is a bit of the register number or of the
+lane, so partners are two registers of a thread or one register of two lanes.
 
 Where only the first K are wanted, each thread sorts K of its keys at a time (by Batcher's odd-even
 merges) and keeps the lower half of two sorted runs: the smaller of a[i] and b[K - 1 - i], for all
@@ -15,130 +14,177 @@ other's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.access import Group, both, load_tile
 from tkc.codegen.ptx.barriers import meet
+from tkc.codegen.ptx.blocks import mask_of
 from tkc.codegen.ptx.coordinates import coordinate, inside
 from tkc.codegen.ptx.emitter import Emitter, emitter
-from tkc.codegen.ptx.global_memory import mask_of, stores_once
-from tkc.codegen.ptx.integers import add, mul
-from tkc.codegen.ptx.reduce import lanes_along, lines, shuffle
+from tkc.codegen.ptx.global_memory import stores_once
+from tkc.codegen.ptx.integers import add, is_power_of_two, mul
+from tkc.codegen.ptx.reduce import first_registers, lanes_along, lines, shuffle
+from tkc.codegen.ptx.values import Tile, layout_of
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import shared, tile
+from tkc.ir.layout import Layout
 from tkc.ir.types import bits, is_bool, is_float, is_unsigned
+from tkc.ir.values import tile_type
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Unsigned keys of elements of a type, in the order wanted."""
+
+    e: Emitter
+    element: Attribute
+    descending: bool
+
+    @property
+    def width(self) -> int:
+        """Bits of a key."""
+        return 64 if bits(self.element) == 64 else 32
+
+    def op(self, name: str, *operands: Operand) -> str:
+        """An instruction whose result is a key, or a word of as many bits."""
+        return self.e.w.op(f"{name}{self.width}", f"b{self.width}", *operands)
+
+    def select(self, yes: Operand, no: Operand, condition: Operand) -> str:
+        """One of two keys."""
+        return self.op("selp.b", yes, no, condition)
+
+    def lower(self, a: str, b: str) -> str:
+        """The smaller of two keys."""
+        return self.op("min.u", a, b)
+
+    def upper(self, a: str, b: str) -> str:
+        """The larger of two keys."""
+        return self.op("max.u", a, b)
+
+    def sort_pair(self, keys: list[str], i: int, j: int) -> None:
+        """Puts the smaller of two keys first."""
+        a, b = keys[i], keys[j]
+        if self.width == 32:
+            keys[i], keys[j] = self.lower(a, b), self.upper(a, b)
+            return
+        less = self.e.w.op("setp.lt.u64", "pred", a, b)
+        keys[i], keys[j] = self.select(a, b, less), self.select(b, a, less)
+
+    def of(self, value: Tile, registers: list[int]) -> list[str]:
+        """The keys of a thread's elements; those of the padding are the largest."""
+        w = self.e.w
+        keys = [self.make(self.e.element(value, r)) for r in registers]
+        for i, r in enumerate(registers):
+            real = inside(self.e, value.layout, r)
+            if isinstance(real, str):
+                keys[i] = self.select(keys[i], -1, real)
+            elif not real:
+                keys[i] = w.register(-1, f"b{self.width}")
+        return keys
+
+    def _flipped(self, x: str, negative: str) -> str:
+        """All bits flipped of what is negative, the sign of what is not."""
+        sign = -(1 << self.width - 1)
+        return self.op("xor.b", x, self.select(-1, sign, negative))
+
+    def make(self, x: Operand) -> str:
+        """The key of an element."""
+        w, n, element = self.e.w, self.width, self.element
+        if is_bool(element):
+            x = w.op("selp.b32", "b32", 1, 0, w.register(x, "pred"))
+        x = w.register(x, f"b{n}")
+        if is_float(element):
+            if self.descending:
+                x = self.op("neg.f", x)
+            key = self._flipped(x, w.op(f"setp.lt.s{n}", "pred", x, 0))
+            return self.select(-1, key, w.op(f"setp.nan.f{n}", "pred", x, x))
+        key = x
+        if not is_unsigned(element) and not is_bool(element):
+            key = self.op("xor.b", x, -(1 << n - 1))
+        return self.op("not.b", key) if self.descending else key
+
+    def element_of(self, key: str) -> Operand:
+        """The element of a key."""
+        w, n, element = self.e.w, self.width, self.element
+        if is_float(element):
+            x = self._flipped(key, w.op(f"setp.ge.s{n}", "pred", key, 0))
+            return self.op("neg.f", x) if self.descending else x
+        if self.descending:
+            key = self.op("not.b", key)
+        if is_bool(element):
+            return w.op("setp.ne.b32", "pred", key, 0)
+        return key if is_unsigned(element) else self.op("xor.b", key, -(1 << n - 1))
 
 
 @emitter(tile.Sort)
 def sort(e: Emitter, op: tile.Sort) -> None:
-    value, t, down = e.tile(op.arg), op.result.type, op.descending is not None
+    """All elements of each line along the last axis, which lies in one warp."""
+    value, t = e.tile(op.arg), tile_type(op.result)
     layout, axis = value.layout, value.layout.rank - 1
-    if layout != t.register_layout:
-        e.fail(
-            f"a sort keeps its layout, but {layout} is to become {t.register_layout}: convert it"
-        )
+    if layout != layout_of(t):
+        e.fail(f"a sort keeps its layout, but {layout} is to become {layout_of(t)}: convert it")
     if layout.warps_along(axis) > 1:
         e.fail("a sort over warps has to go through shared memory: passes make it so")
     lanes = {stride: mask for mask, stride in lanes_along(e, layout, axis)}
-    at = layout.offsets("registers")
-    place = {tuple(x): r for r, x in reversed(list(enumerate(at.tolist())))}
-    lines = sorted(set(place.values()))
-    extent, width = layout.padded_shape[axis], 64 if bits(t.element) == 64 else 32
-    if extent & extent - 1:
+    extent, at = layout.padded_shape[axis], layout.offsets("registers")
+    if not is_power_of_two(extent):
         e.fail(f"a sort of {extent} places needs a power of two: choose another layout")
-    keys = {r: key(e, e.element(value, r), t.element, down, width) for r in lines}
-    for r in lines:
-        real = inside(e, layout, r)
-        if real is not True:
-            keys[r] = (
-                e.w.op(f"selp.b{width}", f"b{width}", keys[r], -1, real)
-                if isinstance(real, str)
-                else e.w.register(-1, f"b{width}")
-            )
+    keys, place = Keys(e, t.element, op.descending is not None), first_registers(at)
+    registers = sorted(set(place.values()))
+    network = Network(
+        keys, layout, lanes, dict(zip(registers, keys.of(value, registers), strict=True))
+    )
     size = 2
     while size <= extent:
         step = size // 2
         while step:
-            _stage(e, keys, at, place, axis, size, step, lanes, width)
+            network.stage(size, step)
             step //= 2
         size *= 2
-    e.set(
-        op.result,
-        e.build(t, [unkey(e, keys[place[tuple(x)]], t.element, down, width) for x in at.tolist()]),
-    )
+    found = [keys.element_of(network.held[place[tuple(x)]]) for x in at.tolist()]
+    e.set(op.result, e.build(t, found))
 
 
 @emitter(shared.SortFirst)
 def sort_first(e: Emitter, op: shared.SortFirst) -> None:
-    value, t, down = e.tile(op.arg), op.result.type, op.descending is not None
-    layout, axis, width, w = (
-        value.layout,
-        value.layout.rank - 1,
-        64 if bits(t.element) == 64 else 32,
-        e.w,
-    )
+    """The first elements of each line along the last axis, which lies in one warp."""
+    value, t = e.tile(op.arg), tile_type(op.result)
+    layout, axis = value.layout, value.layout.rank - 1
     count = 1 << (t.extents[-1] - 1).bit_length()
-    at, wanted = layout.offsets("registers"), t.register_layout.offsets("registers")
-
-    def ordered(keys: list[str], i: int, j: int) -> None:
-        """The smaller of two keys first."""
-        if width == 32:
-            keys[i], keys[j] = (
-                w.op("min.u32", "b32", keys[i], keys[j]),
-                w.op("max.u32", "b32", keys[i], keys[j]),
-            )
-            return
-        less = w.op("setp.lt.u64", "pred", keys[i], keys[j])
-        keys[i], keys[j] = (
-            w.op("selp.b64", "b64", a, b, less) for a, b in ((keys[i], keys[j]), (keys[j], keys[i]))
-        )
+    keys = Keys(e, t.element, op.descending is not None)
 
     def merged(a: list[str], b: list[str]) -> list[str]:
-        keys = [
-            w.op(f"min.u{width}", f"b{width}", x, y) for x, y in zip(a, reversed(b), strict=False)
-        ]
+        """The lower half of two sorted runs, sorted."""
+        lower = [keys.lower(x, y) for x, y in zip(a, reversed(b), strict=True)]
         step = count // 2
         while step:
             for i in range(count):
                 if not i & step:
-                    ordered(keys, i, i + step)
+                    keys.sort_pair(lower, i, i + step)
             step //= 2
-        return keys
+        return lower
 
-    found: dict[tuple[int, ...], list[str]] = {}
-    for group in lines(layout, axis):
-        keys = [key(e, e.element(value, r), t.element, down, width) for r in group]
-        for i, r in enumerate(group):
-            if (real := inside(e, layout, r)) is not True:
-                keys[i] = (
-                    w.op(f"selp.b{width}", f"b{width}", keys[i], -1, real)
-                    if isinstance(real, str)
-                    else w.register(-1, f"b{width}")
-                )
-        best = None
-        for start in range(0, len(keys), count):
-            part = keys[start : start + count]
+    def first(group: list[int]) -> list[str]:
+        """The first keys of a line."""
+        found = keys.of(value, group)
+        best: list[str] = []
+        for start in range(0, len(found), count):
+            part = found[start : start + count]
             for i, j in odd_even(count):
-                ordered(part, i, j)
-            best = part if best is None else merged(best, part)
+                keys.sort_pair(part, i, j)
+            best = merged(best, part) if best else part
         for mask, _ in lanes_along(e, layout, axis):
-            best = merged(best, [shuffle(e, k, mask, f"b{width}") for k in best])
-        found[tuple(int(x) for x in at[group[0]][:axis])] = best
-    e.set(
-        op.result,
-        e.build(
-            t,
-            [
-                unkey(
-                    e,
-                    found[tuple(int(x) for x in place[:axis])][int(place[axis])],
-                    t.element,
-                    down,
-                    width,
-                )
-                for place in wanted
-            ],
-        ),
-    )
+            others = [e.w.register(shuffle(e, k, mask, f"b{keys.width}")) for k in best]
+            best = merged(best, others)
+        return best
+
+    at = layout.offsets("registers").tolist()
+    of_line = {tuple(at[group[0]][:axis]): first(group) for group in lines(layout, axis)}
+    wanted = layout_of(t).offsets("registers").tolist()
+    found = [keys.element_of(of_line[tuple(place[:axis])][place[axis]]) for place in wanted]
+    e.set(op.result, e.build(t, found))
 
 
 def odd_even(n: int) -> Iterator[tuple[int, int]]:
@@ -155,108 +201,61 @@ def odd_even(n: int) -> Iterator[tuple[int, int]]:
         run *= 2
 
 
-def _stage(
-    e: Emitter,
-    keys: dict[int, str],
-    at,
-    place,
-    axis: int,
-    size: int,
-    step: int,
-    lanes: dict[int, int],
-    width: int,
-) -> None:
-    """Each pair at a distance of `step` in order; the order is up where bit `size` of the position
-    is 0.
-    """
-    w = e.w
+class Network:
+    """A bitonic network over the keys of a thread, by register."""
 
-    def lower(a, b):
-        return w.op(f"min.u{width}", f"b{width}", a, b)
+    def __init__(self, keys: Keys, layout: Layout, lanes: dict[int, int], held: dict[int, str]):
+        self.keys, self.lanes, self.held = keys, lanes, held
+        self.at = layout.offsets("registers").tolist()
+        self.place, self.axis = first_registers(layout.offsets("registers")), layout.rank - 1
 
-    def upper(a, b):
-        return w.op(f"max.u{width}", f"b{width}", a, b)
+    def stage(self, size: int, step: int) -> None:
+        """Each pair at a distance of `step` in order; the order is up where bit `size` of the
+        position is 0.
+        """
+        e, keys = self.keys.e, self.keys
+        before = dict(self.held)
+        for r, key in before.items():
+            here = list(self.at[r])
+            downward: Operand = bool(here[self.axis] & size)
+            if size in self.lanes:
+                downward = e.lane_bit(self.lanes[size])
+            if step in self.lanes:
+                other = e.w.register(shuffle(e, key, self.lanes[step], f"b{keys.width}"))
+                takes_upper = self._takes_upper(e.lane_bit(self.lanes[step]), downward)
+                upper = keys.upper(key, other)
+                self.held[r] = keys.select(upper, keys.lower(key, other), takes_upper)
+            elif not here[self.axis] & step:
+                here[self.axis] += step
+                self._pair(r, self.place[tuple(here)], before, downward)
 
-    def by_lane(mask):
-        return w.hoist(
-            ("bit", mask),
-            lambda: w.op("setp.ne.b32", "pred", w.op("and.b32", "b32", e.lane(), mask), 0),
-            root=True,
-        )
-
-    before = dict(keys)
-    for r in before:
-        here = [int(x) for x in at[r]]
-        downward: Operand = by_lane(lanes[size]) if size in lanes else bool(here[axis] & size)
-        if step in lanes:
-            other, second = shuffle(e, before[r], lanes[step], f"b{width}"), by_lane(lanes[step])
-            takes_upper = (
-                w.memo(
-                    ("upper", second, downward), lambda: w.op("xor.pred", "pred", second, downward)
-                )
-                if isinstance(downward, str)
-                else (
-                    w.memo(("upper", second, downward), lambda: w.op("not.pred", "pred", second))
-                    if downward
-                    else second
-                )
-            )
-            keys[r] = w.op(
-                f"selp.b{width}",
-                f"b{width}",
-                upper(before[r], other),
-                lower(before[r], other),
-                takes_upper,
-            )
-            continue
-        if here[axis] & step:
-            continue
-        here[axis] += step
-        s = place[tuple(here)]
-        low, high = lower(before[r], before[s]), upper(before[r], before[s])
+    def _takes_upper(self, second: str, downward: Operand) -> str:
+        """Whether this lane, the second of two or not, takes the larger key."""
+        w = self.keys.e.w
+        key = "upper", second, downward
         if isinstance(downward, str):
-            keys[r], keys[s] = (
-                w.op(f"selp.b{width}", f"b{width}", a, b, downward)
-                for a, b in ((high, low), (low, high))
-            )
+            return w.memo(key, lambda: w.op("xor.pred", "pred", second, downward))
+        return w.memo(key, lambda: w.op("not.pred", "pred", second)) if downward else second
+
+    def _pair(self, r: int, s: int, before: dict[int, str], downward: Operand) -> None:
+        """Two registers of this thread."""
+        keys, held = self.keys, self.held
+        low = keys.lower(before[r], before[s])
+        high = keys.upper(before[r], before[s])
+        if isinstance(downward, str):
+            held[r] = keys.select(high, low, downward)
+            held[s] = keys.select(low, high, downward)
         else:
-            keys[r], keys[s] = (high, low) if downward else (low, high)
-
-
-def key(e: Emitter, x: Operand, element, down: bool, width: int) -> str:
-    w, sign, cls = e.w, -(1 << width - 1), f"b{width}"
-    if is_bool(element):
-        x = w.op("selp.b32", "b32", 1, 0, w.register(x, "pred"))
-    x = w.register(x, cls)
-    if is_float(element):
-        kind = f"f{width}"
-        if down:
-            x = w.op(f"neg.{kind}", cls, x)
-        negative = w.op(f"setp.lt.s{width}", "pred", x, 0)
-        k = w.op(f"xor.b{width}", cls, x, w.op(f"selp.b{width}", cls, -1, sign, negative))
-        return w.op(f"selp.b{width}", cls, -1, k, w.op(f"setp.nan.{kind}", "pred", x, x))
-    k = x if is_unsigned(element) or is_bool(element) else w.op(f"xor.b{width}", cls, x, sign)
-    return w.op(f"not.b{width}", cls, k) if down else k
-
-
-def unkey(e: Emitter, k: str, element, down: bool, width: int) -> Operand:
-    w, sign, cls = e.w, -(1 << width - 1), f"b{width}"
-    if is_float(element):
-        negative = w.op(f"setp.ge.s{width}", "pred", k, 0)
-        x = w.op(f"xor.b{width}", cls, k, w.op(f"selp.b{width}", cls, -1, sign, negative))
-        return w.op(f"neg.f{width}", cls, x) if down else x
-    if down:
-        k = w.op(f"not.b{width}", cls, k)
-    if is_bool(element):
-        return w.op("setp.ne.b32", "pred", k, 0)
-    return k if is_unsigned(element) else w.op(f"xor.b{width}", cls, k, sign)
+            held[r], held[s] = (high, low) if downward else (low, high)
 
 
 @emitter(tile.Histogram)
 def histogram(e: Emitter, op: tile.Histogram) -> None:
-    """Counts in shared memory: cleared, added to by whoever holds an element first, read back."""
-    w, value, t = e.w, e.tile(op.arg), op.result.type
-    bins, width = t.extents[0], bits(value.element)
+    """Counts in shared memory: cleared, added to by the first thread that holds an element, read
+    back.
+    """
+    w, value, t = e.w, e.tile(op.arg), tile_type(op.result)
+    bins, width = t.extents[0], 64 if bits(value.element) == 64 else 32
     own, at = e.own_scratch(shared.scratch(op))
     base = w.op("add.s32", "b32", own, at)
     meet(e)
@@ -267,24 +266,21 @@ def histogram(e: Emitter, op: tile.Histogram) -> None:
     meet(e)
     once = stores_once(e, value.layout)
     for r in range(value.count):
-        x = e.element(value, r)
+        element = e.element(value, r)
         held = both(e, both(e, inside(e, value.layout, r), mask_of(e, op.mask, r)), once(r))
         if held is False:
             continue
-        x = w.register(x, "b64" if width == 64 else "b32")
-        held = both(e, held, w.op(f"setp.lt.u{64 if width == 64 else 32}", "pred", x, bins))
+        x = w.register(element, f"b{width}")
+        held = both(e, held, w.op(f"setp.lt.u{width}", "pred", x, bins))
         if width == 64:
             x = w.op("cvt.u32.u64", "b32", x)
-        with w.predicated(held if isinstance(held, str) else None):
+        with w.predicated(held):
             w.emit(f"red.relaxed.cta.shared.add.u32 [{w.op('mad.lo.s32', 'b32', x, 4, base)}], 1")
     meet(e)
-    layout = t.register_layout
+    layout = layout_of(t)
 
-    def groups(r):
-        return Group(
-            w.register(add(e, base, mul(e, coordinate(e, layout, r, 0), 4))),
-            0,
-            inside(e, layout, r),
-        )
+    def groups(r: int) -> Group:
+        address = w.register(add(e, base, mul(e, coordinate(e, layout, r, 0), 4)))
+        return Group(address, 0, inside(e, layout, r))
 
     e.set(op.result, load_tile(e, t, 1, groups, None, "shared"))
