@@ -24,7 +24,7 @@ from tkc.passes import plan as planning
 from tkc.passes.pipeline import PIPELINE, module_of
 from tkc.passes.planning.bodies import WarpCosts, best_stages
 from tkc.passes.planning.stages import (
-    ALIKE,
+    CLOCKS_TOLERANCE,
     Body,
     Crossing,
     Group,
@@ -483,7 +483,7 @@ def test_the_search_finds_the_optimum(body):
             schedule.late
         ] and schedule.carried == body.carried(schedule.late)
     best = got[0]
-    alike = [late for late, clocks in want.items() if clocks <= least * (1 + ALIKE)]
+    alike = [late for late, clocks in want.items() if clocks <= least * (1 + CLOCKS_TOLERANCE)]
     assert best.late in alike and (best.carried, len(best.late)) == min(
         (body.carried(late), len(late)) for late in alike
     )

@@ -1,36 +1,55 @@
-"""fetch-ahead: what a loop loads into registers is asked for one iteration early, so that nothing
+"""fetch-ahead: what a loop loads into registers is loaded one iteration early, so that nothing
 waits for global memory.
 
-    for %r = %lo to %hi step %s {                      %a = tile.load %x[%lo, 0]
-      %v = tile.load %x[%r, 0]                         for %r = %lo to %hi step %s iter(%v = %a) {
-      … %v …                                     ->      %b = tile.load %x[%r + %s, 0]
-    }                                                    … %v …
-                                                         yield %b
-                                                       }
+Before:
 
-A block reads zeros outside of its array, so asking for one that nobody uses is harmless, before a
-loop that never runs as behind the last iteration. The array must be there all the same: a view that
-the counter chooses (`x[i]`) is there only where the loop runs at all, and behind the last iteration
-its own is asked for again, which is in the cache. What is read follows from the counter and from
-what stands before the loop, and nothing in the loop writes to it (nor to an array that overlaps
-it). The programs that a persistent block takes in turn are a loop like any other, which runs at
-least once; where they wait for one another, those of all blocks write nothing to it, and the next
-one's block arrives while this one waits.
+    for %r = %lo to %hi step %s {
+      %v = tile.load %x[%r, 0]
+      … %v …
+    }
+
+After:
+
+    %a = tile.load %x[%lo, 0]
+    for %r = %lo to %hi step %s iter(%v = %a) {
+      %b = tile.load %x[%r + %s, 0]
+      … %v …
+      yield %b
+    }
+
+A load gives zeros outside of its array, so loading a tile that is not used is harmless, before a
+loop that never runs as in the last iteration. The array must exist all the same: a view that the
+induction variable chooses (`x[i]`) exists only where the loop runs at all, and the last iteration
+loads its own tile again, which is in the cache. What is read follows from the induction variable
+and from what stands before the loop, and nothing in the loop writes to it (nor to an array that
+overlaps it). The programs that a persistent thread block runs in turn are a loop like any other,
+which runs at least once; where they wait for one another, those of all thread blocks write nothing
+to it, and the next one's tile arrives while this one waits.
 
 Which loads, and when, is the plan's choice:
 
-`prefetch`    in a program without dots every block, first thing in an iteration: memory is busy while the iteration computes
-roles         beside dots what is small, a scale or a bias, and no tensor map copies. It comes straight from global memory: hundreds of clocks in which the next dot is not even issued, for
-              instructions wait in order. The next one is asked for under the dots of this
-              iteration, when what is small has been computed of the old one, in whose registers it
-              then arrives; the last iteration asks for its own again, which is in the cache:
+`prefetch`: in a program without dots every load, at the start of an iteration: memory is busy while
+the iteration computes.
 
-    for k:                                         s0 = load(scales, k_first)
-      s = load(scales, k / 128)                    for k, carrying s = s0:
-      acc = acc + dot(x, y) · s          ->          d = dot(x, y)
-                                                     s1 = load(scales, next(k) / 128)       next(k): k + step, in the last iteration k
-                                                     acc = acc + d · s
-                                                     yield s1
+roles: beside dots what is small, a scale or a bias, and no tensor map copies. It comes straight
+from global memory, and instructions wait in order, so that the next dot would be issued late. The
+next one is loaded during the dots of this iteration, when what is small has been computed from the
+old one, in whose registers it then arrives; the last iteration loads its own again.
+
+Before:
+
+    for k:
+      s = load(scales, k / 128)
+      acc = acc + dot(x, y) · s
+
+After, where next(k) is k + step, and k in the last iteration:
+
+    s0 = load(scales, k_first)
+    for k, carrying s = s0:
+      d = dot(x, y)
+      s1 = load(scales, next(k) / 128)
+      acc = acc + d · s
+      yield s1
 """
 
 from __future__ import annotations
@@ -56,6 +75,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.threads import Identity
 from tkc.ir.types import TileType, bits
+from tkc.ir.values import block_of, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import addresses, unchanged
 
@@ -129,33 +149,36 @@ def _runs(loop: scf.ForOp) -> bool:
 def _ahead(loop: scf.ForOp, loads: list[tile.Load], dot: tile.Dot | None) -> None:
     """`dot`: the last one of the loop, None in a loop without."""
     body = loop.body.block
-    count, counter, needed = (
-        len(loop.iter_args),
-        body.args[0],
-        defining_slice([v for op in loads for v in op.operands], body),
-    )
+    count, counter = len(loop.iter_args), body.args[0]
+    needed = defining_slice([v for op in loads for v in op.operands], body)
 
     def asked(at: SSAValue, anchor: Operation) -> list[SSAValue]:
         """The loads, and what their offsets need, made again for another value of the counter."""
-        mapping = {counter: at}
+        mapping: dict[SSAValue, SSAValue] = {counter: at}
         clone_slice([*needed, *loads], mapping, anchor)
         return [mapping[op.result] for op in loads]
 
     loop = rebuild_for(loop, range(count), asked(loop.lb, loop))
     arguments = body.args[1 + count :]
-    for op, argument in zip(loads, arguments, strict=False):
+    for op, argument in zip(loads, arguments, strict=True):
         op.result.replace_all_uses_with(argument)
         argument.name_hint = op.result.name_hint
     if dot is not None:
         _used_early(body, set(arguments))
-    anchor = _widened_first(body, arguments) if dot is None else dot.next_op
+    anchor = _widened_first(body, arguments) if dot is None else _behind(dot)
     build = Builder(anchor)
     following = build.add(counter, loop.step)
     if dot is not None or any(is_inside(op.array, loop) for op in loads):
         following = build.select(build.lt(following, loop.ub), following, counter)
-    body.last_op.operands = [*body.last_op.operands, *asked(following, anchor)]
+    end = terminator_of(body)
+    end.operands = [*end.operands, *asked(following, anchor)]
     for op in loads:
         erase(op)
+
+
+def _behind(op: Operation) -> Operation:
+    """The operation behind one that is not the last of its block."""
+    return op.next_op or terminator_of(block_of(op))
 
 
 def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
@@ -169,18 +192,24 @@ def _widened_first(body: Block, fetched: Sequence[SSAValue]) -> Operation:
         if isinstance(use.operation, Cast) and use.operation.parent is body
     ]
     if sum(len(list(v.uses)) for v in fetched) != len(casts):
-        return body.first_op
+        return _first(body)
     for op in casts:
         op.detach()
-    body.insert_ops_before(casts, body.first_op)
-    return casts[-1].next_op if casts else body.first_op
+    body.insert_ops_before(casts, _first(body))
+    return _behind(casts[-1]) if casts else _first(body)
+
+
+def _first(body: Block) -> Operation:
+    """The first operation of a loop's body, which has a terminator at least."""
+    return body.first_op or terminator_of(body)
 
 
 def _used_early(body: Block, fetched: set[SSAValue]) -> None:
     """Moves what is computed of fetched values, and is small too, to the start: their registers are
     then free for the next ones.
     """
-    start, known = None, set(fetched)
+    start: Operation | None = None
+    known = set(fetched)
     for op in list(body.ops):
         if (
             op.regions
@@ -201,7 +230,7 @@ def _used_early(body: Block, fetched: set[SSAValue]) -> None:
         known.add(op.results[0])
         op.detach()
         if start is None:
-            body.insert_op_before(op, body.first_op)
+            body.insert_op_before(op, _first(body))
         else:
             body.insert_op_after(op, start)
         start = op

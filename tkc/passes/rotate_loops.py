@@ -1,33 +1,43 @@
 """rotate-loops: dots that wait for vector work move into the next iteration, beside dots that do
 not: tensor cores and vector work overlap.
 
-Where a dot's factor is computed from another dot of the same iteration, the two wait for each other
-with vector work between. Taken one iteration late, the second dot has all it needs when an
-iteration begins, and both run while … the vector work of neither waits:
+Where a dot's operand is computed from another dot of the same iteration, the two wait for each
+other with vector work between. Taken one iteration late, the second dot has all it needs when an
+iteration begins, and both run while the vector work of neither waits.
 
-    for n:  s = q·k[n]                            if there is an iteration:
-            p, r = softmax(s, …)                    s = q·k[0];  p, r = softmax(s, …);  t = o·r
-            o = o·r + p·v[n]             ->         for n from 1:
-                                                      s = q·k[n]                 these two do not depend
-                                                      o = t + p·v[n − 1]         on each other
-                                                      p, r = softmax(s, …);  t = o·r
-                                                    o = t + p·v[last]
+Before:
 
-Which dots are late the plan says, by a search for the fewest clocks of an iteration
+    for n:  s = q·k[n]
+            p, r = softmax(s, …)
+            o = o·r + p·v[n]
+
+After:
+
+    if there is an iteration:
+      s = q·k[0];  p, r = softmax(s, …);  t = o·r
+      for n from 1:
+        s = q·k[n]                 these two do not depend
+        o = t + p·v[n − 1]         on each other
+        p, r = softmax(s, …);  t = o·r
+      o = t + p·v[last]
+
+The plan says which dots are late, by a search for the fewest clocks of an iteration
 (planning/stages.py); vector work that needs a late dot is late with it:
 
     for n:  s = q·k[n];  p = f(s)                     for n from 1:
             t = p·v[n];  g = h(t)                       s = q·k[n];  t = p·v[n − 1]
             u = u + g·w[n]                   ->         g = h(t);  u = u + g·w[n − 1];  p = f(s)
 
-The first iteration does what is not late, behind the loop stands what is late of the last one. What
-a late operation needs of its own iteration is carried (p), but for what follows from the counter:
-addresses and blocks (v) are made for the earlier counter. With one role that is the counter less a
-step, so that copies can run ahead of it; a producer needs no such help. Everything is data flow;
-the values are those of the loop as it was, bit for bit.
+The first iteration does what is not late; behind the loop stands what is late of the last one. What
+a late operation needs of its own iteration is carried (p), but for what follows from the induction
+variable: addresses and tiles (v) are made for its earlier value. With one role that is the variable
+less a step, so that copies can run ahead of it; a producer needs no such help. Everything is data
+flow; the values are those of the loop as it was, bit for bit.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
@@ -37,6 +47,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES
 from tkc.ir.plan import number_of
 from tkc.ir.rewrite import before, clone_slice, replace, stamp
+from tkc.ir.values import owner_op
 from tkc.passes import PassContext
 from tkc.passes.planning.bodies import Anatomy, WarpCosts, shape
 from tkc.passes.planning.stages import MAX_SEARCH_STEPS, ordered
@@ -58,7 +69,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 continue
             anatomy = Anatomy(loop, context.overlaps)
             late = anatomy.late(dots)
-            order, _ = ordered(anatomy.body(machine), late, [MAX_SEARCH_STEPS])
+            if (body := anatomy.body(machine)) is None:
+                continue  # the plan rotates no such loop
+            order, _ = ordered(body, late, [MAX_SEARCH_STEPS])
             Rotation(
                 anatomy,
                 late,
@@ -159,7 +172,8 @@ class Rotation:
         rotated.attributes[BEGUN] = UnitAttr()
         end = stamp(scf.YieldOp(), loop)
         inner.add_op(end)
-        counter, *carried, earlier = inner.args
+        counter, *carried = inner.args[:-1]
+        earlier: SSAValue = inner.args[-1]
         if self.counted:
             earlier = before(end, CLASSES["sub"](counter, loop.step)).result
         now, ago = (
@@ -182,10 +196,10 @@ class Rotation:
                 }
         end.operands = [*self._ends(now, kept, end), counter]
         # what is late of the last iteration
-        *carried, last = rotated.results
-        ago = self._ago(last, carried[len(kept) :])
+        *results, last = rotated.results
+        ago = self._ago(last, results[len(kept) :])
         ago.write(self.late, anchor)
-        values = dict(zip(kept, carried, strict=False))
+        values = dict(zip(kept, results, strict=False))
         anchor.operands = [
             ago.mapping[v] if late else values[i]
             for i, (v, late) in enumerate(zip(self.of.yielded, self.returned, strict=False))
@@ -193,13 +207,13 @@ class Rotation:
         before(loop, branch)
         replace(loop, list(branch.results))
 
-    def _ago(self, counter: SSAValue, crossed: list[SSAValue]) -> Copy:
+    def _ago(self, counter: SSAValue, crossed: Sequence[SSAValue]) -> Copy:
         return Copy(self, counter, dict(zip(self.crossing, crossed, strict=False)))
 
     def _ends(self, copy: Copy, kept: list[int], anchor: Operation) -> list[SSAValue]:
         """What an iteration hands on: what is carried, and what late operations will read."""
         values = [*(self.of.yielded[i] for i in kept), *self.crossing]
-        copy.write([v.owner for v in values if v.owner in self.of.anew], anchor)
+        copy.write([owner_op(v) for v in values if v.owner in self.of.anew], anchor)
         return [copy.mapping.get(v, v) for v in values]
 
 
@@ -207,17 +221,19 @@ class Copy:
     """Operations of one iteration of the loop, written somewhere."""
 
     def __init__(self, rotation: Rotation, counter: SSAValue, values: dict[SSAValue, SSAValue]):
-        self.of, self.done = rotation.of, set()
-        self.mapping = {self.of.block.args[0]: counter} | values
+        self.of = rotation.of
+        self.done: set[Operation] = set()
+        self.mapping: dict[SSAValue, SSAValue] = {self.of.block.args[0]: counter} | values
 
     def write(self, ops: list[Operation], anchor: Operation) -> None:
-        """In the order in which they stood, with what they need that everyone makes for himself."""
-        wanted, work = set(), list(ops)
+        """In the order in which they stood, with what each copy computes for itself."""
+        wanted: set[Operation] = set()
+        work = list(ops)
         while work:
             op = work.pop()
             if op in wanted or op in self.done:
                 continue
             wanted.add(op)
-            work += [v.owner for v in self.of.reads(op) if v.owner in self.of.anew]
-        clone_slice(sorted(wanted, key=self.of.place.get), self.mapping, anchor)
+            work += [owner_op(v) for v in self.of.reads(op) if v.owner in self.of.anew]
+        clone_slice(sorted(wanted, key=self.of.place.__getitem__), self.mapping, anchor)
         self.done |= wanted

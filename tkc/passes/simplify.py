@@ -4,23 +4,26 @@
     %p = tile.dot %x, %y, %z                       ->
     %d = tile.add %acc, %p
 
-    scf.for %k = … iter_args(%t = %x, %u = %u0) {        %c = tile.mul %a, %b        (does not change in the loop)
+    scf.for %k = … iter_args(%t = %x, %u = %u0) {        %c = tile.mul %a, %b
       %c = tile.mul %a, %b                               scf.for %k = … iter_args(%t = %x) {
       …                                            ->      …
-      scf.yield %t1, %u                                    scf.yield %t1              (%u never changed)
+      scf.yield %t1, %u                                    scf.yield %t1
     }                                                    }
 
-In rounds until nothing changes:
-  fold       constants, ranges, casts, splats, views (analysis/folding.py); operations equal to an earlier one are that one
-  loops      what an iteration does not change is computed before the loop; carried values that nobody needs, or that never change,
-             are dropped
+(%c does not change in the loop, and %u never changes.)  In rounds until nothing changes:
+  fold       constants, ranges, casts, splats, views (analysis/folding.py); of equal operations the
+             first stays
+  loops      what an iteration does not change is computed before the loop; carried values that are
+             not used, or that never change, are dropped
   dead code  whatever no effect depends on, through loops and branches
 
-Tiles leave a loop only if that costs no registers worth mentioning: index tiles and what makes big
-tiles from small ones stay, or every thread would hold them from the first iteration to the last.
+Tiles leave a loop only if they are small: index tiles and operations that make large tiles from
+small ones stay, or every thread would hold the result from the first iteration to the last.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
@@ -31,21 +34,21 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import erase, is_inside, rebuild_for, rebuild_if, replace
 from tkc.ir.types import TileType
+from tkc.ir.values import terminator_of, yielded_by
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
 
-MOST_ROUNDS, LIGHT = (
-    10,
-    2048,
-)  # 32-bit words of a tile that may stay in registers all through a loop
+MAX_ROUNDS = 10
+MAX_HOISTED_WORDS = 2048  # 32-bit words of a tile that may stay in registers all through a loop
 REAL = True  # constants of floats are folded
 COSTLY = (tile.Reduce, tile.Scan, tile.Dot, tile.Sort, tile.Histogram)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Simplifies every kernel until nothing changes, in at most `MAX_ROUNDS` rounds."""
     for kernel in module.body.block.ops:
         start = sum(1 for _ in kernel.walk())
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             changed = _fold(kernel.body.block, {}, Ranges())
             changed |= _hoist(kernel.body.block)
             changed |= _unchanged(kernel)
@@ -59,8 +62,9 @@ def run(module: ModuleOp, context: PassContext) -> None:
 
 # ---- folding and common subexpressions
 # ---------------------------------------------------------------------------------
-def _fold(block: Block, seen: dict, ranges: Ranges) -> bool:
-    changed, op = False, block.first_op
+def _fold(block: Block, seen: dict[Hashable, Operation], ranges: Ranges) -> bool:
+    changed = False
+    op = block.first_op
     while op is not None:
         if (values := fold(op, ranges)) is not None:
             before = op.prev_op
@@ -68,13 +72,13 @@ def _fold(block: Block, seen: dict, ranges: Ranges) -> bool:
             op, changed = (before.next_op if before is not None else block.first_op), True
             continue
         if isinstance(op, tile.Assume) and constant(op.condition) == 1:
-            op, gone, changed = op.next_op, op, True
-            erase(gone)
+            assume, op, changed = op, op.next_op, True
+            erase(assume)
             continue
         if (key := _key(op)) is not None:
             if (twin := seen.get(key)) is not None:
-                gone, op, changed = op, op.next_op, True
-                replace(gone, twin.results)
+                repeated, op, changed = op, op.next_op, True
+                replace(repeated, twin.results)
                 continue
             seen[key] = op
         for region in op.regions:
@@ -84,7 +88,7 @@ def _fold(block: Block, seen: dict, ranges: Ranges) -> bool:
     return changed
 
 
-def _key(op: Operation):
+def _key(op: Operation) -> Hashable | None:
     """What an operation computes; None if it has effects."""
     if op.regions or not op.results or not op.has_trait(Pure):
         return None
@@ -105,11 +109,10 @@ def _hoist(block: Block) -> bool:
             for inner in region.blocks:
                 changed |= _hoist(inner)
         if isinstance(op, (scf.ForOp, scf.WhileOp)):
-            inside = {inner for region in op.regions for inner in region.blocks}
-            for inner in [o for b in inside for o in b.ops]:
-                if _may_leave(inner, op):
-                    inner.detach()
-                    block.insert_op_before(inner, op)
+            for child in [o for region in op.regions for b in region.blocks for o in b.ops]:
+                if _may_leave(child, op):
+                    child.detach()
+                    block.insert_op_before(child, op)
                     changed = True
     return changed
 
@@ -125,7 +128,7 @@ def _may_leave(op: Operation, loop: Operation) -> bool:
         return True
     sizes = [_words(v) for v in op.results]
     return max(sizes) <= max(
-        LIGHT, max((_words(v) for v in op.operands if v.has_one_use()), default=0)
+        MAX_HOISTED_WORDS, max((_words(v) for v in op.operands if v.has_one_use()), default=0)
     )
 
 
@@ -139,18 +142,22 @@ def _unchanged(kernel: tile.Kernel) -> bool:
     changed = False
     for loop in [op for op in kernel.walk() if isinstance(op, scf.ForOp)]:
         body = loop.body.block
+        terminator = terminator_of(body)
         for argument, start, end, result in zip(
-            body.args[1:], loop.iter_args, body.last_op.operands, loop.results, strict=False
+            body.args[1:], loop.iter_args, terminator.operands, loop.results, strict=True
         ):
-            if (end is argument or end is start) and (
-                argument.first_use is not None
-                and not _only_yields(argument)
-                or result.first_use is not None
-            ):
-                argument.replace_uses_with_if(start, lambda use: use.operation is not body.last_op)
+            if end is not argument and end is not start:
+                continue
+            if not _only_yields(argument) or result.first_use is not None:
+                _replace_but_in(terminator, argument, start)
                 result.replace_all_uses_with(start)
                 changed = True
     return changed
+
+
+def _replace_but_in(user: Operation, old: SSAValue, new: SSAValue) -> None:
+    """Replaces all uses of a value but those by one operation."""
+    old.replace_uses_with_if(new, lambda use: use.operation is not user)
 
 
 def _only_yields(argument: BlockArgument) -> bool:
@@ -163,8 +170,8 @@ def sweep(kernel: tile.Kernel) -> bool:
     """Erases what no effect depends on. A carried value is alive only if its result, or something
     alive in the loop, uses it.
     """
-    alive: set = set()
-    work: list = [op for op in kernel.walk() if _has_effect(op)]
+    alive: set[Operation | SSAValue] = set()
+    work: list[Operation | SSAValue] = [op for op in kernel.walk() if _has_effect(op)]
     while work:
         item = work.pop()
         if item in alive:
@@ -173,20 +180,26 @@ def sweep(kernel: tile.Kernel) -> bool:
         work += _needs(item)
     changed = False
     for op in reversed(list(kernel.walk())):
-        if op.parent is None:
-            continue
-        if isinstance(op, scf.ForOp) and op in alive:
-            changed |= _trim(op, alive)
-        elif isinstance(op, scf.IfOp) and op in alive and op.results:
-            changed |= _trim_branch(op, alive)
-        elif (
-            op not in alive
-            and (op.results or isinstance(op, (scf.ForOp, scf.IfOp)))
-            and not any(r.first_use for r in op.results)
-        ):
-            erase(op)
-            changed = True
+        if op.parent is not None:
+            changed |= _trim(op, alive) if op in alive else _erase_unused(op)
     return changed
+
+
+def _trim(op: Operation, alive: set[Operation | SSAValue]) -> bool:
+    """Drops what a loop or branch carries or yields and is not alive."""
+    if isinstance(op, scf.ForOp):
+        return _trim_loop(op, alive)
+    return isinstance(op, scf.IfOp) and bool(op.results) and _trim_branch(op, alive)
+
+
+def _erase_unused(op: Operation) -> bool:
+    """Erases an operation that is not alive, and not used by another that is still there."""
+    if not op.results and not isinstance(op, (scf.ForOp, scf.IfOp)):
+        return False
+    if any(result.first_use for result in op.results):
+        return False
+    erase(op)
+    return True
 
 
 def _has_effect(op: Operation) -> bool:
@@ -199,49 +212,55 @@ def _has_effect(op: Operation) -> bool:
     return not is_side_effect_free(op)
 
 
-def _needs(item) -> list:
+def _needs(item: Operation | SSAValue) -> list[Operation | SSAValue]:
     """What must be alive if an operation or a value is."""
     if isinstance(item, Operation):
-        parent = item.parent_op()
-        around = [parent] if parent is not None and not isinstance(parent, tile.Kernel) else []
-        match item:
-            case scf.ForOp():
-                return around + [item.lb, item.ub, item.step]
-            case scf.IfOp():
-                return around + [item.cond]
-            case threads.Roles() | threads.Role():
-                return around
-            case scf.WhileOp():
-                return around + [
-                    *item.arguments,
-                    *item.before_region.block.last_op.operands,
-                    *item.after_region.block.last_op.operands,
-                ]
-        return (
-            around
-            + list(item.operands)
-            + [v for region in item.regions for inner in region.walk() for v in inner.operands]
-        )
+        return _around(item) + _operands(item)
     if isinstance(item, OpResult):
-        op, i = item.owner, item.index
-        match op:
-            case scf.ForOp():
-                return [
-                    op,
-                    op.iter_args[i],
-                    op.body.block.args[1 + i],
-                    op.body.block.last_op.operands[i],
-                ]
-            case scf.IfOp():
-                return [op, *(region.block.last_op.operands[i] for region in op.regions)]
-        return [op]
+        return [item.owner, *_sources(item)]
+    if not isinstance(item, BlockArgument):
+        return []
     loop = item.block.parent_op()
     if isinstance(loop, scf.ForOp):
-        return [loop] + ([loop.results[item.index - 1]] if item.index else [])
+        return [loop, loop.results[item.index - 1]] if item.index else [loop]
     return [] if loop is None or isinstance(loop, tile.Kernel) else [loop]
 
 
-def _trim_branch(branch: scf.IfOp, alive: set) -> bool:
+def _around(op: Operation) -> list[Operation | SSAValue]:
+    """The operation around another, inside the kernel."""
+    parent = op.parent_op()
+    return [] if parent is None or isinstance(parent, tile.Kernel) else [parent]
+
+
+def _operands(op: Operation) -> list[Operation | SSAValue]:
+    """The values that an operation needs whichever of its results are alive."""
+    match op:
+        case scf.ForOp():
+            return [op.lb, op.ub, op.step]
+        case scf.IfOp():
+            return [op.cond]
+        case threads.Roles() | threads.Role():
+            return []
+        case scf.WhileOp():
+            test, body = op.before_region.block, op.after_region.block
+            return [*op.arguments, *yielded_by(test), *yielded_by(body)]
+    inside = [v for region in op.regions for inner in region.walk() for v in inner.operands]
+    return [*op.operands, *inside]
+
+
+def _sources(result: OpResult) -> list[SSAValue]:
+    """The values that one result of a loop or branch comes from; none of other operations."""
+    op, i = result.owner, result.index
+    match op:
+        case scf.ForOp():
+            body = op.body.block
+            return [op.iter_args[i], body.args[1 + i], yielded_by(body)[i]]
+        case scf.IfOp():
+            return [yielded_by(region.block)[i] for region in op.regions]
+    return []
+
+
+def _trim_branch(branch: scf.IfOp, alive: set[Operation | SSAValue]) -> bool:
     """Drops the results of a branch that are not alive."""
     keep = [i for i, r in enumerate(branch.results) if r in alive or r.first_use is not None]
     if len(keep) == len(branch.results):
@@ -250,7 +269,7 @@ def _trim_branch(branch: scf.IfOp, alive: set) -> bool:
     return True
 
 
-def _trim(loop: scf.ForOp, alive: set) -> bool:
+def _trim_loop(loop: scf.ForOp, alive: set[Operation | SSAValue]) -> bool:
     """Drops the carried values of a loop that are not alive."""
     keep = [i for i, r in enumerate(loop.results) if r in alive]
     dead = [i for i in range(len(loop.results)) if i not in keep]
@@ -266,8 +285,7 @@ def _trim(loop: scf.ForOp, alive: set) -> bool:
             for use in argument.uses
         ):
             return False
-        argument.replace_all_uses_with(
-            loop.iter_args[i]
-        )  # only what is dead, or is dropped now, still used it
+        # only what is dead, or is dropped now, still used it
+        argument.replace_all_uses_with(loop.iter_args[i])
     rebuild_for(loop, keep)
     return True

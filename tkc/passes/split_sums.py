@@ -2,9 +2,9 @@
 adding up one part overlaps the dot of another.
 
 A partial dot (its own accumulator zero, its result added to what the loop carries) leaves the
-tensor core idle while a warpgroup adds, and needs registers for its result beside the accumulator. In
-parts, one part is added during the other's dot; or, where registers are short, the parts take turns
-in the same registers.
+tensor core idle while a warpgroup adds, and needs registers for its result beside the accumulator.
+In parts, one part is added during the other's dot; or, where registers are short, the parts take
+turns in the same registers.
 
 Before:
 

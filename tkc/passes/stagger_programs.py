@@ -1,31 +1,47 @@
-"""stagger-programs: where programs wait for one another, a block begins its next one before it
-waits: what the others want to know is published while they still have something to do.
+"""stagger-programs: where programs wait for one another, a thread block begins its next one before
+it waits, so that what other programs wait for is published early.
 
-    for %p = %first to %programs step %s {               publish(first: %x)
-      %x = tile.load …[%p]                               for %p … carrying %x, %own {
-      %own = tile.reduce sum[cast %x]          ->          %next = %p + %s, or %p in the last iteration
-      publish %own                                         %x' = tile.load …[%next]; %own' = tile.reduce …; publish %own' if there is a next one
-      %before = … wait …                                   %before = … wait …                       for what was published an iteration ago
-      … %x, %own, %before …                                … %x, %own, %before …
-    }                                                      yield %x', %own'
+Before:
 
-The first part of a program, up to where it looks at what others write, runs one iteration early. Of
-what the second part needs of it, what was loaded or is the outcome of a reduction or a scan is
-carried, as narrow as it was loaded; the rest is computed again. Programs are in no order but that
-of waiting, and nobody waits in the first part, so that the first of all programs that are not over
-never waits for one of its own block.
+    for %p = %first to %programs step %s {
+      %x = tile.load …[%p]
+      %own = tile.reduce sum[cast %x]
+      publish %own
+      %before = … wait …
+      … %x, %own, %before …
+    }
+
+After:
+
+    publish(first: %x)
+    for %p … carrying %x, %own {
+      %next = %p + %s, or %p in the last iteration
+      %x' = tile.load …[%next]
+      %own' = tile.reduce …
+      publish %own' if there is a next one
+      %before = … wait …                     for what was published an iteration ago
+      … %x, %own, %before …
+      yield %x', %own'
+    }
+
+The first part of a program, up to where it reads what other programs write, runs one iteration
+early. Of what the second part needs of it, loaded values and results of reductions and scans are
+carried, as narrow as they were loaded; the rest is computed again. Programs are in no order but
+that of waiting, and the first part does not wait, so that the first of all unfinished programs
+never waits for one of its own thread block.
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.traits import is_side_effect_free
 
 from tkc.ir import tile
 from tkc.ir.rewrite import Builder, clone_slice, defining_slice, erase, only_if, rebuild_for
 from tkc.ir.threads import Identity
+from tkc.ir.values import owner_op, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.values import LOADS
 
@@ -33,6 +49,7 @@ COSTLY = (*LOADS, tile.Reduce, tile.Scan, tile.Sort, tile.Histogram)
 
 
 def run(module: ModuleOp, context: PassContext) -> None:
+    """Staggers the loops over the programs of a thread block in kernels of co-resident programs."""
     for kernel in module.body.block.ops:
         if "together" not in kernel.attributes:
             continue
@@ -43,8 +60,8 @@ def run(module: ModuleOp, context: PassContext) -> None:
         ]:
             if _stagger(loop):
                 context.decisions.append(
-                    "stagger-programs: a block publishes what its next program has for others"
-                    " before it waits for this one's"
+                    "stagger-programs: a thread block publishes what its next program has for"
+                    " others before it waits for what this one needs"
                 )
 
 
@@ -79,10 +96,10 @@ def _stagger(loop: scf.ForOp) -> bool:
 
     def begun(number: SSAValue, anchor: Operation, exists: SSAValue | None) -> list[SSAValue]:
         """The first part of another program; what it has for the second."""
-        mapping = {body.args[0]: number}
+        mapping: dict[SSAValue, SSAValue] = {body.args[0]: number}
         for op in first:
             clone_slice([op], mapping, anchor)
-            if exists is not None and op in effects:
+            if exists is not None and op in effects and anchor.prev_op is not None:
                 only_if(exists, anchor.prev_op)
         return [mapping[v] for v in carried]
 
@@ -91,8 +108,8 @@ def _stagger(loop: scf.ForOp) -> bool:
     exists = build.lt(following, loop.ub)
     after = begun(build.select(exists, following, body.args[0]), ops[0], exists)
     rebuild_for(loop, (), begun(loop.lb, loop, None))
-    body.last_op.operands = after
-    for old, new in zip(carried, body.args[1:], strict=False):
+    terminator_of(body).operands = after
+    for old, new in zip(carried, body.args[1:], strict=True):
         old.replace_all_uses_with(new)
     for op in reversed(early):
         if op in effects or not any(r.first_use for r in op.results):
@@ -102,14 +119,18 @@ def _stagger(loop: scf.ForOp) -> bool:
 
 def _carried(early: list[Operation], late: list[Operation]) -> list[SSAValue]:
     """What the late operations need of the early ones and should not be done again."""
-    found, seen, work = [], set(), [v for op in late for inner in op.walk() for v in inner.operands]
+    found: list[OpResult] = []
+    seen: set[SSAValue] = set()
+    work = [v for op in late for inner in op.walk() for v in inner.operands]
     while work:
         v = work.pop()
-        if v in seen or v.owner not in early:
+        if v in seen or not isinstance(v, OpResult) or v.owner not in early:
             continue
         seen.add(v)
         if isinstance(v.owner, COSTLY):
             found.append(v)
         else:
             work += v.owner.operands
-    return sorted(found, key=lambda v: early.index(v.owner))
+    place = {op: i for i, op in enumerate(early)}
+    found.sort(key=lambda v: place[owner_op(v)])
+    return [*found]
