@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from xdsl.builder import ImplicitBuilder
@@ -28,9 +28,14 @@ VECTORS = ((64,), (100,), (1000,))
 WARPS = (1, 4, 8)
 
 
+def _dropped(axis: int, make, *args) -> Layout:
+    """A layout without one of its axes."""
+    return make(*args).drop(axis)
+
+
 @cache
 def layouts(shape: tuple[int, ...], width: int, warps: int) -> dict[str, Layout]:
-    """The layouts that select-layouts gives tiles of a shape: of copies, of the three factors of
+    """The layouts that select-layouts gives tiles of a shape: of copies, of the three operands of
     every instruction, of what is reduced.
     """
     found: dict[str, Layout] = {}
@@ -44,15 +49,19 @@ def layouts(shape: tuple[int, ...], width: int, warps: int) -> dict[str, Layout]
             found[name] = layout
 
     for vector in sorted({1, max(1, 32 // width), 128 // width}):
-        put(f"blocked {vector}", lambda: blocked(shape, vector, warps))
+        put(f"blocked {vector}", partial(blocked, shape, vector, warps))
     if len(shape) == 1:
         for extent in (16, 64):
-            put(f"row of blocked {extent}", lambda: blocked((*shape, extent), 4, warps).drop(1))
-            put(f"column of blocked {extent}", lambda: blocked((extent, *shape), 4, warps).drop(0))
-            put(f"row of mma {extent}", lambda: mma_accumulator(*shape, extent, warps, 1).drop(1))
-            put(
-                f"column of mma {extent}", lambda: mma_accumulator(extent, *shape, 1, warps).drop(0)
-            )
+            rows, columns = (*shape, extent), (extent, *shape)
+            for name, drop, dims, split in (
+                ("row", 1, rows, (warps, 1)),
+                ("column", 0, columns, (1, warps)),
+            ):
+                put(f"{name} of blocked {extent}", partial(_dropped, drop, blocked, dims, 4, warps))
+                put(
+                    f"{name} of mma {extent}",
+                    partial(_dropped, drop, mma_accumulator, *dims, *split),
+                )
         if warps % 4 == 0:
             put("row of wgmma", lambda: wgmma_accumulator(*shape, 64, warps // 4).drop(1))
         return found
@@ -60,10 +69,10 @@ def layouts(shape: tuple[int, ...], width: int, warps: int) -> dict[str, Layout]
     put("blocked columns", lambda: blocked(shape, max(1, 32 // width), warps, (0, 1)))
     for wm in sorted({1, warps}):
         wn = warps // wm
-        put(f"mma {wm}x{wn}", lambda: mma_accumulator(m, n, wm, wn))
+        put(f"mma {wm}x{wn}", partial(mma_accumulator, m, n, wm, wn))
         if width in (8, 16, 32):
-            put(f"mma a {wm}x{wn}", lambda: mma_a(m, n, wm, wn, bits=width))
-            put(f"mma b {wm}x{wn}", lambda: mma_b(m, n, wm, wn, bits=width))
+            put(f"mma a {wm}x{wn}", partial(mma_a, m, n, wm, wn, bits=width))
+            put(f"mma b {wm}x{wn}", partial(mma_b, m, n, wm, wn, bits=width))
     put("fma", lambda: fma_accumulator(shape, width, (warps, 1)))
     put("fma a", lambda: of_fma(fma_accumulator((m, 32), width, (warps, 1)), n)[0])
     if warps % 4 == 0:

@@ -103,19 +103,7 @@ def _satisfied(op) -> bool:
 
             return held(numbers(of(op.arg)), numbers(of(op.result), source))
         case tile.Concat():
-            axis, whole, start, have = op.axis.value.data, op.result.type.extents, 0, []
-            for a in op.args:
-                move = np.array([start if i == axis else 0 for i in range(len(whole))])
-                have.append(
-                    numbers(
-                        of(a),
-                        lambda at: np.ravel_multi_index(
-                            tuple((np.maximum(at, 0) + move).transpose(2, 0, 1)), whole
-                        ),
-                    )
-                )
-                start += a.type.extents[axis]
-            return held(np.concatenate(have, 1), numbers(of(op.result)))
+            return _concatenates(op)
         case tile.Reduce():
             drop = of(op.args[0]).drop(op.axis.value.data)
             return len({of(a) for a in op.args}) == 1 and all(
@@ -129,7 +117,7 @@ def _satisfied(op) -> bool:
                 axis, ["lanes", "warps", "blocks"]
             )
         case tile.Dot():
-            return op.instruction is not None and of(op.acc) == of(op.result) and _factors(op)
+            return op.instruction is not None and of(op.acc) == of(op.result) and _operands_meet(op)
         case tile.Store() | tile.Load() if tiles:
             return len({of(v) for v in tiles if v.type.extents == tiles[-1].type.extents}) == 1
         case scf.ForOp():
@@ -140,7 +128,22 @@ def _satisfied(op) -> bool:
     return True
 
 
-def _factors(op: tile.Dot) -> bool:
+def _concatenates(op: tile.Concat) -> bool:
+    """Every thread has the elements of the parts that its share of the whole is made of."""
+    axis, whole = op.axis.value.data, op.result.type.extents
+    start, have = 0, []
+    for a in op.args:
+        move = np.array([start if i == axis else 0 for i in range(len(whole))])
+
+        def index(at, move=move):
+            return np.ravel_multi_index(tuple((np.maximum(at, 0) + move).transpose(2, 0, 1)), whole)
+
+        have.append(numbers(of(a), index))
+        start += a.type.extents[axis]
+    return held(np.concatenate(have, 1), numbers(of(op.result)))
+
+
+def _operands_meet(op: tile.Dot) -> bool:
     """fma: a thread has the row of a and the column of b of every element it computes. mma: the
     warp has them.
     """

@@ -139,7 +139,7 @@ WRITTEN = {
 
 def overwritten(module, machine: str = "sm_90a") -> list[str]:
     """Instructions of the machine code that write registers from which a dot under way still takes
-    its left factor. Each loop is gone through twice, straight on.
+    its left operand. Each loop is walked twice.
     """
     ops, labels, found = [], {}, {}
     for line in ptxas.disassemble(

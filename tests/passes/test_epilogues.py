@@ -229,7 +229,7 @@ def test_what_the_text_computes(plan, epilogue):
 
 @pytest.mark.parametrize("plan", PLANS)
 @EVERY
-def test_results_leave_by_the_copy_engine_and_loads_slab_by_subtile(epilogue, plan):
+def test_results_and_loads_go_through_the_copy_engine_subtile_by_subtile(epilogue, plan):
     block, options = PLANS[plan]
     modules, given = compiled(block, epilogue, tuple(options.items()))
     consumer = role(modules[LAST], "consumer")
@@ -277,8 +277,8 @@ def cleared(a, b, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
 
 @pytest.mark.parametrize("k", [0, 96])
 def test_an_array_that_is_stored_twice(k):
-    """Another warpgroup's threads may have stored where one sends its rows, and where there is
-    nothing to multiply nobody has waited: the results leave from registers, in order.
+    """Another warpgroup's threads may have stored where one stores its rows, and where there is
+    nothing to multiply no barrier orders them: results are stored from registers, in order.
     """
     given = ArrayFacts((Fact(), Fact()), (Fact(8), Fact(exact=1)), 16)
     modules, _ = stages.compiled(
@@ -331,7 +331,7 @@ def SUM_AND_TRANSPOSE(test):
 
 @SUM_AND_TRANSPOSE
 def test_a_sum_and_its_transpose(first, out):
-    """Both leave part by part, whichever is stored first."""
+    """Both are stored part by part, in either order."""
     modules, given = stages.compiled(
         traced(sum_and_transpose(first), *(array(tkc.bfloat16),) * 2, *(array(out),) * 2)
     )

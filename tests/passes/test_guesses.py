@@ -98,7 +98,7 @@ def with_an_axis_more(x, y, o):
 
 
 def guarded_by_the_old(x, y, o):
-    """What had seen nothing is told by the old maximum, and its factor set to 0."""
+    """The old maximum says which rows had seen nothing; their factor is set to 0."""
     m = tkc.program_id(0) * ROWS
     top, total = tkc.full((ROWS,), -inf), tkc.zeros((ROWS,))
     for n in tkc.range(begin(m), tkc.minimum(x.shape[1], m + ROWS), BN):

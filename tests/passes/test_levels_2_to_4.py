@@ -39,15 +39,16 @@ def product(bm=128, bn=128, bk=32, warps="4x2", count=8) -> str:
         tiled(f"{bk}x{bn}xbf16", f"mma_b {bk}x{bn} warps {warps}"),
     )
     c, h, out = (
-        tiled(f"{bm}x{bn}x{e}", f"{l} {bm}x{bn} {w}")
-        for e, l, w in (
+        tiled(f"{bm}x{bn}x{e}", f"{kind} {bm}x{bn} {w}")
+        for e, kind, w in (
             ("f32", "mma", f"warps {warps}"),
             ("bf16", "mma", f"warps {warps}"),
             ("bf16", "blocked", f"vector 8 warps {count}"),
         )
     )
     return f"""
-tile.kernel @product(%a: {ARRAY}, %b: {ARRAY}, %c: {ARRAY}) {{warps = {count} : i64, level = 1 : i64}} {{
+tile.kernel @product(%a: {ARRAY}, %b: {ARRAY}, %c: {ARRAY})
+    {{warps = {count} : i64, level = 1 : i64}} {{
   %p0 = tile.program_id 0 : i32
   %p1 = tile.program_id 1 : i32
   %bm = tile.constant {bm} : i32
@@ -63,7 +64,8 @@ tile.kernel @product(%a: {ARRAY}, %b: {ARRAY}, %c: {ARRAY}) {{warps = {count} : 
     %y = tile.load %b[%k, %n] {{extents = array<i64: {bk}, {bn}>}} : ({ARRAY}, i32, i32) -> {lb}
     %xa = tile.convert %x : ({la}) -> {ma}
     %yb = tile.convert %y : ({lb}) -> {mb}
-    %e = tile.dot %xa, %yb, %d {{precision = "ieee", instruction = "mma"}} : ({ma}, {mb}, {c}) -> {c}
+    %e = tile.dot %xa, %yb, %d {{precision = "ieee", instruction = "mma"}}
+      : ({ma}, {mb}, {c}) -> {c}
     scf.yield %e : {c}
   }}
   %h = tile.cast %r : {c} to {h}
@@ -150,11 +152,15 @@ def test_fewer_stages_where_shared_memory_is_short():
 
 
 REDUCTION = """
-tile.kernel @rows(%x: !tile.array<?x?xf32, "shape 1 4 strides 4 =1 align 16">, %y: !tile.array<?xf32>) {warps = 4 : i64, level = 1 : i64} {
+tile.kernel @rows(%x: !tile.array<?x?xf32, "shape 1 4 strides 4 =1 align 16">,
+    %y: !tile.array<?xf32>) {warps = 4 : i64, level = 1 : i64} {
   %p = tile.program_id 0 : i32
   %z = tile.constant 0 : i32
-  %v = tile.load %x[%p, %z] {extents = array<i64: -1, 1024>} : (!tile.array<?x?xf32, "shape 1 4 strides 4 =1 align 16">, i32, i32) -> !tile.tile<1024xf32, "blocked 1024 vector 4 warps 4">
-  %s = tile.reduce KIND[%v] {axis = 0 : i64} : (!tile.tile<1024xf32, "blocked 1024 vector 4 warps 4">) -> RESULT
+  %v = tile.load %x[%p, %z] {extents = array<i64: -1, 1024>}
+    : (!tile.array<?x?xf32, "shape 1 4 strides 4 =1 align 16">, i32, i32)
+    -> !tile.tile<1024xf32, "blocked 1024 vector 4 warps 4">
+  %s = tile.reduce KIND[%v] {axis = 0 : i64}
+    : (!tile.tile<1024xf32, "blocked 1024 vector 4 warps 4">) -> RESULT
   STORE
   tile.return
 }"""
@@ -162,7 +168,7 @@ STORE = "tile.store %y[%p] %s {extents = array<i64: -1>} : (!tile.array<?xf32>, 
 
 
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod"])
-def test_a_reduction_over_warps_meets_in_shared_memory(kind):
+def test_a_reduction_over_warps_goes_through_shared_memory(kind):
     module, _ = lower(
         REDUCTION.replace("KIND", kind).replace("RESULT", "f32").replace("STORE", STORE)
     )
@@ -195,10 +201,13 @@ def test_argmax_over_warps_gathers_the_axis():
 
 def test_extract_broadcasts_one_element():
     text = """
-tile.kernel @pick(%x: !tile.array<?xf32>, %y: !tile.array<?xf32>) {warps = 4 : i64, level = 1 : i64} {
+tile.kernel @pick(%x: !tile.array<?xf32>, %y: !tile.array<?xf32>)
+    {warps = 4 : i64, level = 1 : i64} {
   %z = tile.constant 0 : i32
-  %v = tile.load %x[%z] {extents = array<i64: 512>} : (!tile.array<?xf32>, i32) -> !tile.tile<512xf32, "blocked 512 vector 4 warps 4">
-  %s = tile.extract %v {index = array<i64: 511>} : (!tile.tile<512xf32, "blocked 512 vector 4 warps 4">) -> f32
+  %v = tile.load %x[%z] {extents = array<i64: 512>}
+    : (!tile.array<?xf32>, i32) -> !tile.tile<512xf32, "blocked 512 vector 4 warps 4">
+  %s = tile.extract %v {index = array<i64: 511>}
+    : (!tile.tile<512xf32, "blocked 512 vector 4 warps 4">) -> f32
   tile.store %y[%z] %s {extents = array<i64: -1>} : (!tile.array<?xf32>, i32, f32)
   tile.return
 }"""
@@ -215,7 +224,8 @@ tile.kernel @shift(%x: !tile.array<?xf32>) {{warps = 4 : i64, level = 1 : i64}} 
   %z = tile.constant 0 : i32
   %o = tile.constant {offset} : i32
   %v = tile.load %x[%z] {{extents = array<i64: 512>}} : (!tile.array<?xf32>, i32) -> {t}
-  tile.store %x[{"%z" if offset == 0 else "%o"}] %v {{extents = array<i64: 512>}} : (!tile.array<?xf32>, i32, {t})
+  tile.store %x[{"%z" if offset == 0 else "%o"}] %v {{extents = array<i64: 512>}}
+    : (!tile.array<?xf32>, i32, {t})
   tile.return
 }}"""
 
@@ -237,7 +247,8 @@ def test_what_several_threads_hold_is_loaded_behind_a_barrier(extents, layout, b
     t = f'!tile.tile<{extents}xf32, "{layout}">' if layout else "f32"
     zero = "%0 = tile.constant 0.0 : " + t
     text = f"""
-tile.kernel @back(%x: !tile.array<?xf32>, %y: !tile.array<?xf32>) {{warps = 4 : i64, level = 1 : i64}} {{
+tile.kernel @back(%x: !tile.array<?xf32>, %y: !tile.array<?xf32>)
+    {{warps = 4 : i64, level = 1 : i64}} {{
   %z = tile.constant 0 : i32
   {zero}
   tile.store %x[%z] %0 {{extents = array<i64: {extents}>}} : (!tile.array<?xf32>, i32, {t})

@@ -552,7 +552,7 @@ def test_infinities_and_nan(name):
 
 
 @EVERY
-def test_who_votes_together_does_not_matter(name):
+def test_which_threads_vote_together_does_not_matter(name):
     """Rows that are ok are the same to the last bit where others take the branch: all of them
     always do, here.
     """
@@ -575,7 +575,7 @@ def test_with_threads(name, target):
 
 
 def guesses(module) -> list[float]:
-    """What a loop asks of the sums of rows that have seen nothing, before it takes 0 for their
+    """What a loop requires of the sums of rows that have seen nothing, before it takes 0 for their
     maximum.
     """
     return [
@@ -611,7 +611,7 @@ def test_a_type_that_would_lose_bits_is_not_guessed_at():
     )
 
 
-def test_a_guess_is_asked_of_every_part():
+def test_a_guess_is_checked_for_every_part():
     """No threads meet for it."""
     module, _ = CASES["window, attention"].relaxed("sm_90a", "defer-reductions")
     loop = next(op for op in module.walk() if op.name == "scf.for")
@@ -622,15 +622,15 @@ def test_a_guess_is_asked_of_every_part():
         and op.parent is loop.body.block
         for op in loop.walk()
     )
-    (ask,) = [
+    (check,) = [
         op
         for op in loop.walk()
         if op.name == "tile.ge" and op.attributes.get("estimate") is not None
     ]
-    assert ask.result.type.extents == (64, 4)
+    assert check.result.type.extents == (64, 4)
 
 
-def test_ordinary_rows_take_the_exact_way_only_for_a_first_block_they_do_not_see():
+def test_ordinary_rows_take_the_exact_path_only_for_a_first_block_they_do_not_see():
     """With the first iteration before the loop, where that way gives nonsense nobody sees it."""
     case = CASES["window, attention"]
     data, modules = [*scores(330, 64, peak=1.0)(np.random.default_rng(3)), 0.125], []

@@ -1,4 +1,4 @@
-"""Factors of 8 bits that are laid anew on their way to the tensor cores: products of every major,
+"""Operands of 8 bits that are relaid out on their way to the tensor cores: products of every major,
 and attention whose probabilities are float8.
 """
 
@@ -94,7 +94,7 @@ def test_layouts(extents, k, dense, turn):
             assert matrix_access(read, source, 8).conflicts == 1
 
 
-def test_a_permuted_left_factor_is_a_choice_of_registers():
+def test_a_permuted_left_operand_is_a_choice_of_registers():
     a = wgmma_a_permuted(64, 128)
     assert a.reshape((64, 8, 2, 4, 2)).transpose((0, 1, 3, 2, 4)).reshape((64, 128)) == wgmma_a(
         64, 128, bits=8
@@ -168,8 +168,8 @@ def test_products_are_read_as_matrices(case):
     )
 
 
-# A's ring has as many stages as B's and comes first: who may fill a stage of it knows that B's of
-# the same number is over, read and laid anew.
+# A's ring has as many stages as B's and comes first: a role that may fill a stage of it knows that
+# B's of the same number was read and relaid out.
 IMPLIED = {
     "drop: mbarrier_wait empty 3 in converter",
     "later: mbarrier_wait empty 3 in converter",

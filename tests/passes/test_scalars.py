@@ -1,4 +1,4 @@
-"""Scalars as numbers: integers, and what becomes of them in float32 on the way to another integer."""
+"""Scalars as numbers: integers, and what they become in float32 on the way to another integer."""
 
 import numpy as np
 import pytest

@@ -93,7 +93,7 @@ def test_no_conversion_without_need():
         assert not converts(selected(CASES[name])[1]), name
 
 
-def test_a_product_converts_its_factors_and_nothing_else():
+def test_a_product_converts_its_operands_and_nothing_else():
     _, kernel, given = selected(product(256, 256, 128, 128, 128, 32))
     assert [type(op.arg.owner) for op in converts(kernel)] == [tile.Load, tile.Load]
     assert all("between warps" in line for line in given.decisions if "converted" in line)
@@ -107,7 +107,7 @@ def test_a_product_converts_its_factors_and_nothing_else():
 
 def test_attention_keeps_its_rows_where_they_are():
     """Only the loads of q, k and v are converted: statistics, their broadcasts and the second
-    product's left factor stay in place.
+    product's left operand stay in place.
     """
     for causal in (False, True):
         _, kernel, given = selected(attended(256, 64, 128, 64, causal))
@@ -117,7 +117,7 @@ def test_attention_keeps_its_rows_where_they_are():
         assert {d.warps[1] for d in given.plan.dots} == {1}
 
 
-def test_a_transposed_factor_is_converted_before_it_is_transposed():
+def test_a_transposed_operand_is_converted_before_it_is_transposed():
     _, kernel, _ = selected(attended(256, 64, 128, 64, False))
     transpose = next(op for op in kernel.walk() if isinstance(op, tile.Transpose))
     assert isinstance(transpose.arg.owner, shared.Convert) and isinstance(
@@ -125,7 +125,7 @@ def test_a_transposed_factor_is_converted_before_it_is_transposed():
     )
 
 
-def test_a_scaled_factor_is_computed_in_its_fragment():
+def test_a_scaled_operand_is_computed_in_its_fragment():
     """int8 weights cross threads as bytes; the cast and the scaling happen where the tensor core
     wants the result.
     """
@@ -133,13 +133,13 @@ def test_a_scaled_factor_is_computed_in_its_fragment():
     assert sorted(str(op.arg.type.element) for op in converts(kernel)) == ["bf16", "i8"]
 
 
-def test_conversions_of_what_a_loop_does_not_change_stand_before_it():
+def test_conversions_of_what_a_loop_does_not_change_come_before_it():
     _, kernel, _ = selected(attended(256, 64, 64, 64, False))
     q = next(op for op in converts(kernel) if op.parent is kernel.body.block)
     assert isinstance(q.arg.owner, tile.Load)
 
 
-def test_a_factor_too_big_to_hold_is_read_in_every_iteration():
+def test_an_operand_too_big_to_hold_is_read_in_every_iteration():
     case = attended(160, 128, 128, 128, False)
     module, kernel, given = selected(case)
     inside = [op for op in converts(kernel) if op.parent is not kernel.body.block]
@@ -182,15 +182,15 @@ def test_a_matrix_that_is_column_major_is_read_along_its_columns():
     assert layout.lanes[0].axis == 0
 
 
-@pytest.mark.parametrize("turned, where", [(False, "warps"), (None, "registers")])
-def test_transposing_converts_once(turned, where):
+@pytest.mark.parametrize("register_transpose, where", [(False, "warps"), (None, "registers")])
+def test_transposing_converts_once(register_transpose, where):
     def transpose(x, o):
         tkc.store(o, (0, 0), tkc.load(x, (0, 0), (64, 64)).T)
 
     case = Case(
         transpose, (aligned(tkc.float32, 2),) * 2, {}, lambda: [normal(64, 64), blank(64, 64)], (1,)
     )
-    module, kernel, _ = selected(case, register_transpose=turned)
+    module, kernel, _ = selected(case, register_transpose=register_transpose)
     assert scopes(kernel) == [where]
     same(case.run(module), case.run(case.module()), 0)
 
@@ -259,7 +259,7 @@ def test_batched_dots():
             f,
             (array(kind, 3), array(kind, 3), array(tkc.float32, 3)),
             {},
-            lambda: [normal(3, 32, 16, dtype=t), normal(3, 16, 24, dtype=t), blank(3, 32, 24)],
+            lambda t=t: [normal(3, 32, 16, dtype=t), normal(3, 16, 24, dtype=t), blank(3, 32, 24)],
             (1,),
             1e-6,
         )

@@ -111,7 +111,7 @@ def test_any_other_mask_stays(name):
     )
 
 
-def test_what_only_the_mask_needs_goes_with_it_and_what_no_loop_changes_comes_before_it():
+def test_what_only_the_mask_needs_moves_with_it_and_what_no_loop_changes_comes_before_it():
     module = module_of(KNOWN["window"], 300)
     through(module, "split-masked-loops", context(num_warps=4))
     loop = next(op for op in module.walk() if isinstance(op, scf.ForOp))

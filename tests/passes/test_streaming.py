@@ -151,7 +151,7 @@ def test_blocks_that_carry_sums_share_a_multiprocessor():
     assert plan.blocks == 0  # the user's limit is the limit
 
 
-def test_reductions_that_do_not_wait_for_one_another_meet_together():
+def test_reductions_that_do_not_need_one_another_share_a_barrier():
     """Mean and sum of one row at one barrier, squares and products of what the mean was taken from
     at another.
     """
@@ -195,7 +195,7 @@ def _first_column(x, out, N: tkc.constexpr):
     tkc.store(out, (tkc.program_id(0), 0), values - values[0] + tkc.max(values))
 
 
-def test_what_cannot_be_dealt_out_stays_in_one_block():
+def test_what_cannot_be_split_stays_in_one_block():
     assert plan_of(_first_column, "f32[4, 4096]", "f32[4, 4096]", N=4096, num_ctas=2)[
         0
     ].cluster_split == (
@@ -303,7 +303,7 @@ def run(module, arrays, scalars, grid, seed):
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_every_stage_of_a_spread_program_means_the_same(name):
+def test_every_stage_of_a_program_split_over_a_cluster_means_the_same(name):
     kernel, given, constants, want, grid = DATA[name]()
     for blocks in 2, 4:
         stages = stages_of(
@@ -324,7 +324,7 @@ def test_every_stage_of_a_spread_program_means_the_same(name):
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_what_the_text_of_a_spread_program_computes(name):
+def test_what_the_text_of_a_program_split_over_a_cluster_computes(name):
     kernel, given, constants, want, grid = DATA[name]()
     arrays, scalars = (
         [a.copy() for a in given if isinstance(a, np.ndarray)],
@@ -408,7 +408,7 @@ def _mixed(x, out, N: tkc.constexpr):
         )
 
 
-def test_narrow_elements_are_told_as_words():
+def test_narrow_elements_are_sent_as_words():
     x = np.random.default_rng(0).integers(-9, 9, (3, 2048)).astype(np.float16)
     compiled, out = (
         _range.compile(x, x.copy(), N=2048, target="sm_90a", num_ctas=2, num_warps=4),
@@ -440,7 +440,7 @@ def test_every_barrier_of_the_cluster_is_needed():
             [run(module, [x, out], [], (2,), seed) for seed in range(8)]
 
 
-def test_blocks_tell_one_another_partial_results():
+def test_blocks_send_one_another_partial_results():
     kernel, given, constants, _, _ = softmax_data()
     compiled = kernel.compile(*given, **constants, target="sm_90a", num_ctas=2)
     writes = [
@@ -723,7 +723,7 @@ def test_programs_that_stream_are_claimed_one_by_one(name):
 
 @pytest.mark.parametrize("name", ["a block", "two rows ahead", "a cluster"])
 def test_what_a_program_looks_up_arrives_with_its_row(name):
-    """In place: the class is asked for a program early, its score before the wait for the row."""
+    """In place: the class is loaded a program early, its score before the wait for the row."""
     x, target = (
         np.random.default_rng(0).standard_normal((9, 1024)).astype(np.float32),
         np.array([5, 900, 0, -100, 1023, 7, 2000, 64, 1]),
@@ -774,7 +774,7 @@ def _doubled(x, out, N: tkc.constexpr):
     tkc.store(out, (row, 0), tkc.load(x, (row, 0), (1, N)) * 2)
 
 
-def test_claims_are_told_where_nothing_else_meets():
+def test_claims_are_broadcast_where_nothing_else_is_written():
     x, out = np.arange(7 * 1024, dtype=np.float32).reshape(7, 1024), np.zeros((7, 1024), np.float32)
     compiled = _doubled.compile(
         x, out, N=1024, target="sm_90a", persistent=True, num_stages=2, num_warps=4
@@ -798,7 +798,7 @@ def test_claims_are_told_where_nothing_else_meets():
         ("a cluster", threads.Send),
     ],
 )
-def test_all_that_tells_of_a_claim_is_needed(name, kind):
+def test_all_that_broadcasts_a_claim_is_needed(name, kind):
     kernel, given, constants = many(PERSISTENT["short softmax"](), 9)
     for module in dropped(
         kernel.compile(*given, **constants, target="sm_90a", persistent=True, **CLAIMED[name]).ir(
@@ -978,8 +978,8 @@ def _taking_turns(out, words, WAITING: tkc.constexpr):
     tkc.store(out, (i,), told)
 
 
-def test_who_runs_one_program_a_block():
-    """Programs that read nothing ahead of their waiting, and whoever asks for it."""
+def test_which_kernels_run_one_program_a_block():
+    """Programs that read nothing ahead of their waiting, and those with the option."""
     given = "i32[16]", "i32[17]"
     turns, none, asked = (
         _taking_turns.compile(*given, target="sm_90a", WAITING=w, persistent=p)
@@ -1034,7 +1034,7 @@ def test_what_is_read_ahead_of_a_wait(change, ahead):
 
 # ---- read along one axis, written along another
 # ----------------------------------------------------------------------------
-def test_columns_that_are_turned_leave_as_a_whole_too():
+def test_transposed_columns_are_stored_as_a_whole_too():
     @tkc.jit
     def columns(x, out):
         tkc.store(out, (0, 0), tkc.load(x, (0, 0), (64, 96)).T)
@@ -1079,7 +1079,7 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     rows = (dtype, warps) in (
         (np.float32, 4),
         (BF16, 2),
-    )  # whole vectors, and squares of them for all threads: what is turned leaves in rows
+    )  # whole vectors, and squares of them for all threads: what is transposed is stored in rows
 
     def said(what):
         return any(what in line for line in compiled.decisions)
@@ -1093,7 +1093,7 @@ def test_a_transpose_in_registers_means_the_same(shape, dtype, warps):
     assert compiled.resources.clean
 
 
-def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_vectors():
+def test_a_transpose_goes_through_shared_memory_by_option_or_where_rows_have_no_vectors():
     plain, asked = (
         _transpose.compile(
             "bf16[1, 128, 64]",
@@ -1101,9 +1101,9 @@ def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_v
             ROWS=64,
             COLUMNS=64,
             target="sm_90a",
-            register_transpose=turned,
+            register_transpose=register_transpose,
         )
-        for turned in (None, False)
+        for register_transpose in (None, False)
     )
     odd = [
         _transpose.compile(
@@ -1118,7 +1118,7 @@ def test_a_transpose_goes_through_shared_memory_as_asked_or_where_rows_have_no_v
     )
 
 
-def test_a_transpose_asks_memory_for_two_lines_at_once():
+def test_a_transpose_requests_two_lines_at_once():
     """On Hopper, where whole vectors of rows are read; nothing else does."""
     from tkc.kernels.movement import _transpose
     from tkc.kernels.softmax import _softmax
