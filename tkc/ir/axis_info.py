@@ -24,6 +24,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
 from tkc.ir.ranges import Overflow, Ranges, bounds
 from tkc.ir.types import PointerType, TileType, bits, element_of, is_integer
+from tkc.ir.values import array_type, tile_type
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,11 @@ def _along(
             return Along(found.run, found.same, _lcm(found.divisor, owner.divisor.value.data))
         case tile.Broadcast():
             found = ask(owner.arg)
-            return Along(1, extent, found.divisor) if owner.arg.type.extents[axis] == 1 else found
+            return (
+                Along(1, extent, found.divisor)
+                if tile_type(owner.arg).extents[axis] == 1
+                else found
+            )
         case tile.Reshape():
             return _reshaped(owner, axis, extent, ask)
         case tile.Transpose():
@@ -110,7 +115,7 @@ def _along(
             for part in owner.args:
                 found.append(_moved(ask(part), begin))
                 if axis == owner.axis.value.data:
-                    begin += part.type.extents[axis]
+                    begin += tile_type(part).extents[axis]
             return reduce(Along.join, found)
         case shared.Convert():
             return ask(owner.arg)
@@ -195,7 +200,7 @@ def _step(a: Along, b: Along) -> int:
 
 def _reshaped(op: tile.Reshape, axis: int, extent: int, ask) -> Along:
     """Extents of 1 that come or go."""
-    old, new = op.arg.type.extents, op.result.type.extents
+    old, new = tile_type(op.arg).extents, tile_type(op.result).extents
     if [n for n in old if n > 1] != [n for n in new if n > 1]:
         return Along()
     if extent == 1:
@@ -236,7 +241,7 @@ def _alignment(pointer: SSAValue, ranges: Ranges) -> int:
     match pointer.owner:
         case tile.Pointer():
             size = bits(pointer.type.element) // 8
-            return pointer.owner.arg.type.facts.align // size or 1
+            return array_type(pointer.owner.arg).facts.align // size or 1
         case ew.PointerAdd():
             return gcd(
                 _alignment(pointer.owner.pointer, ranges), ranges.of(pointer.owner.offset).divisor

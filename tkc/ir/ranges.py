@@ -29,6 +29,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
 from tkc.ir.types import bits, element_of, is_bool, is_float, is_integer, is_unsigned
+from tkc.ir.values import array_type, tile_type
 
 _SMALL, _KNOWN, _DEEPEST = 1 << 16, 1 << 24, 4
 _NORMAL = 2.0**-126
@@ -182,12 +183,12 @@ class Ranges:
                 return Range(1, min(whole.hi, 2**31 - 1))
             case tile.Dim():
                 return self._fact(
-                    owner.arg.type.facts.shape[owner.axis.value.data], Range(0, whole.hi)
+                    array_type(owner.arg).facts.shape[owner.axis.value.data], Range(0, whole.hi)
                 )
             case tile.Stride():
-                return self._fact(owner.arg.type.facts.strides[owner.axis.value.data], whole)
+                return self._fact(array_type(owner.arg).facts.strides[owner.axis.value.data], whole)
             case tile.Arange():
-                start, n = owner.start.value.data, value.type.extents[0]
+                start, n = owner.start.value.data, tile_type(value).extents[0]
                 return Range(start, start + n - 1, abs(start) if n == 1 else 1)
             case tile.Multiple():
                 found, d = self.of(owner.arg), owner.divisor.value.data
@@ -210,9 +211,9 @@ class Ranges:
             case tile.Reduce() if owner.kind.data in ("max", "min", "any", "all"):
                 return self.of(owner.args[0])
             case tile.Reduce() if owner.kind.data in ("argmax", "argmin"):
-                return Range(0, owner.args[0].type.extents[owner.axis.value.data] - 1)
+                return Range(0, tile_type(owner.args[0]).extents[owner.axis.value.data] - 1)
             case tile.Histogram():
-                return Range(0, owner.arg.type.size)
+                return Range(0, tile_type(owner.arg).size)
             case ew.Select():
                 return self._joined([owner.if_true, owner.if_false])
             case ew.Cast():

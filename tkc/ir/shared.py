@@ -44,6 +44,7 @@ from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.syntax import OneToOne, TileOperation
 from tkc.ir.tile import SEGMENTED, ints
 from tkc.ir.types import ArrayType, LayoutAttr, SharedType, TileType, TokenType, bits
+from tkc.ir.values import shared_type, tile_type
 
 
 @irdl_op_definition
@@ -157,7 +158,9 @@ class Stage(TileOperation):
     traits = traits_def(Pure())
 
     def __init__(self, ring: SSAValue, index: SSAValue):
-        super().__init__(operands=[ring, [index]], result_types=[SSAValue.get(ring).type.single()])
+        super().__init__(
+            operands=[ring, [index]], result_types=[shared_type(SSAValue.get(ring)).single()]
+        )
 
 
 @irdl_op_definition
@@ -465,7 +468,7 @@ def scratch(op) -> int:
     """
     found = None
     if isinstance(op, tile.Histogram):
-        return -(-4 * op.result.type.size // 16) * 16
+        return -(-4 * tile_type(op.result).size // 16) * 16
     if isinstance(op, tile.Atomic):
         found = op.result
     if isinstance(op, tile.LoadPointers) and op.semantics is not None:

@@ -70,6 +70,7 @@ from tkc.ir.types import (
     TileType,
     bits,
 )
+from tkc.ir.values import extents_of, pending_type, shared_type, tile_type, type_of
 
 
 def number(value):
@@ -286,8 +287,8 @@ class Vote(TileOperation):
             else ()
         ):
             crossing = isinstance(inner, Reduce) and any(
-                a.type.register_layout is not None
-                and a.type.register_layout.warps_along(inner.axis.value.data) > 1
+                tile_type(a).register_layout is not None
+                and tile_type(a).register_layout.warps_along(inner.axis.value.data) > 1
                 for a in inner.args
             )
             if (
@@ -684,7 +685,8 @@ class TmaStore(TileOperation):
                 "'tile.tma_store' by each warpgroup names the axis of the array along which they"
                 " share"
             )
-        box, rows = self.map.type.extents[self.axis.value.data], self.buffer.type.extents[0]
+        box = type_of(self.map, MapType).extents[self.axis.value.data]
+        rows = shared_type(self.buffer).extents[0]
         if rows % box:
             raise VerifyException(
                 f"'tile.tma_store' by each warpgroup sends boxes of {box} rows of a buffer of"
@@ -795,7 +797,8 @@ class DotAsync(TileOperation):
     def verify_(self) -> None:
         if self.keep is not None and self.acc is None:
             raise VerifyException("'tile.dot_async' has no accumulator to keep")
-        a, b, d = self.a.type.extents, self.b.type.extents, self.result.type.tile.extents
+        a, b = extents_of(self.a), extents_of(self.b)
+        d = pending_type(self.result).tile.extents
         if len(a) != 2 or len(b) != 2 or a[1] != b[0] or d != (a[0], b[1]):
             raise VerifyException(
                 f"'tile.dot_async' of {list(a)} and {list(b)} does not give {list(d)}"
@@ -846,13 +849,13 @@ class DotWait(TileOperation):
             operands=[args],
             properties={"pending": number(pending)},
             result_types=[
-                [a.type.tile if r else a.type for a, r in zip(args, ready, strict=False)]
+                [pending_type(a).tile if r else a.type for a, r in zip(args, ready, strict=False)]
             ],
         )
 
     def verify_(self) -> None:
         for a, r in zip(self.args, self.results, strict=False):
-            if r.type not in (a.type, a.type.tile):
+            if r.type != a.type and r.type != pending_type(a).tile:
                 raise VerifyException(f"'tile.dot_wait' of {a.type} cannot give {r.type}")
             if self.pending.value.data == 0 and isinstance(r.type, PendingType):
                 raise VerifyException("after 'tile.dot_wait 0' nothing is pending")

@@ -62,6 +62,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from tkc.ir.syntax import OneToOne, Source, TileOperation, number_of_bits, optional_attributes
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_float, is_integer, like
+from tkc.ir.values import extents_of, tile_type
 
 
 def ints(values):
@@ -318,10 +319,10 @@ class Reshape(OneToOne):
     __form__ = "arg"
 
     def verify_(self) -> None:
-        if self.arg.type.size != self.result.type.size:
+        if tile_type(self.arg).size != tile_type(self.result).size:
             raise VerifyException(
-                f"{self.arg.type} has {self.arg.type.size} elements, {self.result.type} has"
-                f" {self.result.type.size}"
+                f"{self.arg.type} has {tile_type(self.arg).size} elements, {self.result.type} has"
+                f" {tile_type(self.result).size}"
             )
 
 
@@ -343,8 +344,8 @@ class Transpose(OneToOne):
 
     def verify_(self) -> None:
         p = self.permutation.get_values()
-        if sorted(p) != list(range(self.arg.type.rank)) or self.result.type.extents != tuple(
-            self.arg.type.extents[i] for i in p
+        if sorted(p) != list(range(self.arg.type.rank)) or tile_type(self.result).extents != tuple(
+            tile_type(self.arg).extents[i] for i in p
         ):
             raise VerifyException(
                 f"'tile.transpose' by {list(p)} does not take {self.arg.type} to {self.result.type}"
@@ -381,9 +382,9 @@ class Slice(OneToOne):
     def verify_(self) -> None:
         for o, n, s, extent in zip(
             self.offsets.get_values(),
-            self.result.type.extents,
+            tile_type(self.result).extents,
             self.steps,
-            self.arg.type.extents,
+            tile_type(self.arg).extents,
             strict=False,
         ):
             if o < 0 or o + (n - 1) * s >= extent:
@@ -606,7 +607,7 @@ class Dot(TileOperation):
         )
 
     def verify_(self) -> None:
-        a, b, c = self.a.type.extents, self.b.type.extents, self.acc.type.extents
+        a, b, c = (extents_of(v) for v in (self.a, self.b, self.acc))
         if a[-1] != b[-2] or c != (*a[:-2], a[-2], b[-1]) or a[:-2] != b[:-2]:
             raise VerifyException(f"'tile.dot' of {list(a)} and {list(b)} does not give {list(c)}")
         if self.result.type != self.acc.type:

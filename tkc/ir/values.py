@@ -15,7 +15,7 @@ from typing import TypeVar
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from tkc.ir.layout import Layout
-from tkc.ir.types import ArrayType, PendingType, PointerType, SharedType, TileType
+from tkc.ir.types import ArrayType, MapType, PendingType, PointerType, SharedType, TileType
 
 O = TypeVar("O", bound=Operation)
 A = TypeVar("A", bound=Attribute)
@@ -131,6 +131,13 @@ def shared_type(value: SSAValue) -> SharedType:
 def pending_type(value: SSAValue) -> PendingType:
     """The type of a tile that is not ready yet. Raises TypeError for other values."""
     return type_of(value, PendingType)
+
+
+def extents_of(value: SSAValue) -> tuple[int, ...]:
+    """The extents of a tile, a shared buffer or a tensor map's box. Raises TypeError for others."""
+    if not isinstance(value.type, (TileType, SharedType, MapType)):
+        raise TypeError(f"expected a value with extents, got {value.type}")
+    return value.type.extents
 
 
 def array_type(value: SSAValue) -> ArrayType:

@@ -12,6 +12,7 @@ from xdsl.ir import SSAValue
 from tkc.ir import tile
 from tkc.ir.ranges import divisor
 from tkc.ir.types import ArrayFacts, ArrayType, Fact
+from tkc.ir.values import array_type
 from tkc.language.dtypes import BY_IR, DType, int64, uint64
 from tkc.language.tracer import fail, integer_type, tracer
 from tkc.language.values import Pointer, Scalar, Tile, Value, describe, unpack, wrap
@@ -63,7 +64,7 @@ class Array:
 
     @property
     def facts(self) -> ArrayFacts:
-        return self.ssa.type.facts
+        return array_type(self.ssa).facts
 
     @property
     def dtype(self) -> DType:

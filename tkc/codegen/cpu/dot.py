@@ -26,6 +26,7 @@ from tkc.codegen.cpu.planning import POINTWISE
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float, is_unsigned
+from tkc.ir.values import array_type, tile_type
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,11 @@ def natural(v: SSAValue, known) -> int:
             return list(op.permutation.get_values()).index(inner)
         case tile.Load():
             kept = [a for a, n in enumerate(op.extents.get_values()) if n >= 0]
-            exact = [op.array.type.facts.strides[a].exact for a in kept]
+            exact = [array_type(op.array).facts.strides[a].exact for a in kept]
             return last if exact[-1] == 1 or 1 not in exact else exact.index(1)
-        case tile.Reshape() if (mapped := unit_reshape(op.arg.type.extents, t.extents)) is not None:
+        case tile.Reshape() if (
+            mapped := unit_reshape(tile_type(op.arg).extents, t.extents)
+        ) is not None:
             axis = mapped[natural(op.arg, known)]
             return last if axis is None else axis
         case _ if isinstance(op, POINTWISE):
@@ -231,7 +234,7 @@ class Dots:
             return None
         kept, facts = (
             [a for a, n in enumerate(op.extents.get_values()) if n >= 0],
-            op.array.type.facts,
+            array_type(op.array).facts,
         )
         along = next((a for a in reversed(kept) if facts.strides[a].exact == 1), None)
         shares = [share(offset, self.block.args[0]) for offset in op.offsets]
@@ -288,7 +291,7 @@ class Dots:
             for b, y in beside:
                 nest.keep(b, index, y)
 
-        nest.walk(v.type.extents, chunk, lanes=lanes, axis=axis)
+        nest.walk(tile_type(v).extents, chunk, lanes=lanes, axis=axis)
         for x, b in others.items():
             self.own(x, b)
 
@@ -302,9 +305,9 @@ class Dots:
         by_column = axis == rank - 2
         if not by_column:
             axis = rank - 1
-        pointer = self.scratch_for(v.type.size * size + 64, scratch)
+        pointer = self.scratch_for(tile_type(v).size * size + 64, scratch)
         order = [*range(rank - 2), rank - 1, rank - 2] if by_column else list(range(rank))
-        shape = [v.type.extents[a] for a in order]
+        shape = [tile_type(v).extents[a] for a in order]
         layout = Buffer(
             pointer, tuple(shape), {"float": f32, "double": f64, "i32": i32, "i64": i64}[t], 0, 0
         )
@@ -322,7 +325,7 @@ class Dots:
         """Pointer to the panels of B, and the rows of a panel (K, or more: padding that nobody
         reads).
         """
-        *batch, k, n = v.type.extents
+        *batch, k, n = tile_type(v).extents
         rank, size, width = v.type.rank, 8 if t in ("double", "i64") else 4, self.blocking.width(t)
         panel = 2 * width
         panels, count = -(-n // panel), 1

@@ -30,6 +30,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.text import location_of
 from tkc.ir.types import ArrayType, PointerType, TileType, is_unsigned
+from tkc.ir.values import tile_type
 
 ALIGN = 64
 
@@ -368,7 +369,7 @@ class Lowering(Planning, Memory, Collective, Dots):
             for o, c in beside:
                 nest.keep(o, index, c)
 
-        nest.walk(v.type.extents, chunk)
+        nest.walk(tile_type(v).extents, chunk)
         for x, o in others.items():
             self.own(x, o)
 
@@ -442,7 +443,7 @@ class Lowering(Planning, Memory, Collective, Dots):
             return True
         if (
             isinstance(v.owner, tile.Reshape)
-            and unit_reshape(v.owner.arg.type.extents, v.type.extents) is None
+            and unit_reshape(tile_type(v.owner.arg).extents, tile_type(v).extents) is None
         ):
             return False
         return all(self.simple(x) for x in v.owner.operands)

@@ -13,6 +13,7 @@ from tkc.ir import tile
 from tkc.ir.messages import literals
 from tkc.ir.text import location_of
 from tkc.ir.types import PointerType, TileType, element_of, is_float, is_unsigned
+from tkc.ir.values import tile_type
 
 ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
 INTEGER_UPDATES = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
@@ -42,7 +43,7 @@ class Memory:
             )
         )
         for v in tiles(op.operands):
-            if v.type.extents != shape:
+            if tile_type(v).extents != shape:
                 self.prepare([v])
         nest = Nest(self.f, self.env)
 

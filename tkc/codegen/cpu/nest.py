@@ -27,6 +27,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Overflow, Ranges, bounds
 from tkc.ir.types import PointerType, TileType, bits, element_of, is_bool, is_integer, is_unsigned
+from tkc.ir.values import tile_type
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ class Nest:
                     ),
                 )
             case tile.Flip():
-                axis, n = op.axis.value.data, op.result.type.extents
+                axis, n = op.axis.value.data, tile_type(op.result).extents
                 return self.eval(
                     op.arg,
                     tuple(
@@ -305,10 +306,10 @@ class Nest:
                 )
             case tile.Reshape():
                 if (
-                    mapped := unit_reshape(op.arg.type.extents, op.result.type.extents)
+                    mapped := unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents)
                 ) is not None:
                     return self.eval(op.arg, tuple(ZERO if a is None else index[a] for a in mapped))
-                return self._buffer(self.env[op.arg], index, op.result.type.extents)
+                return self._buffer(self.env[op.arg], index, tile_type(op.result).extents)
             case tile.Load():
                 return self.load(op, index)
             case tile.LoadPointers():

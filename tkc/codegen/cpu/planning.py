@@ -18,6 +18,7 @@ from tkc.codegen.cpu.numbers import is_short
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.types import TileType, element_of, is_float
+from tkc.ir.values import tile_type
 
 SHAPES = (
     tile.Constant,
@@ -246,7 +247,7 @@ class Planning:
             op = v.owner
             if (
                 isinstance(op, tile.Reshape)
-                and unit_reshape(op.arg.type.extents, op.result.type.extents) is None
+                and unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents) is None
             ):
                 return self.materialize(op.arg)
             if not identity and self.cost(v) > limit:
